@@ -3,7 +3,7 @@
 Judgments of training sets repeat: each pair of a query and a document is kept once a split, with its best grade.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from typing import Any, Literal, TypeVar
@@ -102,17 +102,16 @@ class CheckedSource:
     Ids are unique; every judgment names a document and a query of the collection, each pair once a split. ``facts``:
     what the manifest is to say of the input; ``counts``, and ``dropped``, reason to number, are complete once all was
     read. Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
-    ``documents`` and ``queries`` to their ends before; what was not is read then. ``name``: of one of several
-    sources of a collection, which its ids begin with, and the domain of what has none. Raises ``UserError`` with file
-    and line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
+    ``documents`` and ``queries`` to their ends before. ``name``: of one of several sources of a collection, which its
+    ids begin with, and the domain of what has none. Raises ``UserError`` with file and line for whatever the policies
+    don't allow; at once where they ask for cross-validation of no judgments.
     """
 
     def __init__(self, format_: Format, policies: Policies) -> None:
         self.name = ""
         self._format = format_
         self._policies = policies
-        self._documents: _Ids | None = None  # None until all were read
-        self._queries: _Ids | None = None
+        self._documents, self._queries = _Ids(), _Ids()
         self.facts, self.counts = format_.facts, format_.counts
         self.dropped: dict[str, int] = {}
         if policies.cross_validation and not format_.judgments_name:
@@ -147,7 +146,7 @@ class CheckedSource:
             yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
     def _document_rows(self) -> Iterator[Row]:
-        ids = _Ids()
+        ids = self._documents = _Ids()
         records = self._distinct(self._format.documents, ids, _passage)
         for record in self._leave_out_empty(records, ids, "documents", _passage):
             yield record.id, record.title, record.text, record.domain
@@ -155,16 +154,14 @@ class CheckedSource:
         self.dropped |= self._format.left_out
         if ids.repeated and not self._format.judgments_name:  # training sets repeat by nature, a corpus does not
             self.dropped["repeated_documents"] = ids.repeated
-        self._documents = ids
 
     def _query_rows(self) -> Iterator[Row]:
-        ids = _Ids()
+        ids = self._queries = _Ids()
         records = self._distinct(self._format.queries, ids, _question)
         for record in self._leave_out_empty(records, ids, "queries", _question):
             yield record.id, record.text, record.domain, list(record.answers)
         if self._format.judgments_name or len(ids.all):
             self._finish(ids, "queries")
-        self._queries = ids
 
     def _distinct(
         self, read: Callable[[], Iterator[Identified]], ids: _Ids, text: Callable[[Identified], str]
@@ -217,7 +214,6 @@ class CheckedSource:
     def _judgment_rows(self) -> Iterator[Row]:
         if not self._format.judgments_name:
             return
-        documents, queries = self._known_ids()
         left_out, kept = Counter[str](), 0
         folds, splits = self._policies.cross_validation, set[str]()
         judged_queries = JudgedQueries(folds) if folds else None
@@ -225,7 +221,7 @@ class CheckedSource:
         repeats = self._format.repeats
         judged = distinct_judgments(self._format.judgments, left_out) if repeats else self._unrepeated_judgments()
         for chunk in judged:
-            reasons = _reasons(chunk, documents, queries)
+            reasons = _reasons(chunk, self._documents, self._queries)
             if judged_queries:
                 usable = [record for record, reason in zip(chunk, reasons, strict=True) if not reason]
                 judged_queries.add(usable)
@@ -240,7 +236,7 @@ class CheckedSource:
                 if reason.startswith(_UNKNOWN) and first_unknown is None:
                     first_unknown = record
         if first_unknown and self._policies.unknown_ids == "refuse":
-            self._refuse_unknown(first_unknown, queries, left_out)
+            self._refuse_unknown(first_unknown, left_out)
         left_out = +left_out
         if not kept:
             counted = ", ".join(f"{reason} {number}" for reason, number in sorted(left_out.items()))
@@ -268,18 +264,8 @@ class CheckedSource:
                 )
             yield chunk
 
-    def _known_ids(self) -> tuple[_Ids, _Ids]:
-        """Ids of documents and queries; reads them where nobody did so far."""
-        if self._documents is None:
-            deque(self._document_rows(), maxlen=0)
-        if self._queries is None:
-            deque(self._query_rows(), maxlen=0)
-        assert self._documents is not None
-        assert self._queries is not None
-        return self._documents, self._queries
-
-    def _refuse_unknown(self, first: JudgmentRecord, queries: _Ids, left_out: Counter[str]) -> None:
-        is_document = bool(queries.all.contain([first.query_id])[0])
+    def _refuse_unknown(self, first: JudgmentRecord, left_out: Counter[str]) -> None:
+        is_document = bool(self._queries.all.contain([first.query_id])[0])
         name = self._format.documents_name if is_document else self._format.queries_name
         id_ = first.document_id if is_document else first.query_id
         raise UserError(

@@ -90,15 +90,6 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
     assert source.dropped == {}
 
 
-def test_judgments_alone_are_checked_as_well(tmp_path: Path) -> None:
-    folder = write(tmp_path / "c")
-    assert len(rows(BeirFolder(path=str(folder)).open().judgments(), JUDGMENTS)) == 4
-    source = BeirFolder(path=str(write(tmp_path / "d", queries=["{}"]))).open()
-    next(source.documents())
-    with pytest.raises(UserError, match=r"queries\.jsonl, line 1 has no column '_id'"):
-        rows(source.judgments(), JUDGMENTS)
-
-
 def test_chosen_splits_are_read_and_described_and_no_other(tmp_path: Path) -> None:
     folder = write(tmp_path / "c", qrels={**QRELS, "broken": ["no judgment"]})
     source = BeirFolder(path=str(folder), splits=("train", "test", "train")).open()

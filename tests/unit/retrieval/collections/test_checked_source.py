@@ -92,17 +92,6 @@ def test_records_become_rows_in_their_order() -> None:
     assert format_.started == ["documents", "queries", "judgments"]  # each once
 
 
-def test_judgments_read_documents_and_queries_where_nobody_did() -> None:
-    format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "test")])
-    source = CheckedSource(format_, Policies())
-    next(source._document_rows())  # not to its end
-    assert rows(source.judgments()) == [("q1", "d1", 1, "test")]
-    assert sorted(format_.started) == ["documents", "documents", "judgments", "queries"]
-    refused_source = CheckedSource(Listed(DOCUMENTS, [("q1", " ")], [("q1", "d1", 1, "test")]), Policies())
-    with pytest.raises(UserError, match="/queries, line 1: query 'q1' has no text"):
-        rows(refused_source.judgments())
-
-
 def test_a_corpus_needs_no_queries_and_no_judgments() -> None:
     assert read(CheckedSource(Listed(DOCUMENTS, [], None), Policies()))[1:] == ([], [])
     assert read(CheckedSource(Listed(DOCUMENTS, QUERIES, None), Policies()))[2] == []
@@ -314,7 +303,9 @@ def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
     tested: list[str] = []
     for fold in range(4):
         policies = Policies(cross_validation=CrossValidation(folds=4, fold=fold))
-        table = pa.Table.from_batches(CheckedSource(Listed(DOCUMENTS, queries, judged), policies).judgments())
+        source = CheckedSource(Listed(DOCUMENTS, queries, judged), policies)
+        rows(source.documents()), rows(source.queries())
+        table = pa.Table.from_batches(source.judgments())
         assert table.num_rows == len(judged)
         of_split: dict[str, set[str]] = {}
         for row in table.to_pylist():
@@ -333,7 +324,7 @@ def test_two_folds_share_a_split_out_between_selecting_and_testing() -> None:
     halves = []
     for fold in (0, 1):
         policies = Policies(cross_validation=CrossValidation(folds=2, fold=fold, split="val"))
-        table = rows(CheckedSource(Listed(DOCUMENTS, queries, judged), policies).judgments())
+        table = read(CheckedSource(Listed(DOCUMENTS, queries, judged), policies))[2]
         of_split = {split: {row[0] for row in table if row[3] == split} for split in ("train", "dev", "test")}
         assert of_split["train"] == {f"q{number}" for number in range(30, 40)}
         halves.append((of_split["dev"], of_split["test"]))
@@ -357,13 +348,13 @@ def test_splits_of_the_same_queries_are_not_cross_validated(
     for repeats in (False, True):
         refused(Listed(DOCUMENTS, QUERIES, rows_read, repeats=repeats), rf"{message}.*\(splits: \[test\]", folded)
     alone = CheckedSource(Listed(DOCUMENTS, QUERIES, SHARED[:2]), folded)
-    assert [row[0] for row in rows(alone.judgments())] == ["q1", "q2"]
+    assert [row[0] for row in read(alone)[2]] == ["q1", "q2"]
 
 
 def test_judgments_that_are_left_out_are_of_no_other_split() -> None:
     folded = Policies(cross_validation=CrossValidation(fold=0), unknown_ids="drop")
     source = CheckedSource(Listed(DOCUMENTS, QUERIES, [SHARED[1], SHARED[3]]), folded)
-    assert [row[0] for row in rows(source.judgments())] == ["q2"]
+    assert [row[0] for row in read(source)[2]] == ["q2"]
     assert source.dropped == {"judgments_of_unknown_documents": 1}
 
 
@@ -381,4 +372,4 @@ def test_folds_that_are_not_there_are_named() -> None:
         Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")]), Policies(cross_validation=CrossValidation(fold=0))
     )
     with pytest.raises(UserError, match=r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"):
-        list(source.judgments())
+        read(source)
