@@ -1,9 +1,8 @@
-"""What a sweep varies: values of a recipe's settings, in lists or in steps."""
+"""What a sweep varies: values of a recipe's settings."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 from itertools import product
 
@@ -12,9 +11,8 @@ from raytriever.settings.configuration import split_values
 
 Values = Mapping[str, str]  # a swept key to its value, written as behind ``--set key=``
 
-_MOST_VALUES = 1_000
 _LONGEST_NAME = 120  # of a folder; file systems take 255 bytes
-_EXAMPLE = "such as model.objective.margin=0:1:0.1 or model.training.seed=1,2,3"
+_EXAMPLE = "such as model.objective.margin=0.1,0.2,0.5"
 
 
 @dataclass(frozen=True)
@@ -26,39 +24,19 @@ class Axis:
 
 
 def parse_axis(text: str, option: str) -> Axis:
-    """An axis of ``key=value,value`` or ``key=from:to:step`` (``to`` included); lists may hold steps.
+    """An axis of ``key=value,value``.
 
     Values stay as they are written: settings give them their type. ``option``: where the text stands, for messages.
     Raises ``UserError`` for anything else, and for a value given twice.
     """
     key, equals, listed = text.partition("=")
-    pieces = split_values(listed, f"{option} {text!r}")
-    if not equals or "." not in key or not pieces:
-        raise UserError(f"{option} {text!r} is not of the form stage.key=value,value or from:to:step, {_EXAMPLE}.")
-    values = [value for piece in pieces for value in _steps(piece, f"{option} {text!r}")]
+    values = split_values(listed, f"{option} {text!r}")
+    if not equals or "." not in key or not values:
+        raise UserError(f"{option} {text!r} is not of the form stage.key=value,value, {_EXAMPLE}.")
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise UserError(f"{option} {text!r} holds {twice[0]} twice: each value is one trial. Remove one.")
     return Axis(key, tuple(values))
-
-
-def _steps(piece: str, where: str) -> list[str]:
-    """The values that a piece stands for: its own, or those of its steps."""
-    try:
-        low, high, step = (Decimal(part.strip()) for part in piece.split(":"))
-    except (ValueError, InvalidOperation):
-        return [piece]
-    if not all(number.is_finite() for number in (low, high, step)) or low > high:
-        raise UserError(f"{where}: {piece} is no range; from:to:step goes upwards.")
-    if step <= 0 or (high - low) / step >= _MOST_VALUES:
-        raise UserError(f"{where}: the step of {piece} must be above 0 and give at most {_MOST_VALUES:,} values.")
-    return [_plain(low + number * step) for number in range(int((high - low) / step) + 1)]
-
-
-def _plain(number: Decimal) -> str:
-    """Without an exponent and without zeros at the end: a number in YAML's eyes, too."""
-    shown = f"{number:f}"
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
 def grid(axes: Sequence[Axis]) -> list[dict[str, str]]:

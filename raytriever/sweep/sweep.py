@@ -33,7 +33,7 @@ class SweepSettings(Settings):
     recipe: str
     """A recipe's name, or the path of its file."""
     grid: tuple[str, ...] = ()
-    """Keys with their values: key=a,b or key=from:to:step."""
+    """Keys with their values: key=a,b."""
     seeds: str | None = None
     """One more key, whose values are summarised by mean and standard deviation."""
     set: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class SweepSettings(Settings):
 
 def sweep(
     recipe: RecipeArgument,
-    grid: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B|FROM:TO:STEP", help="May be repeated.")] = None,
+    grid: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B", help="May be repeated.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation.")] = None,
     overrides: SetOption = None,
     until: UntilOption = None,
@@ -123,7 +123,7 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
 
 def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSettings) -> None:
     if not axes and not seeds:
-        raise UserError("A sweep needs a --grid, such as --grid model.objective.margin=0:1:0.1, or --seeds.")
+        raise UserError("A sweep needs a --grid, such as --grid model.objective.margin=0.1,0.2, or --seeds.")
     keys = [axis.key for axis in (*axes, *seeds)]
     for key in keys:
         if keys.count(key) > 1:

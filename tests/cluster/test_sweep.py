@@ -15,7 +15,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.cli import app
 from tests.cluster.test_command import RECIPE, refused, write_collection
 
-LEXICAL = ("--grid", "lexical.index.bm25.k1=0.5:1:0.5", "--seeds", "found.top_k=1,2")
+LEXICAL = ("--grid", "lexical.index.bm25.k1=0.5,1", "--seeds", "found.top_k=1,2")
 TRAINING = """
 stages:
   collection: {job: collect, source: {kind: beir, path: PATH}}

@@ -1,7 +1,5 @@
 """Grids as a user writes them: what they mean, what is refused, and the names of trials."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,31 +15,14 @@ def values(text: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0:1:0.1", ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1")),
-        ("0:1:0.3", ("0", "0.3", "0.6", "0.9")),
-        ("-1:1:1", ("-1", "0", "1")),
-        ("10:30:10", ("10", "20", "30")),
-        ("1e-7:3e-7:1e-7", ("0.0000001", "0.0000002", "0.0000003")),
-        ("2:2:5", ("2",)),
         ("1,2e-5,cls", ("1", "2e-5", "cls")),
         ("[1, 2],[3]", ("[1, 2]", "[3]")),
         ("'a, b',null,true", ("'a, b'", "null", "true")),
         ("s3://a/b,data/c", ("s3://a/b", "data/c")),
-        ("0:0.2:0.1,1", ("0", "0.1", "0.2", "1")),
     ],
 )
-def test_values_are_listed_as_written_and_steps_reach_their_end(text, expected):
+def test_values_are_listed_as_written(text, expected):
     assert values(text) == expected
-
-
-@given(st.integers(-50, 50), st.integers(1, 40), st.sampled_from(["1", "0.1", "0.05", "0.001"]))
-def test_steps_are_exact_multiples(start, count, step):
-    low = start * float(step)
-    found = values(f"{start * float(step):.6f}:{low + (count - 1) * float(step):.6f}:{step}")
-    assert len(found) == count
-    for number, value in enumerate(found):
-        assert math.isclose(float(value), low + number * float(step), abs_tol=1e-9)
-        assert len(value) <= 8  # no 0.30000000000000004
 
 
 @pytest.mark.parametrize(
@@ -50,10 +31,6 @@ def test_steps_are_exact_multiples(start, count, step):
         ("model.key", "is not of the form"),
         ("key=1,2", "is not of the form"),
         ("model.key=", "is not of the form"),
-        ("model.key=1:0:0.1", "is no range"),
-        ("model.key=0:1:0", "step of 0:1:0"),
-        ("model.key=0:1:-1", "step of 0:1:-1"),
-        ("model.key=0:1:0.0001", "at most 1,000"),
         ("model.key=1,2,1", "holds 1 twice"),
         ("model.key=[1", "not valid YAML"),
     ],

@@ -34,7 +34,7 @@ RESULTS = [
 
 def swept(results: list[Result] = RESULTS, **changes: object) -> SweepResult:
     values = {
-        "recipe": "margins", "settings": {"grid": [f"{MARGIN}=0:1:0.5"]}, "keys": [MARGIN], "seed_key": SEED,
+        "recipe": "margins", "settings": {"grid": [f"{MARGIN}=0,0.5,1"]}, "keys": [MARGIN], "seed_key": SEED,
         "columns": [NDCG, RECALL], "results": results, "test_split": True,
     }  # fmt: skip
     return SweepResult(**(values | changes))
@@ -124,10 +124,10 @@ def write(of: SweepResult) -> str:
 @pytest.mark.parametrize(
     ("texts", "label"),
     [
-        (["m.margin=0:1:0.25"], "Measures by m.margin"),
+        (["m.margin=0,0.25,0.5,0.75,1"], "Measures by m.margin"),
         (["m.kind=static,adaptive"], "Measures by m.kind"),
         (["m.rate=1e-6,1e-5,1e-3"], "Measures by m.rate"),
-        (["m.margin=0:1:0.5", "m.kind=a,b"], "nDCG@10 of"),
+        (["m.margin=0,0.5,1", "m.kind=a,b"], "nDCG@10 of"),
         (["m.x=1,2", "m.y=1,2", "m.z=1,2"], "nDCG@10 of"),
     ],
 )
