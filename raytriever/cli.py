@@ -110,15 +110,12 @@ def _job(job: str) -> Callable[..., None]:
         force: ForceOption = False,
     ) -> None:
         from raytriever.settings.configuration import apply_overrides, read_yaml, validate
-        from raytriever.settings.description import commented_yaml, with_gaps
+        from raytriever.settings.description import commented_yaml
         from raytriever.stages.ray_session import RaySession
         from raytriever.stages.recipe_run import check_before_run, closing_lines, run_stage
 
         values = apply_overrides(read_yaml(config, str(config)) if config else {}, overrides or [])
         stage_type = stage_class(job, job)
-        if print_config and (incomplete := with_gaps(stage_type.config_class, values)):
-            typer.echo(commented_yaml(incomplete))
-            return
         stage = stage_type(validate(stage_type.config_class, values, f"Settings of {job}"))
         if print_config:
             typer.echo(commented_yaml(stage.config))

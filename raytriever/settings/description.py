@@ -6,13 +6,12 @@ All three are made of the settings' models: keys, types, defaults, and the docst
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 
@@ -133,7 +132,7 @@ def commented_yaml(settings: BaseModel) -> str:
 
 
 def _commented(settings: BaseModel) -> Iterator[str]:
-    plain = settings.model_dump(mode="json", warnings=False)  # of gaps, which are of no setting's type
+    plain = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         if field.description:
             yield from textwrap.wrap(field.description, _WIDTH, initial_indent="# ", subsequent_indent="# ")
@@ -155,32 +154,6 @@ def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
         return
     yield yaml.safe_dump({name: None}, allow_unicode=True).removesuffix(" null\n")
     yield from (f"  {line}" for line in below)
-
-
-def with_gaps(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel | None:
-    """Settings to be printed, ``<required>`` in the place of each that is missing; None unless that alone is wrong."""
-    try:
-        model.model_validate(dict(values))
-    except ValidationError as error:
-        if all(problem["type"] == "missing" for problem in error.errors()):
-            return _gaps_filled(model, values)
-    return None
-
-
-def _gaps_filled(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
-    filled = dict(values)
-    for name, field in model.model_fields.items():
-        given = values.get(name, {} if field.is_required() else None)
-        below = list(models_in(field)) if _step(field.annotation) == "." and isinstance(given, Mapping) else []
-        chosen = [each for each in below if len(below) == 1 or kind_of(each) == given.get("kind")]
-        if chosen:
-            filled[name] = _gaps_filled(chosen[0], given)
-        elif name in values:
-            with suppress(ValidationError):  # of what is below in a list or mapping
-                filled[name] = TypeAdapter(cast(Any, Annotated[field.annotation, field])).validate_python(given)
-        elif field.is_required():
-            filled[name] = "<required>"
-    return model.model_construct(**filled)
 
 
 def commented_recipe(output: str, stages: Mapping[str, tuple[str, BaseModel]]) -> str:

@@ -112,26 +112,6 @@ def _stages() -> list[dict[str, dict[str, dict[str, str]]]]:
     return found
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_what_is_missing_is_printed_as_required(job: str) -> None:
-    shown = CliRunner().invoke(app, [job, "--print-config", "--set", "resources.workers=3"])
-    assert shown.exit_code == 0
-    settings = yaml.safe_load(shown.output)
-    assert settings["output"] == "<required>"
-    assert settings["resources"]["workers"] == 3
-    assert settings.keys() == stage_class(job, job).config_class.model_fields.keys()
-
-
-def test_what_is_given_beside_gaps_is_read_and_checked() -> None:
-    given = ["--set", "index.kind=vectors", "--set", "index.memory_budget=2KiB"]
-    index = yaml.safe_load(CliRunner().invoke(app, ["index", "--print-config", *given]).output)["index"]
-    assert (index["vectors"], index["memory_budget"], index["factory"]) == ("<required>", 2048, "Flat")
-    assert (
-        yaml.safe_load(CliRunner().invoke(app, ["embed", "--print-config"]).output)["encoder"]["model"] == "<required>"
-    )
-    assert CliRunner().invoke(app, ["index", "--print-config", *given, "--set", "index.seed=x"]).exit_code == 2
-
-
 def test_the_command_says_what_it_can_describe() -> None:
     shown = CliRunner().invoke(app, ["settings", "fuse"])
     assert shown.exit_code == 0
