@@ -139,7 +139,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     x, y = thin(panel.steps.astype(np.float64)), thin(panel.values)
     if panel.smoothed:
         axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
-        axes.plot(steps_of_mean(x, y), running_mean(y), color=BLUE, linewidth=1.6)
+        axes.plot(running_mean(x), running_mean(y), color=BLUE, linewidth=1.6)
     else:
         axes.plot(x, y, "o-" if panel.dots else "-", color=BLUE, linewidth=1.6, markersize=3.5)
     for place in np.flatnonzero(panel.steps == panel.marked):
@@ -155,19 +155,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean over a window of a tenth of the points (an odd number of them), only where the window is full."""
-    window = mean_window(len(values))
+    window = max(1, len(values) // 10 // 2 * 2 + 1)
     return np.convolve(values, np.full(window, 1 / window), mode="valid")
-
-
-def steps_of_mean(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middle of each window of ``running_mean``."""
-    half = mean_window(len(values)) // 2
-    return steps[half : len(steps) - half]
-
-
-def mean_window(points: int) -> int:
-    """An odd number of points, about a tenth of them."""
-    return max(1, points // 10 // 2 * 2 + 1)
 
 
 def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:

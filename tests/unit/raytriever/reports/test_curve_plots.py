@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raytriever.reports.plots import Panel, curve_panels, running_mean, steps_of_mean, thin
+from raytriever.reports.plots import Panel, curve_panels, running_mean, thin
 
 
 def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
     values = np.random.default_rng(1).normal(size=73)
     steps = np.arange(73, dtype=np.float64)
     expected = {step: np.mean(values[step - 3 : step + 4]) for step in range(3, 70)}  # 73 // 10 = 7 points
-    np.testing.assert_array_equal(steps_of_mean(steps, values), list(expected))
+    np.testing.assert_allclose(running_mean(steps), list(expected), rtol=1e-12)
     np.testing.assert_allclose(running_mean(values), list(expected.values()), rtol=1e-12)
 
 
@@ -20,7 +20,6 @@ def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
 def test_running_mean_of_few_points_is_the_points(points: int) -> None:
     values = np.arange(points, dtype=np.float64)
     np.testing.assert_array_equal(running_mean(values), values)
-    np.testing.assert_array_equal(steps_of_mean(values, values), values)
 
 
 def test_long_curves_are_thinned_to_means() -> None:
