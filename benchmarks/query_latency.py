@@ -10,7 +10,6 @@ one thread, float32.
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.indexes.vector_index import read_index, search_shard, set_threads
-from retrieval.jobs.index import INDEX, lexical_folder
+from retrieval.jobs.index import INDEX
 from retrieval.jobs.search import searched_queries
 from retrieval.lexical import LexicalIndex
 from retrieval.rerank import rerank
@@ -58,23 +57,22 @@ def main() -> None:
     collection = StoredCollection(str(run / "corpus"))
     texts = collection.texts("queries", searched_queries(collection, "test")[: arguments.queries])
 
-    with tempfile.TemporaryDirectory() as scratch:
-        lexical = LexicalIndex.load(lexical_folder(Artifact(str(run / "bm25_index"), INDEX), Path(scratch)))
-        times: dict[str, list[float]] = {}
-        for text in texts:
-            first, bm25 = _timed(lambda text=text: lexical.search([text], DEPTH))
-            times.setdefault("BM25", []).append(bm25)
-            for name, encoder in encoders.items():
-                with torch.inference_mode():
-                    query, encoding = _timed(
-                        lambda text=text, encoder=encoder: encoder(encoder.tokenize([text], "query")).numpy()
-                    )
-                _, searching = _timed(lambda query=query: search_shard(dense, query, DEPTH))
-                _, ranking = _timed(lambda query=query, first=first: rerank(first, query, documents.gather, DEPTH))
-                times.setdefault(f"  {name}: the query's vector", []).append(encoding)
-                times.setdefault(f"  {name}: {DEPTH:,} stored vectors", []).append(ranking)
-                times.setdefault(name, []).append(encoding + searching)
-                times.setdefault(f"BM25 → {name}", []).append(bm25 + encoding + ranking)
+    lexical = LexicalIndex.load(Artifact(str(run / "bm25_index"), INDEX).local_folder("lexical/") / "lexical")
+    times: dict[str, list[float]] = {}
+    for text in texts:
+        first, bm25 = _timed(lambda text=text: lexical.search([text], DEPTH))
+        times.setdefault("BM25", []).append(bm25)
+        for name, encoder in encoders.items():
+            with torch.inference_mode():
+                query, encoding = _timed(
+                    lambda text=text, encoder=encoder: encoder(encoder.tokenize([text], "query")).numpy()
+                )
+            _, searching = _timed(lambda query=query: search_shard(dense, query, DEPTH))
+            _, ranking = _timed(lambda query=query, first=first: rerank(first, query, documents.gather, DEPTH))
+            times.setdefault(f"  {name}: the query's vector", []).append(encoding)
+            times.setdefault(f"  {name}: {DEPTH:,} stored vectors", []).append(ranking)
+            times.setdefault(name, []).append(encoding + searching)
+            times.setdefault(f"BM25 → {name}", []).append(bm25 + encoding + ranking)
     print(f"{len(texts)} queries, {len(documents):,} documents; milliseconds a query, medians")
     for name, values in times.items():
         print(f"{name:32} {1000 * np.median(values):8.2f}")

@@ -14,6 +14,7 @@ compared with the manifest's. What has neither changed since is taken for whole;
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from raytriever.artifacts.storage import Folder, is_sha256, require_inside, sha256_of
+from raytriever.artifacts.storage import (
+    TEMPORARY_PREFIX,
+    Folder,
+    cache_folder,
+    is_sha256,
+    require_inside,
+    sha256_of,
+)
 from raytriever.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -223,6 +231,25 @@ class Artifact:
             return self.folder.local_path(name, self._files[name].sha256)
         except FileNotFoundError as error:
             raise self._missing(name) from error
+
+    def local_folder(self, prefix: str = "") -> Path:
+        """A local folder with its files that begin so: its own, or links to copies of those in an object store.
+
+        Raises ``UserError`` as ``path``.
+        """
+        if self.folder.is_local:
+            self.check()
+            return Path(self.uri)
+        folder = cache_folder() / "folders" / self.fingerprint
+        for name in self.names(prefix):
+            path, link = self.path(name), folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            # whoever else makes it at the same time; built outside of what is read as the artifact
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder.parent) as temporary:
+                fresh = Path(temporary) / link.name
+                fresh.symlink_to(path)
+                fresh.replace(link)
+        return folder
 
     def open(self, name: str) -> pa.NativeFile:
         """One of its files for random access, where it is stored; of a local one the bytes are known to be whole.

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import json
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 
 from raytriever.artifacts.artifact import BESIDE, MANIFEST, Artifact, is_artifact
 from raytriever.artifacts.hub_mirror import mirrored
-from raytriever.artifacts.storage import TEMPORARY_PREFIX, sha256_of
+from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders.adapter import has_adapter, named_base
@@ -208,18 +207,10 @@ def check_weights(path: Path, expected: str) -> None:
 
 def _find_artifact(uri: str) -> Path:
     artifact = Artifact(uri, "model")
+    path = artifact.local_folder()
     if artifact.folder.is_local:
-        artifact.check()
-        path = Path(artifact.folder.uri)
         _refuse_unlisted(path, {*artifact.names(), *BESIDE})
-        return path
-    paths = [artifact.path(name) for name in artifact.names()]
-    folder = paths[0].parent.parent / "models" / artifact.fingerprint
-    for name, path in zip(artifact.names(), paths, strict=True):
-        link = folder / name
-        if not link.exists():
-            _link(link, path, folder.parent)
-    return folder
+    return path
 
 
 def _refuse_unlisted(path: Path, listed: set[str]) -> None:
@@ -230,18 +221,6 @@ def _refuse_unlisted(path: Path, listed: set[str]) -> None:
                 f"{file} isn't listed in the model artifact's {MANIFEST}, so what would be loaded is not what was"
                 " trained. Remove it; to use the folder as it is, copy it without that manifest."
             )
-
-
-def _link(link: Path, path: Path, beside: Path) -> None:
-    """Makes ``link`` lead to ``path``, whoever else makes it at the same time, and where an old one leads nowhere.
-
-    It is built in the folder ``beside``, outside of all that is read as a model.
-    """
-    link.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=beside) as temporary:
-        fresh = Path(temporary) / link.name
-        fresh.symlink_to(path)
-        fresh.replace(link)
 
 
 def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only: bool) -> tuple[Path | None, str]:

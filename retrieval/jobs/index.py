@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Set
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -252,14 +251,3 @@ def id_blocks(artifact: Artifact, prefix: str = "ids/", suffix: str = ".parquet"
     for name in artifact.names(prefix, suffix):
         for batch in pq.ParquetFile(artifact.open(name)).iter_batches(_IDS_AT_ONCE, columns=["id"]):
             yield batch.column(0)
-
-
-def lexical_folder(artifact: Artifact, scratch: Path) -> Path:
-    """A local folder with the files of a BM25 index."""
-    folder = scratch / "lexical"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in artifact.names("lexical/"):
-        target = folder / name.removeprefix("lexical/")
-        if not target.exists():
-            target.symlink_to(artifact.path(name))
-    return folder

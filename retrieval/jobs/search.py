@@ -19,7 +19,7 @@ from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.faiss_factory import index_of_any_dimension, require_gpu_form
 from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
-from retrieval.jobs.index import INDEX, VectorIndexSettings, id_blocks, lexical_folder
+from retrieval.jobs.index import INDEX, VectorIndexSettings, id_blocks
 from retrieval.lexical import LexicalIndex
 from retrieval.rankings import RANKING, Tag, require_names, write_stored_ranking
 from retrieval.vectors import StoredVectors
@@ -127,7 +127,7 @@ class Search(Stage[SearchConfig]):
         if shard.name != "run":
             start = shard.description["block"] * self.config.queries_per_shard
             block = rows[start : start + self.config.queries_per_shard]
-            ranking = self._search(index, shard.description["shard"], asked, block, writer)
+            ranking = self._search(index, shard.description["shard"], asked, block)
             write_ranking(writer, shard.name, ranking)
             return writer.commit(0)
 
@@ -140,11 +140,9 @@ class Search(Stage[SearchConfig]):
         ids = _ids_of(asked, rows).to_pylist()
         return write_stored_ranking(writer, ids, joined(id_blocks(index)), merged(), self.config.top_k, self.config.tag)
 
-    def _search(
-        self, index: Artifact, number: int, asked: StoredCollection, rows: NDArray[np.int64], writer: ShardWriter
-    ) -> Ranking:
+    def _search(self, index: Artifact, number: int, asked: StoredCollection, rows: NDArray[np.int64]) -> Ranking:
         if self.config.vectors is None:
-            lexical = LexicalIndex.load(lexical_folder(index, writer.path("index").parent))
+            lexical = LexicalIndex.load(index.local_folder("lexical/") / "lexical")
             return lexical.search(asked.texts("queries", rows), self.config.top_k)
         set_threads(max(1, int(self.config.resources.cpus)))
         record = index.shards[number]
