@@ -2,7 +2,8 @@
 
 What a loss must know of a row's batch travels with the row, as its label: which stored batch it is of, where it stands
 in it, and which documents it leaves out. So masks are always those of the data, and a trainer that shuffles, cuts or
-joins batches is refused by the loss, however it came to do so.
+joins batches is refused by the loss, however it came to do so. Beside sentence-transformers (5.1 to 6) and PyTorch it
+needs what the reader of batches does, so that it goes into environments with older libraries than our training has.
 """
 
 from collections.abc import Iterator
@@ -12,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from sentence_transformers.base.sampler import DefaultBatchSampler
-from sentence_transformers.sentence_transformer.losses import (
-    CachedMultipleNegativesRankingLoss,
-    MultipleNegativesRankingLoss,
-)
+from sentence_transformers import DefaultBatchSampler
 from torch import Tensor
 
 from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
-from trainers.objectives.contrastive import masked_contrastive_loss
+from retrieval.encoders.pooling import at_least_float32
+
+try:
+    from sentence_transformers.sentence_transformer import losses
+except ModuleNotFoundError:  # sentence-transformers before 5.4
+    from sentence_transformers import losses
 
 LABEL = "label"
 _PLACE = 4  # numbers of a label before its mask: epoch, batch, row, rows of the batch
@@ -87,6 +89,9 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool = False, **settings: Any) -> None:
         super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
+        # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0
+        if self.generator is not None and self.generator.initial_seed() != torch.Generator().initial_seed():
+            self.seed = self.generator.initial_seed()
         label = dataset[0].get(LABEL) if len(dataset) else None
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
@@ -145,13 +150,15 @@ def stored_mask(labels: Tensor, columns: int) -> Tensor:
 def _loss(embeddings: list[Tensor], labels: Tensor, temperature: float) -> Tensor:
     """``masked_contrastive_loss`` over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
-    queries, positives, *negatives = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in embeddings)
-    of_rows = [torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else []
-    own = torch.arange(len(queries), device=queries.device)
-    return masked_contrastive_loss(queries, torch.cat([positives, *of_rows]), mask, own, temperature)
+    columns = (torch.nn.functional.normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
+    queries, positives, *negatives = columns
+    documents = torch.cat([positives, torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else [positives])
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = (queries @ documents.T / temperature).masked_fill(mask, -torch.inf)
+    return torch.nn.functional.cross_entropy(scores, torch.arange(len(queries), device=queries.device))
 
 
-class MaskedContrastiveLoss(MultipleNegativesRankingLoss):  # type: ignore[misc]
+class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignore[misc]
     """The loss of our objective ``contrastive`` over stored batches: their masks, their hard negatives."""
 
     def __init__(self, model: Any, similarity_temperature: float = 0.05) -> None:
@@ -162,15 +169,20 @@ class MaskedContrastiveLoss(MultipleNegativesRankingLoss):  # type: ignore[misc]
         return _loss(embeddings, labels, 1 / self.scale)
 
 
-class CachedMaskedContrastiveLoss(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]
+class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  # type: ignore[misc]
     """``MaskedContrastiveLoss`` in the memory of ``mini_batch_size`` texts (GradCache)."""
 
     def __init__(self, model: Any, similarity_temperature: float = 0.05, mini_batch_size: int = 32) -> None:
         super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
 
-    def calculate_loss(self, reps: list[list[Tensor]], labels: Tensor, *, with_backward: bool = False) -> Tensor:
+    def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:
+        """A scalar."""
+        self._labels = labels  # sentence-transformers 5 gives calculate_loss none
+        return super().forward(sentence_features, labels)  # type: ignore[no-any-return]
+
+    def calculate_loss(self, reps: list[list[Tensor]], *_: Tensor, with_backward: bool = False) -> Tensor:
         """A scalar, of embeddings of each column's mini-batches."""
-        loss = _loss([torch.cat(parts) for parts in reps], labels, 1 / self.scale)
+        loss = _loss([torch.cat(parts) for parts in reps], self._labels, 1 / self.scale)
         if with_backward:
             torch.autograd.backward(loss)
         return loss.detach() if with_backward else loss
