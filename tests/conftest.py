@@ -1,5 +1,6 @@
 """What every test may use: a cache of the session's own, an object store on loopback, a tiny encoder."""
 
+import gc
 import itertools
 import json
 import logging
@@ -40,6 +41,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return Scheduling(config, log)
 
 
+def pytest_collection_finish() -> None:
+    """What collecting has left stays to the end: no later search for garbage goes over it again."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder for this session, which workers inherit."""
@@ -47,6 +53,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYTRIEVER_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """No test's files have to outlive a loss of power; a disk would be waited for at each of ten thousand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,14 +26,10 @@ Rows = list[dict[str, Any]]
 
 
 def read(source: CheckedSource) -> tuple[Rows, Rows, Rows]:
-    for batches, schema in (
-        (source.documents(), DOCUMENTS),
-        (source.queries(), QUERIES),
-        (source.judgments(), JUDGMENTS),
-    ):
+    parts = [list(batches) for batches in (source.documents(), source.queries(), source.judgments())]
+    for batches, schema in zip(parts, (DOCUMENTS, QUERIES, JUDGMENTS), strict=True):
         assert all(batch.schema == schema for batch in batches)
-    documents, queries, judgments = source.documents(), source.queries(), source.judgments()
-    return tuple([row for batch in part for row in batch.to_pylist()] for part in (documents, queries, judgments))  # type: ignore[return-value]
+    return tuple([row for batch in part for row in batch.to_pylist()] for part in parts)  # type: ignore[return-value]
 
 
 def opened(config: PythonFunctions, folder: Path) -> CheckedSource:
