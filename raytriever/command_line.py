@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,13 +17,6 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides one setting; may be repeated.")
 ]
 PrintOption = Annotated[bool, typer.Option("--print-config", help="Prints the resolved settings and stops.")]
-
-
-def print_yaml(values: dict[str, Any]) -> None:
-    """Prints settings as YAML."""
-    import yaml
-
-    typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 @contextmanager

@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from logging import LogRecord
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field
+import yaml
 
 from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import absolute
 from raytriever.artifacts.writer import ArtifactWriter
-from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, print_yaml
+from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Settings, validate
 from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession, check_output
 from raytriever.stages.recipe_run import check_before_run, recipe_stages, run_stage
@@ -27,27 +26,19 @@ from raytriever.sweep.report import sweep_lines, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
 
 
-class SweepSettings(Settings):
+@dataclass(frozen=True)
+class SweepSettings:
     """What the command was given."""
 
     recipe: str
-    """A recipe's name, or the path of its file."""
-    grid: tuple[str, ...] = ()
-    """Keys with their values: key=a,b."""
+    grid: Sequence[str] = ()
     seeds: str | None = None
-    """One more key, whose values are summarised by mean and standard deviation."""
-    set: tuple[str, ...] = ()
-    """Overrides of other settings, key=value."""
+    set: Sequence[str] = ()
     until: str | None = None
-    """The last stage to make."""
-    measures: tuple[str, ...] = ()
-    """What is compared; the first decides what is best. Without it, all that are evaluated."""
+    measures: Sequence[str] = ()
     system: str | None = None
-    """Whose measures; without it, the first system that the swept values change."""
-    concurrent: int = Field(default=1, ge=1)
-    """Trials at a time."""
+    concurrent: int = 1
     output: str | None = None
-    """Folder or URI for all artifacts; without it, the recipe's."""
 
 
 def sweep(
@@ -63,13 +54,13 @@ def sweep(
     print_config: PrintOption = False,
 ) -> None:
     """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
-    lists = {"grid": grid or [], "set": overrides or [], "measures": measure or []}
-    others = {"seeds": seeds, "until": until, "system": system, "output": output}
-    values = lists | others | {"recipe": recipe, "concurrent": concurrent}
+    settings = SweepSettings(
+        recipe, grid or [], seeds, overrides or [], until, measure or [], system, concurrent, output
+    )
     check_output(load_recipe(recipe, overrides or [], output).output)
-    planned = plan_sweep(validate(SweepSettings, values, "sweep"), recipe_stages)
+    planned = plan_sweep(settings, recipe_stages)
     if print_config:
-        print_yaml(planned.described())
+        typer.echo(yaml.safe_dump(planned.described(), sort_keys=False, allow_unicode=True))
         return
     swept = run_sweep(planned)
     for line in [*sweep_lines(swept), *write_sweep(swept, planned.recipe.output)]:
@@ -124,6 +115,10 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
 def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSettings) -> None:
     if not axes and not seeds:
         raise UserError("A sweep needs a --grid, such as --grid model.objective.margin=0.1,0.2, or --seeds.")
+    if settings.concurrent < 1:
+        raise UserError(
+            f"sweep: 'concurrent' is {settings.concurrent}, and one trial at a time is the least. Raise it."
+        )
     keys = [axis.key for axis in (*axes, *seeds)]
     for key in keys:
         if keys.count(key) > 1:
@@ -156,7 +151,7 @@ def run_sweep(sweep: Sweep) -> SweepResult:
                 )
                 failures |= make_groups(missing, sweep.settings.concurrent, sweep.recipe.name)
     results = [_result(sweep, trial, failures) for trial in sweep.trials]
-    settings = {key: value for key, value in sweep.settings.model_dump(mode="json").items() if value not in (None, [])}
+    settings = {key: value for key, value in asdict(sweep.settings).items() if value not in (None, [], ())}
     on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
     return SweepResult(sweep.recipe.name, settings, sweep.keys, sweep.seed_key, sweep.columns, results, on_test)
 
