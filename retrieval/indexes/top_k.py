@@ -102,15 +102,42 @@ def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ra
     """
     found = Ranking.empty(len(ranking.rows), k)
     for block in query_blocks(len(ranking.rows), ranking.rows.shape[1]):
-        documents = ranking.rows[block] // vectors_per_document  # -1 stays -1
-        order = np.argsort(documents, axis=1, kind="stable")  # of a document's vectors the best is first
-        ordered = np.take_along_axis(documents, order, axis=1)
-        repeated = np.zeros(ordered.shape, dtype=bool)
-        repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-        best_scores = np.take_along_axis(ranking.scores[block], order, axis=1)
-        best_scores[repeated] = -np.inf
-        found.put(block, best_candidates(best_scores, np.where(repeated, -1, ordered), k))
+        documents, order, is_first = _by_row(ranking.rows[block] // vectors_per_document)  # -1 stays -1
+        # of a document's vectors the best is first
+        scores = np.where(is_first, np.take_along_axis(ranking.scores[block], order, axis=1), np.float32(-np.inf))
+        found.put(block, best_candidates(scores, np.where(is_first, documents, -1), k))
     return found
+
+
+def reciprocal_rank_fusion(rankings: Sequence[Ranking], k_constant: int = 60, depth: int = 200) -> Ranking:
+    """Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009): ``score(d) = Σ_r 1 / (k_constant +
+    rank_r(d))``.
+
+    Ranks count from 1; a ranking that lacks ``d`` adds nothing. ``rankings`` are of the same queries and
+    number the documents alike. ``depth`` ranks of each are read, and the result is (queries, depth), score
+    descending, then row ascending. Sums are taken in float64 and compared as float32, so that equal sums tie
+    in whatever order the rankings come.
+    """
+    widths = [min(depth, ranking.rows.shape[1]) for ranking in rankings]
+    reciprocal_ranks = np.concatenate([1.0 / (k_constant + np.arange(1, width + 1)) for width in widths])
+    fused = Ranking.empty(len(rankings[0].rows), depth)
+    for block in query_blocks(len(fused.rows), sum(widths)):
+        candidates = np.concatenate([ranking.rows[block, :depth] for ranking in rankings], axis=1)
+        rows, order, is_first = _by_row(candidates)
+        scores = np.full(rows.shape, -np.inf, dtype=np.float32)
+        scores[is_first] = np.bincount(np.cumsum(is_first.ravel()) - 1, weights=reciprocal_ranks[order].ravel())
+        scores[rows < 0] = -np.inf
+        fused.put(block, best_candidates(scores, np.where(is_first, rows, -1), depth))
+    return fused
+
+
+def _by_row(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Each query's ``rows`` (queries, n) ascending, equal ones as they came; where they were; which is the first."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ordered = np.take_along_axis(rows, order, axis=1)
+    is_first = np.ones(rows.shape, dtype=bool)
+    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return ordered, order, is_first
 
 
 def query_blocks(queries: int, width: int) -> Iterator[slice]:

@@ -8,7 +8,7 @@ from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, requ
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.fusion import reciprocal_rank_fusion
+from retrieval.indexes.top_k import reciprocal_rank_fusion
 from retrieval.rankings import RANKING, StoredRanking, Tag, write_stored_ranking
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.fusion import reciprocal_rank_fusion
 from retrieval.indexes import top_k
-from retrieval.indexes.top_k import Ranking
+from retrieval.indexes.top_k import Ranking, reciprocal_rank_fusion
 
 
 def ranking(rows: list[list[int]]) -> Ranking:
