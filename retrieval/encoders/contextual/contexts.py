@@ -6,7 +6,7 @@ long after.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact, ShardWriter, to_json
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings, did_you_mean
+from raytriever.settings.configuration import did_you_mean
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.context_reader import drawn_rows
 
@@ -27,21 +27,16 @@ _DESCRIPTION, _VECTORS, _DOCUMENTS = (
 )
 
 
-class ContextDescription(Settings):
-    """What a context belongs to."""
+@dataclass(frozen=True)
+class ContextDescription:
+    """What a context belongs to: fingerprints of encoder and collection, how its documents were read, and its own."""
 
     model: str
-    """Fingerprint of the encoder."""
     collection: str
-    """Fingerprint of the collection."""
-    documents: int
-    """How many were read."""
-    seed: int
-    """By which they were drawn."""
+    documents: int  # how many were read
+    seed: int  # by which they were drawn
     with_title: bool
-    """Whether their titles were read."""
-    fingerprint: str
-    """Of model and vectors."""
+    fingerprint: str  # of model and vectors
 
     def require(
         self, model: str, where: str, collection: StoredCollection | None = None, with_title: bool | None = None
@@ -132,13 +127,13 @@ class CorpusContext:
                 f"{uri} holds no context. Fit one to the corpus (raytriever context), or name vectors or an index that"
                 " were made with one."
             )
-        description = ContextDescription.model_validate(artifact.read_json(_DESCRIPTION))
+        description = ContextDescription(**artifact.read_json(_DESCRIPTION))
         vectors = np.load(artifact.path(_VECTORS), allow_pickle=False)
         return cls(description, vectors, pq.read_table(artifact.path(_DOCUMENTS)))
 
     def write(self, writer: ShardWriter) -> None:
         """Adds the three files to a shard."""
-        writer.path(_DESCRIPTION).write_bytes(to_json(self.description.model_dump()))
+        writer.path(_DESCRIPTION).write_bytes(to_json(asdict(self.description)))
         np.save(writer.path(_VECTORS), self.vectors)
         pq.write_table(self.documents, writer.path(_DOCUMENTS), compression="zstd")
         for name in (_DESCRIPTION, _VECTORS, _DOCUMENTS):

@@ -9,6 +9,7 @@ nothing of ours is installed.
 
 import copy
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -156,4 +157,4 @@ def _write_context(context: CorpusContext | None, folder: Path) -> None:
     else:
         held = torch.from_numpy(context.vectors).contiguous()
         save_file({"vectors": held}, vectors)
-        write_json(description, context.description.model_dump(mode="json") | {"vectors_sha256": vectors_sha256(held)})
+        write_json(description, asdict(context.description) | {"vectors_sha256": vectors_sha256(held)})
