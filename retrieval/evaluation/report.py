@@ -14,7 +14,7 @@ from retrieval.evaluation.stored import DOMAINS, Domains
 
 _COLUMNS = 100  # of a terminal
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_DOMAINS = 12
 
 Metrics = Mapping[str, Any]
@@ -41,7 +41,7 @@ class Evaluated:
 
     def letter(self, system: str) -> str:
         """What stands for the system in tables, as long as there are letters; '' for a later one."""
-        return dict(zip(self.systems, _LETTERS, strict=False)).get(system, "")
+        return dict(zip(self.systems, LETTERS, strict=False)).get(system, "")
 
     def mean(self, system: str, measure: str) -> float:
         """The mean over queries."""

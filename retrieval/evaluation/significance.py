@@ -52,7 +52,7 @@ def compare_systems(
         details = []
         for a, b in pairs:
             try:
-                details.append(compare(*_shared(systems, a, b, measure), seed=seed, margin=margin))
+                details.append(compare(*shared_values(systems, a, b, measure), seed=seed, margin=margin))
             except UserError as error:
                 raise UserError(f"'{a}' and '{b}' can't be compared by {measure}: {error}") from error
         p_values = np.array([[detail[test]["p_value"] for test in TESTS] for detail in details]).reshape(-1, len(TESTS))
@@ -68,11 +68,11 @@ def comparable_pairs(systems: Mapping[str, PerQuery], measures: Sequence[str]) -
     return [
         (a, b)
         for a, b in combinations(systems, 2)
-        if all(len(_shared(systems, a, b, measure)[0]) >= 2 for measure in measures)
+        if all(len(shared_values(systems, a, b, measure)[0]) >= 2 for measure in measures)
     ]
 
 
-def _shared(systems: Mapping[str, PerQuery], a: str, b: str, measure: str) -> tuple[Values, Values]:
+def shared_values(systems: Mapping[str, PerQuery], a: str, b: str, measure: str) -> tuple[Values, Values]:
     """Both systems' values of the queries that count for both."""
     first, second = systems[a].values[measure], systems[b].values[measure]
     both = ~(np.isnan(first) | np.isnan(second))

@@ -14,11 +14,10 @@ from raytriever.errors import UserError
 from raytriever.reports.table import Cell, Table
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.published import PAPERS, PublishedRow
-from retrieval.evaluation.report import signed, worse_than
-from retrieval.evaluation.significance import holm, paired_difference, stratified_z_test
+from retrieval.evaluation.report import LETTERS, signed, worse_than
+from retrieval.evaluation.significance import holm, paired_difference, shared_values, stratified_z_test
 
 MEAN = "mean"
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Evaluations = Mapping[str, Mapping[str, PerQuery]]
 """Of each collection each system's values of each query."""
@@ -93,11 +92,10 @@ def _comparisons(
     for earlier, later in combinations(systems, 2):
         differences = []
         for of_collection in measured.values():
-            a, b = of_collection[later].values[measure], of_collection[earlier].values[measure]
-            both = ~(np.isnan(a) | np.isnan(b))
-            if both.sum() < 2:
+            a, b = shared_values(of_collection, later, earlier, measure)
+            if len(a) < 2:
                 return []
-            differences.append(paired_difference(a[both], b[both]))
+            differences.append(paired_difference(a, b))
         test = stratified_z_test(differences, [weights[name] for name in measured])
         queries = sum(map(len, differences))
         found.append({"a": later, "b": earlier, "queries": queries, "z": test.statistic, "p": test.p_value})
@@ -127,7 +125,7 @@ def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], leve
 
     ``level``: p below which a difference of means gets its letter.
     """
-    letters = dict(zip(table.values, _LETTERS, strict=False))
+    letters = dict(zip(table.values, LETTERS, strict=False))
     best = {column: max(values[column] for values in table.values.values()) for column in table.columns}
     has_mean = len(table.columns) > 1
     rows: list[list[str | Cell]] = []
