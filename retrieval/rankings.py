@@ -285,6 +285,11 @@ def ranking_fingerprint(setting: str, path: str) -> str:
     """That of the artifact, or of the file's bytes. Raises ``UserError`` where ``path`` is neither."""
     if is_artifact(path):
         return StoredRanking(path).fingerprint
+    return file_fingerprint(setting, path, "not a run artifact or a run file")
+
+
+def file_fingerprint(setting: str, path: str, otherwise: str) -> str:
+    """SHA-256 of the bytes of a file that ``setting`` names. Raises ``UserError`` with what it is ``otherwise``."""
     if not Path(path).is_file():
-        raise UserError(f"{setting} is {path!r}, which is not a run artifact or a run file. Is the path right?")
+        raise UserError(f"{setting} is {path!r}, which is {otherwise}. Is the path right?")
     return sha256_of(Path(path))

@@ -26,10 +26,9 @@ from raytriever.artifacts.artifact import (
     require_own_queries,
     require_same_origin,
 )
-from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
-from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, ranking_lines, wrong_value
+from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
 _SIDES: dict[TextPart, str] = {"queries": "query", "documents": "document"}
 POSITIVES_SHARD, NEGATIVES_SHARD = "positives", "negatives"
@@ -134,12 +133,7 @@ def scores_fingerprint(path: str) -> str:
     """That of the artifact, or of the file's bytes. Raises ``UserError`` where there is neither."""
     if is_artifact(path):
         return Artifact(path).fingerprint
-    if not Path(path).is_file():
-        raise UserError(
-            f"teacher_scores is {path!r}, which is neither an artifact (candidates or a run) nor a run file. Is the"
-            " path right?"
-        )
-    return sha256_of(Path(path))
+    return file_fingerprint("teacher_scores", path, "neither an artifact (candidates or a run) nor a run file")
 
 
 def check_scores(path: str, collection: StoredCollection) -> None:

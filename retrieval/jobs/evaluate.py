@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Set
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -14,8 +13,6 @@ from raytriever.artifacts.artifact import (
     is_artifact,
     require_same_origin,
 )
-from raytriever.artifacts.storage import sha256_of
-from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
@@ -38,7 +35,7 @@ from retrieval.evaluation.stored import (
     write_evaluation,
     write_json,
 )
-from retrieval.rankings import StoredRanking, ranking_fingerprint
+from retrieval.rankings import StoredRanking, file_fingerprint, ranking_fingerprint
 
 
 class EvaluateConfig(StageConfig):
@@ -126,7 +123,7 @@ class Evaluate(Stage[EvaluateConfig]):
         if self.config.collection is not None:
             found = {"collection": StoredCollection(self.config.collection).fingerprint}
         else:
-            found = {"qrels": _file_fingerprint(str(self.config.qrels))}
+            found = {"qrels": file_fingerprint("qrels", str(self.config.qrels), "not a qrels file")}
         for name, path in self.config.runs.items():
             found[f"runs.{name}"] = ranking_fingerprint(f"runs.{name}", path)
         return found
@@ -177,9 +174,3 @@ class Evaluate(Stage[EvaluateConfig]):
         evaluated = Evaluated(metrics, stored.comparisons, self.config.significance_level, stored.domains)
         heading = f"{counted(metrics['queries'], 'query', 'queries')} of {metrics['judgments']}"
         return ["", heading, "", *block_lines(evaluation_blocks(evaluated)), ""]
-
-
-def _file_fingerprint(path: str) -> str:
-    if not Path(path).is_file():
-        raise UserError(f"qrels is {path!r}, which is not a qrels file. Is the path right?")
-    return sha256_of(Path(path))
