@@ -2,11 +2,17 @@
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 
-from pipelines.batches import BatchReader
+from pipelines.batches import BatchReader, mask_of
+from raytriever.errors import UserError
+from raytriever.reports.report import Plot, Section, render
+from retrieval.vectors import StoredVectors
 
 Row = dict[str, Any]
 
@@ -100,6 +106,25 @@ def show(
     batches: Annotated[str, typer.Argument(help="A batches artifact.")],
     batch: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
     epoch: Annotated[int, typer.Option(help="Number of the epoch.")] = 0,
+    vectors: Annotated[str | None, typer.Option(help="Vectors of the collection: similarities are drawn too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="A file for a page with the matrix of similarities.")] = None,
 ) -> None:
     """Prints one stored batch so that a person can read it."""
-    typer.echo("\n".join(describe_batch(BatchReader(batches), epoch, batch)))
+    reader = BatchReader(batches)
+    lines = list(describe_batch(reader, epoch, batch))
+    if vectors is not None and reader.layout == "pairs":
+        from pipelines.reports.batches import matrix_lines, text_vectors
+        from raytriever.reports.plots import heat_map
+
+        rows, stored = reader.read(epoch, batch), StoredVectors(vectors)
+        ids = [*rows["document_id"].chunks, *pc.list_flatten(rows["hard_negative_ids"]).chunks]
+        documents = text_vectors(stored, "documents", pa.chunked_array(ids))
+        scores, mask = text_vectors(stored, "queries", rows["query_id"]) @ documents.T, mask_of(rows)
+        lines += ["", *matrix_lines(scores, mask)]
+        if html is not None:
+            plot = Plot(heat_map(scores, mask, lines[0]), "Rows: queries; columns: documents, then hard negatives.")
+            section = Section("Similarities", "The darker, the nearer; orange is masked.", [plot])
+            html.write_text(render(lines[0], reader.uri, [section]), encoding="utf-8")
+    elif vectors or html:
+        raise UserError("A matrix of similarities is one of batches of pairs and of --vectors: give both.")
+    typer.echo("\n".join(lines))

@@ -11,7 +11,7 @@ from pipelines.formats.batch_formats import BatchFormat, Published
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
-README = "README.md"
+README, CHART = "README.md", "batches.svg"
 _DOMAINS_SHOWN = 30
 _FINGERPRINT_SHOWN = 12
 
@@ -45,6 +45,11 @@ def card(
             "## Figures\n",
             _table(("", ""), _figures(published)),
             _table(("domain", "examples"), _domains(published)),
+            *(
+                [f"![Masked share and hardness of batches, in their order]({CHART})\n"]
+                if published.layout == "pairs"
+                else []
+            ),
             "## Columns\n",
             _table(("name", "type", ""), columns),
             "## Use\n",

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, flag_embedding, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
-from pipelines.formats.card import README, card, require_lineage
+from pipelines.formats.card import CHART, README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
 from pipelines.formats.training_examples import TrainingExamples
 from pipelines.mining.candidates import StoredCandidates, mined_lists
@@ -24,6 +24,7 @@ from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.vectors import VECTORS, StoredVectors
 
 if TYPE_CHECKING:
     from retrieval.encoders.pretrained import LocatedModel
@@ -113,7 +114,7 @@ class Export(Stage[ExportConfig]):
 
     command = "export"
     kind = EXPORT
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = ExportConfig
     results = ("",)
 
@@ -298,7 +299,15 @@ class Export(Stage[ExportConfig]):
             figures.counts.update(record.counts)
             figures.domains.update(record.facts["domains"])
         published = Published(reader.layout, reader.batch_size, figures, reader.epochs)
-        text = card(self._batch_format, published, reader.artifact, self._made_from(), config.title, config.license)
+        made_from = self._made_from()
+        if reader.layout == "pairs":
+            from pipelines.reports.batches import batches_chart  # and matplotlib, which no other shard needs
+
+            vectors = next((StoredVectors(each.uri) for each in made_from.values() if each.kind == VECTORS), None)
+            svg = batches_chart(reader, self._order(0).tolist(), vectors)
+            writer.path(CHART).write_text(svg, encoding="utf-8", newline="\n")
+            writer.add(CHART)
+        text = card(self._batch_format, published, reader.artifact, made_from, config.title, config.license)
         writer.path(README).write_text(text, encoding="utf-8", newline="\n")
         writer.add(README)
         return writer.commit(0)

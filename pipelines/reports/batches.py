@@ -4,10 +4,11 @@ Figures are those of the manifests; hardness is measured on a sample of the firs
 batches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -18,13 +19,20 @@ from pipelines.packing.hardness import batch_hardness
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact, origin
+from raytriever.artifacts.long_columns import places_among
+from raytriever.errors import UserError
+from raytriever.reports.plots import Panel, curve_panels
 from raytriever.reports.report import Block, Section
 from raytriever.reports.table import Table, counted
+from retrieval.collections.collection import TextPart
 from retrieval.vectors import StoredVectors
 
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
 _ROWS_SHOWN = 12  # domains of a table, epochs of a packing
 _AUDIT = "audit.json"
+_PRINTED = 40  # queries of a matrix in a terminal, two characters a cell
+_SHADES = " ░▒▓█"
+_CHARTED = 1 << 14  # examples whose batches a chart shows
 
 Batches = NDArray[np.int64]  # pair numbers, (batches, B)
 
@@ -220,3 +228,43 @@ def _mask_blocks(batches: Artifact) -> list[Block]:
     return [
         Table(["masked by", "masked", "share"], [["any rule", f"{masked:,}", f"{masked / counts['negatives']:.2%}"]])
     ]
+
+
+def text_vectors(vectors: StoredVectors, part: TextPart, ids: pa.ChunkedArray) -> NDArray[np.float32]:
+    """The vectors of texts by their ids: (n, d). Raises ``UserError`` where a text has none, or several."""
+    stored = vectors.part(part)
+    stored.require_all()
+    places = places_among(ids, stored.ids())
+    if (places < 0).any() or stored.vectors_per_text > 1:
+        raise UserError(
+            f"{vectors.uri} does not hold one vector for each of the batch's {part}. Give those of the collection that"
+            " the batches were made from, by an encoder with one vector a text."
+        )
+    return stored.gather(places)
+
+
+def matrix_lines(scores: NDArray[np.float32], mask: NDArray[np.bool_]) -> Iterator[str]:
+    """A line for each of a batch's first 40 queries, a cell for each of their documents."""
+    scores, mask = scores[:_PRINTED, :_PRINTED], mask[:_PRINTED, :_PRINTED]
+    low, high = float(scores.min()), float(scores.max())
+    shades = np.rint((scores - low) / max(high - low, 1e-9) * (len(_SHADES) - 1)).astype(int)
+    yield f"similarities of {len(scores)} queries and their documents, from {low:.2f} to {high:.2f} (██); xx: masked"
+    for row, left_out in zip(shades.tolist(), mask.tolist(), strict=True):
+        yield "    " + "".join("xx" if out else _SHADES[shade] * 2 for shade, out in zip(row, left_out, strict=True))
+
+
+def batches_chart(reader: BatchReader, order: Sequence[int], vectors: StoredVectors | None) -> str:
+    """Masked share, with ``vectors`` hardness without the masked too, of the first batches in ``order``: an SVG."""
+    size = reader.batch_size
+    rows = [reader.read(0, number) for number in order[: max(1, _CHARTED // size)]]
+    masks = [mask_of(batch) for batch in rows]
+    panels = {"masked share": [mask.sum() / max(1, mask.size - size) for mask in masks]}
+    if vectors is not None:
+        ids = pa.concat_tables([batch.select(["query_id", "document_id"]) for batch in rows])
+        queries = np.split(text_vectors(vectors, "queries", ids["query_id"]), len(rows))
+        documents = np.split(text_vectors(vectors, "documents", ids["document_id"]), len(rows))
+        of_batches = zip(queries, documents, (mask[:, :size] for mask in masks), strict=True)
+        panels["hardness, eq. 2"] = [batch_hardness(*of_batch) for of_batch in of_batches]
+    steps = np.arange(len(rows))
+    svg = curve_panels([Panel(name, steps, np.array(values)) for name, values in panels.items()], "Batches in order")
+    return svg.replace("<svg", '<svg font-family="sans-serif"', 1)
