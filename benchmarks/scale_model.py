@@ -20,6 +20,7 @@ from typing import Any
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.errors import UserError
+from raytriever.prefetching import TOKENIZING_THREADS
 from raytriever.reports.table import counted
 from trainers.estimate.costs import (
     LAWS,
@@ -157,9 +158,9 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
             (workload.trained_weights, workload.trained_dimension),
         )
     )
-    found["embed pairs"] = embedding_stage("embed pairs", sides, embedding, calibration)
+    found["embed pairs"] = embedding_stage("embed pairs", sides, embedding, calibration, machines)
     found["train"] = _train(workload, calibration, machines)
-    found["embed corpus"] = embedding_stage("embed corpus", corpus, trained, calibration)
+    found["embed corpus"] = embedding_stage("embed corpus", corpus, trained, calibration, machines)
     before = ("collect", "chunk", "embed pairs", "pairs", "cluster", "pack", "filter", "train", "embed corpus")
     return [found[name] for name in (*before, "index", "search", "evaluate")]
 
@@ -182,7 +183,7 @@ def _train(workload: Workload, calibration: Calibration, machines: Machines) -> 
     tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
     seconds = {
         "GPUs": tokens * workload.operations * workload.trained_weights / machines.operations,
-        "tokenizing": tokens * calibration.tokenize,
+        "tokenizing": tokens * calibration.tokenize / TOKENIZING_THREADS,
     }
     exchange = 2 * 4 * workload.trained_weights / machines.network if nodes > 1 else 0.0
     stored = workload.text_bytes * calibration.stored

@@ -6,6 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+TOKENIZING_THREADS = 2
+"""Of a worker that tokenizes ahead: the tokenizer, which is no Python, lets both run."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.prefetching import prefetched
+from raytriever.prefetching import TOKENIZING_THREADS, prefetched
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
 
@@ -20,7 +20,6 @@ TOKENS_ON_CPU = 2_048
 TOKENS_ON_GPU = 32_768
 
 # texts that are tokenized at once by one of the threads, which work while vectors of earlier ones are computed
-_THREADS = 2
 _PIECE_ON_CPU = 16_384
 _PIECE_ON_GPU = 2_048
 _PIECES_AHEAD = 2
@@ -102,7 +101,7 @@ def encode_texts(
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         return _repeated(encoder(moved), encoder.vector_shape)
 
-    with closing(prefetched(read, pieces, _PIECES_AHEAD, _THREADS)) as ready:
+    with closing(prefetched(read, pieces, _PIECES_AHEAD, TOKENIZING_THREADS)) as ready:
         begun = list(islice(ready, 1))
         with turns.turn:
             for _, (places, batches, seconds) in chain(begun, ready):

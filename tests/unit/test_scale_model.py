@@ -136,11 +136,11 @@ def test_training_is_what_its_operations_take() -> None:
     assert seconds_by_cause(stage("train", workload, machines), FREE, machines)["GPUs"] == pytest.approx(expected)
 
 
-def test_a_fast_gpu_waits_for_the_tokens_of_one_thread() -> None:
+def test_a_fast_gpu_waits_for_the_tokens_of_two_threads() -> None:
     machines = replace(FAST, peak=1e18)
     (phase,) = stage("embed pairs", machines=machines).phases
     assert phase.slots == "tokenizing"
-    assert sum(phase.tasks) == pytest.approx(Workload().text_bytes / FREE.bytes_per_token * FREE.tokenize)
+    assert sum(phase.tasks) == pytest.approx(Workload().text_bytes / FREE.bytes_per_token * FREE.tokenize / 2)
     shared = stage("embed pairs", replace(Workload(), embedders_per_gpu=4), machines)
     four = seconds_by_cause(shared, FREE, machines)["tokenizing"]
     assert seconds_by_cause(stage("embed pairs", machines=machines), FREE, machines)["tokenizing"] == pytest.approx(

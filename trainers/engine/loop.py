@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from raytriever.errors import UserError
-from raytriever.prefetching import prefetched
+from raytriever.prefetching import TOKENIZING_THREADS, prefetched
 from raytriever.reports.log import log
 from trainers.engine import collectives
 from trainers.engine.checkpoint import Checkpoints, require_common_start
@@ -23,7 +23,6 @@ from trainers.engine.step import compute_gradients
 from trainers.objective import Objective
 
 _STEPS_READ_AHEAD = 3
-_READING_THREADS = 2
 _MEASURES_SHOWN = 4
 
 
@@ -106,7 +105,7 @@ def train(
     at_peak = seconds_at_peak(objective, settings)
     remaining = iter(()) if _stops(state, validation) else order.steps(state.steps)
     clock = time.perf_counter()
-    ahead = prefetched(reader.read_step, remaining, _STEPS_READ_AHEAD, _READING_THREADS)
+    ahead = prefetched(reader.read_step, remaining, _STEPS_READ_AHEAD, TOKENIZING_THREADS)
     with checkpoints or nullcontext(), closing(ahead) as steps:
         for step, collated in steps:
             waited = time.perf_counter() - clock

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isqrt, sqrt
+from typing import Any
 
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
 from pipelines.clustering.points import PART_POINTS
@@ -17,8 +18,10 @@ from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from pipelines.jobs.collect import CollectConfig
 from pipelines.jobs.filter import FilterConfig
+from pipelines.jobs.mine import MineConfig
 from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
 from pipelines.packing.pack import PackingSettings, number_of_regions
+from raytriever.prefetching import TOKENIZING_THREADS
 from retrieval.jobs.embed import ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
@@ -31,6 +34,7 @@ _PAIRS_PER_FILE: int = PairsConfig.model_fields["rows_per_file"].default
 _ROWS_PER_FILE: int = CollectConfig.model_fields["rows_per_file"].default
 _BATCHES_PER_SHARD: int = FilterConfig.model_fields["batches_per_shard"].default
 _QUERIES_PER_SHARD: int = SearchConfig.model_fields["queries_per_shard"].default
+_CANDIDATES_PER_SHARD: int = MineConfig.model_fields["candidates_per_shard"].default
 _CHUNKED_BYTES: float = 1e6 * ChunkConfig.model_fields["megabytes_per_shard"].default
 _INDEX_BUDGET: int = VectorIndexSettings.model_fields["memory_budget"].default
 _INDEX_BLOCK, _INDEX_FACTOR = 16_384, 3  # rows read at once; memory of building over that of the index
@@ -78,6 +82,11 @@ class Calibration:
     tokenize: float = 1 / 495e3  # a token
     divide: float = 0.2e-6  # a pair of a large domain, put with those of its region
     join: float = 0.26e-6  # a row of a packing, copied from a part
+    words_index: float = 162e-9  # a byte of text for BM25: 231,000 passages of 353 bytes in 13.2 s
+    words_search: float = 2.9e-9  # a query and a passage of those, in 0.67 ms a query
+    shuffle: float = 0.33e-6  # a pair of an epoch of random batches, of a million
+    keys: float = 16e-9  # a byte of those passages, hashed for mining
+    mine: float = 0.56e-6  # a candidate of 20,000 queries, 100 each, by the scores of their run
     index: float = 2 * 10 / (1e6 * 384)  # a vector and a dimension
     search: float = 2 * 10 / (1e3 * 1e6 * 384)  # a query, a vector and a dimension
     evaluate: float = 1.9 / (4 * 173)  # a query of a run
@@ -187,17 +196,19 @@ class Embedding:
 
 
 def embedding_stage(
-    name: str, texts: Sequence[tuple[int, float]], encoder: Embedding, calibration: Calibration
+    name: str, texts: Sequence[tuple[int, float]], encoder: Embedding, calibration: Calibration, machines: Machines
 ) -> Stage:
-    """``texts``: how many, bytes of one. One thread tokenizes for a worker."""
+    """``texts``: how many, bytes of one. Two threads tokenize for a worker, where it has as many cores."""
     computing = encoder.of_token * encoder.per_gpu
-    of_token = max(calibration.tokenize, computing)
+    threads = min(TOKENIZING_THREADS, machines.cores / (machines.gpus * encoder.per_gpu))
+    tokenizing = calibration.tokenize / threads
+    of_token = max(tokenizing, computing)
     tasks, stored, vectors = [], 0.0, 0.0
     for count, size in texts:
         number = ceil(count / TEXTS_PER_VECTOR_FILE)
         tasks += [count / number * size / calibration.bytes_per_token * of_token] * number
         stored, vectors = stored + count * size * calibration.stored, vectors + count * encoder.dimension * 2
-    slots = "GPUs" if computing >= calibration.tokenize else "tokenizing"
+    slots = "GPUs" if computing >= tokenizing else "tokenizing"
     return Stage(name, [Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu)], copied=stored, shared=vectors)
 
 
@@ -282,6 +293,11 @@ def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     return Stage("pack", phases, copied=size.vector_bytes)
 
 
+def _random_batches(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    """N, an epoch a task."""
+    return Stage("pack", [Phase([size.pairs * calibration.shuffle] * size.epochs)], shared=size.pairs * size.epochs)
+
+
 def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
     lookup, masking = calibration.filter.of_pair
@@ -298,8 +314,8 @@ def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
 def training_stage(gpus: int, steps: float, causes: Mapping[str, float], exchange: float, stored: float) -> Stage:
     """``causes``: seconds of a step by what happens in them at once.
 
-    Batches are read and tokenized while the step before is computed, by one thread of each rank. ``exchange``: seconds
-    in which ranks send one another gradients, afterwards.
+    Batches are read and tokenized while the step before is computed, by threads of each rank. ``exchange``: seconds in
+    which ranks send one another gradients, afterwards.
     """
     slowest = max(causes, key=lambda cause: causes[cause])
     working = Phase([steps * causes[slowest]] * gpus, slowest, slowest, workers_per_gpu=1)
@@ -329,6 +345,28 @@ def _search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     return Stage("search", [Phase([searching] * shards * blocks)], shared=passages * dimension * 4)
 
 
+def _words_index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    """BM25's: one task."""
+    texts = size.documents * size.document_bytes
+    return Stage("index", [Phase([texts * calibration.words_index], _ONE)], shared=texts)
+
+
+def _words_search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    """Of a block of queries every document's score is added up."""
+    blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
+    searching = size.queries() / blocks * size.documents * calibration.words_search
+    return Stage("search", [Phase([searching] * blocks)], copied=size.documents * size.document_bytes)
+
+
+def _mine(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    """Texts are hashed by parts, then blocks of queries read their candidates."""
+    texts, parts = size.documents * size.document_bytes, ceil(size.documents / ROWS_OF_A_PART)
+    blocks = ceil(size.results / _CANDIDATES_PER_SHARD)
+    hashing, mining = texts * calibration.keys / parts, size.results * calibration.mine / max(1, blocks)
+    phases = [Phase([hashing] * parts), Phase([mining] * blocks, starts=False)]
+    return Stage("mine", phases, copied=texts * calibration.stored)
+
+
 def _evaluate(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Two runs judged in one task."""
     return Stage("evaluate", [Phase([2 * size.queries() * calibration.evaluate], _ONE)])
@@ -340,12 +378,23 @@ LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "pairs": _pairs,
     "cluster": _cluster,
     "pack": _pack,
+    "random batches": _random_batches,
     "filter": _filter,
     "index": _index,
     "search": _search,
+    "words index": _words_index,
+    "words search": _words_search,
+    "mine": _mine,
     "evaluate": _evaluate,
 }
-"""The jobs that need no GPU, by name."""
+"""The jobs that need no GPU, by ``law_of``."""
+
+
+def law_of(command: str, config: Any) -> str:
+    """A job's name in ``LAWS``: by its command, and what it is of."""
+    if (command == "index" and config.index.kind == "lexical") or (command == "search" and config.vectors is None):
+        return f"words {command}"
+    return "random batches" if command == "pack" and config.clusters is None else command
 
 
 def makespan(tasks: Sequence[float], slots: int) -> float:

@@ -8,6 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from raytriever.errors import UserError
+from raytriever.prefetching import TOKENIZING_THREADS
+from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Stage, Stages, made_by
 from retrieval.encoders.contextual.encoder import ContextualEncoder
@@ -21,12 +23,13 @@ from trainers.estimate.costs import (
     Embedding,
     Size,
     embedding_stage,
+    law_of,
     seconds_by_cause,
     training_stage,
 )
 from trainers.estimate.costs import Stage as Costs
 from trainers.estimate.counting import Counting, attention_of_gpus
-from trainers.estimate.machines import Gpu, Machines
+from trainers.estimate.machines import Gpu, Machines, find_gpu, known_gpu
 from trainers.estimate.made_up import Shape
 from trainers.estimate.outlines import outline, published, text_of, without_weights
 from trainers.estimate.sizes import size_of
@@ -35,6 +38,7 @@ from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objectives.revela.language_model import load_language_model
 from trainers.training_run import RunSettings
 
+_ANY = "a100"  # of which memory alone is said
 _LAUNCH = 6e-6  # seconds of the host for each kernel
 _NUMBER, _RESULT, _ID = 4, 52, 20  # bytes on disk: of a float32, a line of a ranking, an id
 _LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
@@ -94,7 +98,7 @@ class Estimating:
         link = self._gpu.link * 1e9 if self._machines.nodes == 1 else self._machines.network / self._machines.gpus
         read = training.epochs * size.pairs * size.row_bytes * _MEASURED.stored
         computing = seconds_of(cost, config, self._gpu)
-        computing["tokenizing"] = cost.tokens * _MEASURED.tokenize
+        computing["tokenizing"] = cost.tokens * _MEASURED.tokenize / TOKENIZING_THREADS
         costs = training_stage(gpus, steps, computing, cost.sent / link, read)
         disk = _NUMBER * (cost.parameters + 3 * cost.trained * config.checkpoints_kept)
         time = self._timed(costs if steps else None)
@@ -109,7 +113,7 @@ class Estimating:
             texts += [(int(size.queries()), size.query_bytes)] * ("queries" in config.parts)
         texts = [each for each in texts if all(each)]
         encoder = replace(encoder, per_gpu=max(1, round(1 / share)) if share else 1)
-        time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED) if texts else None)
+        time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED, self._machines) if texts else None)
         disk = sum(count for count, _ in texts) * (2 * encoder.dimension + _ID)
         return Estimate(stage, replace(size, dimension=encoder.dimension), *time, encoder.peak, disk)
 
@@ -140,8 +144,9 @@ class Estimating:
         return self._encoders[key]
 
     def _other(self, stage: Stage[Any], size: Size) -> Estimate:
-        is_known = size.dimension if stage.command in _OF_VECTORS else size.documents
-        law = LAWS.get(stage.command) if is_known else None
+        name = law_of(stage.command, stage.config)
+        is_known = size.dimension if name in _OF_VECTORS else size.results if name == "mine" else size.documents
+        law = LAWS.get(name) if is_known else None
         time = self._timed(law(_known(stage, size), _MEASURED, self._machines) if law else None)
         return Estimate(stage, size, *time, disk=_disk(stage, size))
 
@@ -150,6 +155,24 @@ class Estimating:
             return None, ""
         causes = seconds_by_cause(costs, _MEASURED, self._machines)
         return sum(causes.values()), max(causes, key=lambda cause: causes[cause])
+
+
+def estimate_of_run(stage: Stage[Any], gpus: str) -> str:
+    """A line on the training on stored batches that ``stage`` is. ``gpus``: their kind; of an unknown one no time."""
+    known = known_gpu(gpus)
+    estimating = Estimating({stage.command: stage}, find_gpu(known or _ANY, stage.config.resources.workers or 1))
+    estimating.add(stage.command)
+    found = estimating.found[stage.command]
+    assert found.step is not None
+    cost, gib = found.step, 2**30
+    text = (
+        f"each GPU holds {cost.peak / gib:.1f} GiB at most: weights {cost.weights / gib:.1f}, gradients"
+        f" {cost.gradients / gib:.1f}, optimizer states {cost.optimizer / gib:.1f}, else activations"
+    )
+    if known and found.seconds is not None:
+        each = (found.seconds - _MEASURED.start_up) / found.steps
+        text += f"; on {known.upper()}s {format_seconds(found.seconds)}, {each:.2g} s a step, bound by {found.bound}"
+    return f"{text}; counted and modelled, as by raytriever estimate"
 
 
 def _disk(stage: Stage[Any], size: Size) -> float:

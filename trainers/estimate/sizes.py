@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import pyarrow.compute as pc
+
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import is_artifact
 from raytriever.stages.stage import Stage
@@ -48,13 +50,26 @@ def size_of(stage: Stage[Any], inputs: Sequence[Size]) -> Size:
         case "lists":
             rows = config.batch_size
             made = replace(read, rows=rows, batches=read.queries("train") // rows, epochs=config.epochs)
+        case "train":
+            return _of_batches(read, BatchReader(config.batches)) if is_artifact(config.batches) else read
         case _:
             return read
     if not stored:
         return replace(made, pairs=made.batches * made.rows)
-    reader = BatchReader(config.output)
-    rows, batches = reader.batch_size, reader.number_of_batches(0)
-    return replace(made, rows=rows, batches=batches, epochs=reader.epochs, pairs=batches * rows)
+    return _of_batches(made, BatchReader(config.output))
+
+
+def _of_batches(size: Size, batches: BatchReader) -> Size:
+    """Of those that are there; texts as long as the first batch's."""
+    rows, count, table = batches.batch_size, batches.number_of_batches(0), batches.read(0, 0)
+    found: dict[str, Any] = {"rows": rows, "batches": count, "epochs": batches.epochs, "pairs": count * rows}
+    for name, column in (("query_bytes", "query"), ("document_bytes", "document")):
+        if column in table.column_names:
+            found[name] = pc.mean(pc.binary_length(table[column])).as_py()
+    for name, column in (("negatives", "hard_negatives"), ("candidates", "candidate_rows")):
+        if column in table.column_names:
+            found[name] = round(pc.mean(pc.list_value_length(table[column])).as_py())
+    return replace(size, **found)
 
 
 def _joined(read: Sequence[Size]) -> Size:

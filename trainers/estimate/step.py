@@ -28,7 +28,7 @@ from trainers.estimate.outlines import outline, without_weights
 from trainers.objective import Objective, map_nest
 from trainers.objectives.revela.cross_attention import Readers, find_readers
 from trainers.objectives.revela.language_model import InBatchLanguageModel
-from trainers.training_run import LocatedModels, RunSettings, objective_to_train
+from trainers.training_run import RunSettings, objective_to_train
 
 _CHUNKS_COUNTED = 2  # of a side, and twice as many, where a batch is cut into more: a step is linear in them
 
@@ -90,32 +90,15 @@ def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
     return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
 
 
-def outlined_objective(
-    settings: RunSettings, shape: Shape, fake: FakeTensorMode, located: LocatedModels | None = None
-) -> Objective[Any]:
-    """The run's objective as its settings and its models' configurations describe it, in the state to be counted in.
-
-    ``located``: where models are, if that is known.
-    """
-    named = named_models(settings).items()
-    models = located or {key: outline(each.model, each.revision) for key, each in named}
+def outlined_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode) -> Objective[Any]:
+    """The run's objective as its settings and its models' configurations describe it, in the state to be counted in."""
+    models = {key: outline(each.model, each.revision) for key, each in named_models(settings).items()}
     with without_weights(fake), made_up_lookups(shape):
         objective = objective_to_train(settings, models, torch.device("cpu"))
     for module in objective.modules():
         if isinstance(module, InBatchLanguageModel):
             module.find_readers = _every_other
     return objective
-
-
-def standing_bytes(settings: RunSettings, located: LocatedModels, workers: int) -> tuple[float, float, float]:
-    """Of weights, gradients and optimizer states, on each of so many GPUs: what is there before a step and after it."""
-    whole, fake = settings.model_copy(update={"sharding": "replicated"}), FakeTensorMode(allow_non_fake_inputs=True)
-    objective = outlined_objective(whole, Shape(2), fake, located)
-    weights = sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
-    gradients = sum(each.nbytes for each in objective.parameters() if each.requires_grad)
-    shares = 1 if settings.sharding == "replicated" else workers
-    moments = 0.5 if settings.training.optimizer.kind == "adamw_8bit" else 2
-    return weights / (shares if settings.sharding == "sharded" else 1), gradients / shares, moments * gradients / shares
 
 
 def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost:

@@ -1,6 +1,7 @@
 """`raytriever train`: trains encoders on stored batches and exports them."""
 
 from collections.abc import Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Self
 
@@ -122,16 +123,6 @@ class Train(Stage[TrainConfig]):
                 log.warning(f"  Warning: {warning}")
         origin = self._located["encoder"].origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
-        if config.resources.gpus_per_worker:
-            from trainers.estimate.step import standing_bytes  # a second of imports that runs on CPUs do without
-
-            parts = standing_bytes(config, self._located, config.resources.workers or 1)
-            weights, gradients, states = (part / 2**30 for part in parts)
-            log.info(
-                f"  each GPU holds {sum(parts) / 2**30:.1f} GiB all along: weights {weights:.1f}, gradients"
-                f" {gradients:.1f}, optimizer states {states:.1f}; a step's activations, which raytriever estimate"
-                " counts, come on top"
-            )
         return [Shard("run")]
 
     def _check_slices(self, batch_size: int | None) -> None:
@@ -154,13 +145,16 @@ class Train(Stage[TrainConfig]):
         if not pending:
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from trainers.jobs.workers import Spread, outcome_of, train_on_worker, trainer_of
+        from trainers.jobs.workers import Spread, gpus_of_cluster, outcome_of, train_on_worker, trainer_of
 
         board = open_board()
         config = self.for_workers().config
         arguments = {"settings": config, "derivation": self.derivation(), "board": board}
         spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
-        yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
+        with ThreadPoolExecutor(1) as pool:
+            if config.resources.gpus_per_worker:  # while workers start
+                pool.submit(_log_estimate, self, gpus_of_cluster())
+            yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Steps, losses, evaluations, the encoder's contract."""
@@ -195,3 +189,13 @@ class Train(Stage[TrainConfig]):
             f" {best['start']:.4f} before it and is {best['value']:.4f} at its best. A lower learning rate or other"
             " negatives may help; the encoder as it was may be the better one.",
         ]
+
+
+def _log_estimate(stage: Train, gpus: str) -> None:
+    """What the run takes on its GPUs, as far as it can be said; ``gpus``: which they are."""
+    from trainers.estimate.recipe import estimate_of_run
+
+    try:
+        log.info(f"  {estimate_of_run(stage, gpus)}")
+    except Exception as error:  # which is none of training's
+        log.info(f"  what a step takes can't be estimated: {type(error).__name__}: {error}")

@@ -71,6 +71,12 @@ def _is_one_machine() -> bool:
     return sys.platform == "linux" and not os.environ.get("RAY_ADDRESS") and len(ray.nodes()) == 1
 
 
+def gpus_of_cluster() -> str:
+    """The kinds of GPUs that Ray has found, as it calls them: ``A100``."""
+    found = {name for node in ray.nodes() if node["Alive"] for name in node["Resources"]}
+    return " ".join(name.partition(":")[2] for name in sorted(found) if name.startswith("accelerator_type:"))
+
+
 def _torch_config(backend: str) -> TorchConfig:
     return _OneMachine(backend=backend) if _is_one_machine() else TorchConfig(backend=backend)
 

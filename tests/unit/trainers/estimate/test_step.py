@@ -12,12 +12,18 @@ from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from pipelines.batches import BatchReader
+from raytriever.settings.configuration import validate
 from retrieval.encoders.pretrained import LocatedModel, named_models
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, made_up_lookups
 from trainers.estimate.outlines import CountingTokenizer
-from trainers.estimate.step import count_step, outlined_objective, standing_bytes, step_cost
+from trainers.estimate.recipe import estimate_of_run
+from trainers.estimate.sizes import size_of
+from trainers.estimate.step import count_step, outlined_objective, step_cost
+from trainers.jobs.train import Train, TrainConfig
 from trainers.training_run import RunSettings, objective_to_train
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
@@ -103,9 +109,6 @@ def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     found = count_step(objective, settings, shape, Counting(fake))
     expected = real_peak(settings, shape)
     assert found.peak == pytest.approx(expected, rel=0.01)
-    models_of_run = {key: LocatedModel(Path(named.model), "", "") for key, named in named_models(settings).items()}
-    standing = standing_bytes(settings, models_of_run, workers=1)
-    assert standing == pytest.approx((found.weights, found.gradients, found.optimizer), rel=0.01)
 
 
 def test_sharing_out_divides_what_stands(models: Path) -> None:
@@ -123,3 +126,24 @@ def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
     settings = run_settings("contextual", models)
     alone, one_of_two = (step_cost(settings, PAIRS, workers) for workers in (1, 2))
     assert alone.flops / 2 < one_of_two.flops < 0.7 * alone.flops  # fewer rows are padded to the longest, too
+
+
+def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path) -> None:
+    batches = store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(3)])
+    values = {
+        "batches": batches,
+        "encoder": {"model": str(models / "encoder"), "pooling": "cls"},
+        "objective": {"kind": "contrastive"},
+        "output": str(tmp_path / "model"),
+        "resources": {"workers": 1, "gpus_per_worker": 1},
+    }
+    stage = Train(validate(TrainConfig, values, "train"))
+    said = estimate_of_run(stage, "H100")
+    assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, else act")
+    assert "; on H100s " in said
+    assert " s a step, bound by " in said
+    assert "; on " not in estimate_of_run(stage, "Gaudi")
+    batch = size_of(stage, [])
+    assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
+    texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
+    assert batch.document_bytes == sum(len(text.encode()) for text in texts) / 4
