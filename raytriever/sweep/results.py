@@ -79,15 +79,6 @@ class Row:
         return float(np.mean(values)) if values else None
 
 
-def rows_of(results: Sequence[Result], seed_key: str | None) -> list[Row]:
-    """A row for each setting, in the order of its first trial."""
-    by_setting: dict[tuple[tuple[str, str], ...], list[Result]] = {}
-    for result in results:
-        setting = tuple((key, value) for key, value in result.values.items() if key != seed_key)
-        by_setting.setdefault(setting, []).append(result)
-    return [Row(dict(setting), of_setting) for setting, of_setting in by_setting.items()]
-
-
 def best_row(rows: Sequence[Row], column: Column) -> int | None:
     """The number of the row with the highest mean (of equals the first); None where no trial finished."""
     spreads = [row.spread(column) for row in rows]
@@ -114,8 +105,12 @@ class SweepResult:
 
     @property
     def rows(self) -> list[Row]:
-        """One a setting."""
-        return rows_of(self.results, self.seed_key)
+        """One a setting, in the order of its first trial."""
+        by_setting: dict[tuple[tuple[str, str], ...], list[Result]] = {}
+        for result in self.results:
+            setting = tuple((key, value) for key, value in result.values.items() if key != self.seed_key)
+            by_setting.setdefault(setting, []).append(result)
+        return [Row(dict(setting), of_setting) for setting, of_setting in by_setting.items()]
 
     @property
     def failed(self) -> list[Result]:

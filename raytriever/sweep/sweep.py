@@ -79,15 +79,9 @@ class Sweep:
     trials: list[Trial]
     columns: list[Column]
 
-    def name(self, trial: Trial) -> str:
-        """The trial's folder below the output."""
-        return folder_name(trial.values, list(trial.values))
-
     def described(self) -> dict[str, Any]:
         """What would be made where, for ``--print-config``."""
-        made: dict[str, list[str]] = {}
-        for group in (group for groups in groups_of(self.trials) for group in groups):
-            made[group.name or "once"] = list(group.stages)
+        made = {group.name or "once": list(group.stages) for groups in groups_of(self.trials) for group in groups}
         compared = [f"{column.evaluation}: {column.measure} of {column.system}" for column in self.columns]
         return {"output": self.recipe.output, "compared": compared, "stages": made}
 
@@ -150,7 +144,7 @@ def run_sweep(sweep: Sweep) -> SweepResult:
                     f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time"
                 )
                 failures |= make_groups(missing, sweep.settings.concurrent, sweep.recipe.name)
-    results = [_result(sweep, trial, failures) for trial in sweep.trials]
+    results = [_result(sweep.columns, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in asdict(sweep.settings).items() if value not in (None, [], ())}
     on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
     return SweepResult(sweep.recipe.name, settings, sweep.keys, sweep.seed_key, sweep.columns, results, on_test)
@@ -174,7 +168,7 @@ def _check(trials: Sequence[Trial]) -> None:
 
 def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[StageGroup]:
     """Those to be made: not the finished ones, nor those that need what failed."""
-    failed = [group for group in _all(trials) if group.name in failures]
+    failed = [group for groups in groups_of(trials) for group in groups if group.name in failures]
     missing = []
     for group in groups:
         if any(other.is_part_of(group) for other in failed):
@@ -186,19 +180,13 @@ def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: di
     return missing
 
 
-def _all(trials: Sequence[Trial]) -> list[StageGroup]:
-    return [group for groups in groups_of(trials) for group in groups]
-
-
 def _is_finished(stage: Stage[Any]) -> bool:
     """Whether the artifact is there and made with these settings from these inputs, which are there themselves."""
     output = stage.config.output
     return is_artifact(output) and ArtifactWriter(output, stage.derivation(), replace=True).complete
 
 
-def _result(sweep: Sweep, trial: Trial, failures: dict[str, Failure]) -> Result:
-    name = sweep.name(trial)
+def _result(columns: Sequence[Column], trial: Trial, failures: dict[str, Failure]) -> Result:
+    name = folder_name(trial.values, list(trial.values))
     failure = next((failures[p.name] for p in trial.groups().values() if p.name in failures), None)
-    if failure:
-        return Result(name, trial.values, {}, failure=failure)
-    return read_result(trial, name, sweep.columns)
+    return Result(name, trial.values, {}, failure=failure) if failure else read_result(trial, name, columns)

@@ -11,7 +11,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.sweep.grid import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
-from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row, rows_of
+from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
 MARGIN, SEED = "model.objective.margin", "model.training.seed"
@@ -41,7 +41,7 @@ def swept(results: list[Result] = RESULTS, **changes: object) -> SweepResult:
 
 
 def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
-    rows = rows_of(RESULTS, SEED)
+    rows = swept().rows
     assert [row.values for row in rows] == [{MARGIN: "0"}, {MARGIN: "0.5"}, {MARGIN: "1"}]
     first = rows[0].spread(NDCG)
     assert first.mean == 0.5
@@ -56,7 +56,7 @@ def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
 
 
 def test_without_seeds_every_trial_is_a_row():
-    assert len(rows_of(RESULTS, None)) == 6
+    assert len(swept(seed_key=None).rows) == 6
 
 
 def test_the_table_shows_everything_and_marks_the_highest():
