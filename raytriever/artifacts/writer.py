@@ -155,8 +155,12 @@ class ArtifactWriter:
         self.folder.refuse_links()
         stored = self._stored()
         files = {name for name in self.folder.files() if not is_lock(name)}
+        if stored is None and files:
+            raise UserError(
+                f"{self.folder.uri} is no artifact but holds files ({min(files)}{', …' if len(files) > 1 else ''})."
+                " Nothing was touched: choose an empty or a new folder as output."
+            )
         if stored is None:
-            self._refuse_foreign(sorted(files))
             return
         differences = self.derivation.differences(stored)
         if differences and not self._replace and files - {BUILDING}:
@@ -182,13 +186,6 @@ class ArtifactWriter:
                         " folder if you don't need it, or choose another output."
                     ) from error
         return None
-
-    def _refuse_foreign(self, names: list[str]) -> None:
-        if names:
-            raise UserError(
-                f"{self.folder.uri} is no artifact but holds files ({names[0]}{', …' if len(names) > 1 else ''})."
-                " Nothing was touched: choose an empty or a new folder as output."
-            )
 
     @contextmanager
     def making(self, *, force: bool = False) -> Iterator[dict[str, ShardRecord]]:
