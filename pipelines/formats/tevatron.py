@@ -142,26 +142,26 @@ class BatchLines(JsonLines):
     """Batches as lines with passages written out, which every version of Tevatron reads."""
 
     def record(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A document's title is in its text already."""
+        """Without titles, which are in the texts already: Tevatron would put a space behind an empty one."""
         negatives = zip(row["hard_negative_ids"], row["hard_negatives"], strict=True)
-        return _line(
-            row["query_id"],
-            row["query"],
-            [{"id": row["document_id"], "title": "", "text": row["document"]}],
-            [{"id": id_, "title": "", "text": text} for id_, text in negatives],
-        )
+        return {
+            "query_id": row["query_id"],
+            "query": row["query"],
+            "positive_passages": [{"docid": row["document_id"], "text": row["document"]}],
+            "negative_passages": [{"docid": id_, "text": text} for id_, text in negatives],
+        }
 
     def columns(self) -> list[Column]:
         """The keys of a line."""
         return [
             Column("query_id", "string", "id of the query"),
             Column("query", "string", "text of the query"),
-            Column("positive_passages", "list of objects", "docid, title (empty), text of the document"),
+            Column("positive_passages", "list of objects", "docid and text of the document, title included"),
             Column("negative_passages", "list of objects", "the same of the hard negatives"),
         ]
 
     def usage(self, published: Published) -> str:
-        """Tevatron's arguments."""
+        """Arguments of Tevatron 2."""
         size, group = published.batch_size, 1 + published.negatives
         return f"""The next {size} lines are the next batch.
 

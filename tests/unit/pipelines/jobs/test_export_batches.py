@@ -137,9 +137,9 @@ def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
             lambda row: {
                 "query_id": row["query_id"],
                 "query": row["query"],
-                "positive_passages": [{"docid": row["document_id"], "title": "", "text": row["document"]}],
+                "positive_passages": [{"docid": row["document_id"], "text": row["document"]}],
                 "negative_passages": [
-                    {"docid": id_, "title": "", "text": text}
+                    {"docid": id_, "text": text}
                     for id_, text in zip(row["hard_negative_ids"], row["hard_negatives"], strict=True)
                 ],
             },
