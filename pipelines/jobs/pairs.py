@@ -99,7 +99,7 @@ class Pairs(Stage[PairsConfig]):
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = PairsConfig
     unit = "pairs"
 
