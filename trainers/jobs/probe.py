@@ -102,6 +102,7 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
+    algorithm_version = 2
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
