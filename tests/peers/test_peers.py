@@ -107,13 +107,13 @@ def texts(reader: BatchReader) -> list[list[list[str]]]:
     return [[[row["query"], row["document"], *row["hard_negatives"]] for row in batch] for batch in rows]
 
 
-def run(library: str, script: str, *arguments: object) -> str:
-    """What the script prints under the library's Python."""
+def run(library: str, cache: Path, script: str, *arguments: object) -> str:
+    """What the script prints under the library's Python; ``cache``: of the data sets that it reads."""
     variable = f"RAYTRIEVER_{library}"
     if variable not in os.environ:
         pytest.skip(f"{variable} does not name the Python of an environment with that library")
-    cache = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": f"{arguments[-1]}.cache"}
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **cache}
+    local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cache), "CUDA_VISIBLE_DEVICES": ""}
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **local}
     command = [os.environ[variable], str(Path(__file__).parent / script), *map(str, arguments)]
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -137,7 +137,14 @@ def test_sentence_transformers_5_has_our_loss_and_gradients(
     reader: BatchReader, published: Published, model: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "found.pt"
-    run("SENTENCE_TRANSFORMERS", "sentence_transformers_loss.py", model, published("hugging_face"), output)
+    run(
+        "SENTENCE_TRANSFORMERS",
+        tmp_path / "cache",
+        "sentence_transformers_loss.py",
+        model,
+        published("hugging_face"),
+        output,
+    )
     encoder = load_tiny(model, pooling="mean", dtype="float32")
     objective = Contrastive(encoder, ContrastiveSettings(similarity_temperature=0.07))
     ours = objective(objective.collate(in_order(reader)[0])).loss
@@ -153,7 +160,9 @@ def test_sentence_transformers_5_has_our_loss_and_gradients(
 def test_pylate_trains_on_published_batches_with_their_masks(
     reader: BatchReader, published: Published, model: Path, tmp_path: Path
 ) -> None:
-    lines = run("PYLATE", "train_pylate.py", model, published("hugging_face"), tmp_path / "trained").splitlines()
+    lines = run(
+        "PYLATE", tmp_path / "cache", "train_pylate.py", model, published("hugging_face"), tmp_path / "trained"
+    ).splitlines()
     seen = [tuple(map(int, line.split()[1:])) for line in lines if line.startswith("batch ")]
     order = epoch_permutation(42, 0, reader.number_of_batches(0)).tolist()  # the trainer's own seed
     masked = [sum(map(len, reader.read(0, number)["masked"].to_pylist())) for number in order]
@@ -175,7 +184,7 @@ def test_flag_embedding_trains_on_exported_batches_in_their_order(
     }  # fmt: skip
     given = [part for name, value in settings.items() for part in (f"--{name}", value)]
     named = named.replace("data/", f"{folder}/data/")
-    printed = run("FLAG_EMBEDDING", "train_flag_embedding.py", *named.split(), *given)
+    printed = run("FLAG_EMBEDDING", tmp_path / "cache", "train_flag_embedding.py", *named.split(), *given)
     seen = [json.loads(line) for line in printed.splitlines() if line.startswith("[[")]
     assert seen == texts(reader)
     assert_trained(tmp_path / "trained", model)
@@ -185,7 +194,14 @@ def test_tevatron_trains_on_exported_batches_in_their_order(
     reader: BatchReader, published: Published, model: Path, tmp_path: Path
 ) -> None:
     folder = published("tevatron")
-    printed = run("TEVATRON", "train_tevatron.py", model, folder / "data" / "epoch-00000", tmp_path / "trained")
+    printed = run(
+        "TEVATRON",
+        tmp_path / "cache",
+        "train_tevatron.py",
+        model,
+        folder / "data" / "epoch-00000",
+        tmp_path / "trained",
+    )
     seen = [json.loads(line) for line in printed.splitlines() if line.startswith("[[")]
     tokenizer = BertTokenizer.from_pretrained(model)
     longest = (32, 48, 48)
