@@ -175,7 +175,12 @@ class Artifact:
             raise UserError(_absent(self.folder, kind)) from error
         try:
             self.manifest: dict[str, Any] = json.loads(text)
-            self._require_known_schema()
+            schema = self.manifest.get("schema_version") if isinstance(self.manifest, dict) else None
+            if isinstance(schema, int) and schema > SCHEMA_VERSION:  # before the rest, which may have another shape
+                raise UserError(
+                    f"{self.folder.uri} was written with schema {schema}, this version reads up to {SCHEMA_VERSION}."
+                    " Update Raytriever."
+                )
             _typed(self.manifest, _MANIFEST)
             shards = enumerate(self.manifest["shards"])
             self.shards = tuple(ShardRecord.from_json(shard, f"shards.{number}.") for number, shard in shards)
@@ -191,15 +196,6 @@ class Artifact:
         self.fingerprint = hashlib.sha256(text).hexdigest()
         self._files = {file.name: file for shard in self.shards for file in shard.files}
         self._checked: dict[str, tuple[int, int]] | None = None
-
-    def _require_known_schema(self) -> None:
-        """Before anything else of a manifest is looked at: a later version may have another shape."""
-        schema = self.manifest.get("schema_version") if isinstance(self.manifest, dict) else None
-        if isinstance(schema, int) and schema > SCHEMA_VERSION:
-            raise UserError(
-                f"{self.folder.uri} was written with schema {schema}, this version reads up to {SCHEMA_VERSION}. Update"
-                " Raytriever."
-            )
 
     @property
     def uri(self) -> str:

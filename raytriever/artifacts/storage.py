@@ -64,7 +64,8 @@ class Folder:
         self.is_local = "://" not in self.uri
         _refuse_long_names(self.uri)
         with self._named():
-            self._filesystem, self._root = _open_filesystem(self.uri)
+            local = fs.LocalFileSystem(), absolute(self.uri)
+            self._filesystem, self._root = local if self.is_local else open_object_store(self.uri)
         self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
 
     def __repr__(self) -> str:
@@ -288,10 +289,6 @@ def _refuse_long_names(uri: str) -> None:
 def cache_folder() -> Path:
     """Where local copies are kept: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
     return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
-
-
-def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    return open_object_store(uri) if "://" in uri else (fs.LocalFileSystem(), absolute(uri))
 
 
 @contextmanager

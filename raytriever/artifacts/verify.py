@@ -15,7 +15,10 @@ def verify(
 ) -> None:
     """Compares every file of the artifacts in a folder with its manifest's hash; exits with 1 where any differs."""
     rows, whole = [], True
-    for name in _manifests(folder):
+    names = [name for name in Folder(folder).files() if name.split("/")[-1] == MANIFEST]
+    if not names:
+        raise UserError(f"{folder} holds no artifact (no {MANIFEST} in it or below). Is the path right?")
+    for name in names:
         uri = f"{folder.rstrip('/')}/{name}".removesuffix(f"/{MANIFEST}").removesuffix(MANIFEST).rstrip("/")
         try:
             artifact = Artifact(uri)
@@ -28,10 +31,3 @@ def verify(
             rows.append(["ok", uri, f"{artifact.kind}, {len(artifact.names()):,} files, {size / 1e6:,.1f} MB"])
     typer.echo("\n".join(Table((), rows, text_columns=3).lines()))
     raise typer.Exit(0 if whole else 1)
-
-
-def _manifests(folder: str) -> list[str]:
-    names = [name for name in Folder(folder).files() if name.split("/")[-1] == MANIFEST]
-    if not names:
-        raise UserError(f"{folder} holds no artifact (no {MANIFEST} in it or below). Is the path right?")
-    return names

@@ -1,8 +1,7 @@
 """What a collection is: documents, queries and judgments, whatever format they came in."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -69,7 +68,8 @@ class ParquetRows:
     def __init__(self, artifact: Artifact, names: Sequence[str]) -> None:
         self._paths = [artifact.path(name) for name in names]
         footers = [pq.read_metadata(path) for path in self._paths]
-        self._file = lru_cache(_MOST_OPEN_FILES)(partial(_opened, self._paths, footers))
+        paths = self._paths
+        self._file = lru_cache(_MOST_OPEN_FILES)(lambda file: pq.ParquetFile(paths[file], metadata=footers[file]))
         starts = [0]
         self._groups: list[tuple[int, int]] = []
         for number, footer in enumerate(footers):
@@ -102,10 +102,6 @@ class ParquetRows:
         if not pieces:
             return self._file(0).schema_arrow.empty_table().select(list(columns))
         return pa.concat_tables(pieces).take(pa.array(place))
-
-
-def _opened(paths: Sequence[Path], footers: Sequence[pq.FileMetaData], number: int) -> pq.ParquetFile:
-    return pq.ParquetFile(paths[number], metadata=footers[number])
 
 
 class StoredCollection(Artifact):

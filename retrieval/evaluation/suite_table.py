@@ -137,18 +137,11 @@ def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], leve
         if has_mean:
             cells.append(Cell(f"{table.means[system]:.4f}", _marks(table, system, letters, level)))
         rows.append([letters.get(system, ""), system, *cells])
-        if system in published:
-            rows += _published_rows(table, system, published[system], has_mean)
+        if system in published and (figures := published_figures(table, published[system])):
+            ours = {**values, **({MEAN: table.means[system]} if has_mean else {})}
+            rows += [["", *line] for line in published_rows(published[system], figures, ours)]
     columns = [*table.columns, *([MEAN] if has_mean else [])]
     return Table(["", table.measure, *columns], rows, _caption(table, published, level), text_columns=2)
-
-
-def _published_rows(table: MeasureTable, system: str, row: PublishedRow, has_mean: bool) -> list[list[str | Cell]]:
-    figures = published_figures(table, row)
-    if not figures:
-        return []
-    ours = {**table.values[system], **({MEAN: table.means[system]} if has_mean else {})}
-    return [["", *cells] for cells in published_rows(row, figures, ours)]
 
 
 def published_rows(row: PublishedRow, figures: Mapping[str, float], ours: Mapping[str, float]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, to_strict_json
+from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Shard, StageConfig, Stages
@@ -18,6 +18,7 @@ from retrieval.encoders.towers import resolve_form
 from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
 from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
+from retrieval.evaluation.stored import write_json
 from retrieval.jobs.model_stage import ModelStage, prompts_ahead
 from retrieval.mteb_encoder import RaytrieverEncoder, result_name
 from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version
@@ -144,7 +145,10 @@ class Mteb(ModelStage[MtebConfig]):
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """A task's files and main score; or all scores."""
         if "tasks" in shard.description:
-            return self._make_results(shard.description["tasks"], writer)
+            files = [writer.read(f"{RECORDS}{name}.json") for name in shard.description["tasks"]]
+            of_tasks = [ShardRecord.from_json(json.loads(file)).facts for file in files]
+            write_json(writer, RESULTS, summarize(self._name, of_tasks))
+            return writer.commit(0)
         task, encoder = self._tasks[shard.description["task"]], self._encoder
         encoder.use_tasks([task])
         folder = writer.path(_CACHE)
@@ -161,13 +165,6 @@ class Mteb(ModelStage[MtebConfig]):
             "subsets": list(task.hf_subsets),
         }
         return writer.commit(1, facts=facts)
-
-    def _make_results(self, tasks: list[str], writer: ShardWriter) -> ShardRecord:
-        records = [ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{name}.json"))) for name in tasks]
-        results = summarize(self._name, [record.facts for record in records])
-        writer.path(RESULTS).write_bytes(to_strict_json(results))
-        writer.add(RESULTS)
-        return writer.commit(0)
 
     def total_rows(self, shards: list[Shard]) -> int:
         """Tasks."""
