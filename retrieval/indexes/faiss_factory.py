@@ -203,4 +203,10 @@ def explaining(problem: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if "out of memory" in str(error):  # a GPU's: the host's is a MemoryError
+            problem += (
+                ": the GPU's memory is full. A shard must fit it, beside 1.5 GiB for FAISS itself. Cut smaller ones"
+                " (index.shards, or a lower index.memory_budget), or store less of a vector: SQfp16 takes half of what"
+                " Flat takes, PQ less"
+            )
         raise UserError(f"{problem}. FAISS says: {str(error).rpartition('.cpp:')[2].partition(': ')[2]}") from error

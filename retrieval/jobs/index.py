@@ -53,7 +53,7 @@ class VectorIndexSettings(Settings):
     shards: int | None = Field(default=None, gt=0)
     """How many, runs of rows; None: as many as the memory budget asks for."""
     memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
-    """Of one worker: '512MiB', '4GiB'."""
+    """Of one worker: '512MiB', '4GiB'. An index takes a third of it, so much of a GPU that holds it, too."""
     training_sample: int = Field(default=262_144, gt=0)
     """Vectors that IVF and PQ learn from, at most."""
     seed: int = Field(default=0, ge=0)

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isqrt, sqrt
-from typing import Any
 
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
 from pipelines.clustering.points import PART_POINTS
@@ -293,7 +292,7 @@ def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     return Stage("pack", phases, copied=size.vector_bytes)
 
 
-def _random_batches(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+def _random_pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N, an epoch a task."""
     return Stage("pack", [Phase([size.pairs * calibration.shuffle] * size.epochs)], shared=size.pairs * size.epochs)
 
@@ -346,25 +345,21 @@ def _search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 
 def _words_index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """BM25's: one task."""
     texts = size.documents * size.document_bytes
     return Stage("index", [Phase([texts * calibration.words_index], _ONE)], shared=texts)
 
 
 def _words_search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """Of a block of queries every document's score is added up."""
+    """Every document's score is added up for each query."""
     blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
-    searching = size.queries() / blocks * size.documents * calibration.words_search
-    return Stage("search", [Phase([searching] * blocks)], copied=size.documents * size.document_bytes)
+    return Stage("search", [Phase([size.queries() / blocks * size.documents * calibration.words_search] * blocks)])
 
 
 def _mine(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """Texts are hashed by parts, then blocks of queries read their candidates."""
-    texts, parts = size.documents * size.document_bytes, ceil(size.documents / ROWS_OF_A_PART)
-    blocks = ceil(size.results / _CANDIDATES_PER_SHARD)
-    hashing, mining = texts * calibration.keys / parts, size.results * calibration.mine / max(1, blocks)
-    phases = [Phase([hashing] * parts), Phase([mining] * blocks, starts=False)]
-    return Stage("mine", phases, copied=texts * calibration.stored)
+    """All texts are hashed, then candidates read, by blocks of queries."""
+    texts, blocks = size.documents * size.document_bytes, ceil(size.results / _CANDIDATES_PER_SHARD)
+    tasks = [texts * calibration.keys, *[size.results * calibration.mine / blocks] * blocks]
+    return Stage("mine", [Phase(tasks)], copied=texts * calibration.stored)
 
 
 def _evaluate(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -378,7 +373,7 @@ LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "pairs": _pairs,
     "cluster": _cluster,
     "pack": _pack,
-    "random batches": _random_batches,
+    "random pack": _random_pack,
     "filter": _filter,
     "index": _index,
     "search": _search,
@@ -387,14 +382,7 @@ LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "mine": _mine,
     "evaluate": _evaluate,
 }
-"""The jobs that need no GPU, by ``law_of``."""
-
-
-def law_of(command: str, config: Any) -> str:
-    """A job's name in ``LAWS``: by its command, and what it is of."""
-    if (command == "index" and config.index.kind == "lexical") or (command == "search" and config.vectors is None):
-        return f"words {command}"
-    return "random batches" if command == "pack" and config.clusters is None else command
+"""The jobs that need no GPU, by name; of BM25 with ``words`` before it, of random batches alone with ``random``."""
 
 
 def makespan(tasks: Sequence[float], slots: int) -> float:

@@ -23,7 +23,6 @@ from trainers.estimate.costs import (
     Embedding,
     Size,
     embedding_stage,
-    law_of,
     seconds_by_cause,
     training_stage,
 )
@@ -40,6 +39,7 @@ from trainers.training_run import RunSettings
 
 _ANY = "a100"  # of which memory alone is said
 _LAUNCH = 6e-6  # seconds of the host for each kernel
+_WORDS_INDEX = 0.75  # bytes on disk of BM25's index over those of its texts
 _NUMBER, _RESULT, _ID = 4, 52, 20  # bytes on disk: of a float32, a line of a ranking, an id
 _LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
 _MEASURED = Calibration()
@@ -144,7 +144,11 @@ class Estimating:
         return self._encoders[key]
 
     def _other(self, stage: Stage[Any], size: Size) -> Estimate:
-        name = law_of(stage.command, stage.config)
+        name, config = stage.command, stage.config
+        if (name == "index" and config.index.kind == "lexical") or (name == "search" and config.vectors is None):
+            name = f"words {name}"
+        elif name == "pack" and config.clusters is None:
+            name = "random pack"
         is_known = size.dimension if name in _OF_VECTORS else size.results if name == "mine" else size.documents
         law = LAWS.get(name) if is_known else None
         time = self._timed(law(_known(stage, size), _MEASURED, self._machines) if law else None)
@@ -186,7 +190,7 @@ def _disk(stage: Stage[Any], size: Size) -> float:
         case "lists" | "mine":
             return size.queries("train") * size.candidates * CANDIDATE
         case "index":
-            return _NUMBER * size.documents * size.dimension or texts * _MEASURED.stored
+            return _NUMBER * size.documents * size.dimension or texts * _WORDS_INDEX
         case "search" | "rerank" | "fuse":
             return size.results * _RESULT
         case "pairs" | "cluster" | "pack":

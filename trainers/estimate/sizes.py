@@ -16,6 +16,12 @@ from trainers.rehearsal.collections import single_sources
 
 _BYTES_OF_A_WORD = 6
 _SPLITS = ("qrels", "triples", "examples", "questions", "splits")  # settings of sources that name some
+_OF_COLUMNS: tuple[tuple[str, str, Any], ...] = (
+    ("query_bytes", "query", pc.binary_length),
+    ("document_bytes", "document", pc.binary_length),
+    ("negatives", "hard_negatives", pc.list_value_length),
+    ("candidates", "candidate_rows", pc.list_value_length),
+)
 _FULL = 0.8  # of a chunk's words, on average
 
 
@@ -63,12 +69,9 @@ def _of_batches(size: Size, batches: BatchReader) -> Size:
     """Of those that are there; texts as long as the first batch's."""
     rows, count, table = batches.batch_size, batches.number_of_batches(0), batches.read(0, 0)
     found: dict[str, Any] = {"rows": rows, "batches": count, "epochs": batches.epochs, "pairs": count * rows}
-    for name, column in (("query_bytes", "query"), ("document_bytes", "document")):
+    for name, column, length in _OF_COLUMNS:
         if column in table.column_names:
-            found[name] = pc.mean(pc.binary_length(table[column])).as_py()
-    for name, column in (("negatives", "hard_negatives"), ("candidates", "candidate_rows")):
-        if column in table.column_names:
-            found[name] = round(pc.mean(pc.list_value_length(table[column])).as_py())
+            found[name] = round(pc.mean(length(table[column])).as_py())
     return replace(size, **found)
 
 

@@ -401,3 +401,16 @@ def test_long_codes_go_to_a_gpu_with_smaller_tables(
     index = index_factory.empty_index(192, factory)
     assert index_factory.to_gpu(index) is index
     assert given[0].useFloat16LookupTables is halved
+
+
+def test_a_shard_larger_than_a_gpu_is_explained() -> None:
+    full = (
+        "Error in allocMemory at faiss/gpu/StandardGpuResources.cpp:452: Error: 'err == cudaSuccess' failed:"
+        " alloc fail type IVFLists dev 0 size 2764800000 bytes (cudaMalloc error out of memory [2])"
+    )
+    said = r"The vectors can't be added: the GPU's memory is full\. .*index\.shards.*SQfp16.*size 2764800000 bytes"
+    with pytest.raises(UserError, match=said), index_factory.explaining("The vectors can't be added"):
+        raise RuntimeError(full)
+    with pytest.raises(UserError, match=r"^Other\. FAISS says: ") as other, index_factory.explaining("Other"):
+        raise RuntimeError("Error in f at x.cpp:1: something else")
+    assert "memory" not in str(other.value)

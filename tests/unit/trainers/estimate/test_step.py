@@ -146,4 +146,4 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     batch = size_of(stage, [])
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
-    assert batch.document_bytes == sum(len(text.encode()) for text in texts) / 4
+    assert batch.document_bytes == round(sum(len(text.encode()) for text in texts) / 4)
