@@ -29,6 +29,7 @@ _PUBLIC = {
     "StoredBatchSampler": "trainers.sentence_transformers",
     "StoredCollection": "retrieval.collections.collection",
     "StoredVectors": "retrieval.vectors",
+    "build_batches": "pipelines.build_batches",
     "training_columns": "trainers.sentence_transformers",
 }
 

@@ -15,6 +15,7 @@ JOBS = {
     "chunk": ("pipelines.jobs.chunk:Chunk", "Cut documents into chunks: sentences, Markdown or source code."),
     "context": ("retrieval.jobs.context:Context", "Fit a contextual encoder's context to a collection."),
     "embed": ("retrieval.jobs.embed:Embed", "Embed the documents and queries of a collection."),
+    "import-vectors": ("retrieval.jobs.import_vectors:ImportVectors", "Take vectors that were made elsewhere."),
     "queries": ("pipelines.jobs.queries:Queries", "Make queries and judgments out of documents."),
     "pairs": ("pipelines.jobs.pairs:Pairs", "Turn a split's judgments into training pairs."),
     "cluster": ("pipelines.jobs.cluster:Cluster", "Cluster pairs within their domains."),
