@@ -53,7 +53,7 @@ def make_groups(groups: Sequence[StageGroup], concurrent: int, recipe: str) -> d
     while waiting or running:
         while waiting and len(running) < concurrent:
             group = waiting.pop(0)
-            stages = _sharing_cpus(group.stages, concurrent)
+            stages = {name: _with_share(stage, concurrent) for name, stage in group.stages.items()}
             running[_make_group.remote(group.name, stages, recipe, board, folder)] = group.name
         finished, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
         for record in board.get_nowait_batch(board.size()):
@@ -70,15 +70,11 @@ def make_groups(groups: Sequence[StageGroup], concurrent: int, recipe: str) -> d
     return failures
 
 
-def _sharing_cpus(stages: Stages, concurrent: int) -> Stages:
+def _with_share(stage: Stage[Any], concurrent: int) -> Stage[Any]:
     """Where trials run side by side, training takes an even share of the CPUs unless it is told how many."""
-    cpus = ray.cluster_resources().get("CPU", 1)
-    return {name: _with_share(stage, cpus / concurrent) for name, stage in stages.items()} if concurrent > 1 else stages
-
-
-def _with_share(stage: Stage[Any], share: float) -> Stage[Any]:
     resources = stage.config.resources
-    if stage.command != "train" or resources.cpus_per_worker is not None:
+    if concurrent == 1 or stage.command != "train" or resources.cpus_per_worker is not None:
         return stage
+    share = ray.cluster_resources().get("CPU", 1) / concurrent
     resources = resources.model_copy(update={"cpus_per_worker": max(1, int(share // (resources.workers or 1)))})
     return type(stage)(stage.config.model_copy(update={"resources": resources}))
