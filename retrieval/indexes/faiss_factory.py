@@ -14,6 +14,8 @@ from raytriever.errors import UserError
 
 if TYPE_CHECKING:
     from faiss import Index as Index
+else:
+    Index = Any
 
 _LIST_ID_BYTES = 8
 _OPQ_CLUSTERS = 256  # of the product quantizer by which a rotation is learnt, whatever comes behind it

@@ -6,18 +6,15 @@ All indexes compare by inner product. An index is made by a factory string of FA
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from retrieval.indexes.exact_search import exact_top_k, search_stored
-from retrieval.indexes.faiss_factory import empty_index, explaining, import_faiss, prepare_training, to_gpu
+from retrieval.indexes.faiss_factory import Index, empty_index, explaining, import_faiss, prepare_training, to_gpu
 from retrieval.indexes.top_k import Ranking, best_candidates, best_of_documents, query_blocks
-
-if TYPE_CHECKING:
-    from retrieval.indexes.faiss_factory import Index
 
 _ROWS_AT_ONCE = 16384
 _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Set
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from raytriever.settings.configuration import InputPath, Settings
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.contexts import copy_context
+from retrieval.indexes.faiss_factory import Index as FaissIndex
 from retrieval.indexes.faiss_factory import (
     bytes_per_vector,
     empty_index,
@@ -29,9 +30,6 @@ from retrieval.indexes.vector_index import build_shard, set_threads, train, writ
 from retrieval.lexical import BM25Settings, LexicalIndex
 from retrieval.rankings import require_names
 from retrieval.vectors import StoredVectors, VectorRows
-
-if TYPE_CHECKING:
-    from retrieval.indexes.faiss_factory import Index as FaissIndex
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
