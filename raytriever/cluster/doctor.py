@@ -17,17 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from raytriever.artifacts.storage import Folder, absolute, cache_folder
 from raytriever.errors import StorageError, UserError
 from raytriever.reports.table import Table
-from raytriever.stages.ray_session import is_private
-
-if TYPE_CHECKING:
-    from raytriever.stages.ray_session import RaySession
+from raytriever.stages.ray_session import RaySession, check_output, is_private
 
 # Those that results depend on, or that must agree for objects to travel between machines
 _FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
@@ -104,8 +101,6 @@ def doctor(
 
 def diagnose(storage: str | None) -> list[Check]:
     """Examines the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
-    from raytriever.stages.ray_session import RaySession, check_output
-
     if storage is not None:
         with suppress(StorageError):  # which the nodes come upon themselves
             check_output(storage)
@@ -125,7 +120,7 @@ def report(checks: Sequence[Check]) -> list[str]:
     return Table((), rows, text_columns=3).lines()
 
 
-def examine(session: "RaySession", storage: str | None) -> list[Node]:
+def examine(session: RaySession, storage: str | None) -> list[Node]:
     """Asks all living nodes at a time; a node that doesn't answer is a finding, not an error."""
     session.start()
     import ray

@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -143,8 +145,6 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
     Raises ``UserError`` for another kind of adapter, for pickled weights, and where weights and base don't fit.
     """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     trainable = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
     require_safetensors(folder)

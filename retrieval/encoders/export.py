@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from retrieval.encoders.adapter import merged_weights
@@ -155,8 +156,6 @@ def _write_pooling(width: int, wanted: Pooling, folder: Path) -> None:
 
 
 def _write_layer_pooling(config: Any, weights: Mapping[int, float], folder: Path) -> None:
-    from safetensors.torch import save_file
-
     first, count = min(weights), config.num_hidden_layers
     settings = {"word_embedding_dimension": config.hidden_size, "layer_start": first, "num_hidden_layers": count}
     write_json(folder / "config.json", settings)
@@ -178,8 +177,6 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _write_dense(layer: Any, folder: Path) -> None:
-    from safetensors.torch import save_file
-
     linear = layer.linear
     activation = type(layer.activation)
     write_json(

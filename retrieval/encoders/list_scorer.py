@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from pydantic import Field
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -142,8 +143,6 @@ def _linear(width: int, to: int, generator: torch.Generator) -> nn.Linear:
 
 def save_list_scorer(scorer: ListScorer, folder: Path) -> None:
     """Writes ``scoring.json`` and ``scoring.safetensors`` (float32) to the folder of its query encoder."""
-    from safetensors.torch import save_file
-
     weights = {name: value.detach().float().cpu().contiguous() for name, value in scorer.named_parameters()}
     save_file(weights, folder / _WEIGHTS)
     values = {"dimension": scorer.dimension, "form": scorer.form.model_dump(mode="json")}

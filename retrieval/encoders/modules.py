@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -150,8 +152,6 @@ def _inside(folder: Path, name: str) -> Path:
 @contextmanager
 def reading(what: str, path: Path) -> Iterator[None]:
     """Names ``what`` and its ``path`` to the user where sentence-transformers or we can't read it."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -281,8 +281,6 @@ def load_weights(module: nn.Module, names: Set[str], path: Path) -> None:
 
     Raises ``UserError`` where it can't be read, or holds others.
     """
-    from safetensors.torch import load_file
-
     with reading("The weights", path):
         found = load_file(path)
         if differing := sorted(names ^ found.keys()):

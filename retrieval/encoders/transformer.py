@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -63,7 +64,6 @@ def load_pretrained(
     ``loader``: the transformers class for a configuration, which it may change; ``what``: the model, for the user;
     ``dropout``: the probability of every dropout, None: as the configuration says. Raises ``UserError``.
     """
-    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     require_safetensors(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from raytriever.errors import UserError
@@ -148,8 +149,6 @@ def write_module_folder(encoder: ContextualEncoder, folder: Path, context: Corpu
 
 
 def _write_context(context: CorpusContext | None, folder: Path) -> None:
-    from safetensors.torch import save_file
-
     vectors, description = folder / "context.safetensors", folder / "context.json"
     if context is None:
         vectors.unlink(missing_ok=True)  # of an encoder that was there before
