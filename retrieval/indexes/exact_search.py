@@ -32,7 +32,7 @@ from retrieval.indexes.top_k import (
 
 # Queries and documents of one product; its scores stay in the cache until the best are picked from them.
 _DOCUMENT_TILE = 1024
-_TILES_AT_ONCE = 4  # from whose scores the best are picked together
+_TILES_AT_ONCE, _TILES_ON_GPU = 4, 64  # from whose scores the best are picked together; the host waits each time
 _QUERY_TILES = (64, 256, 1024)  # the smallest that holds all queries, else the largest
 _DOCUMENT_BYTES_AT_ONCE = 64 << 20  # float32 documents that all queries meet before the next are read
 _ROWS_CHECKED_AT_ONCE = 8192
@@ -67,7 +67,8 @@ def exact_top_k(
     padded[: len(queries)] = queries
     left = torch.from_numpy(padded).to(device)
     best = torch.full((len(padded), k), ABSENT, device=device)
-    scores = torch.empty((tile, _TILES_AT_ONCE * _DOCUMENT_TILE), device=device)
+    tiles = _TILES_AT_ONCE if device == "cpu" else _TILES_ON_GPU
+    scores = torch.empty((tile, tiles * _DOCUMENT_TILE), device=device)
     _longest(padded, "queries")
     width = scores.shape[1]
     rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * width * max(1, dimension))) * width
