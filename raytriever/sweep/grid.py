@@ -2,25 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import split_values
 
+Axis = tuple[str, tuple[str, ...]]  # a swept key with its values
 Values = Mapping[str, str]  # a swept key to its value, written as behind ``--set key=``
 
 _LONGEST_NAME = 120  # of a folder; file systems take 255 bytes
 _EXAMPLE = "such as model.objective.margin=0.1,0.2,0.5"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A swept key with its values."""
-
-    key: str
-    values: tuple[str, ...]
 
 
 def parse_axis(text: str, option: str) -> Axis:
@@ -36,14 +28,13 @@ def parse_axis(text: str, option: str) -> Axis:
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise UserError(f"{option} {text!r} holds {twice[0]} twice: each value is one trial. Remove one.")
-    return Axis(key, tuple(values))
+    return key, tuple(values)
 
 
 def grid(axes: Sequence[Axis]) -> list[dict[str, str]]:
     """Every combination of the axes' values; the last axis changes fastest."""
-    return [
-        dict(zip([axis.key for axis in axes], values, strict=True)) for values in product(*(a.values for a in axes))
-    ]
+    keys = [key for key, _ in axes]
+    return [dict(zip(keys, values, strict=True)) for values in product(*(values for _, values in axes))]
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

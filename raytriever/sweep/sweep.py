@@ -98,12 +98,12 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
         return replace(recipe, output=absolute(recipe.output).rstrip("/"))
 
     recipe = load({})
-    keys = [axis.key for axis in axes]
-    check_keys(recipe, [*keys, *(axis.key for axis in seeds)], settings.until)
+    keys = [key for key, _ in axes]
+    check_keys(recipe, [*keys, *(key for key, _ in seeds)], settings.until)
     values = grid([*axes, *seeds])
     trials = [plan_trial(load(of_trial), build, of_trial, settings.until) for of_trial in values]
     columns = choose_columns(trials[0], settings.measures, settings.system)
-    return Sweep(settings, recipe, keys, seeds[0].key if seeds else None, trials, columns)
+    return Sweep(settings, recipe, keys, seeds[0][0] if seeds else None, trials, columns)
 
 
 def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSettings) -> None:
@@ -113,7 +113,7 @@ def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSett
         raise UserError(
             f"sweep: 'concurrent' is {settings.concurrent}, and one trial at a time is the least. Raise it."
         )
-    keys = [axis.key for axis in (*axes, *seeds)]
+    keys = [key for key, _ in (*axes, *seeds)]
     for key in keys:
         if keys.count(key) > 1:
             raise UserError(f"{key} is swept twice. Give all of its values in one --grid, or in --seeds.")

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytriever.errors import UserError
-from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis, short_keys
+from raytriever.sweep.grid import folder_name, grid, parse_axis, short_keys
 
 
 def values(text: str) -> tuple[str, ...]:
-    return parse_axis(f"model.key={text}", "--grid").values
+    return parse_axis(f"model.key={text}", "--grid")[1]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_is_no_grid_is_explained(text, expected):
 
 
 def test_a_grid_is_the_product_and_the_last_axis_changes_fastest():
-    found = grid([Axis("a.x", ("1", "2")), Axis("a.y", ("p", "q", "r"))])
+    found = grid([("a.x", ("1", "2")), ("a.y", ("p", "q", "r"))])
     assert [tuple(setting.values()) for setting in found] == [(x, y) for x in "12" for y in "pqr"]
     assert grid([]) == [{}]
 

@@ -113,7 +113,7 @@ def section_of(texts: list[str]) -> str:
     settings = grid(axes)
     results = [Result("t", values, {NDCG: 0.1 * n}) for n, values in enumerate(settings)]
     results[0] = Result("t", settings[0], {}, failure=Failure("lost"))
-    keys = [axis.key for axis in axes]
+    keys = [key for key, _ in axes]
     return write(swept(results, keys=keys, seed_key=None, columns=[NDCG]))
 
 
