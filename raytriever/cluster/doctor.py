@@ -169,7 +169,10 @@ def _facts() -> Facts:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     session_folder = global_worker.node.get_session_dir_path()  # where Ray spills objects to
-    disk = {name: _room(Path(path)) for name, path in (("session", session_folder), ("cache", cache_folder()))}
+    disk = {}
+    for name, path in (("session", Path(session_folder)), ("cache", cache_folder())):
+        usage = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists()))
+        disk[name] = (usage.free, usage.total)
     is_open = not is_shut(Path(session_folder)) and "KUBERNETES_SERVICE_HOST" not in os.environ  # a pod has no others
     return Facts(versions, _gpus_of_libraries(), disk, session_folder if is_open else None)
 
@@ -191,12 +194,6 @@ def _gpus_of_libraries() -> dict[str, Any]:
         return {"error": (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _room(path: Path) -> tuple[int, int]:
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    usage = shutil.disk_usage(existing)
-    return usage.free, usage.total
 
 
 def _try_storage(nodes: Sequence[str], storage: str) -> dict[str, str]:

@@ -188,6 +188,7 @@ def recipe_schema() -> dict[str, Any]:
         [(model, "validation") for model in [*models.values(), Suite]], ref_template=_REFERENCES
     )
     definitions = schema["$defs"]
+    resources = {key: value for key, value in definitions["Resources"].items() if key != "required"}
     stages = []
     for job, model in models.items():
         of_job = dict(definitions[references[model, "validation"]["$ref"].rpartition("/")[2]])
@@ -203,7 +204,7 @@ def recipe_schema() -> dict[str, Any]:
         "properties": {
             "description": {"type": "string", "description": "What the recipe is for."},
             "output": {"type": "string", "description": "Folder or URI for all artifacts of the run."},
-            "resources": {**_resources(definitions), "description": "Of all stages that don't give their own."},
+            "resources": resources | {"description": "Of all stages that don't give their own."},
             "stages": {
                 "type": "object",
                 "description": "Settings of each stage by its name, in the order in which they run.",
@@ -229,8 +230,3 @@ def _suite(definitions: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in of_suite.items() if key != "required"} | {
         "properties": {"from": base, **of_suite["properties"]}
     }
-
-
-def _resources(definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's own resources: the settings' keys, all of them optional."""
-    return {key: value for key, value in definitions["Resources"].items() if key != "required"}

@@ -104,10 +104,7 @@ def _ray_runs() -> bool:
 def _known_to_ray(metric: Metric) -> Any:
     from ray.util import metrics
 
-    match metric.kind:
-        case "counter":
-            return metrics.Counter(metric.name, metric.description, metric.tags)
-        case "gauge":
-            return metrics.Gauge(metric.name, metric.description, metric.tags)
-        case "histogram":
-            return metrics.Histogram(metric.name, metric.description, list(metric.boundaries), metric.tags)
+    if metric.kind == "histogram":
+        return metrics.Histogram(metric.name, metric.description, list(metric.boundaries), metric.tags)
+    kind = metrics.Counter if metric.kind == "counter" else metrics.Gauge
+    return kind(metric.name, metric.description, metric.tags)
