@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrieval.encoders.structure import is_causal
+from retrieval.encoders.structure import has_own_code, is_causal
 
 FULL = "full"
 """Among a batch's features, a tensor without numbers (n, 0): none of its texts is padded."""
@@ -37,26 +37,36 @@ def last_states(transformer: nn.Module, features: Mapping[str, Tensor]) -> Tenso
 def _mask(transformer: nn.Module, features: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor] | None:
     """None, where attention is causal too: no token reads the padding behind it. Else who is seen, (n, 1, 1, length).
 
-    Of ModernBERT one for each kind of layer. Models by their own code, and kernels that want another, get a 2D one.
+    Of families with windows one for each kind of layer. Models by their own code, and kernels that want another, get a
+    2D one.
     """
     config: Any = transformer.config
     mask = features["attention_mask"]
-    if any(base.__module__.startswith("transformers_modules.") for base in type(transformer).__mro__):
+    if has_own_code(transformer):
         return mask
-    if FULL in features or is_causal(transformer):
+    window = _window(config)
+    # without a mask Gemma asks whether texts are packed, once for each kind of layer
+    if (FULL in features and config.model_type != "gemma3_text") or is_causal(transformer):
         return None
-    kernel, family = config._attn_implementation, config.model_type
-    if kernel not in ("sdpa", "eager") or family not in {*_BIDIRECTIONAL, "modernbert"}:
+    kernel = config._attn_implementation
+    if kernel not in ("sdpa", "eager") or (window is None and config.model_type not in _BIDIRECTIONAL):
         return mask
     seen = mask.bool()[:, None, None]
     masks = {"full_attention": seen}
-    if family == "modernbert":
+    if window is not None:
         places = torch.arange(mask.shape[1], device=mask.device)
         distance = (places[:, None] - places).abs()
         # padding reads something too: itself
-        masks["sliding_attention"] = seen & (distance <= config.sliding_window) | (distance == 0)
+        masks["sliding_attention"] = seen & (distance <= window) | (distance == 0)
     if kernel == "eager":  # the mask is added to scores
         dtype = next(transformer.parameters()).dtype
         lowest = torch.finfo(dtype).min
         masks = {name: (~each).to(dtype) * lowest for name, each in masks.items()}
-    return masks if family == "modernbert" else masks["full_attention"]
+    return masks["full_attention"] if window is None else masks
+
+
+def _window(config: Any) -> int | None:
+    """How far tokens read both ways in the layers with a window; None of a family without."""
+    if config.model_type == "gemma3_text" and config.use_bidirectional_attention:  # EmbeddingGemma
+        return int(config.sliding_window) - 1
+    return int(config.sliding_window) if config.model_type == "modernbert" else None

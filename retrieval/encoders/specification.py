@@ -138,6 +138,9 @@ class EncoderSettings(ModelSettings):
     attention: AttentionKernel = Field(default="auto", exclude_if=lambda kernel: kernel == "auto")
     """Whose kernels compute attention: PyTorch's ('auto', 'sdpa'), or FlashAttention's, a package of its own that needs
     a GPU and bfloat16; a contextual encoder's second stage has PyTorch's alone."""
+    bidirectional: bool = Field(default=False, exclude_if=operator.not_)
+    """Of a decoder: every token reads the whole text, as in an encoder (BehnamGhader et al. 2024). The trained model's
+    folder says so itself (``is_causal`` in its config.json, which transformers reads)."""
     trust_remote_code: bool = False
     """Whether the model's own Python code is run."""
     form: VectorForm | None = None
@@ -212,6 +215,8 @@ class EncoderContract(Settings):
     """Of weights and matrix products."""
     dimension: int
     """Length of a vector."""
+    bidirectional: bool = False
+    """Whether the tokens of a decoder read the whole text."""
     form: str = "single"
     """A document's vectors: a ``VectorForm`` in words."""
     document_model: str | None = None

@@ -46,6 +46,17 @@ def is_causal(transformer: nn.Module) -> bool:
     return any(getattr(module, "is_causal", False) is True for module in transformer.modules())
 
 
+def is_bidirectional_decoder(transformer: nn.Module) -> bool:
+    """Whether this is a decoder whose configuration has its tokens read the whole text."""
+    config: Any = transformer.config
+    return getattr(config, "is_causal", None) is False
+
+
+def has_own_code(transformer: nn.Module) -> bool:
+    """Whether its class is of its folder, not of transformers."""
+    return any(base.__module__.startswith("transformers_modules.") for base in type(transformer).__mro__)
+
+
 def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
     """Its blocks in order: the members of its outermost list of modules, which every family names differently.
 

@@ -45,6 +45,7 @@ from retrieval.encoders.specification import (
     VectorForm,
     require_length,
 )
+from retrieval.encoders.structure import is_bidirectional_decoder
 from retrieval.encoders.transformer import (
     has_tokenizer,
     load_tokenizer,
@@ -54,7 +55,7 @@ from retrieval.encoders.transformer import (
     require_room_for_text,
     resolve_eos,
     resolve_length,
-    use_kernels,
+    set_attention,
 )
 
 _CUTTING = Counter[int]()  # threads that tokenize now, by the length they cut at
@@ -227,8 +228,7 @@ def load_encoder(
     full = settings.head == "full"
     dense = [load_dense(folder) for folder in modules.dense] if full else []
     if settings.projection is not None:
-        width = width_behind(transformer, dense)
-        dense.append(_projection(settings.projection, transformer, pooling, width, fresh_seed))
+        dense.append(_projection(settings.projection, transformer, pooling, dense, fresh_seed))
     width = width_behind(transformer, dense)
     prompts = settings.resolve_prompts(stated.prompts)
     contract = EncoderContract(
@@ -245,6 +245,7 @@ def load_encoder(
         append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         dimension=settings.resolve_dimension(min(width, stated.truncate_dim or width) if full else width),
+        bidirectional=is_bidirectional_decoder(transformer),
         document_model=read_document_model(path),
         list_scorer=list_scorer_beside(path),
     )
@@ -265,11 +266,11 @@ def _load_transformer(
         )
     if under is None:
         transformer = load_transformer(modules.transformer, settings.trust_remote_code, dropout)
-        use_kernels(transformer, settings.attention)
+        set_attention(transformer, settings)
         return transformer, modules.transformer, modules
     base, adapter = read_modules(under.path), modules.transformer
     transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
-    use_kernels(transformer, settings.attention)
+    set_attention(transformer, settings)
     tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
     return merge_adapter(transformer, adapter), tokenizer_folder, modules if modules.pooling else base
 
@@ -287,14 +288,14 @@ _STANDARD_DEVIATION = 0.02  # of fresh weights, where the model's configuration 
 
 
 def _projection(
-    projection: Projection, transformer: nn.Module, pooling: Pooling, width: int, fresh_seed: int | None
+    projection: Projection, transformer: nn.Module, pooling: Pooling, dense: Sequence[nn.Module], fresh_seed: int | None
 ) -> DenseLayer:
-    """The layer from ``width`` to ``width`` features that ``projection`` asks for, to be exported as a Dense module.
+    """The layer behind ``dense`` that ``projection`` asks for, as wide as these, to be exported as a Dense module.
 
     A fresh layer is drawn by ``fresh_seed`` alone, as the model's family draws its layers. Raises ``UserError`` where
     it is None, as outside training, and for a pooler that isn't there or isn't over the first token's state.
     """
-    activation = nn.Tanh() if projection == "pooler_tanh" else nn.Identity()
+    activation, width = nn.Tanh() if projection == "pooler_tanh" else nn.Identity(), width_behind(transformer, dense)
     if projection != "linear":
         return DenseLayer(_copied_pooler(transformer, pooling, width), activation)
     if fresh_seed is None:

@@ -16,8 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
 from retrieval.encoders.modules import read_json, require_safetensors
-from retrieval.encoders.specification import AttentionKernel, require_positions
-from retrieval.encoders.structure import is_causal, position_limit, transformer_blocks
+from retrieval.encoders.specification import EncoderSettings, require_positions
+from retrieval.encoders.structure import (
+    has_own_code,
+    is_bidirectional_decoder,
+    is_causal,
+    position_limit,
+    transformer_blocks,
+)
 
 _FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model")
 # what transformers raises for configurations that ask for the impossible, beside what it means to raise
@@ -98,11 +104,26 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def use_kernels(transformer: nn.Module, kernel: AttentionKernel) -> None:
-    """Has attention computed by ``kernel``. Raises ``UserError`` where it isn't installed, or not of this model."""
+def set_attention(transformer: nn.Module, settings: EncoderSettings) -> None:
+    """Has attention computed by the kernel, and read the whole text, where ``settings`` say so.
+
+    Raises ``UserError`` where the kernel isn't installed, or not of this model, and for no decoder.
+    """
+    model: Any = transformer
+    if settings.bidirectional:
+        if has_own_code(model) or not (is_causal(model) or is_bidirectional_decoder(model)):
+            raise UserError(
+                f"encoder.bidirectional is for a decoder of transformers' own; {type(model).__name__} is none. Leave it"
+                " out: an encoder's tokens read the whole text as they are."
+            )
+        model.config.is_causal = False
+    if is_bidirectional_decoder(model):
+        for module in model.modules():  # kernels that get no mask ask the layer
+            if hasattr(module, "is_causal"):
+                module.is_causal = False
+    kernel = settings.attention
     if kernel == "auto":
         return
-    model: Any = transformer
     try:
         model.set_attn_implementation(kernel)
     except (ImportError, ValueError) as error:

@@ -70,7 +70,7 @@ FIRST_TOKENS = [name for name in ARCHITECTURES if name not in (*DECODERS, "t5")]
 def test_plain_folders_equal_transformers(bases: dict[str, Path], name: str, pooling: Pooling) -> None:
     encoder = load_tiny(bases[name], pooling=pooling)
     appended = pooling == "last_token" and name in DECODERS
-    assert encoder.contract.append_eos == (appended or name in ("roberta", "mpnet", "t5"))
+    assert encoder.contract.append_eos == (appended or name in ("roberta", "mpnet", "t5", "gemma3"))
     assert encoder.contract.max_length == POSITIONS
     expected = literal_vectors(name, bases[name], pooling, appended)
     found = encode_texts(encoder, TEXTS, "document")
@@ -182,3 +182,31 @@ def test_weights_of_nomics_pretrained_model_are_found_under_their_own_names(tmp_
         encode_texts(load_tiny(prefixed, pooling="mean"), TEXTS, "document"),
         encode_texts(load_tiny(plain, pooling="mean"), TEXTS, "document"),
     )
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_may_read_both_ways(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
+    """As transformers reads a text alone where the configuration says so, which the exported folder's does."""
+    encoder = load_tiny(bases[name], pooling="mean", bidirectional=True)
+    model = tiny_model_class(name).from_pretrained(bases[name]).eval()
+    model.config.is_causal = False
+    tokenizer = AutoTokenizer.from_pretrained(bases[name])
+    with torch.no_grad():
+        ids = [torch.tensor([tokenizer(text, truncation=True, max_length=POSITIONS)["input_ids"]]) for text in TEXTS]
+        expected = [model(input_ids=each).last_hidden_state[0].mean(dim=0).numpy() for each in ids]
+    found = encode_texts(encoder, TEXTS, "document")
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    causal = load_tiny(bases[name], pooling="mean")
+    assert np.abs(found - encode_texts(causal, TEXTS, "document")).max() > 0.01
+    with pytest.raises(UserError, match="bidirectional True against False"):
+        encoder.contract.require_same(causal.contract, "one", "two")
+    encoder.save(tmp_path / "exported")
+    assert_sentence_transformers_agrees(tmp_path / "exported", bases[name], pooling="mean", bidirectional=True)
+    exported = load_tiny(tmp_path / "exported")
+    assert exported.contract == encoder.contract.model_copy(update={"model": exported.contract.model})
+    np.testing.assert_array_equal(encode_texts(exported, TEXTS, "document"), found)
+
+
+def test_an_encoder_is_not_made_to_read_both_ways(bases: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="bidirectional is for a decoder of transformers' own; BertModel is none"):
+        load_tiny(bases["bert"], bidirectional=True)

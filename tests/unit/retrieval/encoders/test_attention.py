@@ -23,7 +23,6 @@ CONFIGURATIONS = {name: (each.config, each.settings) for name, each in ARCHITECT
         "GPT2Config",
         {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS},
     ),
-    "qwen3": ("Qwen3Config", _LLAMA | {"head_dim": 8}),
     "sliding": ("MistralConfig", _LLAMA | {"sliding_window": 8}),  # causal, in a window of 8 tokens
 }
 CAUSAL = {"llama", "smollm2", "qwen2", "qwen3", "gpt2", "sliding"}

@@ -11,7 +11,7 @@ from torch import nn
 from retrieval.encoders.structure import place_module
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES
 
-ROTARY = ("llama", "qwen2", "smollm2", "modernbert", "nomic_bert")
+ROTARY = ("llama", "qwen2", "smollm2", "qwen3", "gemma3", "modernbert", "nomic_bert")
 SHARPNESS = 0.5  # of attention: standard deviation of its weights
 
 
@@ -27,6 +27,8 @@ def model_of(name: str) -> Any:
         for key, weight in model.named_parameters():
             if weight.dim() == 2 and "att" in key:
                 weight.normal_(std=SHARPNESS)
+            elif key.endswith(("q_norm.weight", "k_norm.weight")):
+                weight.fill_(4.0)  # which else undo it
     return model
 
 

@@ -38,6 +38,7 @@ OTHERS: dict[str, Any] = {
     "append_eos": True,
     "dtype": "bfloat16",
     "dimension": 64,
+    "bidirectional": True,
     "form": "layers 4, 6",
     "projection": "linear",
     "document_model": "c" * 64,

@@ -243,6 +243,7 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
         "append_eos": False,
         "dtype": "float32",
         "dimension": 384,
+        "bidirectional": False,
         "projection": None,
         "form": "single",
         "document_model": None,

@@ -25,6 +25,8 @@ ATTENTION = {  # its matrices in the first block
     "llama": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
     "smollm2": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
     "qwen2": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
+    "qwen3": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
+    "gemma3": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
 }
 # matrices of a feed-forward layer; 3 where one of them is a gate
 FEED_FORWARD = dict.fromkeys(["bert", "roberta", "mpnet", "distilbert", "modernbert", "t5"], 2)

@@ -162,8 +162,26 @@ ARCHITECTURES = {
         {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
         {"tokenizer_class": "Qwen2Tokenizer"},
     ),
+    "qwen3": Architecture(
+        "Qwen3Config",
+        _DECODER | {"bos_token_id": 0, "eos_token_id": 0, "head_dim": 8},
+        ("<|endoftext|>",),
+        None,
+        {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        {"tokenizer_class": "Qwen2Tokenizer"},
+    ),
+    # EmbeddingGemma's: a decoder that reads both ways, within a window in all but some layers
+    "gemma3": Architecture(
+        "Gemma3TextConfig",
+        _DECODER
+        | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9, "use_bidirectional_attention": True}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        ("<pad>", "<eos>", "<bos>", "<unk>"),
+        "<bos> $A <eos>",
+        {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"},
+    ),
 }
-DECODERS = ["llama", "smollm2", "qwen2"]
+DECODERS = ["llama", "smollm2", "qwen2", "qwen3"]
 
 
 def save_tiny_model(
