@@ -102,7 +102,6 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 2
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True

@@ -1,21 +1,18 @@
 """A static encoder: a text is the mean of its tokens' vectors, scaled to length 1. It trains in seconds.
 
 Cheap enough to try many ways of making batches on, over several seeds, before an encoder of use is trained on one.
-A step touches the rows of its batch's tokens and nothing else.
+The gradients are written out: a step touches the rows of its batch's tokens and nothing else.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from torch.nn.functional import normalize
-
-from trainers.objectives.contrastive import masked_contrastive_loss
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
+_SHORTEST = 1e-12  # a text without a token is divided by this
 _TEXTS_AT_ONCE = 4096
 _ROWS_AT_ONCE = 128
 
@@ -57,6 +54,8 @@ class StaticEncoder:
         self._first, self._second = np.zeros_like(vectors), np.zeros_like(vectors)
         self._place = np.empty(len(vectors), dtype=np.int32)
         self._steps = 0
+        # small enough to stay in a core's own cache
+        self._buffers = [np.empty((_ROWS_AT_ONCE, vectors.shape[1]), dtype=np.float32) for _ in range(3)]
 
     def encode(self, texts: TokenLists) -> NDArray[np.float32]:
         """Vectors of length 1, float32 (texts, d)."""
@@ -65,7 +64,7 @@ class StaticEncoder:
         for start in range(0, count, _TEXTS_AT_ONCE):
             rows = np.arange(start, min(start + _TEXTS_AT_ONCE, count))
             used, means = self._means(texts.take(rows))
-            found[rows] = normalize(torch.from_numpy(means @ self.vectors[used]), dim=1).numpy()
+            found[rows] = _scaled(means @ self.vectors[used])[0]
         return found
 
     def _means(self, texts: TokenLists) -> tuple[NDArray[np.int64], csr_array]:
@@ -94,21 +93,62 @@ class StaticEncoder:
         """
         size = len(queries.offsets) - 1
         used, means = self._means(queries.with_more(documents))
-        of_texts, own = torch.from_numpy(means @ self.vectors[used]).requires_grad_(), torch.arange(size)
-        vectors = normalize(of_texts, dim=1)
-        loss = masked_contrastive_loss(vectors[:size], vectors[size:], torch.from_numpy(masked), own, temperature)
-        (gradient,) = torch.autograd.grad(loss, of_texts)
-        self._adam(used, means.T @ gradient.numpy(), learning_rate)
-        return loss.item()
+        vectors, lengths = _scaled(means @ self.vectors[used])
+        loss, gradient = contrastive_gradient(vectors[:size], vectors[size:], masked, temperature)
+        gradient -= np.einsum("nd,nd->n", gradient, vectors)[:, None] * vectors  # along a unit vector nothing changes
+        gradient /= lengths
+        self._adam(used, means.T @ gradient, learning_rate)
+        return loss
 
     def _adam(self, rows: NDArray[np.int64], gradient: NDArray[np.float32], learning_rate: float) -> None:
         """Adam (Kingma & Ba 2015) on these rows alone, others keep their moments, as of ``torch.optim.SparseAdam``."""
         self._steps += 1
         slow = 1 - _BETAS[0] ** self._steps, 1 - _BETAS[1] ** self._steps
         rate = np.float32(learning_rate * slow[1] ** 0.5 / slow[0])
-        for start in range(0, len(rows), _ROWS_AT_ONCE):  # of which all stays in a core's own cache
-            chosen, of_rows = rows[start : start + _ROWS_AT_ONCE], gradient[start : start + _ROWS_AT_ONCE]
-            first = np.float32(_BETAS[0]) * self._first[chosen] + np.float32(1 - _BETAS[0]) * of_rows
-            second = np.float32(_BETAS[1]) * self._second[chosen] + np.float32(1 - _BETAS[1]) * of_rows**2
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            chosen, of_rows = rows[part], gradient[part]
+            first, second, changed = (buffer[: len(chosen)] for buffer in self._buffers)
+            self._first.take(chosen, axis=0, out=first, mode="clip")
+            self._second.take(chosen, axis=0, out=second, mode="clip")
+            first *= np.float32(_BETAS[0])
+            first += np.multiply(of_rows, np.float32(1 - _BETAS[0]), out=changed)
+            np.multiply(of_rows, of_rows, out=changed)
+            changed *= np.float32(1 - _BETAS[1])
+            second *= np.float32(_BETAS[1])
+            second += changed
             self._first[chosen], self._second[chosen] = first, second
-            self.vectors[chosen] -= rate * first / (np.sqrt(second) + np.float32(_EPSILON))
+            np.sqrt(second, out=second)
+            second += np.float32(_EPSILON)
+            first /= second
+            first *= rate
+            self.vectors.take(chosen, axis=0, out=changed, mode="clip")
+            changed -= first
+            self.vectors[chosen] = changed
+
+
+def contrastive_gradient(
+    queries: NDArray[np.float32], documents: NDArray[np.float32], masked: NDArray[np.bool_], temperature: float
+) -> tuple[float, NDArray[np.float32]]:
+    """The mean of -log softmax(q_i·d / temperature)_i over rows i, and its gradient by all vectors, (B + M, d).
+
+    ``queries`` (B, d), ``documents`` (M, d), the first B being the positives; ``masked`` (B, M).
+    """
+    size = len(queries)
+    scores = queries @ documents.T / np.float32(temperature)
+    scores[masked] = -np.inf
+    scores -= scores.max(axis=1, keepdims=True)
+    own = scores.diagonal().copy()
+    np.exp(scores, out=scores)
+    sums = scores.sum(axis=1)
+    loss = float((np.log(sums) - own).mean())
+    scores /= sums[:, None]
+    scores[np.arange(size), np.arange(size)] -= 1
+    scores /= np.float32(size * temperature)
+    return loss, np.concatenate([scores @ documents, scores.T @ queries])
+
+
+def _scaled(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Vectors (n, d) at length 1, and the lengths that they had, (n, 1)."""
+    lengths = np.maximum(np.sqrt(np.einsum("nd,nd->n", vectors, vectors)), np.float32(_SHORTEST))[:, None]
+    return vectors / lengths, lengths

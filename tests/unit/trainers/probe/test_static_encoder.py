@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy, embedding_bag, normalize
 
-from trainers.probe.static_encoder import StaticEncoder, TokenLists
+from trainers.probe.static_encoder import StaticEncoder, TokenLists, contrastive_gradient
 
 TOKENS, DIMENSION = 300, 24
 
@@ -41,6 +41,22 @@ def test_steps_are_those_of_autograd_and_sparse_adam() -> None:
         assert found == pytest.approx(loss.item(), rel=2e-5)
     np.testing.assert_allclose(encoder.vectors, expected.detach().numpy(), atol=2e-5)
     assert np.abs(encoder.vectors - start).max() > 1e-2
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    generator = np.random.default_rng(1)
+    queries, documents = (
+        normalize(torch.from_numpy(generator.standard_normal((n, 8)).astype(np.float32))).requires_grad_()
+        for n in (5, 7)
+    )
+    masked = np.zeros((5, 7), dtype=bool)
+    masked[0, 3] = masked[4, 6] = True
+    scores = (queries @ documents.T / 0.05).masked_fill(torch.from_numpy(masked), -torch.inf)
+    loss = cross_entropy(scores, torch.arange(5))
+    expected = torch.cat(torch.autograd.grad(loss, (queries, documents)))
+    found, gradient = contrastive_gradient(queries.detach().numpy(), documents.detach().numpy(), masked, 0.05)
+    assert found == pytest.approx(loss.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, expected.numpy(), atol=1e-5)
 
 
 def test_texts_are_means_of_their_tokens_whatever_is_beside_them() -> None:
