@@ -25,7 +25,6 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.indexes.vector_index import read_index, search_shard, set_threads
 from retrieval.jobs.index import INDEX
-from retrieval.jobs.search import searched_queries
 from retrieval.lexical import LexicalIndex
 from retrieval.rerank import rerank
 from retrieval.vectors import StoredVectors
@@ -55,7 +54,7 @@ def main() -> None:
         parser.error(f"{index.uri} has {len(index.shards)} shards; this measures one.")
     dense = read_index(index.path(f"shards/{index.shards[0].name}.faiss"))
     collection = StoredCollection(str(run / "corpus"))
-    texts = collection.texts("queries", searched_queries(collection, "test")[: arguments.queries])
+    texts = collection.texts("queries", collection.queries_of("test")[: arguments.queries])
 
     lexical = LexicalIndex.load(Artifact(str(run / "bm25_index"), INDEX).local_folder("lexical/") / "lexical")
     times: dict[str, list[float]] = {}

@@ -165,6 +165,17 @@ def unused_names(root: Path, files: Sequence[Path], users: Sequence[Path] = ()) 
     return unused
 
 
+@pytest.mark.parametrize("path", USERS, ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(path: Path) -> None:
+    """None is run by a test; a name that is gone would be noticed by whoever runs it next."""
+    for node in ast.walk(parsed(path)):
+        module = ROOT / f"{(getattr(node, 'module', None) or '').replace('.', '/')}.py"
+        if isinstance(node, ast.ImportFrom) and module in FILES:
+            defined = {each.id for each in ast.walk(parsed(module)) if isinstance(each, ast.Name)}
+            defined |= {name for each in ast.walk(parsed(module)) if (name := getattr(each, "name", None))}
+            assert {alias.name for alias in node.names} <= defined, f"{path.name}: {node.module}"
+
+
 def test_everything_is_used() -> None:
     """By the packages, the benchmarks or the documentation: what tests alone use is proved for nobody."""
     documented = {word for path in DOCUMENTS for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
