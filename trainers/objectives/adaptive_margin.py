@@ -18,7 +18,6 @@ from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper
 from trainers.objectives.pairs import (
     Candidates,
-    PairBatch,
     PairSettings,
     TripletObjective,
     Triplets,
@@ -144,13 +143,7 @@ class AdaptiveMargin(TripletObjective[AdaptiveMarginSettings]):
 
     similarity = "cosine"
 
-    def loss(
-        self,
-        queries: Tensor,
-        documents: Tensor,
-        candidates: Candidates,
-        batch: PairBatch,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """``mean_error`` of the own triplets' residuals, with the whole batch's negatives where they count."""
         with torch.autocast(queries.device.type, enabled=False):
             queries, documents = (unit_vectors(at_least_float32(vectors)) for vectors in (queries, documents))

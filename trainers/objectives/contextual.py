@@ -296,13 +296,7 @@ class Contextual(PairObjective[ContextualSettings]):
         metrics = outcome.metrics | {"answers_in_context": in_context.float().mean()}
         return replace(outcome, metrics=metrics, tokens=batch.tokens + context.tokens)
 
-    def loss(
-        self,
-        queries: Tensor,
-        documents: Tensor,
-        candidates: Candidates,
-        batch: PairBatch,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """``masked_contrastive_loss`` of normalised vectors."""
         return contrast(queries, documents, candidates, self.settings.similarity_temperature)
 

@@ -12,7 +12,7 @@ from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Paper
-from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, PairSettings
+from trainers.objectives.pairs import Candidates, PairObjective, PairSettings
 
 _METRIC_ROWS = 1024  # rows of similarities that are looked at together
 
@@ -114,13 +114,7 @@ class Contrastive(PairObjective[ContrastiveSettings]):
         super().__init__(encoder, settings, document_encoder)
         self.similarity = settings.similarity
 
-    def loss(
-        self,
-        queries: Tensor,
-        documents: Tensor,
-        candidates: Candidates,
-        batch: PairBatch,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """Of cosines or inner products."""
         if self.settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))

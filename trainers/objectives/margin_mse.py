@@ -107,11 +107,9 @@ class MarginMse(TripletObjective[MarginMseSettings]):
             **vars(triplets), positive_scores=torch.tensor(positive), negative_scores=torch.tensor(negative)
         )
 
-    def loss(
-        self, queries: Tensor, documents: Tensor, candidates: Candidates, batch: PairBatch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """``margin_mse_loss`` of the own triplets."""
-        batch = cast(ScoredTriplets, batch)
+        batch = cast(ScoredTriplets, candidates.batch)
         with torch.autocast(queries.device.type, enabled=False):
             triplets = Triplets.own(at_least_float32(queries), at_least_float32(documents), candidates)
             if self.settings.similarity == "cosine":

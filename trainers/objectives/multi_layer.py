@@ -216,13 +216,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         gather = super().gather_documents
         return gather(vectors, candidates), gather(present.byte(), candidates).bool()
 
-    def loss(
-        self,
-        queries: Tensor,
-        documents: Any,
-        candidates: Candidates,
-        batch: PairBatch,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, queries: Tensor, documents: Any, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """That of the training form."""
         settings, mask, positives, reduced = self.settings, candidates.mask, candidates.positives, self._reduced
         if self._one_vector:

@@ -99,12 +99,13 @@ class PairBatch:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What this rank's n queries are scored over: M candidates.
+    """What the n queries of this rank's ``batch`` are scored over: M candidates.
 
     ``mask``: bool (n, M), True is left out, never a query's own positive; ``positives``: int64 (n,), each query's
     place; ``order``: int64 (M,), the candidates' places among what is gathered of all ranks, ``counts`` of each.
     """
 
+    batch: PairBatch
     mask: Tensor
     positives: Tensor
     order: Tensor
@@ -146,9 +147,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
             )
 
     @abstractmethod
-    def loss(
-        self, queries: Tensor, documents: Any, candidates: Candidates, batch: PairBatch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, queries: Tensor, documents: Any, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over this rank's n queries, a scalar, and detached metrics.
 
         ``queries`` (n, d) and ``documents`` (M, d): vectors as ``encode`` made them, documents by column.
@@ -223,12 +222,12 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         counts = self.counts_of_slices(len(batch.text_keys))
         candidates = score_candidates(batch, self.gather, self.slice_number, counts)
         documents = self.gather_documents(documents, candidates)
-        loss, metrics = self.loss(queries, documents, candidates, batch)
+        loss, metrics = self.loss(queries, documents, candidates)
         for size in self.settings.matryoshka:
             prefixes = [vectors[:, :size] for vectors in (queries, documents)]
             if self.query_encoder.contract.normalize:
                 prefixes = [unit_vectors(prefix) for prefix in prefixes]
-            loss = loss + self.loss(prefixes[0], prefixes[1], candidates, batch)[0]
+            loss = loss + self.loss(prefixes[0], prefixes[1], candidates)[0]
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
     def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
@@ -406,7 +405,7 @@ def score_candidates(batch: PairBatch, gather: Gather, slice_number: int, counts
         of_columns = torch.cat([batch_of, batch_of.repeat_interleave(pool_sizes, output_size=len(order) - rows)])
         answers = positives_in_step(query_keys[positives], query_keys[:rows], keys)
         mask |= answers & (batch_of[positives, None] != of_columns)
-    return Candidates(mask, positives, order, counts)
+    return Candidates(batch, mask, positives, order, counts)
 
 
 def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:
