@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
@@ -10,6 +12,7 @@ from tests.cluster.test_stages import hashes
 from tests.unit.pipelines.chunking.test_stretches import passages, stored
 
 
+@pytest.mark.slow  # for all stages: test_stages.py
 def test_bytes_do_not_depend_on_workers(session: RaySession, tmp_path: Path) -> None:
     source = stored(tmp_path / "source", [passages(*"AAABBCDDDE"), passages("E", "", "F")])
     found = []

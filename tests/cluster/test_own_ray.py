@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow  # a Ray of its own, two ranks
+
 PROBE = """
 import http.client
 import json
@@ -115,7 +117,6 @@ def test_ranks_of_one_machine_meet_where_nobody_else_listens(probed: dict[str, A
     assert len(others) <= 1, rank["listening"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["raylet", "gcs_server"])
 def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, killed: str) -> None:
     command, output = [sys.executable, "-c", COUNT, str(tmp_path / "out")], tmp_path / "out"

@@ -72,8 +72,8 @@ def test_what_does_not_go_together_is_refused(collection: str, model: Path, tmp_
     plain = {"encoder": None, "collection": collection, "format": "beir"}
     with pytest.raises(UserError, match="format beir of collection takes no context: leave that out"):
         export(tmp_path / "b", model, **plain, context="x")
-    with pytest.raises(UserError, match="contextual_encoder of encoder takes no split, negatives: leave that"):
-        export(tmp_path / "c", model, split="train", negatives=1)
+    with pytest.raises(UserError, match="contextual_encoder of encoder takes no split: leave that"):
+        export(tmp_path / "c", model, split="train")
     with pytest.raises(UserError, match="reads no context, so its folder is one of sentence-transformers as it is"):
         export(tmp_path / "e", saved("bert"))
     contextual(dtype=torch.float32, residual_head=True).save(tmp_path / "other")

@@ -51,7 +51,7 @@ def assert_same_arrays(found, expected):
 @pytest.fixture
 def one_reader(monkeypatch):
     """Batches are read in the order of their steps; more threads read some at once."""
-    monkeypatch.setattr(loop, "_READING_THREADS", 1)
+    monkeypatch.setattr(loop, "TOKENIZING_THREADS", 1)
 
 
 @pytest.mark.usefixtures("one_reader")
