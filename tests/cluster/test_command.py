@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from raytriever.cli import app
+from raytriever.stages.ray_session import RaySession
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -77,7 +78,15 @@ def test_again_everything_is_reused(finished):
     assert hashes(finished / "out") == before
 
 
-def test_a_changed_setting_runs_that_stage_and_later_ones(finished, session, tmp_path):  # noqa: ARG001
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands make shards in this process; that an error of a worker is shown as it is, others show."""
+    for module in ("ray_session", "recipe_run"):
+        monkeypatch.setattr(f"raytriever.stages.{module}.RaySession", lambda **_: RaySession(shards_here=True))
+
+
+@pytest.mark.usefixtures("here")
+def test_a_changed_setting_runs_that_stage_and_later_ones(finished, tmp_path):
     shutil.copytree(finished / "out", tmp_path / "out")
     recipe = str(finished / "recipe.yaml")
     arguments = ["run", recipe, "--output", str(tmp_path / "out"), "--set", "lexical.index.bm25.k1=1.2"]
@@ -185,7 +194,8 @@ GOOD = json.dumps({"_id": "0", "title": "", "text": "green apples"})
     ],
     ids=["broken JSON", "duplicate id", "not UTF-8", "no text", "empty corpus", "unknown document", "no judgments"],
 )
-def test_bad_data_is_named_and_nothing_is_left(finished, session, tmp_path, documents, judgments, expected):  # noqa: ARG001
+@pytest.mark.usefixtures("here")
+def test_bad_data_is_named_and_nothing_is_left(finished, tmp_path, documents, judgments, expected):
     data = write_collection(tmp_path / "data", documents, judgments)
     before = hashes(finished / "out")
     arguments = ["collect", "--set", "source.kind=beir", "--set", f"source.path={data}"]
