@@ -139,7 +139,7 @@ def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], leve
         rows.append([letters.get(system, ""), system, *cells])
         if system in published and (figures := published_figures(table, published[system])):
             ours = {**values, **({MEAN: table.means[system]} if has_mean else {})}
-            rows += [["", *line] for line in published_rows(published[system], figures, ours)]
+            rows.extend(["", *line] for line in published_rows(published[system], figures, ours))
     columns = [*table.columns, *([MEAN] if has_mean else [])]
     return Table(["", table.measure, *columns], rows, _caption(table, published, level), text_columns=2)
 
