@@ -15,10 +15,12 @@ import pyarrow.compute as pc
 import torch
 from sentence_transformers import DefaultBatchSampler
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
+from trainers.objectives.masked_contrastive import masked_contrastive_loss
 
 try:
     from sentence_transformers.sentence_transformer import losses
@@ -150,12 +152,10 @@ def stored_mask(labels: Tensor, columns: int) -> Tensor:
 def _loss(embeddings: list[Tensor], labels: Tensor, temperature: float) -> Tensor:
     """``masked_contrastive_loss`` over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
-    columns = (torch.nn.functional.normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
-    queries, positives, *negatives = columns
+    queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
     documents = torch.cat([positives, torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else [positives])
-    with torch.autocast(queries.device.type, enabled=False):
-        scores = (queries @ documents.T / temperature).masked_fill(mask, -torch.inf)
-    return torch.nn.functional.cross_entropy(scores, torch.arange(len(queries), device=queries.device))
+    own = torch.arange(len(queries), device=queries.device)
+    return masked_contrastive_loss(queries, documents, mask, own, temperature)
 
 
 class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignore[misc]

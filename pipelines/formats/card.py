@@ -36,6 +36,8 @@ def card(
     ]
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
     columns = [(f"`{name}`", type_, meaning) for name, type_, meaning in format_.columns()]
+    drawn = f"![Masked share and hardness of batches, in their order]({CHART})\n"
+    chart = [drawn] if published.layout == "pairs" else []
     return "\n".join(
         [
             f"---\n{front}---\n",
@@ -45,11 +47,7 @@ def card(
             "## Figures\n",
             _table(("", ""), _figures(published)),
             _table(("domain", "examples"), _domains(published)),
-            *(
-                [f"![Masked share and hardness of batches, in their order]({CHART})\n"]
-                if published.layout == "pairs"
-                else []
-            ),
+            *chart,
             "## Columns\n",
             _table(("name", "type", ""), columns),
             "## Use\n",

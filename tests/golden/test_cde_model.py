@@ -20,7 +20,7 @@ from retrieval.encoders.modules import DenseLayer
 from retrieval.encoders.specification import EncoderContract
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.gradient_cache import Encode, cut_by_length, encode_chunks
-from trainers.objectives.contrastive import masked_contrastive_loss
+from trainers.objectives.masked_contrastive import masked_contrastive_loss
 
 GOLDEN = np.load(Path(__file__).parent / "cde_case_a.npz")
 WIDTH, HEADS, J = GOLDEN["v_w/s1.word"].shape[1], int(GOLDEN["v_n_head"]), int(GOLDEN["v_J"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.objectives.contrastive import masked_contrastive_loss
+from trainers.objectives.masked_contrastive import masked_contrastive_loss
 
 GOLDEN = np.load(Path(__file__).parent / "cde_case_a.npz")
 CASES = {"nomask": None, "mask": "ii_mask_rel", "hn_mask": "ii_mask_hn_rel"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retrieval.encoders.multi_vector import scalar_mix
-from trainers.objectives.contrastive import masked_contrastive_loss
+from trainers.objectives.masked_contrastive import masked_contrastive_loss
 from trainers.objectives.multi_layer import (
     best_vector,
     max_similarity,
