@@ -85,7 +85,8 @@ def trials(arguments: argparse.Namespace, ways: Mapping[str, str]) -> dict[str, 
     folder = arguments.output / f"{arguments.layers}-{arguments.start}"
     folder.mkdir(parents=True, exist_ok=True)
     held_out = RetrievalValidationSettings(collection=arguments.held_out, split="test", others=())
-    validation = RetrievalValidation(held_out, [Criterion(held_out.measure, higher_is_better=True)], bf16=has_bfloat16(gpu=False))
+    decides = Criterion(held_out.measure, higher_is_better=True)
+    validation = RetrievalValidation(held_out, [decides], bf16=has_bfloat16(gpu=False))
     found: dict[str, list[float]] = {}
     for seed in range(arguments.seeds):
         for name, batches in {UNTRAINED: None, **ways}.items():

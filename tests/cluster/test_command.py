@@ -72,7 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_again_everything_is_reused(finished):
     before = hashes(finished / "out")
-    done = raytriever("run", "recipe.yaml", "--output", "out", folder=finished)
+    done = CliRunner().invoke(app, ["run", str(finished / "recipe.yaml"), "--output", str(finished / "out")])
     assert done.stderr.count(": reused, ") == 5
     assert "Ray:" not in done.stderr
     assert hashes(finished / "out") == before
@@ -145,15 +145,16 @@ def test_a_mistaken_command_line_is_explained(arguments, expected):
     assert expected in done.stderr
 
 
-def test_exit_code_traceback_and_settings(tmp_path):
+def test_exit_code_traceback_and_settings(tmp_path, monkeypatch):
     done = raytriever("run", "quickstrat", folder=tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     done = raytriever("--traceback", "run", "quickstrat", folder=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
-    shown = raytriever("run", "quickstart", "--set", "clusters.cluster_size=32", "--print-config", folder=tmp_path)
-    assert shown.returncode == 0
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, ["run", "quickstart", "--set", "clusters.cluster_size=32", "--print-config"])
+    assert shown.exit_code == 0
     assert yaml.safe_load(shown.stdout)["stages"]["clusters"]["cluster_size"] == 32
     assert not list(tmp_path.iterdir())
 
