@@ -53,16 +53,9 @@ def fewest_to_learn_from(index: "Index") -> int:
     rarer quantizers FAISS's own refusal has to do.
     """
     faiss = import_faiss()
-    whole, inner = faiss.downcast_index(index), innermost(index)
-    whole = faiss.downcast_index(whole.base_index) if isinstance(whole, faiss.IndexRefine) else whole
-    needed = [0]
-    if isinstance(whole, faiss.IndexPreTransform):
-        for number in range(whole.chain.size()):
-            transform = faiss.downcast_VectorTransform(whole.chain.at(number))
-            if isinstance(transform, faiss.OPQMatrix):
-                needed.append(_OPQ_CLUSTERS)
-            elif isinstance(transform, faiss.PCAMatrix):
-                needed.append(transform.d_out)
+    transforms, inner = _parts(index)
+    needed: list[int] = [0, *(each.d_out for each in transforms if isinstance(each, faiss.PCAMatrix))]
+    needed += [_OPQ_CLUSTERS for each in transforms if isinstance(each, faiss.OPQMatrix)]
     if isinstance(inner, faiss.IndexHNSW):
         inner = faiss.downcast_index(inner.storage)
     if isinstance(inner, faiss.IndexIVF):
@@ -88,11 +81,19 @@ def _compare_by_inner_product(index: "Index", graph: Any) -> "Index":
 
 def innermost(index: "Index") -> Any:
     """The index behind refinements, rotations and projections."""
+    return _parts(index)[1]
+
+
+def _parts(index: "Index") -> tuple[list[Any], Any]:
+    """Rotations and projections, and the index behind them."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
     if isinstance(inner, faiss.IndexRefine):
         inner = faiss.downcast_index(inner.base_index)
-    return faiss.downcast_index(inner.index) if isinstance(inner, faiss.IndexPreTransform) else inner
+    if not isinstance(inner, faiss.IndexPreTransform):
+        return [], inner
+    chain = inner.chain
+    return [faiss.downcast_VectorTransform(chain.at(n)) for n in range(chain.size())], faiss.downcast_index(inner.index)
 
 
 def bytes_per_vector(factory: str, dimension: int) -> int:
@@ -121,15 +122,12 @@ def prepare_training(index: "Index", seed: int) -> None:
     search here uses.
     """
     faiss = import_faiss()
-    whole = faiss.downcast_index(index)
-    if isinstance(whole, faiss.IndexPreTransform):
-        for number in range(whole.chain.size()):
-            rotation = faiss.downcast_VectorTransform(whole.chain.at(number))
-            if isinstance(rotation, faiss.OPQMatrix):
-                rotation.pq = faiss.ProductQuantizer(rotation.d_out, rotation.M, 8)
-                rotation.pq.this.disown()  # the rotation frees it
-                _prepare_clustering(rotation.pq.cp, seed)
-    inner = innermost(index)
+    transforms, inner = _parts(index)
+    for rotation in transforms:
+        if isinstance(rotation, faiss.OPQMatrix):
+            rotation.pq = faiss.ProductQuantizer(rotation.d_out, rotation.M, 8)
+            rotation.pq.this.disown()  # the rotation frees it
+            _prepare_clustering(rotation.pq.cp, seed)
     if isinstance(inner, faiss.IndexHNSW):
         inner = faiss.downcast_index(inner.storage)
     if isinstance(inner, faiss.IndexIVF):

@@ -83,7 +83,7 @@ class Index(Stage[IndexConfig]):
 
     command = "index"
     kind = INDEX
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = IndexConfig
     unit = "documents"
 

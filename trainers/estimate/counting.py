@@ -7,9 +7,9 @@ of nothing alone, and its table of formulas for floating-point operations.
 """
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +93,6 @@ def _ones(value: Any) -> Any:
     return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, FakeTensor) else value
 
 
-_scaled_dot_product_attention = nn.functional.scaled_dot_product_attention
-
-
 def _attention_of_gpus(
     query: Tensor,
     key: Tensor,
@@ -130,11 +127,6 @@ def _attention_of_gpus(
         return cast(Tensor, efficient(q, k, v, attn_mask, True, dropout_p, is_causal, scale=scale)[0])
 
 
-@contextmanager
-def attention_of_gpus() -> Iterator[None]:
+def attention_of_gpus() -> AbstractContextManager[Any]:
     """Attention by the kernels of GPUs, of which the fake ones keep what the real ones keep."""
-    nn.functional.scaled_dot_product_attention = _attention_of_gpus
-    try:
-        yield
-    finally:
-        nn.functional.scaled_dot_product_attention = _scaled_dot_product_attention
+    return patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_gpus)

@@ -16,6 +16,7 @@ from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
+from trainers.engine.order import can_share
 from trainers.estimate.costs import (
     CANDIDATE,
     LAWS,
@@ -92,8 +93,15 @@ class Estimating:
         shape, training = shape_of(size, config), config.training
         check_workers(config.fewest_workers, gpus, training.batches_per_step)
         check_slices(config.fewest_workers, gpus, training.batches_per_step, shape.rows, config.batches)
+        if 0 < size.batches < training.batches_per_step:
+            most = max(few for few in range(1, int(size.batches) + 1) if can_share(few, gpus))
+            raise UserError(
+                f"A step of the {gpus} GPUs takes {training.batches_per_step} batches (training.batches_per_step), and"
+                f" an epoch of {config.batches} has {size.batches:.0f}: set training.batches_per_step to {most}, or"
+                " pack smaller batches or more data."
+            )
         cost = step_cost(config, shape, gpus)
-        steps = size.batches * min(training.epochs, size.epochs) // training.batches_per_step
+        steps = size.batches // training.batches_per_step * min(training.epochs, size.epochs)
         steps = min(filter(None, [steps, training.max_steps]), default=0)
         link = self._gpu.link * 1e9 if self._machines.nodes == 1 else self._machines.network / self._machines.gpus
         read = training.epochs * size.pairs * size.row_bytes * _MEASURED.stored

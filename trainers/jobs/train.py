@@ -1,7 +1,6 @@
 """`raytriever train`: trains encoders on stored batches and exports them."""
 
 from collections.abc import Iterator, Set
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Self
 
@@ -145,16 +144,15 @@ class Train(Stage[TrainConfig]):
         if not pending:
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from trainers.jobs.workers import Spread, gpus_of_cluster, outcome_of, train_on_worker, trainer_of
+        from trainers.jobs.workers import Spread, gpus_of_cluster, log_estimate, outcome_of, train_on_worker, trainer_of
 
-        board = open_board()
-        config = self.for_workers().config
+        board, stage = open_board(), self.for_workers()
+        config = stage.config
         arguments = {"settings": config, "derivation": self.derivation(), "board": board}
         spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
-        with ThreadPoolExecutor(1) as pool:
-            if config.resources.gpus_per_worker:  # while workers start
-                pool.submit(_log_estimate, self, gpus_of_cluster())
-            yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
+        if config.resources.gpus_per_worker:  # while workers start
+            log_estimate.remote(stage, gpus_of_cluster(), board)
+        yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Steps, losses, evaluations, the encoder's contract."""
@@ -189,13 +187,3 @@ class Train(Stage[TrainConfig]):
             f" {best['start']:.4f} before it and is {best['value']:.4f} at its best. A lower learning rate or other"
             " negatives may help; the encoder as it was may be the better one.",
         ]
-
-
-def _log_estimate(stage: Train, gpus: str) -> None:
-    """What the run takes on its GPUs, as far as it can be said; ``gpus``: which they are."""
-    from trainers.estimate.recipe import estimate_of_run
-
-    try:
-        log.info(f"  {estimate_of_run(stage, gpus)}")
-    except Exception as error:  # which is none of training's
-        log.info(f"  what a step takes can't be estimated: {type(error).__name__}: {error}")

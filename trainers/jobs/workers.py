@@ -38,7 +38,7 @@ from raytriever.stages.metrics import (
 )
 from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
 from raytriever.stages.ray_session import session_folder
-from raytriever.stages.stage import Resources
+from raytriever.stages.stage import Resources, Stage
 from trainers.engine.collectives import failing_together
 from trainers.engine.loop import Callback
 from trainers.record.ledger import negatives_per_query
@@ -144,6 +144,21 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
             worker_runtime_env={"env_vars": _worker_variables(cpus, gpus)},
         ),
     )
+
+
+@ray.remote(num_cpus=0, max_calls=1)  # type: ignore[untyped-decorator]
+def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
+    """What the run takes on its GPUs, as far as it can be said. ``gpus``: which they are.
+
+    In a process of its own, as an estimate replaces functions of torch and transformers for all of its process.
+    """
+    from trainers.estimate.recipe import estimate_of_run
+
+    with log_to(board.actor.put_nowait.remote):
+        try:
+            log.info(f"  {estimate_of_run(stage, gpus)}")
+        except Exception as error:  # which is none of training's
+            log.info(f"  what a step takes can't be estimated: {type(error).__name__}: {error}")
 
 
 def train_on_worker(arguments: dict[str, Any]) -> str:

@@ -179,6 +179,19 @@ def test_the_seed_starts_the_training(factory: str, vectors: NDArray[np.float32]
     assert vector_index.train(vectors, factory, seed=1) != vector_index.train(vectors, factory, seed=2)
 
 
+def test_a_rotation_learns_the_same_before_a_refinement(vectors: NDArray[np.float32]) -> None:
+    faiss = index_factory.import_faiss()
+
+    def rotation(factory: str, seed: int) -> NDArray[np.float32]:
+        whole = deserialized(vector_index.train(vectors, factory, seed=seed))  # holds the parts that are looked at
+        (transform,), _ = index_factory._parts(whole)
+        return faiss.vector_to_array(faiss.downcast_VectorTransform(transform).A).copy()
+
+    plain, refined, other = (rotation(*of) for of in (("OPQ8,PQ8x4", 1), ("OPQ8,PQ8x4,RFlat", 1), ("OPQ8,PQ8x4", 2)))
+    np.testing.assert_array_equal(refined, plain)
+    assert not np.array_equal(other, plain)
+
+
 _OPEN_AND_MEASURE = """
 import sys
 from pathlib import Path

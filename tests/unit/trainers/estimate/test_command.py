@@ -62,6 +62,18 @@ def test_it_says_what_stages_take(recipe: str) -> None:
         (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
         (["--gpus", "3", "--set", "model.training.batches_per_step=2"], "can't be shared by 3 workers"),
         (["--gpus", "128"], "can't be cut into 128 equal slices"),
+        (
+            [
+                "--gpus",
+                "16",
+                "--set",
+                "packing.packing.batch_size=51200",
+                "--set",
+                "model.training.batches_per_step=16",
+            ],
+            "model: A step of the 16 GPUs takes 16 batches (training.batches_per_step), and an epoch of"
+            " runs/recipe/batches has 10: set training.batches_per_step to 8,",
+        ),
         (["--set", "model.encoder.model=org/unknown"], "model: How the model 'org/unknown' is built isn't known here"),
         (["--set", "model.batches=runs/none"], "model: How large the batches in runs/none are isn't known"),
     ],

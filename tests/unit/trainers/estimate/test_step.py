@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from trainers.estimate.recipe import estimate_of_run
 from trainers.estimate.sizes import size_of
 from trainers.estimate.step import count_step, outlined_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
+from trainers.jobs.workers import log_estimate
 from trainers.training_run import RunSettings, objective_to_train
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
@@ -143,6 +145,15 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     assert "; on H100s " in said
     assert " s a step, bound by " in said
     assert "; on " not in estimate_of_run(stage, "Gaudi")
+    records: list[Any] = []
+    board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=records.append)))
+    assert log_estimate._default_options["max_calls"] == 1  # Ray's process that makes it does nothing else
+    for model in (stage.config.encoder.model, "org/unknown"):
+        encoder = stage.config.encoder.model_copy(update={"model": model})
+        other = Train(stage.config.model_copy(update={"encoder": encoder}))
+        log_estimate._function(other, "H100", board)
+    assert records[0].getMessage() == f"  {said}"
+    assert "can't be estimated: UserError: train: How the model 'org/unknown' is built" in records[1].getMessage()
     batch = size_of(stage, [])
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
