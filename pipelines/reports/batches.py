@@ -212,10 +212,7 @@ def epoch_tables(packing: Artifact) -> list[Table]:
         [str(epoch), *(show(facts[fact]) if fact in facts else "-" for (fact, _), show in columns.items())]
         for epoch, facts in enumerate(epochs)
     ]
-    caption = (
-        "Tour and random order: lengths over the clusters' centroids. Dead end: a step in which the list of near"
-        " clusters was used up."
-    )
+    caption = "Tour and random order: lengths over the clusters' centroids."
     return [Table(["epoch", *(name for _, name in columns)], rows, caption)]
 
 
