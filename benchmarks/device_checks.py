@@ -164,7 +164,8 @@ def check_clustering(bench: Bench) -> Finding:
     seconds, found = {}, {}
     for device in (str(bench.device), "cpu"):
         started = time.perf_counter()
-        found[device] = cluster_in_parts(ArrayPairs(*sides), size.clusters, KMeansSettings(), seed=1, device=device)
+        pairs = ArrayPairs(queries=sides[0], documents=sides[1])
+        found[device] = cluster_in_parts(pairs, size.clusters, KMeansSettings(), seed=1, device=device)
         seconds[f"seconds on {device}"] = time.perf_counter() - started
     same = all(np.array_equal(each.assignments, found["cpu"].assignments) for each in found.values())
     return Finding(same, f"{size.points:,} pairs in {size.clusters:,} clusters", seconds)

@@ -64,18 +64,18 @@ def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     with tempfile.TemporaryDirectory() as folder:
         arguments.folder = folder
-        documents, queries = make_pairs(arguments.pairs, arguments.dimension)
+        queries, documents = make_pairs(arguments.pairs, arguments.dimension)
         dtype = np.float16 if arguments.half else np.float32
-        for name, vectors in (("documents", documents), ("queries", queries)):
+        for name, vectors in (("queries", queries), ("documents", documents)):
             np.save(Path(folder) / f"{name}.npy", vectors.astype(dtype))
         if arguments.against == "faiss":
-            _against_faiss(arguments, documents, queries)
+            _against_faiss(arguments, queries, documents)
         else:
-            _against_flat(arguments, documents, queries)
+            _against_flat(arguments, queries, documents)
 
 
 def make_pairs(pairs: int, dimension: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Documents and queries of unit length in a tree of topics, a constant apart, with a spectrum that falls.
+    """Queries and documents of unit length in a tree of topics, a constant apart, with a spectrum that falls.
 
     Mean products, as MiniLM's of question-answer pairs: about 0.7 within a pair, 0.4 within a topic, 0 beyond.
     """
@@ -99,20 +99,24 @@ def make_pairs(pairs: int, dimension: int) -> tuple[NDArray[np.float32], NDArray
             own = np.float32(_SIDE_SHARE**0.5) * random.standard_normal(shape, dtype=np.float32)
             vectors = (shared + own + side * offset) * spectrum
             sides[side, begin : begin + _BLOCK] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return sides[0], sides[1]
+    return sides[1], sides[0]
 
 
-def _flat(documents: Vectors, queries: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
+def _flat(queries: Vectors, documents: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
     settings = KMeansSettings(iterations=arguments.iterations, tolerance=0, two_level_above=1 << 40)
-    return cluster_pairs(documents, queries, arguments.clusters, settings, 0).assignments
+    return cluster_pairs(
+        queries=queries, documents=documents, k=arguments.clusters, settings=settings, seed=0
+    ).assignments
 
 
-def _two_levels(documents: Vectors, queries: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
+def _two_levels(queries: Vectors, documents: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
     settings = KMeansSettings(iterations=arguments.iterations, tolerance=0, two_level_above=1)
-    return cluster_pairs(documents, queries, arguments.clusters, settings, 0).assignments
+    return cluster_pairs(
+        queries=queries, documents=documents, k=arguments.clusters, settings=settings, seed=0
+    ).assignments
 
 
-def _faiss(documents: Vectors, queries: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
+def _faiss(queries: Vectors, documents: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
     faiss = import_faiss()
     faiss.omp_set_num_threads(arguments.threads)
     count, dimension = documents.shape
@@ -145,14 +149,14 @@ _SIDES: dict[str, Callable[[Vectors, Vectors, argparse.Namespace], NDArray[np.in
 
 def _run_side(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
-    documents, queries = (np.load(f"{arguments.folder}/{name}.npy") for name in ("documents", "queries"))
+    queries, documents = (np.load(f"{arguments.folder}/{name}.npy") for name in ("queries", "documents"))
     side = _SIDES[arguments.side]
     few = argparse.Namespace(**vars(arguments) | {"clusters": 2, "iterations": 1})
-    side(documents[:500], queries[:500], few)  # libraries' code comes into memory, which is no part of the comparison
+    side(queries[:500], documents[:500], few)  # libraries' code comes into memory, which is no part of the comparison
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the largest resident set so far
     started, cpu = time.perf_counter(), time.process_time()
-    assignments = side(documents, queries, arguments)
+    assignments = side(queries, documents, arguments)
     figures = {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
@@ -192,7 +196,7 @@ def _fastest(sides: list[str], arguments: argparse.Namespace) -> dict[str, Figur
     return {side: {name: min(found[side][name] for found in measured) for name in measured[0][side]} for side in sides}
 
 
-def _against_faiss(arguments: argparse.Namespace, documents: Vectors, queries: Vectors) -> None:
+def _against_faiss(arguments: argparse.Namespace, queries: Vectors, documents: Vectors) -> None:
     best = _fastest(["ours", "FAISS"], arguments)
     ours, faiss = best["ours"], best["FAISS"]
     print(
@@ -204,7 +208,7 @@ def _against_faiss(arguments: argparse.Namespace, documents: Vectors, queries: V
     )
     for side, sweeps in (("FAISS", 0), ("ours", 0), ("ours", arguments.polish_sweeps)):
         hardness, used = _packed_hardness(
-            np.load(f"{arguments.folder}/{side}.npy"), documents, queries, sweeps, arguments
+            np.load(f"{arguments.folder}/{side}.npy"), queries, documents, sweeps, arguments
         )
         print(
             f"  {side}, packed{' and polished' if sweeps else ''}: Eq. 2 {hardness:.4f} a batch, {used} clusters used"
@@ -212,7 +216,7 @@ def _against_faiss(arguments: argparse.Namespace, documents: Vectors, queries: V
 
 
 def _packed_hardness(
-    assignments: NDArray[np.int32], documents: Vectors, queries: Vectors, sweeps: int, arguments: argparse.Namespace
+    assignments: NDArray[np.int32], queries: Vectors, documents: Vectors, sweeps: int, arguments: argparse.Namespace
 ) -> tuple[float, int]:
     """Mean q_i·d_j over i != j of a batch, over all batches along the tour of the clusters' mean mid-points."""
     used, clusters = np.unique(assignments, return_inverse=True)
@@ -226,13 +230,13 @@ def _packed_hardness(
         PackingSettings(batch_size=arguments.batch_size, polish_sweeps=sweeps),
         seed=0,
         epoch=0,
-        vectors=(lambda items: (documents[items], queries[items])) if sweeps else None,
+        vectors=(lambda items: (queries[items], documents[items])) if sweeps else None,
     )
-    values = [batch_hardness(queries[batch], documents[batch]) for batch in packing.batches]
+    values = [batch_hardness(queries=queries[batch], documents=documents[batch]) for batch in packing.batches]
     return float(np.mean(values)), len(used)
 
 
-def _against_flat(arguments: argparse.Namespace, documents: Vectors, queries: Vectors) -> None:
+def _against_flat(arguments: argparse.Namespace, queries: Vectors, documents: Vectors) -> None:
     two = _measure("two levels", arguments)
     if arguments.flat_iterations:
         shorter, longer = (_measure("flat", arguments, arguments.flat_iterations - less) for less in (1, 0))
@@ -248,7 +252,7 @@ def _against_flat(arguments: argparse.Namespace, documents: Vectors, queries: Ve
         f" {flat['cpu_seconds'] / two['cpu_seconds']:.1f} in processor time"
     )
     sides = ["two levels"] if arguments.flat_iterations else ["two levels", "flat"]
-    found = {side: _similarity(np.load(f"{arguments.folder}/{side}.npy"), documents, queries) for side in sides}
+    found = {side: _similarity(np.load(f"{arguments.folder}/{side}.npy"), queries, documents) for side in sides}
     for side, (cosine, within) in found.items():
         print(
             f"  {side}: mean cosine of mid-point and centroid {cosine:.4f}, mean q_i·d_j within clusters {within:.4f}"
@@ -258,7 +262,7 @@ def _against_flat(arguments: argparse.Namespace, documents: Vectors, queries: Ve
         print(f"  two levels / flat: {shares[0]:.1%} of the first, {shares[1]:.1%} of the second")
 
 
-def _similarity(assignments: NDArray[np.int32], documents: Vectors, queries: Vectors) -> tuple[float, float]:
+def _similarity(assignments: NDArray[np.int32], queries: Vectors, documents: Vectors) -> tuple[float, float]:
     """The mean cosine of each mid-point with its cluster's mean; the mean q_i·d_j over i != j of one cluster."""
     counts = np.bincount(assignments).astype(float)
     centroids = np.zeros((len(counts), documents.shape[1]))
@@ -273,16 +277,16 @@ def _similarity(assignments: NDArray[np.int32], documents: Vectors, queries: Vec
         points = documents[part] + queries[part]
         products = np.einsum("ij,ij->i", points, centroids[assignments[part]])
         cosines += float((products / np.linalg.norm(points, axis=1)).sum())
-    both_ways = float(pair_similarity(documents, queries, assignments).sum()) / 2
+    both_ways = float(pair_similarity(queries=queries, documents=documents, groups=assignments).sum()) / 2
     return cosines / len(documents), (both_ways - own) / float((counts * (counts - 1)).sum())
 
 
 def pair_similarity(
-    documents: NDArray[np.floating], queries: NDArray[np.floating], groups: NDArray[np.integer]
+    *, queries: NDArray[np.floating], documents: NDArray[np.floating], groups: NDArray[np.integer]
 ) -> NDArray[np.float64]:
     """Eq. 2 of each group, float64 (groups,): the sum over i, j in it, i = j included, of d_i·q_j + d_j·q_i.
 
-    ``documents``, ``queries`` (N, d), may be memory-mapped; ``groups`` (N,): the group of each pair, from 0. Computed
+    ``queries``, ``documents`` (N, d), may be memory-mapped; ``groups`` (N,): the group of each pair, from 0. Computed
     as 2·S_D·S_Q with S the sums of a group's vectors: linear in N.
     """
     count = int(groups.max()) + 1

@@ -92,11 +92,11 @@ def measure(
     seconds = {AUTHORS: time.perf_counter() - started}
 
     def vectors(items: NDArray[np.int64]) -> tuple[Vectors, Vectors]:
-        return documents[items], queries[items]
+        return queries[items], documents[items]
 
     started = time.perf_counter()
     k = number_of_clusters(len(queries), cluster_size)
-    clustering = cluster_pairs(documents, queries, k, KMeansSettings(), 0)
+    clustering = cluster_pairs(queries=queries, documents=documents, k=k, settings=KMeansSettings(), seed=0)
     clusters = clustering.assignments.astype(np.int32)
     clustered = time.perf_counter() - started
     for name, assignments, centroids, settings in (
@@ -134,7 +134,7 @@ def in_regions(
         own, numbers = np.unique(clusters[items], return_inverse=True)
 
         def vectors(chosen: NDArray[np.int64], items: NDArray[np.int64] = items) -> tuple[Vectors, Vectors]:
-            return documents[items[chosen]], queries[items[chosen]]
+            return queries[items[chosen]], documents[items[chosen]]
 
         packed = pack(numbers.astype(np.int32), centroids[own], settings, 0, 0, vectors=vectors, region=region)
         found.append(items[packed.batches])
@@ -144,7 +144,9 @@ def in_regions(
 def authors_batches(queries: Vectors, documents: Vectors, size: int, cluster_size: int) -> Batches:
     """As the authors' code cuts them (for one domain)."""
     k = number_of_clusters(len(queries), cluster_size)
-    clusters = cluster_pairs(documents, queries, k, KMeansSettings(pairs="concat"), 0).assignments.astype(np.int32)
+    clusters = cluster_pairs(
+        queries=queries, documents=documents, k=k, settings=KMeansSettings(pairs="concat"), seed=0
+    ).assignments.astype(np.int32)
     counts = np.bincount(clusters)
     means = np.zeros((len(counts), documents.shape[1]))
     np.add.at(means, clusters, documents.astype(np.float64))
@@ -158,9 +160,9 @@ def hardness(batches: Batches, queries: Vectors, documents: Vectors) -> tuple[fl
     before, after, masked = [], [], []
     own = np.eye(batches.shape[1], dtype=bool)
     for batch in batches:
-        mask = score_mask(queries[batch], documents[batch], own)
-        before.append(batch_hardness(queries[batch], documents[batch]))
-        after.append(batch_hardness(queries[batch], documents[batch], mask))
+        mask = score_mask(queries=queries[batch], documents=documents[batch], own=own)
+        before.append(batch_hardness(queries=queries[batch], documents=documents[batch]))
+        after.append(batch_hardness(queries=queries[batch], documents=documents[batch], mask=mask))
         masked.append(mask.sum() / (mask.size - len(mask)))
     return float(np.mean(before)), float(np.mean(after)), float(np.mean(masked))
 

@@ -1,11 +1,11 @@
-"""Asymmetric k-means over (document, query) pairs: which pairs make each other hard.
+"""Asymmetric k-means over (query, document) pairs: which pairs make each other hard.
 
 Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1: groups of pairs with large
-similarity between every document and every query of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Two
+similarity between every query and every document of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Two
 readings of Eq. 3:
 
-``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's document and query are the same vector a.
-Then |d - a|² + |q - a|² = 2·|(d + q)/2 - a|² + |d - q|²/2: plain k-means on the mid-points.
+``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's query and document are the same vector a.
+Then |q - a|² + |d - a|² = 2·|(q + d)/2 - a|² + |q - d|²/2: plain k-means on the mid-points.
 
 ``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d], a pair's
 cluster being that of the unswapped one, as the authors' code has it. Where queries and documents lie apart, some
@@ -93,26 +93,26 @@ def number_of_clusters(n: int, cluster_size: int) -> int:
 
 
 def cluster_pairs(
-    documents: NDArray[np.floating], queries: NDArray[np.floating], k: int, settings: KMeansSettings, seed: int
+    *, queries: NDArray[np.floating], documents: NDArray[np.floating], k: int, settings: KMeansSettings, seed: int
 ) -> Clustering:
     """Clusters N pairs of vectors into at most ``k`` clusters (of N < k pairs, or fewer distinct ones, fewer).
 
-    ``documents``, ``queries``: (N, dimension) float16 or float32, row i of both is pair i; may be memory-mapped, they
+    ``queries``, ``documents``: (N, dimension) float16 or float32, row i of both is pair i; may be memory-mapped, they
     are read block by block. The result is a function of the arguments alone, whatever the number of threads. Raises
     ``UserError`` where shapes or types don't fit, ``k`` is below 1 or a vector holds NaN or infinity.
     """
-    if documents.ndim != 2 or documents.shape != queries.shape or 0 in documents.shape:
+    if queries.ndim != 2 or queries.shape != documents.shape or 0 in queries.shape:
         raise UserError(
-            f"Document vectors of shape {documents.shape} and query vectors of shape {queries.shape} are not pairs:"
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not pairs:"
             " both must be (pairs, dimension), of one shape, and not empty."
         )
-    for side, vectors in (("document", documents), ("query", queries)):
+    for side, vectors in (("query", queries), ("document", documents)):
         if vectors.dtype not in (np.float16, np.float32):
             raise UserError(
                 f"The {side} vectors are {vectors.dtype}; float16 and float32 can be clustered. Convert them."
             )
     documents = queries if settings.sides == "queries" else documents
-    return cluster_in_parts(ArrayPairs(documents, queries), k, settings, seed)
+    return cluster_in_parts(ArrayPairs(queries=queries, documents=documents), k, settings, seed)
 
 
 def cluster_in_parts(
@@ -263,7 +263,7 @@ def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:
     largest, zeros = 0.0, 0
     for part in points.blocks():
         is_zero = np.zeros(part.stop - part.start, dtype=bool)
-        for side, vectors in zip(("document", "query"), points.pairs.take(part), strict=True):
+        for side, vectors in zip(("query", "document"), points.pairs.take(part), strict=True):
             numbers = np.asarray(vectors, dtype=np.float32)
             lengths = np.maximum(numbers.max(axis=1), -numbers.min(axis=1)).astype(np.float64)
             good = lengths <= LARGEST_COORDINATE  # False for NaN

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from retrieval.collections.collection import TextPart
 from retrieval.vectors import StoredVectors, VectorRows
 
-Places = slice | NDArray[np.int64]
+Rows = NDArray[np.int64]
+Places = slice | Rows
 
 
 class PairVectors(Protocol):
-    """Document and query vectors of numbered pairs. A subset is a description, cheap to send to a worker."""
+    """Query and document vectors of numbered pairs. A subset is a description, cheap to send to a worker."""
 
     @property
     def dimension(self) -> int:
@@ -24,7 +25,7 @@ class PairVectors(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-        """Document and query vectors (n, dimension) of the pairs at ``places``, in that order."""
+        """Query and document vectors (n, dimension) of the pairs at ``places``, in that order."""
         ...
 
     def subset(self, places: Places) -> "PairVectors":
@@ -33,17 +34,11 @@ class PairVectors(Protocol):
 
 
 class ArrayPairs:
-    """Row i of two arrays (N, dimension) is pair i, or row ``numbers[i]``; float16 or float32, may be memory-mapped."""
+    """Row i of two arrays (N, dimension) is pair i; float16 or float32, may be memory-mapped."""
 
-    def __init__(
-        self,
-        documents: NDArray[np.floating],
-        queries: NDArray[np.floating],
-        numbers: NDArray[np.int64] | None = None,
-    ) -> None:
-        self._documents, self._queries = documents, queries
-        self._numbers = np.arange(len(documents)) if numbers is None else numbers
-        self.dimension = int(documents.shape[1])
+    def __init__(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> None:
+        self._queries, self._documents, self._numbers = queries, documents, np.arange(len(queries))
+        self.dimension = int(queries.shape[1])
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -51,15 +46,17 @@ class ArrayPairs:
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """Rows of both arrays."""
         rows = self._numbers[places]
-        return self._documents[rows], self._queries[rows]
+        return self._queries[rows], self._documents[rows]
 
     def subset(self, places: Places) -> Self:
         """Their row numbers; vectors are gathered when taken."""
-        return type(self)(self._documents, self._queries, self._numbers[places])
+        part = copy(self)
+        part._numbers = self._numbers[places]
+        return part
 
 
 class SwappedPairs:
-    """Pairs of which some have document and query exchanged."""
+    """Pairs of which some have query and document exchanged."""
 
     def __init__(self, pairs: PairVectors, swapped: NDArray[np.bool_]) -> None:
         self._pairs, self._swapped = pairs, swapped
@@ -69,10 +66,10 @@ class SwappedPairs:
         return len(self._swapped)
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-        """What stands for document and query."""
-        documents, queries = self._pairs.take(places)
+        """What stands for query and document."""
+        queries, documents = self._pairs.take(places)
         swapped = self._swapped[places][:, None]
-        return np.where(swapped, queries, documents), np.where(swapped, documents, queries)
+        return np.where(swapped, documents, queries), np.where(swapped, queries, documents)
 
     def subset(self, places: Places) -> "SwappedPairs":
         """Some of them."""
@@ -80,7 +77,7 @@ class SwappedPairs:
 
 
 def both_orientations(pairs: PairVectors) -> SwappedPairs:
-    """All pairs as they are, then all with document and query exchanged: 2N of them, no vector copied."""
+    """All pairs as they are, then all with query and document exchanged: 2N of them, no vector copied."""
     count = len(pairs)
     return SwappedPairs(pairs.subset(np.tile(np.arange(count), 2)), np.repeat([False, True], count))
 
@@ -91,19 +88,13 @@ Sides = Literal["both", "queries"]
 class StoredPairs:
     """Pairs whose vectors are in an artifact, read through its memory maps wherever a part of them is needed.
 
-    Pair i has the document and the query vector in these rows of a collection. ``sides`` queries: the query's vector
+    Pair i has the query and the document vector in these rows of a collection. ``sides`` queries: the query's vector
     stands for both, documents need no vectors.
     """
 
-    def __init__(
-        self,
-        vectors: StoredVectors,
-        document_rows: NDArray[np.int64],
-        query_rows: NDArray[np.int64],
-        sides: Sides = "both",
-    ) -> None:
+    def __init__(self, vectors: StoredVectors, *, query_rows: Rows, document_rows: Rows, sides: Sides = "both") -> None:
         self._uri, self._fingerprint = vectors.uri, vectors.fingerprint
-        self._document_rows, self._query_rows, self._sides = document_rows, query_rows, sides
+        self._query_rows, self._document_rows, self._sides = query_rows, document_rows, sides
         self.dimension = vectors.part("queries").dimension
 
     def __len__(self) -> int:
@@ -114,12 +105,12 @@ class StoredPairs:
         queries = opened_part(self._uri, self._fingerprint, "queries").gather(self._query_rows[places])
         if self._sides == "queries":
             return queries, queries
-        return opened_part(self._uri, self._fingerprint, "documents").gather(self._document_rows[places]), queries
+        return queries, opened_part(self._uri, self._fingerprint, "documents").gather(self._document_rows[places])
 
     def subset(self, places: Places) -> "StoredPairs":
         """The rows of some."""
         part = copy(self)
-        part._document_rows, part._query_rows = self._document_rows[places], self._query_rows[places]
+        part._query_rows, part._document_rows = self._query_rows[places], self._document_rows[places]
         return part
 
 

@@ -20,10 +20,10 @@ BLOCK_ROWS = 4096
 _FLOAT64_BITS = 53
 
 
-def midpoints(documents: NDArray[np.floating], queries: NDArray[np.floating]) -> NDArray[np.float32]:
-    """(d + q)/2, float32 (n, dimension): what Eq. 3 clusters where a centroid is one vector for both sides."""
-    points = documents.astype(np.float32)
-    points += queries
+def midpoints(*, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> NDArray[np.float32]:
+    """(q + d)/2, float32 (n, dimension): what Eq. 3 clusters where a centroid is one vector for both sides."""
+    points = queries.astype(np.float32)
+    points += documents
     points *= 0.5
     return points
 
@@ -140,14 +140,15 @@ class Points:
 
 
 class MidPoints(Points):
-    """(d + q)/2 of each pair; clusters are means, costs squared Euclidean distances."""
+    """(q + d)/2 of each pair; clusters are means, costs squared Euclidean distances."""
 
     spherical = False
     converged_cost = 0.0
     vectors = 1
 
     def _make(self, places: Places) -> NDArray[np.float32]:
-        return midpoints(*self.pairs.take(places))
+        queries, documents = self.pairs.take(places)
+        return midpoints(queries=queries, documents=documents)
 
 
 class ConcatenatedPairs(Points):
@@ -158,8 +159,7 @@ class ConcatenatedPairs(Points):
     vectors = 2
 
     def _make(self, places: Places) -> NDArray[np.float32]:
-        documents, queries = self.pairs.take(places)
-        return concatenated(queries, documents)
+        return concatenated(*self.pairs.take(places))
 
 
 PART_POINTS = 1 << 15

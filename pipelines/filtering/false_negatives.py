@@ -36,16 +36,17 @@ class FalseNegativeSettings(Settings):
     fixed_threshold: float | None = None
     """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
 
-    def margin_of(self, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
+    def margin_of(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
         """Of a batch with these vectors of its pairs, both (B, d)."""
         if not self.margin_per_hardness:
             return self.margin
-        return self.margin + self.margin_per_hardness * max(0.0, batch_hardness(queries, documents))
+        return self.margin + self.margin_per_hardness * max(0.0, batch_hardness(queries=queries, documents=documents))
 
 
 def score_mask(
-    query_vectors: NDArray[np.floating],
-    document_vectors: NDArray[np.floating],
+    *,
+    queries: NDArray[np.floating],
+    documents: NDArray[np.floating],
     own: NDArray[np.bool_],
     margin: float = 0.0,
     margin_kind: Literal["absolute", "relative"] = "absolute",
@@ -53,15 +54,14 @@ def score_mask(
 ) -> NDArray[np.bool_]:
     """S(q, d) = {d' : f(q, d') >= f(q, d)} (Contextual Document Embeddings, section 4.1, eq. 4) for every row.
 
-    ``query_vectors`` (B, d), ``document_vectors`` (M, d) of the surrogate f, their inner product; column i is row i's
+    ``queries`` (B, d), ``documents`` (M, d): vectors of the surrogate f, their inner product; column i is row i's
     positive. ``own`` (B, M): exempt entries, the positives and, as the authors' code has it, the row's own hard
     negatives. Scores near the threshold are computed again in float64, so that identical documents have identical
-    scores whatever the order of summation.
-    Raises ``UserError`` where the shapes don't fit or a vector holds NaN or infinity.
+    scores whatever the order of summation. Raises ``UserError`` for shapes that don't fit, NaN and infinity.
     """
-    _check_vectors(query_vectors, document_vectors)
-    size = len(query_vectors)
-    queries, documents = query_vectors.astype(np.float32), document_vectors.astype(np.float32)
+    _check_vectors(queries, documents)
+    size = len(queries)
+    queries, documents = queries.astype(np.float32), documents.astype(np.float32)
     positives = inner_products(queries, documents[:size])
     slack = margin * np.abs(positives) if margin_kind == "relative" else margin
     thresholds = positives - slack if fixed_threshold is None else np.full(size, fixed_threshold)
@@ -93,7 +93,7 @@ def _check_vectors(queries: NDArray[np.floating], documents: NDArray[np.floating
             )
 
 
-def pair_keys(query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def pair_keys(*, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each pair (n,), ascending in (query row, document row). Raises ``UserError`` beyond 2^31 rows."""
     for rows in (query_rows, document_rows):
         if rows.size and int(rows.max()) >= 2**31:
@@ -138,20 +138,18 @@ def false_negatives(
         by_rule["known positive"] = _known_positive_mask(queries, documents, known_positives)
     if settings.surrogate_score:
         if vectors is None:
-            raise UserError(
-                "surrogate_score needs vectors of the batch's queries and documents. Give them, or turn it off."
-            )
-        left_alone = positives if own is None else own
+            raise UserError("surrogate_score needs vectors of both queries and documents. Give them, or turn it off.")
+        of_queries, of_documents = vectors
         by_rule["surrogate score"] = score_mask(
-            *vectors,
-            left_alone,
-            settings.margin_of(vectors[0], vectors[1][:size]),
-            settings.margin_kind,
-            settings.fixed_threshold,
+            queries=of_queries,
+            documents=of_documents,
+            own=positives if own is None else own,
+            margin=settings.margin_of(queries=of_queries, documents=of_documents[:size]),
+            margin_kind=settings.margin_kind,
+            fixed_threshold=settings.fixed_threshold,
         )
         # a zero vector says nothing of how near anything is: such a query or positive is not judged by scores
-        is_unknown = ~(vectors[0].any(axis=1) & vectors[1][:size].any(axis=1))
-        by_rule["surrogate score"][is_unknown] = False
+        by_rule["surrogate score"][~(of_queries.any(axis=1) & of_documents[:size].any(axis=1))] = False
     rule_of = np.zeros((size, columns), dtype=np.uint8)
     for number, rule in enumerate(RULES, 1):
         if rule in by_rule:

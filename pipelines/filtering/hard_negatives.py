@@ -44,9 +44,9 @@ class TeacherScores:
     keys: NDArray[np.int64]
     scores: NDArray[np.float32]
 
-    def of(self, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def of(self, *, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """The scores of pairs (n,), NaN where the teacher gave none."""
-        wanted = pair_keys(query_rows, document_rows)
+        wanted = pair_keys(query_rows=query_rows, document_rows=document_rows)
         found = np.full(len(wanted), np.nan, dtype=np.float32)
         places = np.searchsorted(self.keys, wanted)
         known = places < len(self.keys)
@@ -93,6 +93,7 @@ class NegativeDraw:
         self,
         epoch: int,
         pairs: NDArray[np.int64],
+        *,
         query_rows: NDArray[np.int64],
         document_rows: NDArray[np.int64],
         known_positives: NDArray[np.int64],
@@ -134,8 +135,8 @@ class NegativeDraw:
     ) -> NDArray[np.int64]:
         assert self.scores is not None
         assert self.balanced is not None
-        documents = np.append(available, positive)
-        scores = self.scores.of(np.full(len(documents), query), documents).astype(np.float64)
+        rows = np.append(available, positive)
+        scores = self.scores.of(query_rows=np.full(len(rows), query), document_rows=rows).astype(np.float64)
         unknown = int(np.isnan(scores).sum())
         if unknown:
             raise UserError(

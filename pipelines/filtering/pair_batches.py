@@ -60,7 +60,9 @@ class PairBatches:
             query_rows, document_rows = (side[start : start + at_once] for side in rows_of_pairs)
             hard = np.empty((len(pairs), 0), dtype=np.int64)
             if self.negatives:
-                hard, filled = self.negatives.draw(epoch, pairs, query_rows, document_rows, self.positives)
+                hard, filled = self.negatives.draw(
+                    epoch, pairs, query_rows=query_rows, document_rows=document_rows, known_positives=self.positives
+                )
                 counts.update(filled)
             queries = self.queries.take(query_rows)
             documents = self.documents.take(document_rows)
@@ -142,7 +144,8 @@ def _with_scores(
 ) -> pa.Table:
     """``table`` with a teacher's scores. Raises ``UserError`` where it has none of a document or a hard negative."""
     of_row = np.concatenate([documents[:, None], hard_negatives], axis=1)
-    found = scores.of(np.repeat(queries, of_row.shape[1]), of_row.ravel()).reshape(of_row.shape)
+    query_rows = np.repeat(queries, of_row.shape[1])
+    found = scores.of(query_rows=query_rows, document_rows=of_row.ravel()).reshape(of_row.shape)
     unknown = np.argwhere(np.isnan(found))
     if len(unknown):
         row, place = unknown[0]

@@ -172,8 +172,8 @@ class Cluster(Stage[ClusterConfig]):
         )
 
     def _stored(self, shard: Shard) -> StoredPairs:
-        documents, queries = (self._of_domain(shard, array) for array in ("document_rows", "query_rows"))
-        return StoredPairs(StoredVectors(self.config.vectors), documents, queries, self.config.kmeans.sides)
+        rows = {name: self._of_domain(shard, name) for name in ("query_rows", "document_rows")}
+        return StoredPairs(StoredVectors(self.config.vectors), **rows, sides=self.config.kmeans.sides)
 
     def _name(self, pair: int) -> str:
         ids = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_id", "document_id"]).slice(pair, 1).to_pylist()[0]

@@ -30,7 +30,6 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
-_SIDES: dict[TextPart, str] = {"queries": "query", "documents": "document"}
 POSITIVES_SHARD, NEGATIVES_SHARD = "positives", "negatives"
 SCORES_SHARD = "teacher-scores"
 
@@ -60,7 +59,7 @@ def make_positives(writer: ShardWriter, pairs: Artifact, collection: StoredColle
     that were left out as repeats are known positives still.
     """
     rows = read_pairs(pairs, ["query_row", "document_row"])
-    keys = pair_keys(rows["query_row"].to_numpy(), rows["document_row"].to_numpy())
+    keys = pair_keys(query_rows=rows["query_row"].to_numpy(), document_rows=rows["document_row"].to_numpy())
     add_array(writer, _KEYS_FILE, np.unique(np.concatenate([keys, _judged_keys(pairs, collection)])))
     return writer.commit(0)
 
@@ -72,8 +71,9 @@ def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.in
     keys = [np.zeros(0, dtype=np.int64)]  # of pairs that are made of something else
     for judgments in map(collection.judgments, splits):
         relevant = judgments.filter(pc.greater_equal(judgments["relevance"], min(1, pairs.config["minimum_relevance"])))
-        rows = (collection.require(part, relevant[f"{side}_id"]) for part, side in _SIDES.items())
-        keys.append(pair_keys(*rows))
+        query_rows = collection.require("queries", relevant["query_id"])
+        document_rows = collection.require("documents", relevant["document_id"])
+        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
     return np.concatenate(keys)
 
 
@@ -158,7 +158,7 @@ def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) ->
     """
     keys, scores = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
     for query_rows, document_rows, found in _scored_pairs(path, collection):
-        keys.append(pair_keys(query_rows, document_rows))
+        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
         scores.append(found)
     all_keys, all_scores = np.concatenate(keys), np.concatenate(scores)
     if not len(all_keys):

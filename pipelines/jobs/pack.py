@@ -282,7 +282,8 @@ class Pack(Stage[PackConfig]):
     def _vectors(self, domain: DomainPairs, parts: int) -> VectorsOf:
         """Reads the vectors of the domain's items by number, those of a few at a time."""
         query_rows, document_rows = pair_rows(self.config.output, parts, domain.pairs)
-        return StoredPairs(StoredVectors(str(self.config.vectors)), document_rows, query_rows).take
+        vectors = StoredVectors(str(self.config.vectors))
+        return StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows).take
 
     def _dropped(self, left_out: int) -> dict[str, int]:
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}

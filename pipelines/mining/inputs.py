@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,10 @@ class MiningInputs:
             found = np.full(rows.shape, -np.inf, dtype=np.float32)
             queries, places = np.nonzero(rows >= 0)
             query_rows = self._query_rows[numbers]
-            found[queries, places] = exact_scores(*self._vectors, query_rows[queries], rows[queries, places])
+            scorer = partial(exact_scores, queries=self._vectors[0], documents=self._vectors[1])
+            found[queries, places] = scorer(query_rows=query_rows[queries], document_rows=rows[queries, places])
             scores = found
-            positive_scores = exact_scores(*self._vectors, query_rows[pairs.queries], pairs.rows)
+            positive_scores = scorer(query_rows=query_rows[pairs.queries], document_rows=pairs.rows)
         return Block(
             rows=rows,
             scores=scores,

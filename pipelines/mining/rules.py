@@ -213,7 +213,7 @@ def match_judgments(
 
 
 def exact_scores(
-    queries: VectorRows, documents: VectorRows, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]
+    *, queries: VectorRows, documents: VectorRows, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Inner products of pairs (n,); a pair's score depends on its own vectors alone.
 

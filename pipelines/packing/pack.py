@@ -99,7 +99,7 @@ def pack(
 ) -> Packing:
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
-    ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads document and query vectors of
+    ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads query and document vectors of
     the given items, for the polish. Fewer than ``batch_size`` items are left out; over epochs these rotate through all
     of them. ``name``: the domain's, where it may have settings of its own. ``region``: which one of the domain's these
     items are, if not all. Raises ``UserError`` for fewer items than a batch, and for a polish without vectors.

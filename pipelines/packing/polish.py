@@ -26,7 +26,7 @@ WINDOW_ITEMS = 2048  # unless these are more items: then fewer batches, two at l
 CELLS_AT_ONCE = 1 << 24  # affinities of the windows that go together: 64 MiB
 SMALLEST_GAIN = 1e-3 * 2**23  # of the longest vectors' product; less isn't worth a swap
 
-# item numbers (n,) to the document and the query vectors (n, d) of these items
+# item numbers (n,) to the query and the document vectors (n, d) of these items
 VectorsOf = Callable[[NDArray[np.int64]], tuple[NDArray[np.floating], NDArray[np.floating]]]
 
 
@@ -75,7 +75,7 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int, 
 
 
 def affinities(
-    documents: NDArray[np.floating], queries: NDArray[np.floating], margin: float = 0.0
+    *, queries: NDArray[np.floating], documents: NDArray[np.floating], margin: float = 0.0
 ) -> tuple[NDArray[np.float32], float]:
     """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value; d_i·q_j >= d_j·q_j - margin counts 0.
 
@@ -83,11 +83,11 @@ def affinities(
     Cauchy-Schwarz): float32 holds all of them exactly, so the result does not depend on the order of additions, hence
     not on threads. Of vectors of length 1 a product is off by about 10⁻⁴.
     """
-    sides = [documents.astype(np.float64), queries.astype(np.float64)]
+    sides = [queries.astype(np.float64), documents.astype(np.float64)]
     longest = max(float(np.sqrt(np.einsum("ij,ij->i", side, side).max())) for side in sides)
     scale = (2.0**11.5 - np.sqrt(documents.shape[1]) / 2 - 1) / (longest or 1.0)
-    left, right = (torch.from_numpy(np.rint(side * scale).astype(np.float32)) for side in sides)
-    products = left @ right.T
+    of_queries, of_documents = (torch.from_numpy(np.rint(side * scale).astype(np.float32)) for side in sides)
+    products = of_documents @ of_queries.T
     own = products.diagonal().clone()
     products[products >= own - margin * scale**2] = 0
     products.diagonal().copy_(own)
@@ -101,7 +101,8 @@ def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf, margin: floa
     affinity = np.empty((number, count * size, count * size), dtype=np.float32)
     scales = np.empty(number)
     for window, of_window in enumerate(items):
-        affinity[window], scales[window] = affinities(*vectors(of_window), margin)
+        queries, documents = vectors(of_window)
+        affinity[window], scales[window] = affinities(queries=queries, documents=documents, margin=margin)
     state = _Windows(affinity, count, size)
     before = float(-(state.leaving.sum(axis=1) @ scales)) / 2
     swaps, gained = 0, 0.0

@@ -124,7 +124,8 @@ class PairVectors:
     def hardness(self, batch: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> float:
         """``batch_hardness`` of these pair numbers (B,), without the cells of ``mask`` (B, B)."""
         queries = self._queries.gather(self._query_rows[batch])
-        return batch_hardness(queries, self._documents.gather(self._document_rows[batch]), mask)
+        documents = self._documents.gather(self._document_rows[batch])
+        return batch_hardness(queries=queries, documents=documents, mask=mask)
 
 
 def hardness(
@@ -260,8 +261,10 @@ def batches_chart(reader: BatchReader, order: Sequence[int], vectors: StoredVect
         ids = pa.concat_tables([batch.select(["query_id", "document_id"]) for batch in rows])
         queries = np.split(text_vectors(vectors, "queries", ids["query_id"]), len(rows))
         documents = np.split(text_vectors(vectors, "documents", ids["document_id"]), len(rows))
-        of_batches = zip(queries, documents, (mask[:, :size] for mask in masks), strict=True)
-        panels["hardness, eq. 2"] = [batch_hardness(*of_batch) for of_batch in of_batches]
+        panels["hardness, eq. 2"] = [
+            batch_hardness(queries=of_queries, documents=of_documents, mask=mask[:, :size])
+            for of_queries, of_documents, mask in zip(queries, documents, masks, strict=True)
+        ]
     steps = np.arange(len(rows))
     svg = curve_panels([Panel(name, steps, np.array(values)) for name, values in panels.items()], "Batches in order")
     return svg.replace("<svg", '<svg font-family="sans-serif"', 1)

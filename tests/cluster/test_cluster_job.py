@@ -34,11 +34,13 @@ KINDS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     domains = ["large"] * (PAIRS - 100) + ["small"] * 100
-    return store(tmp_path_factory.mktemp("inputs"), *topics(PAIRS, 16, 40), domains)
+    queries, documents = topics(PAIRS, 16, 40)
+    return store(tmp_path_factory.mktemp("inputs"), queries=queries, documents=documents, domains=domains)
 
 
 def stored(inputs: dict[str, str]) -> StoredPairs:
-    return StoredPairs(StoredVectors(inputs["vectors"]), np.arange(PAIRS)[::-1], np.arange(PAIRS))
+    rows = np.arange(PAIRS)
+    return StoredPairs(StoredVectors(inputs["vectors"]), query_rows=rows, document_rows=rows[::-1])
 
 
 def clustered(pairs: PairVectors, kind: str, split: Split) -> Clustering:
@@ -117,9 +119,9 @@ def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch)
 
 
 def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
-    documents, queries = topics(PAIRS, 16, 40)
+    queries, documents = topics(PAIRS, 16, 40)
     queries[7] = np.inf
-    bad = store(tmp_path, documents, queries, ["large"] * PAIRS)
+    bad = store(tmp_path, queries=queries, documents=documents, domains=["large"] * PAIRS)
     with pytest.raises(UserError, match="query vector of pair 7 "):
         clustered(stored(bad), "flat", workers.split)
     with pytest.raises(UserError, match="A GPU was asked for"):

@@ -51,7 +51,9 @@ class KilledGroup(Killed, Group):
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
-    inputs = store(folder, *topics(PAIRS, 16, 40), ["large"] * (PAIRS - 100) + ["small"] * 100)
+    queries, documents = topics(PAIRS, 16, 40)
+    domains = ["large"] * (PAIRS - 100) + ["small"] * 100
+    inputs = store(folder, queries=queries, documents=documents, domains=domains)
     config = ClusterConfig.model_validate(
         {**inputs, "cluster_size": 4, "smallest_domain": 4, "output": str(folder / "c")}
     )

@@ -51,7 +51,7 @@ def test_squared_eq3_is_similarity_of_concatenations(case: Case) -> None:
 
 
 def test_six_lloyd_steps_of_concatenated_pairs(case: Case) -> None:
-    points = ConcatenatedPairs(both_orientations(ArrayPairs(case["i_D"], case["i_Q"])))
+    points = ConcatenatedPairs(both_orientations(ArrayPairs(queries=case["i_Q"], documents=case["i_D"])))
     found = lloyd(LocalParts([points]), case["i_lloyd_init"], iterations=6, tolerance=-1.0)
     np.testing.assert_allclose(found.centroids, case["i_lloyd_centroids"], atol=1e-5)
     np.testing.assert_array_equal(found.clusters[0][: len(case["i_D"])], case["i_lloyd_assign"])
@@ -60,8 +60,10 @@ def test_six_lloyd_steps_of_concatenated_pairs(case: Case) -> None:
 
 
 def test_midpoints_give_eq3_with_symmetric_centroids(case: Case) -> None:
-    documents, queries = case["i_D"].astype(np.float64), case["i_Q"].astype(np.float64)
-    assignments, costs = nearest_centroids(midpoints(case["i_D"], case["i_Q"]), case["i_sym_centroids"])
+    queries, documents = case["i_Q"].astype(np.float64), case["i_D"].astype(np.float64)
+    assignments, costs = nearest_centroids(
+        midpoints(queries=case["i_Q"], documents=case["i_D"]), case["i_sym_centroids"]
+    )
     np.testing.assert_array_equal(assignments, case["i_sym_assign"])
     objective = 2 * costs.sum() + np.square(documents - queries).sum() / 2
     assert objective == pytest.approx(float(case["i_sym_objective"]), rel=1e-6)
@@ -69,23 +71,25 @@ def test_midpoints_give_eq3_with_symmetric_centroids(case: Case) -> None:
 
 @pytest.mark.parametrize(("groups", "total"), [("author_assign", "eq2_author"), ("true_labels", "eq2_true")])
 def test_eq2_of_a_partition(case: Case, groups: str, total: str) -> None:
-    found = pair_similarity(case["i_D"], case["i_Q"], case[f"i_{groups}"])
+    found = pair_similarity(queries=case["i_Q"], documents=case["i_D"], groups=case[f"i_{groups}"])
     assert found.sum() == pytest.approx(float(case[f"i_{total}"]), rel=1e-6)
 
 
 def test_score_masks(case: Case) -> None:
     queries, documents = case["ii_q"], case["ii_d"]
     own = np.eye(len(queries), dtype=bool)
-    np.testing.assert_array_equal(score_mask(queries, documents, own), case["ii_mask_rel"])
-    np.testing.assert_array_equal(score_mask(queries, documents, own, fixed_threshold=0.6), case["ii_mask_abs"])
+    np.testing.assert_array_equal(score_mask(queries=queries, documents=documents, own=own), case["ii_mask_rel"])
+    np.testing.assert_array_equal(
+        score_mask(queries=queries, documents=documents, own=own, fixed_threshold=0.6), case["ii_mask_abs"]
+    )
 
 
 def test_score_masks_over_hard_negatives(case: Case) -> None:
     columns = np.concatenate((case["ii_d"], case["ii_hn"]))
     own = case["ii_own"].astype(bool)
-    np.testing.assert_array_equal(score_mask(case["ii_q"], columns, own), case["ii_mask_hn_rel"])
+    np.testing.assert_array_equal(score_mask(queries=case["ii_q"], documents=columns, own=own), case["ii_mask_hn_rel"])
     positives = np.eye(*own.shape, dtype=bool)
-    only_own_hard_negatives = score_mask(case["ii_q"], columns, positives) | ~own
+    only_own_hard_negatives = score_mask(queries=case["ii_q"], documents=columns, own=positives) | ~own
     np.testing.assert_array_equal(only_own_hard_negatives, case["ii_mask_hn_rel_noinbatch"])
 
 

@@ -22,7 +22,9 @@ def test_clusters_are_those_of_the_cpu(settings: KMeansSettings, monkeypatch: py
     sides = RANDOM.normal(size=(2, 700, 12)).astype(np.float16).round(1)  # with ties
     monkeypatch.setattr(nearest_centroids, "PRODUCTS_ON_GPU", 1 << 12)
     found, expected = (
-        cluster_in_parts(ArrayPairs(*sides), 20, settings, seed=1, split=LocalParts, device=device)
+        cluster_in_parts(
+            ArrayPairs(queries=sides[0], documents=sides[1]), 20, settings, seed=1, split=LocalParts, device=device
+        )
         for device in (NAME, "cpu")
     )
     np.testing.assert_array_equal(found.assignments, expected.assignments)
@@ -41,7 +43,9 @@ def test_points_that_are_held_are_uploaded_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "to", noted)
     sides = RANDOM.normal(size=(2, 700, 12)).astype(np.float32)
     with counted_waits() as waits:
-        found = cluster_in_parts(ArrayPairs(*sides), 20, KMeansSettings(tolerance=0), seed=1, device=NAME)
+        found = cluster_in_parts(
+            ArrayPairs(queries=sides[0], documents=sides[1]), 20, KMeansSettings(tolerance=0), seed=1, device=NAME
+        )
     assert found.iterations > 3
     assert sizes.count(700 * 12) == 1
     assert sum(waits.values()) <= 8 * (found.iterations + 2), waits

@@ -22,9 +22,9 @@ from raytriever.errors import UserError
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def mid_points(documents: NDArray[np.float32], queries: NDArray[np.float32]) -> LocalParts:
+def mid_points(*, queries: NDArray[np.float32], documents: NDArray[np.float32]) -> LocalParts:
     """Their mid-points, as one part."""
-    return LocalParts([MidPoints(ArrayPairs(documents, queries))])
+    return LocalParts([MidPoints(ArrayPairs(queries=queries, documents=documents))])
 
 
 def topics(pairs: int, dimension: int, number: int, offset: float = 0.0, seed: int = 0) -> Pair:
@@ -32,9 +32,9 @@ def topics(pairs: int, dimension: int, number: int, offset: float = 0.0, seed: i
     random = np.random.default_rng(seed)
     centres = random.standard_normal((number, dimension))[random.integers(0, number, pairs)]
     sides = [centres + 0.3 * random.standard_normal((pairs, dimension)) for _ in range(2)]
-    sides[1] += offset * random.standard_normal(dimension)
-    documents, queries = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
-    return documents.astype(np.float32), queries.astype(np.float32)
+    sides[0] += offset * random.standard_normal(dimension)
+    queries, documents = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
+    return queries.astype(np.float32), documents.astype(np.float32)
 
 
 def literal_lloyd(points: NDArray[Any], centroids: NDArray[Any], iterations: int) -> tuple[NDArray[Any], list[int]]:
@@ -54,10 +54,10 @@ def literal_lloyd(points: NDArray[Any], centroids: NDArray[Any], iterations: int
 
 
 def test_lloyd_equals_the_literal_loop() -> None:
-    documents, queries = topics(120, 6, 5)
-    seeds = midpoints(documents, queries)[[3, 40, 77, 90, 110]]
-    expected, clusters = literal_lloyd(midpoints(documents, queries), seeds, 4)
-    found = lloyd(mid_points(documents, queries), seeds, 4, tolerance=-1.0)
+    queries, documents = topics(120, 6, 5)
+    seeds = midpoints(queries=queries, documents=documents)[[3, 40, 77, 90, 110]]
+    expected, clusters = literal_lloyd(midpoints(queries=queries, documents=documents), seeds, 4)
+    found = lloyd(mid_points(queries=queries, documents=documents), seeds, 4, tolerance=-1.0)
     np.testing.assert_allclose(found.centroids, expected, atol=1e-6)
     assert found.clusters[0].tolist() == clusters
     assert (len(found.objective), found.refilled) == (5, 0)
@@ -73,8 +73,8 @@ def test_lloyd_equals_the_literal_loop() -> None:
     st.integers(0, 1000),
 )
 def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float, seed: int) -> None:
-    documents, queries = topics(n, 5, number, offset, seed)
-    found = cluster_pairs(documents, queries, k, KMeansSettings(pairs=pairs), seed)
+    queries, documents = topics(n, 5, number, offset, seed)
+    found = cluster_pairs(queries=queries, documents=documents, k=k, settings=KMeansSettings(pairs=pairs), seed=seed)
     used = np.unique(found.assignments)
     assert used.tolist() == list(range(len(found.centroids)))  # no cluster is empty
     assert len(found.centroids) + found.left_out == min(k, n)
@@ -85,30 +85,30 @@ def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float
     if pairs != "concat":
         assert found.left_out == 0
     if pairs == "midpoint":
-        spread = np.square(midpoints(documents, queries) - found.centroids[found.assignments]).sum()
+        spread = np.square(midpoints(queries=queries, documents=documents) - found.centroids[found.assignments]).sum()
         assert spread <= found.objective[-1] + 1e-4
 
 
 def test_pairs_are_in_the_cluster_with_the_nearest_centroid() -> None:
-    documents, queries = topics(3000, 12, 40, offset=0.5)
-    found = cluster_pairs(documents, queries, 47, KMeansSettings(), 1)
-    points = midpoints(documents, queries).astype(np.float64)
+    queries, documents = topics(3000, 12, 40, offset=0.5)
+    found = cluster_pairs(queries=queries, documents=documents, k=47, settings=KMeansSettings(), seed=1)
+    points = midpoints(queries=queries, documents=documents).astype(np.float64)
     nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
     np.testing.assert_array_equal(found.assignments, nearest)
 
 
 def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents, queries = (side.astype(np.float16) for side in topics(20_000, 16, 30))
+    queries, documents = (side.astype(np.float16) for side in topics(20_000, 16, 30))
     np.save(tmp_path / "documents.npy", documents)
     mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
     threads = torch.get_num_threads()
-    first = cluster_pairs(documents, queries, 60, KMeansSettings(iterations=5), 3)
+    first = cluster_pairs(queries=queries, documents=documents, k=60, settings=KMeansSettings(iterations=5), seed=3)
     torch.set_num_threads(1)
     monkeypatch.setattr(parts_module, "HELD_BYTES", 0)
     monkeypatch.setattr(parts_module, "PART_POINTS", 3000)
-    again = cluster_pairs(mapped, queries, 60, KMeansSettings(iterations=5), 3)
+    again = cluster_pairs(queries=queries, documents=mapped, k=60, settings=KMeansSettings(iterations=5), seed=3)
     torch.set_num_threads(threads)
-    other = cluster_pairs(documents, queries, 60, KMeansSettings(iterations=5), 4)
+    other = cluster_pairs(queries=queries, documents=documents, k=60, settings=KMeansSettings(iterations=5), seed=4)
     assert first.centroids.tobytes() == again.centroids.tobytes()
     assert first.assignments.tobytes() == again.assignments.tobytes()
     assert first.objective == again.objective
@@ -118,20 +118,20 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])
 def test_identical_vectors_are_one_cluster(pairs: Any) -> None:
     ones = np.ones((100, 4), dtype=np.float16)
-    found = cluster_pairs(ones, ones, 5, KMeansSettings(pairs=pairs), 0)
+    found = cluster_pairs(queries=ones, documents=ones, k=5, settings=KMeansSettings(pairs=pairs), seed=0)
     assert (len(found.centroids), found.left_out) == (1, 4)
     assert not found.assignments.any()
 
 
 def test_as_many_clusters_as_distinct_points() -> None:
     distinct = np.eye(3, dtype=np.float32)[np.random.default_rng(0).integers(0, 3, 200)]
-    found = cluster_pairs(distinct, distinct, 10, KMeansSettings(), 0)
+    found = cluster_pairs(queries=distinct, documents=distinct, k=10, settings=KMeansSettings(), seed=0)
     assert (len(found.centroids), found.left_out, found.objective[-1]) == (3, 7, 0.0)
 
 
 def test_fewer_pairs_than_clusters() -> None:
-    documents, queries = topics(7, 4, 3)
-    found = cluster_pairs(documents, queries, 50, KMeansSettings(), 0)
+    queries, documents = topics(7, 4, 3)
+    found = cluster_pairs(queries=queries, documents=documents, k=50, settings=KMeansSettings(), seed=0)
     assert sorted(found.assignments.tolist()) == list(range(7))
 
 
@@ -139,8 +139,8 @@ def test_an_empty_cluster_takes_the_costliest_point_of_the_largest() -> None:
     line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
     centroids = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
     for parts in (
-        mid_points(line, line),
-        LocalParts([MidPoints(ArrayPairs(half, half)) for half in (line[:1], line[1:])]),
+        mid_points(queries=line, documents=line),
+        LocalParts([MidPoints(ArrayPairs(queries=half, documents=half)) for half in (line[:1], line[1:])]),
     ):
         assignment = assign(parts, centroids)
         ((cluster, moved),) = refill_empty(parts, assignment, centroids).items()
@@ -156,7 +156,7 @@ def test_refilling_as_one_would_by_hand(n: int, k: int, distinct: int, seed: int
     random = np.random.default_rng(seed)
     line = random.integers(0, 3 * distinct, (n, 1)).astype(np.float32)
     centroids = random.integers(0, 12, (k, 1)).astype(np.float32)
-    points = MidPoints(ArrayPairs(line, line))
+    points = MidPoints(ArrayPairs(queries=line, documents=line))
     parts = LocalParts([points.subset(slice(0, n // 2)), points.subset(slice(n // 2, n))] if n > 1 else [points])
     assignment = assign(parts, centroids)
     expected = np.concatenate(assignment.clusters)
@@ -180,7 +180,7 @@ def test_refilling_as_one_would_by_hand(n: int, k: int, distinct: int, seed: int
 def test_a_cluster_refilled_last_has_its_point_as_centroid() -> None:
     line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
     seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
-    found = lloyd(mid_points(line, line), seeds, 0, 0.0)
+    found = lloyd(mid_points(queries=line, documents=line), seeds, 0, 0.0)
     assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
     assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
     assert (found.refilled, found.objective) == (1, (3.0,))
@@ -189,7 +189,7 @@ def test_a_cluster_refilled_last_has_its_point_as_centroid() -> None:
 def test_points_choose_among_the_clusters_nearby() -> None:
     line = np.array([[0.0], [4.0], [6.0], [10.0]], dtype=np.float32)
     centroids = np.array([[0.0], [5.0], [10.0]], dtype=np.float32)
-    points = MidPoints(ArrayPairs(line, line))
+    points = MidPoints(ArrayPairs(queries=line, documents=line))
     parts = LocalParts([points.subset(np.array(places)) for places in ([0, 2], [1, 3])])
     found = assign(parts, centroids, [np.array([0]), np.array([1, 2])])
     assert [clusters.tolist() for clusters in found.clusters] == [[0, 0], [1, 2]]
@@ -200,8 +200,8 @@ def test_points_choose_among_the_clusters_nearby() -> None:
 
 
 def test_seeds_are_different_points_far_apart() -> None:
-    documents, queries = topics(4000, 8, 6, seed=3)
-    parts, sample = mid_points(documents, queries), midpoints(documents, queries)
+    queries, documents = topics(4000, 8, 6, seed=3)
+    parts, sample = mid_points(queries=queries, documents=documents), midpoints(queries=queries, documents=documents)
 
     def cost(seeds: NDArray[np.float32]) -> float:
         return objective(assign(parts, seeds), seeds, parts.points[0].squares(), spherical=False)
@@ -214,67 +214,91 @@ def test_seeds_are_different_points_far_apart() -> None:
 
 
 def test_restarts_keep_the_best() -> None:
-    documents, queries = topics(300, 6, 20, seed=5)
+    queries, documents = topics(300, 6, 20, seed=5)
     for seed in range(4):
-        one, many = (cluster_pairs(documents, queries, 20, KMeansSettings(restarts=n), seed) for n in (1, 8))
+        one, many = (
+            cluster_pairs(queries=queries, documents=documents, k=20, settings=KMeansSettings(restarts=n), seed=seed)
+            for n in (1, 8)
+        )
         assert many.objective[-1] <= one.objective[-1]
-    assert len({cluster_pairs(documents, queries, 20, KMeansSettings(), seed).objective[-1] for seed in range(4)}) > 1
+    assert (
+        len(
+            {
+                cluster_pairs(
+                    queries=queries, documents=documents, k=20, settings=KMeansSettings(), seed=seed
+                ).objective[-1]
+                for seed in range(4)
+            }
+        )
+        > 1
+    )
     assert many.objective[-1] < one.objective[-1]
 
 
 def test_clusters_are_harder_than_chance() -> None:
-    documents, queries = topics(2000, 16, 40, offset=0.3)
-    found = cluster_pairs(documents, queries, 40, KMeansSettings(), 0)
+    queries, documents = topics(2000, 16, 40, offset=0.3)
+    found = cluster_pairs(queries=queries, documents=documents, k=40, settings=KMeansSettings(), seed=0)
     shuffled = np.random.default_rng(0).permutation(found.assignments)
-    ours, random = (pair_similarity(documents, queries, groups).sum() for groups in (found.assignments, shuffled))
+    ours, random = (
+        pair_similarity(queries=queries, documents=documents, groups=groups).sum()
+        for groups in (found.assignments, shuffled)
+    )
     assert ours > 5 * random
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_bad_vector_is_named(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "PART_POINTS", 16)
-    both = topics(50, 4, 3)
+    queries, documents = both = topics(50, 4, 3)
     both[side][37, 2] = np.nan if side else np.inf
-    with pytest.raises(UserError, match=f"{('document', 'query')[side]} vector of pair 37 "):
-        cluster_pairs(*both, 4, KMeansSettings(), 0)
+    with pytest.raises(UserError, match=f"{('query', 'document')[side]} vector of pair 37 "):
+        cluster_pairs(queries=queries, documents=documents, k=4, settings=KMeansSettings(), seed=0)
 
 
 def test_queries_alone() -> None:
-    documents, queries = topics(400, 6, 12, offset=0.4)
-    found = cluster_pairs(documents, queries, 15, KMeansSettings(sides="queries"), 2)
-    again = cluster_pairs(queries, queries, 15, KMeansSettings(), 2)
+    queries, documents = topics(400, 6, 12, offset=0.4)
+    found = cluster_pairs(queries=queries, documents=documents, k=15, settings=KMeansSettings(sides="queries"), seed=2)
+    again = cluster_pairs(queries=queries, documents=queries, k=15, settings=KMeansSettings(), seed=2)
     assert found.assignments.tobytes() == again.assignments.tobytes()
     assert found.centroids.tobytes() == again.centroids.tobytes()
+    queries[3, 0] = np.nan
+    with pytest.raises(UserError, match="query vector of pair 3 "):
+        cluster_pairs(queries=queries, documents=documents, k=15, settings=KMeansSettings(sides="queries"), seed=2)
 
 
 def test_zero_vectors_are_clustered_and_counted() -> None:
-    documents, queries = topics(50, 4, 3)
+    queries, documents = topics(50, 4, 3)
     documents[[3, 9]] = 0
     queries[[9, 10, 11]] = 0
     for pairs in ("midpoint", "concat"):
-        found = cluster_pairs(documents, queries, 5, KMeansSettings.model_validate({"pairs": pairs}), 0)
+        found = cluster_pairs(
+            queries=queries, documents=documents, k=5, settings=KMeansSettings.model_validate({"pairs": pairs}), seed=0
+        )
         assert (found.zeros, len(found.assignments)) == (4, 50)
         assert np.isfinite(found.centroids).all()
 
 
 def test_vectors_of_any_length() -> None:
-    documents, queries = topics(300, 6, 10)
-    small, large = (cluster_pairs(f * documents, f * queries, 12, KMeansSettings(), 0) for f in (2.0**-20, 2.0**30))
+    queries, documents = topics(300, 6, 10)
+    small, large = (
+        cluster_pairs(queries=f * queries, documents=f * documents, k=12, settings=KMeansSettings(), seed=0)
+        for f in (2.0**-20, 2.0**30)
+    )
     assert small.assignments.tobytes() == large.assignments.tobytes()
     assert (small.centroids * np.float32(2.0**50)).tobytes() == large.centroids.tobytes()
     documents[5, 1] = 1e20
     with pytest.raises(UserError, match=r"pair 5 .* beyond 1e\+15"):
-        cluster_pairs(documents, queries, 12, KMeansSettings(), 0)
+        cluster_pairs(queries=queries, documents=documents, k=12, settings=KMeansSettings(), seed=0)
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
-    documents, queries = topics(10, 4, 2)
-    with pytest.raises(UserError, match=r"\(10, 4\).*\(9, 4\)"):
-        cluster_pairs(documents, queries[:9], 2, KMeansSettings(), 0)
+    queries, documents = topics(10, 4, 2)
+    with pytest.raises(UserError, match=r"Query vectors of shape \(9, 4\) and document vectors of shape \(10, 4\)"):
+        cluster_pairs(queries=queries[:9], documents=documents, k=2, settings=KMeansSettings(), seed=0)
     with pytest.raises(UserError, match="0 clusters"):
-        cluster_pairs(documents, queries, 0, KMeansSettings(), 0)
+        cluster_pairs(queries=queries, documents=documents, k=0, settings=KMeansSettings(), seed=0)
     with pytest.raises(UserError, match="float64"):
-        cluster_pairs(documents.astype(np.float64), queries, 2, KMeansSettings(), 0)
+        cluster_pairs(queries=queries, documents=documents.astype(np.float64), k=2, settings=KMeansSettings(), seed=0)
     with pytest.raises(ValidationError, match="sides: queries"):
         KMeansSettings.model_validate({"sides": "queries", "pairs": "concat"})
     with pytest.raises(ValidationError, match="midpont"):

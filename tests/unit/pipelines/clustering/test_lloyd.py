@@ -35,10 +35,10 @@ def unit_rows(*shape: int) -> NDArray[np.float32]:
 
 
 def framed(kind: type[Points], count: int, dimension: int = 7, largest: float = 1.0) -> Points:
-    documents, queries = largest * unit_rows(2, count, dimension)
-    centre = None if kind.spherical else midpoints(documents, queries).mean(axis=0)
+    queries, documents = largest * unit_rows(2, count, dimension)
+    centre = None if kind.spherical else midpoints(queries=queries, documents=documents).mean(axis=0)
     frame = Frame.around(centre, 1.0 if kind.spherical else 2 * largest, count)
-    return kind(ArrayPairs(documents, queries), frame)
+    return kind(ArrayPairs(queries=queries, documents=documents), frame)
 
 
 @settings(deadline=None)
@@ -51,10 +51,10 @@ def test_sums_hold_every_bit(count: int, largest: float, seed: int) -> None:
 
 
 def test_the_grid_is_finer_than_the_vectors() -> None:
-    documents, queries = unit_rows(2, 1000, 16)
+    queries, documents = unit_rows(2, 1000, 16)
     frame = Frame.around(None, 2.0, 1000)
-    points = MidPoints(ArrayPairs(documents, queries), frame).take(slice(None))
-    np.testing.assert_allclose(points, midpoints(documents, queries), atol=1e-12, rtol=0)
+    points = MidPoints(ArrayPairs(queries=queries, documents=documents), frame).take(slice(None))
+    np.testing.assert_allclose(points, midpoints(queries=queries, documents=documents), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs])
@@ -99,8 +99,8 @@ def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None
 
 
 def test_both_ways_are_not_copies_but_read_like_them() -> None:
-    documents, queries = unit_rows(2, 10, 3)
-    points = ConcatenatedPairs(both_orientations(ArrayPairs(documents, queries)))
+    queries, documents = unit_rows(2, 10, 3)
+    points = ConcatenatedPairs(both_orientations(ArrayPairs(queries=queries, documents=documents)))
     whole = points.take(np.arange(20))
     np.testing.assert_allclose(whole[:10, :3], queries / np.sqrt(2), atol=1e-6)
     np.testing.assert_array_equal(whole[10:], np.roll(whole[:10], 3, axis=1))
@@ -112,17 +112,20 @@ def test_both_ways_are_not_copies_but_read_like_them() -> None:
 
 
 def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None:
-    documents, queries = unit_rows(2, 400, 8)
+    queries, documents = unit_rows(2, 400, 8)
     documents[:, 0] += 2
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
-    assert cluster_pairs(documents, queries, 20, KMeansSettings(pairs="concat"), 0).left_out > 5
+    settings = KMeansSettings(pairs="concat")
+    assert cluster_pairs(queries=queries, documents=documents, k=20, settings=settings, seed=0).left_out > 5
 
 
 def test_concatenations_are_never_held() -> None:
-    documents, queries = unit_rows(2, 60_000, 32)
+    queries, documents = unit_rows(2, 60_000, 32)
     copies = 2 * 60_000 * 2 * 32 * 4
     tracemalloc.start()
-    cluster_pairs(documents, queries, 20, KMeansSettings(pairs="concat", iterations=2), 0)
+    cluster_pairs(
+        queries=queries, documents=documents, k=20, settings=KMeansSettings(pairs="concat", iterations=2), seed=0
+    )
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < copies / 2
@@ -159,6 +162,6 @@ def test_few_distinct_points_are_looked_at_a_few_times(monkeypatch: pytest.Monke
     random = np.random.default_rng(0)
     distinct = random.standard_normal((399, 8)).astype(np.float32)
     queries = distinct[random.integers(399, size=6400)]
-    found = cluster_pairs(queries, queries, 400, KMeansSettings(sides="queries"), 0)
+    found = cluster_pairs(queries=queries, documents=queries, k=400, settings=KMeansSettings(sides="queries"), seed=0)
     assert len(found.centroids) == 399
     assert len(looks) < 100  # of the order of log K an iteration, not of K

@@ -34,7 +34,9 @@ class Batch:
             "documents": random.integers(0, self.columns, self.columns),
             "query_texts": random.integers(0, size, size).astype(np.uint64),
             "document_texts": random.integers(0, self.columns, self.columns).astype(np.uint64),
-            "known_positives": np.sort(pair_keys(random.integers(0, size, 9), random.integers(0, self.columns, 9))),
+            "known_positives": np.sort(
+                pair_keys(query_rows=random.integers(0, size, 9), document_rows=random.integers(0, self.columns, 9))
+            ),
         }
         self.query_vectors = random.integers(-2, 3, (size, 3)).astype(np.float32)
         self.document_vectors = random.integers(-2, 3, (self.columns, 3)).astype(np.float32)
@@ -108,7 +110,7 @@ def test_margins_widen_the_mask() -> None:
     own = np.eye(2, 3, dtype=bool)
 
     def cells(**margin: Any) -> list[list[bool]]:
-        return score_mask(queries, documents, own, **margin).tolist()
+        return score_mask(queries=queries, documents=documents, own=own, **margin).tolist()
 
     assert cells() == [[False, False, False], [True, False, False]]
     assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
@@ -119,8 +121,10 @@ def test_margins_widen_the_mask() -> None:
 def test_a_relative_margin_widens_below_zero_too() -> None:
     queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
     own = np.eye(1, 2, dtype=bool)
-    assert not score_mask(queries, documents, own).any()
-    assert score_mask(queries, documents, own, margin=0.1, margin_kind="relative").tolist() == [[False, True]]
+    assert not score_mask(queries=queries, documents=documents, own=own).any()
+    assert score_mask(queries=queries, documents=documents, own=own, margin=0.1, margin_kind="relative").tolist() == [
+        [False, True]
+    ]
 
 
 def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
@@ -128,8 +132,8 @@ def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
     queries = np.array([[1.0, 0], [0, 1]], dtype=np.float32)
     documents = np.array([[0.8, 0.6], [0.5, 0.7], [0.9, 0.9]], dtype=np.float32)
     chosen = FalseNegativeSettings(margin=0.01, margin_per_hardness=0.2)
-    assert chosen.margin_of(queries, documents[:2]) == pytest.approx(0.01 + 0.2 * (0.6 + 0.5) / 2)
-    assert chosen.margin_of(queries, -documents[:2]) == 0.01
+    assert chosen.margin_of(queries=queries, documents=documents[:2]) == pytest.approx(0.01 + 0.2 * (0.6 + 0.5) / 2)
+    assert chosen.margin_of(queries=queries, documents=-documents[:2]) == 0.01
     rows = np.arange(3)
     inputs = {"queries": rows[:2], "documents": rows, "known_positives": np.zeros(0, dtype=np.int64)}
     texts = {"query_texts": rows[:2].astype(np.uint64), "document_texts": rows.astype(np.uint64)}
@@ -148,7 +152,7 @@ def test_equal_documents_tie_wherever_they_stand(dimension: int) -> None:
     queries = random.standard_normal((70, dimension)).astype(np.float32)
     documents = np.repeat(random.standard_normal((1, dimension)), 143, axis=0).astype(np.float32)
     own = np.eye(70, 143, dtype=bool)
-    assert score_mask(queries, documents, own).sum() == 70 * 142
+    assert score_mask(queries=queries, documents=documents, own=own).sum() == 70 * 142
 
 
 def test_equal_to_float64_scores() -> None:
@@ -157,7 +161,7 @@ def test_equal_to_float64_scores() -> None:
     scores = queries.astype(np.float64) @ documents.T.astype(np.float64)
     own = np.eye(128, 300, dtype=bool)
     expected = (scores >= np.diagonal(scores)[:, None]) & ~own
-    np.testing.assert_array_equal(score_mask(queries, documents, own), expected)
+    np.testing.assert_array_equal(score_mask(queries=queries, documents=documents, own=own), expected)
 
 
 def test_own_columns_are_the_positive_and_its_hard_negatives() -> None:
@@ -189,7 +193,9 @@ def test_scores_need_vectors() -> None:
 
 
 def test_positives_of_queries_are_found_among_sorted_keys() -> None:
-    keys = np.sort(pair_keys(np.array([3, 0, 3, 7, 3]), np.array([5, 1, 2, 0, 5])))  # one of them twice
+    keys = np.sort(
+        pair_keys(query_rows=np.array([3, 0, 3, 7, 3]), document_rows=np.array([5, 1, 2, 0, 5]))
+    )  # one of them twice
     found = positives_of(keys, np.array([3, 1, 7, 0, 8]))
     assert [documents.tolist() for documents in found] == [[2, 5, 5], [], [0], [1], []]
 
@@ -208,6 +214,6 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(UserError, match="document vector in row 5"):
         batch.mask()
     with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
-        score_mask(batch.query_vectors, batch.document_vectors[:3], np.eye(4, 3, dtype=bool))
+        score_mask(queries=batch.query_vectors, documents=batch.document_vectors[:3], own=np.eye(4, 3, dtype=bool))
     with pytest.raises(UserError, match="2147483648"):
-        pair_keys(np.array([2**31]), np.array([0]))
+        pair_keys(query_rows=np.array([2**31]), document_rows=np.array([0]))

@@ -23,7 +23,8 @@ def draw(tmp_path):
     def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2)):
         how = NegativeDraw(opened, 100, number, "sample", "repeat", seed)
         queries = np.array([0, 0, 1])[list(pairs)]
-        return how.draw(epoch, np.array(pairs), queries, np.zeros(len(pairs), dtype=np.int64), NONE)[0].tolist()
+        rows = {"query_rows": queries, "document_rows": np.zeros(len(pairs), dtype=np.int64)}
+        return how.draw(epoch, np.array(pairs), **rows, known_positives=NONE)[0].tolist()
 
     return drawn
 

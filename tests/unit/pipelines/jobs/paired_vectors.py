@@ -17,16 +17,16 @@ CONTRACT = {
 
 
 def topics(pairs: int, dimension: int, number: int, seed: int = 0) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
-    """Documents and queries (pairs, dimension) of unit length around common topics."""
+    """Queries and documents (pairs, dimension) of unit length around common topics."""
     random = np.random.default_rng(seed)
     centres = random.standard_normal((number, dimension))[random.integers(0, number, pairs)]
     sides = [centres + 0.4 * random.standard_normal((pairs, dimension)) for _ in range(2)]
-    documents, queries = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
-    return documents.astype(np.float16), queries.astype(np.float16)
+    queries, documents = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
+    return queries.astype(np.float16), documents.astype(np.float16)
 
 
 def store(
-    folder: Path, documents: NDArray[np.float16] | None, queries: NDArray[np.float16], domains: list[str]
+    folder: Path, *, queries: NDArray[np.float16], documents: NDArray[np.float16] | None, domains: list[str]
 ) -> dict[str, str]:
     """The paths of ``pairs`` and ``vectors``; pair i is query i and, in reverse order, document N - 1 - i."""
     count = len(queries)

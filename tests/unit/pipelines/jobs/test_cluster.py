@@ -32,8 +32,10 @@ def config(folder: Path, inputs: dict[str, str], **settings: Any) -> ClusterConf
 
 
 def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) -> None:
-    documents, queries = topics(600, 12, 30)
-    artifact = Artifact(make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS), seed=3))))
+    queries, documents = topics(600, 12, 30)
+    artifact = Artifact(
+        make(Cluster(config(tmp_path, store(tmp_path, queries=queries, documents=documents, domains=DOMAINS), seed=3)))
+    )
     domains = read_clusters(artifact)
     assert [domain.domain for domain in domains] == ["a", "b"]
     for domain, shard in zip(domains, artifact.shards, strict=True):
@@ -62,16 +64,16 @@ def test_pairs_are_read_through_once_for_all_domains(tmp_path: Path, monkeypatch
     monkeypatch.setattr(domain_groups, "read_pairs", read)
     monkeypatch.setattr(job, "read_pairs", read)
     names = [f"domain {number % 25}" for number in range(600)]
-    artifact = Artifact(
-        make(Cluster(config(tmp_path, store(tmp_path, *topics(600, 12, 30), names), smallest_domain=9)))
-    )
+    queries, documents = topics(600, 12, 30)
+    inputs = store(tmp_path, queries=queries, documents=documents, domains=names)
+    artifact = Artifact(make(Cluster(config(tmp_path, inputs, smallest_domain=9))))
     assert len(artifact.shards) == 25
     assert sorted(columns) == ["document_row", "domain", "domain", "query_row"]  # domains to plan with, too
 
 
 def test_queries_alone_need_no_documents(tmp_path: Path) -> None:
-    _, queries = topics(600, 12, 30)
-    inputs = store(tmp_path, None, queries, ["one"] * 600)
+    queries, _ = topics(600, 12, 30)
+    inputs = store(tmp_path, queries=queries, documents=None, domains=["one"] * 600)
     artifact = Artifact(make(Cluster(config(tmp_path, inputs, kmeans={"sides": "queries"}))))
     (domain,) = read_clusters(artifact)
     distances = np.square(queries.astype(float)[:, None] - domain.centroids).sum(axis=2)
@@ -82,25 +84,27 @@ def test_queries_alone_need_no_documents(tmp_path: Path) -> None:
 
 
 def test_a_bad_vector_is_named_by_its_ids(tmp_path: Path) -> None:
-    documents, queries = topics(600, 12, 30)
+    queries, documents = topics(600, 12, 30)
     documents[302, 5] = np.nan
     name = r"document vector of pair 302 \(query 'q302', document 'd297'\)"
     with pytest.raises(UserError, match=name):
-        make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS))))
+        make(Cluster(config(tmp_path, store(tmp_path, queries=queries, documents=documents, domains=DOMAINS))))
 
 
 def test_zero_vectors_are_counted(tmp_path: Path) -> None:
-    documents, queries = topics(600, 12, 30)
+    queries, documents = topics(600, 12, 30)
     documents[[3, 4]] = 0
     queries[[4, 90]] = 0
-    artifact = Artifact(make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS)))))
+    artifact = Artifact(
+        make(Cluster(config(tmp_path, store(tmp_path, queries=queries, documents=documents, domains=DOMAINS))))
+    )
     assert artifact.manifest["facts"]["pairs_with_zero_vectors"] == 3
 
 
 def test_a_domain_of_one_pair_and_one_of_equal_vectors(tmp_path: Path) -> None:
-    documents, queries = topics(600, 12, 30)
+    queries, documents = topics(600, 12, 30)
     documents[1:], queries[1:] = documents[1], queries[1]
-    inputs = store(tmp_path, documents, queries, ["alone"] + ["equal"] * 599)
+    inputs = store(tmp_path, queries=queries, documents=documents, domains=["alone"] + ["equal"] * 599)
     artifact = Artifact(make(Cluster(config(tmp_path, inputs, smallest_domain=1))))
     assert [domain.clusters.max() for domain in read_clusters(artifact)] == [0, 0]
     assert [shard.facts["sizes"] for shard in artifact.shards] == [[1], [0] * 9 + [1]]
@@ -108,28 +112,30 @@ def test_a_domain_of_one_pair_and_one_of_equal_vectors(tmp_path: Path) -> None:
 
 
 def test_no_pairs(tmp_path: Path) -> None:
-    documents, queries = topics(3, 4, 1)
-    inputs = store(tmp_path, documents[:0], queries[:0], [])
+    queries, documents = topics(3, 4, 1)
+    inputs = store(tmp_path, queries=queries[:0], documents=documents[:0], domains=[])
     with pytest.raises(UserError, match="holds no pairs"):
         Cluster(config(tmp_path, inputs)).plan()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    documents, queries = topics(600, 12, 30)
-    inputs = store(tmp_path, documents, queries, DOMAINS)
+    queries, documents = topics(600, 12, 30)
+    inputs = store(tmp_path, queries=queries, documents=documents, domains=DOMAINS)
     with pytest.raises(UserError, match="torch finds none here"):
         make(Cluster(config(tmp_path, inputs, resources=Resources(gpus_per_worker=1))))
 
 
 @pytest.mark.parametrize("above", [2, 1000])
 def test_the_plain_function_finds_the_same(tmp_path: Path, above: int) -> None:
-    documents, queries = topics(600, 12, 30)
+    queries, documents = topics(600, 12, 30)
     kmeans = KMeansSettings(two_level_above=above)
-    inputs = store(tmp_path, documents, queries, ["a"] * 600)
+    inputs = store(tmp_path, queries=queries, documents=documents, domains=["a"] * 600)
     artifact = Artifact(make(Cluster(config(tmp_path, inputs, kmeans=kmeans.model_dump()))))
     (domain,) = read_clusters(artifact)
-    found = cluster_pairs(documents, queries, 30, kmeans, 0 ^ 3904355907)  # CRC-32 of 'a'
+    found = cluster_pairs(
+        queries=queries, documents=documents, k=30, settings=kmeans, seed=0 ^ 3904355907
+    )  # CRC-32 of 'a'
     assert domain.clusters.tolist() == found.assignments.tolist()
     assert domain.centroids.tobytes() == found.centroids.tobytes()
     assert json.dumps(artifact.manifest)  # plain values only

@@ -44,7 +44,8 @@ def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_re
 @pytest.mark.parametrize(("minimum_relevance", "least"), [(2, 1), (1, 1), (0, 0), (-1, -1)])
 def test_every_relevant_grade_counts(tmp_path: Path, minimum_relevance: int, least: int) -> None:
     judged = [(int(q[1]), int(d[1])) for (q, d), grade in GRADES.items() if grade >= least]
-    expected = np.unique(pair_keys(*np.array(judged, dtype=np.int64).T))
+    query_rows, document_rows = np.array(judged, dtype=np.int64).T
+    expected = np.unique(pair_keys(query_rows=query_rows, document_rows=document_rows))
     np.testing.assert_array_equal(known_positives(tmp_path, GRADES, minimum_relevance), expected)
 
 

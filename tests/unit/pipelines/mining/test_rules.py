@@ -304,24 +304,29 @@ def test_scores_of_pairs_don_t_depend_on_their_neighbours(
     queries = generator.normal(size=(5, 33)).astype(np.float32)
     documents = generator.normal(size=(40, *per_document, 33)).astype(np.float32)
     left, right = generator.integers(5, size=101), generator.integers(40, size=101)
-    opened: Any = (Rows(queries), Rows(documents))
-    scores = exact_scores(*opened, left, right)
+    opened: Any = {"queries": Rows(queries), "documents": Rows(documents)}
+
+    def scored(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return exact_scores(**opened, query_rows=left, document_rows=right)
+
+    scores = scored(left, right)
     pairs = [queries[q].astype(float) @ documents[d].astype(float).T for q, d in zip(left, right, strict=True)]
     np.testing.assert_allclose(scores, [np.max(products) for products in pairs], rtol=1e-5)
-    alone = [exact_scores(*opened, left[n : n + 1], right[n : n + 1])[0] for n in range(101)]
+    alone = [scored(left[n : n + 1], right[n : n + 1])[0] for n in range(101)]
     np.testing.assert_array_equal(scores, alone)
     monkeypatch.setattr("pipelines.mining.rules._PAIRS_AT_ONCE", 7)
-    np.testing.assert_array_equal(exact_scores(*opened, left, right), scores)
-    assert exact_scores(*opened, left[:0], right[:0]).shape == (0,)
+    np.testing.assert_array_equal(scored(left, right), scores)
+    assert scored(left[:0], right[:0]).shape == (0,)
 
 
 def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.mining.rules._PAIRS_AT_ONCE", 12)
     queries, pairs = Rows(np.ones((1, 2), np.float32)), np.zeros(30, dtype=np.int64)
     for vectors_per_text, expected in ((1, [12, 12, 6]), (4, [3] * 10), (20, [1] * 30)):
-        opened: Any = (queries, Rows(np.ones((1, vectors_per_text, 2), np.float32)))
-        exact_scores(*opened, pairs, pairs)
-        assert opened[1].gathered == expected
+        documents = Rows(np.ones((1, vectors_per_text, 2), np.float32))
+        opened: Any = {"queries": queries, "documents": documents}
+        exact_scores(**opened, query_rows=pairs, document_rows=pairs)
+        assert documents.gathered == expected
 
 
 @pytest.mark.parametrize(

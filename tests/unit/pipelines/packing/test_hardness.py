@@ -20,14 +20,14 @@ def test_mean_of_what_is_not_masked(size: int, dimension: int, masked: bool, see
         for j in range(size)
         if i != j and not (masked and mask[i, j])
     ]
-    found = batch_hardness(queries, documents, mask if masked else None)
+    found = batch_hardness(queries=queries, documents=documents, mask=mask if masked else None)
     assert found == pytest.approx(np.mean(cells) if cells else 0, abs=1e-5)
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 999))
 def test_eq2_pair_by_pair(pairs: int, groups: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    documents, queries = random.standard_normal((2, pairs, 3)).astype(np.float16)
+    queries, documents = random.standard_normal((2, pairs, 3)).astype(np.float16)
     group_of = random.integers(0, groups, pairs)
     expected = np.zeros(group_of.max() + 1)
     for i in range(pairs):
@@ -35,4 +35,6 @@ def test_eq2_pair_by_pair(pairs: int, groups: int, seed: int) -> None:
             if group_of[i] == group_of[j]:
                 d, q = documents.astype(float), queries.astype(float)
                 expected[group_of[i]] += d[i] @ q[j] + d[j] @ q[i]
-    np.testing.assert_allclose(pair_similarity(documents, queries, group_of), expected, atol=1e-9)
+    np.testing.assert_allclose(
+        pair_similarity(queries=queries, documents=documents, groups=group_of), expected, atol=1e-9
+    )

@@ -14,14 +14,14 @@ NEAREST = 1e-3
 
 
 def polished(
-    batches: NDArray[np.int64], documents: NDArray[np.floating], queries: NDArray[np.floating], sweeps: int
+    batches: NDArray[np.int64], *, queries: NDArray[np.floating], documents: NDArray[np.floating], sweeps: int
 ) -> NDArray[np.int64]:
-    return polish_batches(batches, lambda items: (documents[items], queries[items]), sweeps).batches
+    return polish_batches(batches, lambda items: (queries[items], documents[items]), sweeps).batches
 
 
-def eq2(batches: NDArray[np.int64], documents: NDArray[np.floating], queries: NDArray[np.floating]) -> float:
+def eq2(batches: NDArray[np.int64], *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
     """Half of Eq. 2, pair by pair: the sum over i, j of one batch of d_i·q_j, without what eq. 4 masks."""
-    d, q = documents.astype(np.float64), queries.astype(np.float64)
+    q, d = queries.astype(np.float64), documents.astype(np.float64)
     return sum(
         float(d[i] @ q[j]) for batch in batches for i in batch for j in batch if i == j or d[i] @ q[j] < d[j] @ q[j]
     )
@@ -33,8 +33,8 @@ def draw(items: int, dimension: int, seed: int) -> tuple[NDArray[np.float32], ND
     while True:
         documents = random.standard_normal((items, dimension))
         queries = documents + 0.5 * random.standard_normal((items, dimension))
-        sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in (documents, queries)]
-        scores = sides[0] @ sides[1].T
+        sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in (queries, documents)]
+        scores = sides[1] @ sides[0].T
         if np.abs(scores - scores.diagonal())[~np.eye(items, dtype=bool)].min(initial=1) > NEAREST:
             return sides[0].astype(np.float32), sides[1].astype(np.float32)
 
@@ -42,28 +42,28 @@ def draw(items: int, dimension: int, seed: int) -> tuple[NDArray[np.float32], ND
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 6), st.integers(2, 5), st.integers(3, 6), st.integers(1, 4), st.integers(0, 999))
 def test_monotone_and_a_permutation(count: int, size: int, dimension: int, sweeps: int, seed: int) -> None:
-    documents, queries = draw(count * size, dimension, seed)
+    queries, documents = draw(count * size, dimension, seed)
     batches = np.random.default_rng(seed).permutation(count * size).reshape(count, size)
-    before, totals = batches.copy(), [eq2(batches, documents, queries)]
+    before, totals = batches.copy(), [eq2(batches, queries=queries, documents=documents)]
     for number in range(1, sweeps + 1):
-        found = polished(batches, documents, queries, number)
+        found = polished(batches, queries=queries, documents=documents, sweeps=number)
         assert np.sort(found, axis=None).tolist() == list(range(count * size))
         assert found.shape == batches.shape
-        totals.append(eq2(found, documents, queries))
+        totals.append(eq2(found, queries=queries, documents=documents))
     np.testing.assert_array_equal(batches, before)  # the argument is not changed
     assert np.all(np.diff(totals) >= -1e-2)
 
 
 def test_ends_where_no_exchange_gains() -> None:
-    documents, queries = draw(12, 3, seed=4)
-    found = polished(np.arange(12).reshape(3, 4), documents, queries, 50)
-    best = eq2(found, documents, queries)
+    queries, documents = draw(12, 3, seed=4)
+    found = polished(np.arange(12).reshape(3, 4), queries=queries, documents=documents, sweeps=50)
+    best = eq2(found, queries=queries, documents=documents)
     flat = found.ravel()
     for i in range(12):
         for j in range(i):
             swapped = flat.copy()
             swapped[[i, j]] = swapped[[j, i]]
-            assert eq2(swapped.reshape(3, 4), documents, queries) <= best + 4e-3
+            assert eq2(swapped.reshape(3, 4), queries=queries, documents=documents) <= best + 4e-3
 
 
 def alike(topics: list[int]) -> NDArray[np.float32]:
@@ -75,21 +75,23 @@ def alike(topics: list[int]) -> NDArray[np.float32]:
 def test_pairs_of_one_document_are_not_gathered() -> None:
     """Each would mask the others' document: of the four of one document every batch has two, whatever the start."""
     topics = alike([0, 1, 2, 3, 0, 1, 2, 3])
-    documents, queries = topics.copy(), topics.copy()
+    queries, documents = topics.copy(), topics.copy()
     documents[[4, 5, 6, 7]] = documents[[0, 1, 2, 3]]
     queries[[4, 5, 6, 7]] = queries[[0, 1, 2, 3]]
     start = np.array([[0, 4, 1, 5], [2, 6, 3, 7]])
-    np.testing.assert_array_equal(polished(start, documents, queries, 3), start)  # nothing is gained by any exchange
+    np.testing.assert_array_equal(
+        polished(start, queries=queries, documents=documents, sweeps=3), start
+    )  # nothing is gained by any exchange
     near = alike([0, 0, 1, 1])  # the second of each topic is a hard negative of the first, its copy is none
     both = near[[0, 0, 1, 2, 2, 3]]
-    found = polished(np.array([[0, 1], [2, 3], [4, 5]]), both, both, 9)
+    found = polished(np.array([[0, 1], [2, 3], [4, 5]]), queries=both, documents=both, sweeps=9)
     assert frozenset({0, 1}) not in {frozenset(batch) for batch in found.tolist()}
 
 
 def test_a_margin_leaves_more_out() -> None:
     near = alike([0, 0, 1, 1])
     start = np.array([[0, 2], [1, 3]])
-    assert {frozenset(batch) for batch in polished(start, near, near, 2).tolist()} == {
+    assert {frozenset(batch) for batch in polished(start, queries=near, documents=near, sweeps=2).tolist()} == {
         frozenset({0, 1}),
         frozenset({2, 3}),
     }
@@ -99,7 +101,7 @@ def test_a_margin_leaves_more_out() -> None:
 
 def test_sorts_two_topics_apart() -> None:
     topics = alike([0, 1, 0, 1, 0, 1, 0, 1]).astype(np.float16)
-    found = polished(np.arange(8).reshape(2, 4), topics, topics, 2)
+    found = polished(np.arange(8).reshape(2, 4), queries=topics, documents=topics, sweeps=2)
     assert {frozenset(batch) for batch in found.tolist()} == {frozenset({0, 2, 4, 6}), frozenset({1, 3, 5, 7})}
 
 
@@ -107,49 +109,53 @@ def test_the_second_sweep_crosses_the_borders_of_the_first(monkeypatch: pytest.M
     monkeypatch.setattr(polish, "WINDOW_BATCHES", 2)
     topics = alike([0, 0, 1, 2, 1, 3, 4, 5])  # 2 and 4 are alike, in the batches 1 and 2
     start = np.arange(8).reshape(4, 2)
-    np.testing.assert_array_equal(polished(start, topics, topics, 1), start)
-    found = polished(start, topics, topics, 2)
+    np.testing.assert_array_equal(polished(start, queries=topics, documents=topics, sweeps=1), start)
+    found = polished(start, queries=topics, documents=topics, sweeps=2)
     assert {frozenset(batch) for batch in found.tolist()} >= {frozenset({0, 1}), frozenset({2, 4})}
 
 
 def test_affinities_do_not_depend_on_the_order_of_addition() -> None:
     random = np.random.default_rng(1)
-    documents, queries = (random.standard_normal((300, 64)).astype(np.float32) for _ in range(2))
+    queries, documents = (random.standard_normal((300, 64)).astype(np.float32) for _ in range(2))
     queries += 2 * documents  # each query is nearest to its own document
     expected = documents.astype(np.float64) @ queries.T.astype(np.float64)
-    scale = max(np.linalg.norm(side, axis=1).max() for side in (documents, queries)) ** 2
-    documents, queries, expected = documents / scale**0.5, queries / scale**0.5, expected / scale
+    scale = max(np.linalg.norm(side, axis=1).max() for side in (queries, documents)) ** 2
+    queries, documents, expected = queries / scale**0.5, documents / scale**0.5, expected / scale
     assert (expected <= expected.diagonal()).all()
-    found, unit = affinities(documents, queries)
+    found, unit = affinities(queries=queries, documents=documents)
     np.testing.assert_allclose(found * unit, expected + expected.T, atol=2e-3)
     np.testing.assert_array_equal(found, np.rint(found))
     assert np.abs(found).max() <= 2**24
     order = np.random.default_rng(0).permutation(64)
-    np.testing.assert_array_equal(affinities(documents[:, order], queries[:, order])[0], found)
+    np.testing.assert_array_equal(affinities(queries=queries[:, order], documents=documents[:, order])[0], found)
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(1, 3), st.integers(0, 999))
 def test_figures_are_those_of_the_batches(count: int, size: int, sweeps: int, seed: int) -> None:
-    documents, queries = draw(count * size, 6, seed)
+    queries, documents = draw(count * size, 6, seed)
     start = np.random.default_rng(seed).permutation(count * size).reshape(count, size)
-    found = polish_batches(start, lambda items: (documents[items], queries[items]), sweeps)
-    own = float(np.einsum("ij,ij->", documents, queries))
-    assert found.before == pytest.approx(eq2(start, documents, queries) - own, abs=2e-3 * size**2 * count)
-    assert found.after == pytest.approx(eq2(found.batches, documents, queries) - own, abs=2e-3 * size**2 * count)
+    found = polish_batches(start, lambda items: (queries[items], documents[items]), sweeps)
+    own = float(np.einsum("ij,ij->", queries, documents))
+    assert found.before == pytest.approx(
+        eq2(start, queries=queries, documents=documents) - own, abs=2e-3 * size**2 * count
+    )
+    assert found.after == pytest.approx(
+        eq2(found.batches, queries=queries, documents=documents) - own, abs=2e-3 * size**2 * count
+    )
     assert len(found.swaps) <= sweeps
     assert (found.after > found.before) == (sum(found.swaps) > 0)
 
 
 def test_bytes_do_not_depend_on_threads_or_on_what_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    documents, queries = draw(600, 12, seed=3)
+    queries, documents = draw(600, 12, seed=3)
     start = np.random.default_rng(3).permutation(600).reshape(100, 6)
-    expected = polished(start, documents, queries, 3)
+    expected = polished(start, queries=queries, documents=documents, sweeps=3)
     threads = torch.get_num_threads()
     for number, cells in ((1, 1), (2, 5 * 48**2), (3, 1 << 24)):
         monkeypatch.setattr(polish, "CELLS_AT_ONCE", cells)
         torch.set_num_threads(number)
-        found = polished(start, documents, queries, 3)
+        found = polished(start, queries=queries, documents=documents, sweeps=3)
         torch.set_num_threads(threads)
         np.testing.assert_array_equal(found, expected)
 
@@ -157,4 +163,4 @@ def test_bytes_do_not_depend_on_threads_or_on_what_goes_together(monkeypatch: py
 def test_vectors_of_nothing_change_nothing() -> None:
     zeros = np.zeros((6, 3), dtype=np.float32)
     start = np.arange(6).reshape(3, 2)
-    np.testing.assert_array_equal(polished(start, zeros, zeros, 3), start)
+    np.testing.assert_array_equal(polished(start, queries=zeros, documents=zeros, sweeps=3), start)
