@@ -63,21 +63,18 @@ def exact_top_k(
         raise UserError(f"{len(documents)} documents are more than one search takes ({LOW_BITS}). Search in shards.")
     dimension = queries.shape[1]
     tile = next((size for size in _QUERY_TILES if size >= len(queries)), _QUERY_TILES[-1])
-    padded = np.zeros((-(-len(queries) // tile) * tile, dimension), dtype=np.float32)
-    padded[: len(queries)] = queries
-    left = torch.from_numpy(padded).to(device)
-    best = torch.full((len(padded), k), ABSENT, device=device)
+    left = _whole_tiles(queries, tile, device)
+    best = torch.full((len(left), k), ABSENT, device=device)
     tiles = _TILES_AT_ONCE if device == "cpu" else _TILES_ON_GPU
     scores = torch.empty((tile, tiles * _DOCUMENT_TILE), device=device)
-    _longest(padded, "queries")
+    _longest(queries, "queries", there=left)
     width = scores.shape[1]
     rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * width * max(1, dimension))) * width
     for start in range(0, len(documents), rows_at_once):
         block = documents[start : start + rows_at_once]
-        right = _whole_tiles(block)
-        _longest(right.numpy(), "documents", start)
-        right = right.to(device)
-        for place in range(0, len(padded), tile):
+        right = _whole_tiles(block, _DOCUMENT_TILE, device)
+        _longest(block, "documents", start, there=right)
+        for place in range(0, len(left), tile):
             for first in range(0, len(block), width):
                 for offset in range(0, min(width, len(right) - first), _DOCUMENT_TILE):
                     of_tile = right[first + offset : first + offset + _DOCUMENT_TILE]
@@ -95,25 +92,21 @@ def _with_better(best: torch.Tensor, scores: torch.Tensor, first_row: int) -> to
     """
     k = best.shape[1]
     threshold = scores_of_keys(best.min(dim=1, keepdim=True).values)
-    if k <= scores.shape[1] and bool((threshold == -torch.inf).all()):  # of the first documents, their own k-th best
+    if first_row == 0 and k <= scores.shape[1]:  # their own k-th best
         lowest = torch.topk(scores, k, dim=1).values[:, -1:]
         threshold = torch.nextafter(lowest, torch.full_like(lowest, -torch.inf))
     query, document = (scores > threshold).nonzero(as_tuple=True)
-    counts = query.bincount(minlength=len(best))
+    counts = torch.zeros_like(best[:, 0]).index_add_(0, query, torch.ones_like(query))  # a bincount is waited for
     place = torch.arange(len(query), device=best.device) - (counts.cumsum(0) - counts)[query]
     added = torch.full((len(best), int(counts.max())), ABSENT, device=best.device)
     added[query, place] = order_keys(scores[query, document], document + first_row)
     return torch.cat([best, added], dim=1).topk(k, dim=1, sorted=False).values
 
 
-def _whole_tiles(vectors: NDArray[Any]) -> torch.Tensor:
-    """``vectors`` in float32, filled up with zeros to whole tiles; the same memory where nothing has to change."""
-    rows = -(-len(vectors) // _DOCUMENT_TILE) * _DOCUMENT_TILE
-    if vectors.dtype == np.float32 and rows == len(vectors) and vectors.flags.c_contiguous and vectors.flags.writeable:
-        return torch.from_numpy(vectors)
-    filled = torch.zeros((rows, vectors.shape[1]))
-    filled.numpy()[: len(vectors)] = vectors
-    return filled
+def _whole_tiles(vectors: NDArray[Any], tile: int, device: str) -> torch.Tensor:
+    """``vectors`` on ``device``, made float32 there and filled up with zeros to whole tiles; copied where need be."""
+    there = torch.from_numpy(np.require(vectors, requirements=["C", "W"])).to(device).float()
+    return torch.nn.functional.pad(there, (0, 0, 0, -len(there) % tile)) if len(there) % tile else there
 
 
 def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int) -> Ranking:
@@ -181,10 +174,16 @@ def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: in
     return best_candidates(pair_scores(query[None], documents, rows), rows, k)
 
 
-def _longest(vectors: NDArray[np.float32], name: str, first_row: int = 0) -> float:
-    """The largest length; raises ``UserError`` where a vector is not finite or too long for a product."""
+def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: torch.Tensor | None = None) -> float:
+    """The largest length; raises ``UserError`` where a vector is not finite or too long for a product.
+
+    ``there``: the vectors on the device that finds it.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
-        longest = float(np.sqrt(np.einsum("ij,ij->i", vectors, vectors).max(initial=0.0)))
+        squares: Any = (
+            np.einsum("ij,ij->i", vectors, vectors) if there is None else torch.einsum("ij,ij->i", there, there)
+        )
+    longest = float(squares.max()) ** 0.5 if len(squares) else 0.0
     if not longest <= _LONGEST:
         _require_finite(vectors, name, first_row)
         raise UserError(f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise them.")
