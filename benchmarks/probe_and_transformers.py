@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from pipelines.batches import BatchReader
@@ -107,10 +107,14 @@ def correlation(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float
     def drawn(ways: Sequence[Sequence[float]]) -> NDArray[np.float64]:
         return np.array([random.choice(np.asarray(seeds), (_RESAMPLES, len(seeds))).mean(axis=1) for seeds in ways])
 
-    resampled = [spearmanr(a, b).statistic for a, b in zip(drawn(ours).T, drawn(theirs).T, strict=True)]
+    resampled = [_spearman(a, b) for a, b in zip(drawn(ours).T, drawn(theirs).T, strict=True)]
     low, high = np.quantile(resampled, [0.025, 0.975])
-    means = [[float(np.mean(seeds)) for seeds in ways] for ways in (ours, theirs)]
-    return float(spearmanr(*means).statistic), float(low), float(high)
+    means = [np.array([np.mean(seeds) for seeds in ways]) for ways in (ours, theirs)]
+    return _spearman(*means), float(low), float(high)
+
+
+def _spearman(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
+    return float(np.corrcoef(rankdata(ours), rankdata(theirs))[0, 1])
 
 
 def main() -> None:
