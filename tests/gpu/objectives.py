@@ -85,7 +85,9 @@ _MADE = TemporaryDirectory(prefix="objectives-")  # removed when the process end
 BATCHES = 4  # that have scores
 
 
-def make_objective(name: str, folder: Path, lora: bool = False, dropout: float = 0.0) -> Objective[Any]:
+def make_objective(
+    name: str, folder: Path, lora: bool = False, dropout: float = 0.0, pooling: str = "cls"
+) -> Objective[Any]:
     """The objective ``name`` of ``KINDS`` around the encoder in ``folder``, on the CPU in float32."""
     settings, form, _ = KINDS[name]
     models = {}
@@ -97,7 +99,7 @@ def make_objective(name: str, folder: Path, lora: bool = False, dropout: float =
         settings = settings | {"scores": _scores()}
     if settings["kind"] == "coder":
         settings = settings | {"documents": _vectors()}
-    plain = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
+    plain = EncoderSettings.model_validate({"model": str(folder), "pooling": pooling, "form": form})
     towers = load_towers(plain, folder, "a" * 64, dropout=dropout)
     _spread(towers.query.transformer)
     chosen: Any = TypeAdapter(AnyObjectiveSettings).validate_python(settings)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.gpu.objectives import KINDS, make_objective, make_rows
 from tests.gpu.test_objectives import cosine, gradients_of, step
 from tests.pretend_device import DEVICE, counted_waits
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.several_batches import several_batches
 from trainers.engine import gradient_cache
 from trainers.objective import pinned, to_device
@@ -35,6 +36,18 @@ def test_a_step_is_that_of_the_cpu_and_waits_no_more_often_than_it_must(tiny_enc
     assert cosine(gradients_of(objective), gradients_of(reference)) > 0.99999
     lines = "\n".join(f"{count} at {line}" for line, count in waits.most_common())
     assert waits.total() <= WAITS[name], f"a step of {name} waits {waits.total()} times, not {WAITS[name]}:\n{lines}"
+
+
+@pytest.mark.parametrize("name", ["contrastive", "contrastive, cached"])
+def test_a_decoder_is_waited_for_once_more_in_each_pass(tmp_path: Path, name: str) -> None:
+    folder = save_tiny_model("llama", tmp_path / "llama")
+    reference, objective = (make_objective(name, folder, pooling="last_token") for _ in range(2))
+    passes: list[None] = []
+    objective.to(DEVICE).encoder("query").transformer.register_forward_hook(lambda *_: passes.append(None))
+    with counted_waits() as waits:
+        found = step(objective, name, bf16=False)
+    assert found == pytest.approx(step(reference, name, bf16=False), rel=1e-4, abs=1e-6)
+    assert waits.total() <= 1 + len(passes), waits  # transformers asks whether texts are packed
 
 
 def test_negatives_of_a_whole_step_ask_nothing_of_the_device(tiny_encoder: Path) -> None:
