@@ -109,11 +109,11 @@ def correlation(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float
 
     resampled = [_spearman(a, b) for a, b in zip(drawn(ours).T, drawn(theirs).T, strict=True)]
     low, high = np.quantile(resampled, [0.025, 0.975])
-    means = [np.array([np.mean(seeds) for seeds in ways]) for ways in (ours, theirs)]
+    means = [np.array([np.mean(seeds) for seeds in ways], dtype=np.float64) for ways in (ours, theirs)]
     return _spearman(*means), float(low), float(high)
 
 
-def _spearman(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
+def _spearman(ours: NDArray[np.floating], theirs: NDArray[np.floating]) -> float:
     return float(np.corrcoef(rankdata(ours), rankdata(theirs))[0, 1])
 
 
