@@ -21,8 +21,7 @@ from retrieval.encoders.modules import (
     width_behind,
     write_json,
 )
-from retrieval.encoders.pooling import Pooling
-from retrieval.encoders.specification import EncoderContract, Role, VectorForm
+from retrieval.encoders.specification import EncoderContract, Pooling, Role, VectorForm
 
 _Chain = list[tuple[str, Callable[[Path], None]]]
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import Pooling, at_least_float32
-from retrieval.encoders.specification import Role
+from retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.specification import Pooling, Role
 
 FORM_FILE = "vector_form.json"  # beside an exported encoder's modules: which vectors documents have
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from retrieval.encoders.attention import last_states
 from retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
-from retrieval.encoders.pooling import Pooling, pool
-from retrieval.encoders.specification import VectorForm
+from retrieval.encoders.pooling import pool
+from retrieval.encoders.specification import Pooling, VectorForm
 from retrieval.encoders.structure import numbered_blocks
 from retrieval.encoders.text_encoder import TextEncoder
 

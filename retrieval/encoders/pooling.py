@@ -1,11 +1,7 @@
-"""One vector, or several, from the states of a text's tokens: pooling by the names of this package."""
-
-from typing import Literal
+"""One vector, or several, from the states of a text's tokens: pooling by the names of ``specification.Pooling``."""
 
 import torch
 from torch import Tensor
-
-Pooling = Literal["mean", "cls", "last_token", "max", "mean_sqrt_len", "weighted_mean"]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -13,7 +9,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def pool(states: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(states: Tensor, attention_mask: Tensor, pooling: str) -> Tensor:
     """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32.
 
     States in float64 stay so. 'weighted_mean' counts the first token once, the second twice and so on; 'mean_sqrt_len'

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
-from retrieval.encoders.pooling import Pooling
 
 Role = Literal["query", "document"]
 Dtype = Literal["float32", "bfloat16"]
@@ -18,6 +17,7 @@ AttentionKernel = Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_a
 Head = Literal["full", "pooled"]
 Projection = Literal["linear", "pooler", "pooler_tanh"]
 Kind = Literal["single", "layers", "first_tokens", "all_tokens"]
+Pooling = Literal["mean", "cls", "last_token", "max", "mean_sqrt_len", "weighted_mean"]
 Reduction = Literal["none", "last", "average", "scalar_mix"]
 
 ROLES: tuple[Role, ...] = ("query", "document")

@@ -35,11 +35,12 @@ from retrieval.encoders.modules import (
     read_text_settings,
     width_behind,
 )
-from retrieval.encoders.pooling import Pooling, pool
+from retrieval.encoders.pooling import pool
 from retrieval.encoders.pretrained import find_base, find_tokenizer
 from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
+    Pooling,
     Projection,
     Role,
     VectorForm,

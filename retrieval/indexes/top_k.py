@@ -9,11 +9,13 @@ A score and a row are packed into one int64 **key**, so that sorting keys sorts 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # what reads rankings without sorting any starts in half the time
+    import torch
 
 CANDIDATES_AT_ONCE = 1 << 22
 """Candidates of all queries of a block that are sorted at a time."""
@@ -21,7 +23,7 @@ CANDIDATES_AT_ONCE = 1 << 22
 LOW_BITS = 0xFFFFFFFF
 """The largest row that a key holds."""
 
-ABSENT = torch.iinfo(torch.int64).min
+ABSENT = -(1 << 63)
 """The key that stands for no document; below all others."""
 
 
@@ -46,20 +48,24 @@ class Ranking:
         self.rows[place], self.scores[place] = found.rows, found.scores
 
 
-def order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def order_keys(scores: "torch.Tensor", rows: "torch.Tensor") -> "torch.Tensor":
     """Packs score and row into an int64; descending keys are the defined order, and no two keys tie."""
+    import torch
+
     bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal scores: make them equal bits
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats order as their bits do, negative ones reversed
     return (ordered.to(torch.int64) << 32) | (LOW_BITS - rows)
 
 
-def scores_of_keys(keys: torch.Tensor) -> torch.Tensor:
+def scores_of_keys(keys: "torch.Tensor") -> "torch.Tensor":
     """The float32 scores in keys, -inf of ``ABSENT``."""
+    import torch
+
     ordered = (keys >> 32).to(torch.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32).masked_fill(keys == ABSENT, -torch.inf)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32).masked_fill(keys == ABSENT, -np.inf)
 
 
-def ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
+def ranking_of_keys(keys: "torch.Tensor", first_row: int) -> Ranking:
     """Keys (queries, k) in descending order as a ranking; ``first_row`` is added to their rows."""
     rows = (LOW_BITS - (keys & LOW_BITS) + first_row).masked_fill(keys == ABSENT, -1)
     return Ranking(rows.cpu().numpy(), scores_of_keys(keys).cpu().numpy())
@@ -80,6 +86,8 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
 
 def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
     """Orders candidates (queries, n), cut or padded to ``k``; row -1 with score -inf stands for none."""
+    import torch
+
     if rows.max(initial=-1) > LOW_BITS:  # beyond what a key holds
         order = np.lexsort((rows, -scores), axis=1)[:, :k]
         ordered = Ranking(np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from retrieval.encoders.contextual.families import backbone_of
 from retrieval.encoders.contextual.second_stage import Prefix, read_prefix, read_texts, unplaced
-from retrieval.encoders.pooling import Pooling, pool, weighted_mean
+from retrieval.encoders.pooling import pool, weighted_mean
 
 Context = Tensor | Literal["null"] | None
 """Vectors (J, width) of a first stage; the null vector in the place of all of them; or nothing before a text."""
@@ -135,7 +135,7 @@ class ContextReader(nn.Module):
         self,
         features: Mapping[str, Tensor],
         prefix: Prefix,
-        pooling: Pooling,
+        pooling: str,
         dropped: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:

@@ -19,14 +19,14 @@ from transformers import AutoModel, AutoTokenizer
 
 from raytriever.errors import UserError
 from retrieval.encoders.contextual.context_reader import Context, ContextReader, drawn_rows, own_weights, vectors_sha256
-from retrieval.encoders.pooling import Pooling, segment_means
+from retrieval.encoders.pooling import segment_means
 
 _SETTINGS = ("contextual.json", "1_Pooling/config.json", "sentence_bert_config.json")
 _WEIGHTS = "contextual.safetensors"
 _VECTORS = "context.safetensors"
 _CONTEXT = "context.json"
 _FIRST_STAGE = "first_stage"
-_POOLINGS: dict[str, Pooling] = {
+_POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -55,7 +55,7 @@ class ContextualTransformer(ContextReader):
         self.first_stage = first_stage
         self.settings = {name: dict(values) for name, values in settings.items()}
         form, pooling, lengths = (self.settings[name] for name in _SETTINGS)
-        self.pooling: Pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
+        self.pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
         self.max_seq_length: int = lengths["max_seq_length"]
         vectors = form["context_documents"] * form["vectors_per_document"]
         self.add_prefix(SimpleNamespace(vectors=vectors, **form))
