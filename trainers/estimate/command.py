@@ -42,6 +42,13 @@ def estimate(
     lines = Table(("stage", "time", "bound by", "GPU memory", "disk"), _rows(found, kind)).lines()
     for name, each in found.items():
         lines += _of_training(name, each, each.step, kind) if each.step is not None else []
+    unknown = [name for name, each in found.items() if each.stage.command == "collect" and not each.size.documents]
+    if unknown:
+        lines += [
+            "",
+            f"How much {', '.join(unknown)} will hold isn't known, so what reads it has no time. Make it first:",
+        ]
+        lines += [f"  raytriever run {recipe} --until {unknown[-1]}"]
     typer.echo("\n".join(lines))
 
 

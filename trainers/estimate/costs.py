@@ -86,6 +86,9 @@ class Calibration:
     shuffle: float = 0.33e-6  # a pair of an epoch of random batches, of a million
     keys: float = 16e-9  # a byte of those passages, hashed for mining
     mine: float = 0.56e-6  # a candidate of 20,000 queries, 100 each, by the scores of their run
+    group: float = 32e-6  # a chunk of a batch
+    fuse: float = 0.86e-6  # a result of two rankings
+    rerank: float = 8e-9  # a candidate and a dimension
     index: float = 2 * 10 / (1e6 * 384)  # a vector and a dimension
     search: float = 2 * 10 / (1e3 * 1e6 * 384)  # a query, a vector and a dimension
     evaluate: float = 1.9 / (4 * 173)  # a query of a run
@@ -367,6 +370,28 @@ def _evaluate(size: Size, calibration: Calibration, _machines: Machines) -> Stag
     return Stage("evaluate", [Phase([2 * size.queries() * calibration.evaluate], _ONE)])
 
 
+def _group(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    """Batches are copied by runs of them."""
+    runs = size.epochs * ceil(size.pairs / (_BATCHES_PER_SHARD * size.rows))
+    tasks = [size.epochs * size.pairs * calibration.group / runs] * runs
+    return Stage("group", [Phase(tasks)], copied=size.pairs * size.document_bytes * calibration.stored)
+
+
+def _fuse(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    return Stage("fuse", [Phase([size.results * calibration.fuse], _ONE)])
+
+
+def _rerank(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    """Blocks of queries, then one ranking of them all."""
+    blocks, scored = ceil(size.queries() / _QUERIES_PER_SHARD), size.results * size.dimension * calibration.rerank
+    return Stage("rerank", [Phase([scored / blocks] * blocks), Phase([size.results * calibration.fuse], _ONE)])
+
+
+def _brief(_size: Size, _calibration: Calibration, _machines: Machines) -> Stage:
+    """A few texts, tables or orders."""
+    return Stage("brief", [Phase([0], _ONE)])
+
+
 LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "collect": _collect,
     "chunk": _chunk,
@@ -381,6 +406,14 @@ LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "words search": _words_search,
     "mine": _mine,
     "evaluate": _evaluate,
+    "group": _group,
+    "lists": _brief,
+    "fuse": _fuse,
+    "rerank": _rerank,
+    "mix": _brief,
+    "context": _brief,
+    "table": _brief,
+    "report": _brief,
 }
 """The jobs that need no GPU, by name; of BM25 with ``words`` before it, of random batches alone with ``random``."""
 

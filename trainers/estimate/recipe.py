@@ -45,7 +45,12 @@ _NUMBER, _RESULT, _ID = 4, 52, 20  # bytes on disk: of a float32, a line of a ra
 _LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
 _MEASURED = Calibration()
 _BYTES = _MEASURED.bytes_per_token
-_OF_VECTORS = ("index", "search", "pack", "cluster")
+_NEEDED = (
+    dict.fromkeys(("index", "search"), ("documents", "dimension"))
+    | dict.fromkeys(("cluster", "pack"), ("pairs", "dimension"))
+    | dict.fromkeys(("random pack", "filter", "group", "mix"), ("pairs",))
+    | {"mine": ("documents", "results"), "fuse": ("results",), "rerank": ("results", "dimension")}
+)  # to have a time; of other stages: documents
 _DOCUMENT_BYTES, _QUERY_BYTES, _DIMENSION, _ROWS = 600, 100, 384, 64  # where nothing is known
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
 
@@ -157,8 +162,7 @@ class Estimating:
             name = f"words {name}"
         elif name == "pack" and config.clusters is None:
             name = "random pack"
-        is_known = size.dimension if name in _OF_VECTORS else size.results if name == "mine" else size.documents
-        law = LAWS.get(name) if is_known else None
+        law = LAWS.get(name) if all(getattr(size, each) for each in _NEEDED.get(name, ("documents",))) else None
         time = self._timed(law(_known(stage, size), _MEASURED, self._machines) if law else None)
         return Estimate(stage, size, *time, disk=_disk(stage, size))
 

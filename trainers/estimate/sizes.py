@@ -1,5 +1,6 @@
 """How much a recipe's stages read and write: of what is stored already, else by published numbers and the settings."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pipelines.batches import BatchReader
-from raytriever.artifacts.artifact import is_artifact
+from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.stages.stage import Stage
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import StoredCollection, TextPart
 from trainers.estimate.costs import Size
 from trainers.estimate.outlines import published
 from trainers.rehearsal.collections import single_sources
@@ -36,10 +37,12 @@ def size_of(stage: Stage[Any], inputs: Sequence[Size]) -> Size:
             each = config.chunking.max_words * _FULL * _BYTES_OF_A_WORD
             return replace(read, documents=read.documents * read.document_bytes / each, document_bytes=each)
         case "pairs":
+            if stored:
+                return replace(read, pairs=Artifact(config.output).rows)
             splits = [config.split] if isinstance(config.split, str) else config.split
             judged = [read.splits.get(split, [0, 0]) for split in splits]
-            most = sum(of[0] for of in judged) * (config.documents_per_query or float("inf"))
-            return replace(read, pairs=min(most, sum(of[-1] for of in judged)))
+            pairs = sum(of[-1] for of in judged)
+            return replace(read, pairs=min(pairs, sum(of[0] for of in judged) * (config.documents_per_query or pairs)))
         case "pack":
             rows = config.packing.batch_size
             return replace(read, rows=rows, batches=read.pairs // rows, epochs=config.epochs)
@@ -82,14 +85,27 @@ def _joined(read: Sequence[Size]) -> Size:
     return Size(**joined, splits={name: of for size in read for name, of in size.splits.items()})
 
 
+def _bytes_of_a_text(collection: StoredCollection, part: TextPart) -> float:
+    """On average, of the first rows; 0 where there are none."""
+    for table in collection.rows_of(part).tables(["text"]):
+        return float(pc.mean(pc.binary_length(table["text"])).as_py())
+    return 0
+
+
 def _collected(config: Any, *, stored: bool) -> Size:
     if stored:
         collection = StoredCollection(config.output)
-        queries, pairs = (collection.count(part) for part in ("queries", "judgments"))
-        return Size(documents=collection.count("documents"), splits={"all": [queries, pairs]})
+        queries, judgments = collection.count("queries"), Counter[str]()
+        for table in collection.rows_of("judgments").tables(["split"]):
+            judgments.update(table["split"].to_pylist())
+        judged = {split: [min(queries, pairs), pairs] for split, pairs in judgments.items()}
+        documents, query_bytes = collection.count("documents"), _bytes_of_a_text(collection, "queries")
+        document_bytes = _bytes_of_a_text(collection, "documents")
+        return Size(documents, document_bytes, query_bytes, splits=judged or {"all": [queries, 0]})
     joined = Size()
     for source in single_sources(config.source):
-        known = published()["collections"].get(str(getattr(source, "path", None) or getattr(source, "dataset", "")))
+        name = str(getattr(source, "path", "")).removeprefix("hf://datasets/").partition("@")[0]
+        known = published()["collections"].get(name)
         if known is None:
             continue
         named = {split for key in _SPLITS for split in getattr(source, key, None) or ()}

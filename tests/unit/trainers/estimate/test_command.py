@@ -1,5 +1,6 @@
 """The command: what it says of a recipe, and of what it can't."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from typer.testing import CliRunner
 
 from raytriever.cli import app
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.small_run import make_collection
 
 RECIPE = """
 stages:
@@ -53,6 +55,21 @@ def test_it_says_what_stages_take(recipe: str) -> None:
     assert "4,162 steps" in found  # 532,761 pairs in batches of 64, two a step
     assert "It fits: " in found
     assert lines["vectors"].split()[-2:] == ["785", "MB"]  # 8,841,823 documents and 502,939 queries, 32 numbers each
+
+
+def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: str, tmp_path: Path) -> None:
+    made = make_collection(tmp_path / "data")
+    source = f"corpus.source={{kind: beir, path: {tmp_path}/data/source}}"
+    code, found = said(recipe, "--set", source)
+    assert code == 0
+    lines = {line.split()[0]: line for line in found.splitlines() if line}
+    assert all("?" in lines[name] for name in ("corpus", "pairs", "packing", "batches", "model", "index", "all"))
+    assert found.endswith("Make it first:\n  raytriever run recipe.yaml --until corpus\n")
+    shutil.copytree(made, "runs/recipe/corpus")
+    code, found = said(recipe, "--set", source, "--set", "packing.packing.batch_size=8")
+    assert code == 0
+    assert "?" not in found
+    assert " 6 steps." in found
 
 
 @pytest.mark.parametrize(
