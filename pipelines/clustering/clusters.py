@@ -35,10 +35,3 @@ def read_domain(artifact: Artifact, number: int) -> DomainPairs:
         table["cluster"].to_numpy(),
         np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
     )
-
-
-def size_histogram(clusters: NDArray[np.int32]) -> list[int]:
-    """How many clusters have 1, 2–3, 4–7, 8–15, … pairs: entry i counts those with 2^i to 2^(i+1) - 1."""
-    sizes = np.bincount(clusters)
-    powers = np.frexp(sizes[sizes > 0])[1] - 1
-    return [int(count) for count in np.bincount(powers)]

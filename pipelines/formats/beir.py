@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
+from pipelines.formats.columns import ColumnFiles, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
 from pipelines.formats.tables import FileTables, chosen
 from pipelines.formats.training_examples import (
     judgments_of,
@@ -58,7 +58,8 @@ class BeirFolder(FolderSource):
         asked = self.domain_key == _DEFAULT_DOMAIN_KEY or any(
             chosen(record.values, [domain]) for record in json_objects(folder, queries)
         )
-        columns = Columns(
+        columns = ColumnFiles(
+            path=self.path,
             documents=DocumentTable(table=(corpus,), id="_id", title="title", domain=domain),
             queries=QueryTable(
                 table=(queries,),

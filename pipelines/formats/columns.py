@@ -11,14 +11,14 @@ from pydantic import Field, model_validator
 
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
-from raytriever.settings.configuration import InputPath, Settings
+from raytriever.settings.configuration import Settings
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
     PART_END,
     DocumentRecord,
+    FolderSource,
     Format,
     JudgmentRecord,
-    Policies,
     QueryRecord,
     Record,
     text_id,
@@ -124,9 +124,15 @@ class PairTables(SplitTables):
     """Column with the domain of the query and of the document; __file__: its file's name without endings."""
 
 
-class Columns(Policies):
-    """Documents, with queries and judgments where there are some, or else pairs."""
+class ColumnFiles(FolderSource):
+    """Settings of a collection in files with named columns, below one folder: local, in an object store or on the hub.
 
+    Documents, with queries and judgments where there are some, or else pairs. A table is a file, a folder or a glob
+    below ``path``, or a list of these.
+    """
+
+    kind: Literal["columns"] = "columns"
+    """The format."""
     documents: DocumentTable | None = None
     """The documents."""
     queries: QueryTable | None = None
@@ -137,13 +143,11 @@ class Columns(Policies):
     """Pairs, in place of these three."""
     domain: str | None = Field(default=None, min_length=1)
     """Domain of documents and queries that have none of their own."""
+    quotes: bool | None = None
+    """Of .tsv: true, fields may stand between quotes; false, a quote is a character; null, refused where in doubt."""
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
-        self._check_given()
-        return self
-
-    def _check_given(self) -> None:
         separate = [name for name in ("documents", "queries", "judgments") if getattr(self, name) is not None]
         if self.pairs is not None and separate:
             raise ValueError(f"pairs hold queries, documents and judgments already; leave out {', '.join(separate)}")
@@ -156,35 +160,19 @@ class Columns(Policies):
             raise ValueError(
                 "judgments name documents by the ids of their rows; give documents.id, and leave documents.join_by out"
             )
-
-
-class ColumnFiles(Columns):
-    """Settings of a collection in files with named columns, below one folder, local or in an object store.
-
-    A table is a file, a folder or a glob below ``path``, or a list of these.
-    """
-
-    kind: Literal["columns"] = "columns"
-    """The format."""
-    path: InputPath
-    """The folder."""
-    quotes: bool | None = None
-    """Of .tsv: true, fields may stand between quotes; false, a quote is a character; null, refused where in doubt."""
+        return self
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a table is missing."""
-        return CheckedSource(format_of(self, FileTables(Folder(self.path), quotes=self.quotes)), self)
-
-
-def format_of(columns: Columns, tables: FileTables) -> Format:
-    """The collection whose columns are these, in whatever the tables are."""
-    return PairsFormat(columns.pairs, tables, columns.domain or "") if columns.pairs else ColumnsFormat(columns, tables)
+        tables = FileTables(Folder(self.path), quotes=self.quotes)
+        format_ = PairsFormat(self.pairs, tables, self.domain or "") if self.pairs else ColumnsFormat(self, tables)
+        return CheckedSource(format_, self)
 
 
 class ColumnsFormat(Format):
     """Documents, queries and judgments in tables of their own."""
 
-    def __init__(self, columns: Columns, tables: FileTables) -> None:
+    def __init__(self, columns: ColumnFiles, tables: FileTables) -> None:
         assert columns.documents is not None
         super().__init__(tables.folder, tables.opened)
         self.repeats = columns.documents.id is None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
+from pipelines.formats.columns import ColumnFiles, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
 from pipelines.formats.tables import FileTables, is_table
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -34,7 +34,7 @@ _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}")
 
 
 class MtebFolder(FolderSource):
-    """Settings of a collection in a clone or a snapshot of a hub data set, local or in an object store.
+    """Settings of a collection in a data set of the hub, or in a clone of it, local or in an object store.
 
     Title, ``domain`` and ``answers`` of documents and queries are read where there are columns of these names, be it in
     one file or record of several.
@@ -49,16 +49,10 @@ class MtebFolder(FolderSource):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
-        return CheckedSource(mteb_format(Folder(self.path), self.subset, self.splits), self)
-
-
-def mteb_format(
-    folder: Folder, subset: str | None, splits: Collection[str] | None, domain: str | None = None
-) -> ColumnsFormat:
-    """The collection in the folder; ``domain``: of documents and queries without one. Raises ``UserError`` as above."""
-    tables = FileTables(folder, quotes=True, may_lack=WHERE_THERE)  # quotes: as the hub's own library reads TSV
-    columns = find_columns(read_layout(folder), tables, folder.uri, subset, splits)
-    return ColumnsFormat(columns.model_copy(update={"domain": domain}), tables)
+        folder = Folder(self.path)
+        tables = FileTables(folder, quotes=True, may_lack=WHERE_THERE)  # quotes: as the hub's own library reads TSV
+        columns = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
+        return CheckedSource(ColumnsFormat(columns, tables), self)
 
 
 def read_layout(folder: Folder) -> Layout:
@@ -120,7 +114,7 @@ def _conventional_layout(folder: Folder) -> Layout:
 
 def find_columns(
     layout: Layout, tables: FileTables, where: str, subset: str | None, splits: Collection[str] | None
-) -> Columns:
+) -> ColumnFiles:
     """The tables of the collection and their columns, of which ``tables`` may lack those in ``WHERE_THERE``.
 
     Raises ``UserError`` where a configuration, a split or a column is missing.
@@ -139,7 +133,8 @@ def find_columns(
     queries = _table_for(questions, chosen, f"{where}: the queries", most=len(chosen))
     in_corpus, in_queries = tables.open(corpus).columns(), tables.open(queries).columns()
     in_judgments = tables.open(next(iter(chosen.values()))).columns()
-    return Columns(
+    return ColumnFiles(
+        path=where,
         documents=DocumentTable(
             table=corpus,
             id=_first_of(["_id", "id"], in_corpus),

@@ -1,14 +1,14 @@
 """Collections in TREC's files: documents, topics and qrels, as of the Deep Learning tracks and of ad hoc tracks.
 
-MS MARCO (Bajaj et al. 2016) and TripClick (Rekabsaz et al. 2021) are laid out so too; training triples of ids, three in
-a line or ColBERT's lists of them, are judgments beside theirs.
+MS MARCO (Bajaj et al. 2016) and TripClick (Rekabsaz et al. 2021) are laid out so too; training triples of ids are
+judgments beside theirs.
 """
 
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -33,12 +33,10 @@ from retrieval.collections.records import (
     JudgmentRecord,
     Place,
     QueryRecord,
-    checked_id,
 )
 from retrieval.collections.text_lines import (
     FileNames,
     find_files,
-    json_lists,
     json_objects,
     numbered_lines,
     plain_name,
@@ -202,8 +200,6 @@ class TrecFiles(FolderSource):
     """Each split's files of judgments."""
     triples: dict[str, FileNames] = Field(default={})
     """Each split's files of query id, id of a positive, id of a negative."""
-    colbert_triples: dict[str, FileNames] = Field(default={})
-    """Each split's files of JSON [query id, id of the positive, of a negative, …]."""
     document_columns: DocumentColumns = ("id", "text")
     """Columns of .tsv: [id, -, title, text] for MS MARCO's documents."""
     document_keys: DocumentKeys = DocumentKeys()
@@ -221,11 +217,7 @@ class TrecFiles(FolderSource):
 
 
 class TrecFormat(Format):
-    """Reads TREC's files.
-
-    A positive of triples has relevance 1, a negative 0. A passage of ``colbert_triples`` may be ``[id, score]``: the
-    scores are a teacher's, no judgments, and are not kept.
-    """
+    """Reads TREC's files. A positive of triples has relevance 1, a negative 0."""
 
     def __init__(self, config: TrecFiles) -> None:
         folder = Folder(config.path)
@@ -234,9 +226,8 @@ class TrecFormat(Format):
         self._queries = find_files(folder, config.queries, "queries")
         self._qrels = split_files(folder, config.qrels, "qrels")
         self._triples = split_files(folder, config.triples, "triples")
-        self._colbert_triples = split_files(folder, config.colbert_triples, "colbert_triples")
-        self.repeats = bool(self._triples or self._colbert_triples)
-        judgments = [name for _, name in (*self._qrels, *self._triples, *self._colbert_triples)]
+        self.repeats = bool(self._triples)
+        judgments = [name for _, name in (*self._qrels, *self._triples)]
         super().__init__(folder, [*self._documents, *self._queries, *judgments])
         self.documents_name = self.describe(self._documents)
         self.queries_name = self.describe(self._queries) or "The empty setting 'queries'"
@@ -269,35 +260,15 @@ class TrecFormat(Format):
                 yield from topics(self.folder, name, self._config.topic_field)
 
     def judgments(self) -> Iterator[JudgmentRecord]:
-        """The judgments of qrels, triples of ids and ColBERT's, each split by split."""
+        """The judgments of qrels, then of triples, each split by split."""
         for split, name in self._qrels:
             for place, query, document, relevance in read_trec_qrels(self.folder, name):
                 yield JudgmentRecord(place, query, document, relevance, split)
         for split, name in self._triples:
             for place, ids in tab_separated(self.folder, name, ["query id", "positive id", "negative id"]):
-                yield from _judged(place, split, [column_id(id_, place) for id_ in ids])
-        for split, name in self._colbert_triples:
-            for place, values in json_lists(self.folder, name):
-                yield from _judged(place, split, _colbert_ids(values, place))
-
-
-def _judged(place: Place, split: str, ids: Sequence[str]) -> Iterator[JudgmentRecord]:
-    """A query's id, that of a positive, those of negatives."""
-    query, positive, *negatives = ids
-    yield JudgmentRecord(place, query, positive, _POSITIVE, split)
-    for negative in negatives:
-        yield JudgmentRecord(place, query, negative, _NEGATIVE, split)
-
-
-def _colbert_ids(values: list[Any], place: Place) -> list[str]:
-    if len(values) < 2:
-        raise UserError(
-            f"{place} is a list of {len(values)}. It must hold a query id, the id of its positive and those of"
-            " negatives, each passage as its id or as [id, score]."
-        )
-    query, *passages = values  # a passage is its id, or a list of that and a score
-    ids = [value[0] if isinstance(value, list) and value else value for value in passages]
-    return [checked_id(query, "query id", place), *(checked_id(id_, "passage id", place) for id_ in ids)]
+                query, positive, negative = (column_id(id_, place) for id_ in ids)
+                yield JudgmentRecord(place, query, positive, _POSITIVE, split)
+                yield JudgmentRecord(place, query, negative, _NEGATIVE, split)
 
 
 DOCUMENTS_FILE = "documents.tsv"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pipelines.clustering.clusters import CLUSTERS, size_histogram
+from pipelines.clustering.clusters import CLUSTERS
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
@@ -56,7 +56,7 @@ class Cluster(Stage[ClusterConfig]):
 
     command = "cluster"
     kind = CLUSTERS
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = ClusterConfig
     unit = "pairs"
 
@@ -166,7 +166,7 @@ class Cluster(Stage[ClusterConfig]):
         left_out = shard.description["left_out"]
         return writer.commit(
             len(pairs),
-            counts={"clusters": len(clustering.centroids), "used_clusters": len(clustering.centroids)},
+            counts={"clusters": len(clustering.centroids)},
             dropped={"pairs of small domains": left_out} if left_out else {},
             facts={"domain": name, **_facts(clustering, k)},
         )
@@ -180,15 +180,12 @@ class Cluster(Stage[ClusterConfig]):
         return f"pair {pair} (query {ids['query_id']!r}, document {ids['document_id']!r})"
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What was clustered, and over all domains how many clusters were asked for and what sizes they have."""
-        histograms = [record.facts["sizes"] for record in records]
-        longest = max(len(histogram) for histogram in histograms)
+        """What was clustered, and over all domains how many clusters were asked for."""
         return {
             "sides": self.config.kmeans.sides,
             "clusters_asked_for": sum(record.facts["clusters_asked_for"] for record in records),
             "refilled": sum(record.facts["refilled"] for record in records),
             "pairs_with_zero_vectors": sum(record.facts["pairs_with_zero_vectors"] for record in records),
-            "sizes": [sum(h[power] for h in histograms if power < len(h)) for power in range(longest)],
         }
 
     def summary(self, artifact: Artifact) -> str:
@@ -204,5 +201,4 @@ def _facts(clustering: Clustering, k: int) -> dict[str, Any]:
         "clusters_asked_for": k,
         "refilled": clustering.refilled,
         "pairs_with_zero_vectors": clustering.zeros,
-        "sizes": size_histogram(clustering.assignments),  # entry i: clusters of 2^i to 2^(i+1) - 1 pairs
     }

@@ -66,7 +66,7 @@ class Mine(Stage[MineConfig]):
 
     command = "mine"
     kind = CANDIDATES
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = MineConfig
     unit = "queries"
     results = ("audit.json",)

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
@@ -17,14 +16,11 @@ from pipelines.queries.headings import HeadingQueries, TitleQueries
 from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import NothingMade, UserError
-from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
-from retrieval.collections.digests import DigestSet
 
 _ROWS_AT_ONCE = 1_000
-_LONGEST_CROP = 2_000  # characters, more than half of any passage that encoders read whole
 HELD_OUT_SPLIT = "test"
 _SCHEMAS = {"documents": DOCUMENTS, "queries": QUERIES, "judgments": JUDGMENTS}
 
@@ -128,29 +124,10 @@ class Queries(Stage[QueriesConfig]):
         return {"made_by": self.config.queries.kind}
 
     def summary(self, artifact: Artifact) -> str:
-        """Queries, documents, and how many source documents they were made from; warns of one text many times."""
-        counts, texts, longest = artifact.manifest["counts"], DigestSet(), 0
-        for table in StoredCollection(artifact.uri).rows_of("queries").tables(["text"]):
-            texts.add(table["text"].to_pylist())
-            longest = max(longest, pc.max(pc.utf8_length(table["text"])).as_py() or 0)
-        if 2 * len(texts) < counts["queries"]:
-            log.warning(
-                f"Warning: {counts['queries']:,} queries have {len(texts):,} different texts, and each judges its own"
-                " document alone. Another kind of queries, or other documents, may tell them apart."
-            )
-        self._warn_of_long_crops(longest)
+        """Queries, documents, and how many source documents they were made from."""
+        counts = artifact.manifest["counts"]
         made = f"{counts['queries']:,} queries and {counts['documents']:,} documents"
         return f"{made} out of {counts['source documents']:,}"
-
-    def _warn_of_long_crops(self, longest: int) -> None:
-        """Crops are shares of a text; ``longest`` of them in characters."""
-        is_crops = isinstance(self.config.queries, CropQueries)
-        if is_crops and longest > _LONGEST_CROP and not is_chunked(StoredCollection(self.config.collection)):
-            log.warning(
-                f"Warning: the longest query has {longest:,} characters, as a crop is a share of its document and"
-                f" {self.config.collection} is not chunked. Crops are made for passages: cut the documents by"
-                " `raytriever chunk` first, and make queries of its output."
-            )
 
 
 def is_chunked(collection: StoredCollection) -> bool:

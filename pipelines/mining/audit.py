@@ -4,8 +4,7 @@ An audit is plain JSON::
 
     {"counts": {"queries": …, "candidates": …, …},           as in ``COUNTS``
      "rules": {"duplicate": {"candidates": …, "queries": …, "examples": [{"query_id", "query", "document_id",
-               "document", "rank", "score"}, …]}, …},         the rules that were asked; for "answer" also the "answer",
-                                                              which stands in what is shown of the document
+               "document", "rank", "score"}, …]}, …},         the rules that were asked
      "chosen": {"candidates": …, "queries": …, "examples": …}}
 """
 
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from pipelines.mining.inputs import QueryBlock
 from pipelines.mining.rules import ABSENT, KEPT, RULES, MiningRules, reference_scores, sampling_keys
 from raytriever.reports.table import Table
-from retrieval.evaluation.answers import Match, answer_matcher, normalised
 
 EXAMPLES = 20  # at most, each of another query
 _SHOWN_CHARACTERS = 240
@@ -60,27 +58,12 @@ def block_audit(
         shown = []
         for query, rank in zip(*(axis.tolist() for axis in examples[name]), strict=True):
             texts = next(described)
-            if name == "answer":
-                texts |= _shown_answer(texts["document"], queries.answers[query], rules)
             of_candidate = {"rank": rank + 1, "score": round(float(block.scores[query, rank]), 6)}
             cut = {key: text[:_SHOWN_CHARACTERS] for key, text in texts.items()}
             shown.append(cut | of_candidate | {"order": int(keys[query])})
         groups[name] = {"candidates": int(mask.sum()), "queries": int(mask.any(axis=1).sum()), "examples": shown}
     made = groups.pop("chosen")
     return {"counts": _counts(rules, queries, rule_of, chosen, number), "rules": groups, "chosen": made}
-
-
-def _shown_answer(document: str, answers: Sequence[str], rules: MiningRules) -> dict[str, str]:
-    """The first stretch of a document that holds an answer, and which; nothing of an answer as long as a stretch."""
-    match: Match = "regex" if rules.answers == "regex" else "string"
-    matchers = {answer: answer_matcher([answer], match) for answer in answers}
-    for start in range(0, len(document), _SHOWN_CHARACTERS // 2):
-        stretch = document[start : start + _SHOWN_CHARACTERS]
-        compared = normalised(stretch, match)
-        for answer, is_in in matchers.items():
-            if is_in(compared):
-                return {"document": stretch, "answer": answer}
-    return {}
 
 
 def _counts(

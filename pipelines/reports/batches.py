@@ -38,7 +38,7 @@ Batches = NDArray[np.int64]  # pair numbers, (batches, B)
 
 
 def clusters_section(clusters: Artifact) -> Section:
-    """How many clusters each domain has, how k-means got there, and how large clusters are."""
+    """How many clusters each domain has, of which mean size, and how k-means got there."""
     ordered = sorted(clusters.shards, key=lambda shard: (-shard.rows, shard.facts["domain"]))
     rows = [
         [
@@ -58,12 +58,8 @@ def clusters_section(clusters: Artifact) -> Section:
         f"The largest of {counted(len(ordered), 'domain')}. Refilled: clusters that ran empty and were given a pair."
         " Zero vectors: pairs with one, which are near nothing."
     )
-    sizes = [
-        [f"{1 << power:,} to {(2 << power) - 1:,}", f"{count:,}"]
-        for power, count in enumerate(clusters.manifest["facts"]["sizes"])
-    ]
-    blocks = [Table(header, rows, caption), Table(["pairs of a cluster", "clusters"], sizes)]
-    return Section("Clusters", "Pairs of one domain that are near each other share a cluster.", blocks)
+    lead = "Pairs of one domain that are near each other share a cluster."
+    return Section("Clusters", lead, [Table(header, rows, caption)])
 
 
 def batches_section(

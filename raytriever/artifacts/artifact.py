@@ -17,7 +17,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,40 +124,19 @@ class ShardRecord:
         require_inside(self.name)
 
     @staticmethod
-    def from_json(value: Any, place: str = "") -> "ShardRecord":
+    def from_json(value: Any) -> "ShardRecord":
         """The inverse of ``dataclasses.asdict``; what a stored record says of its making is left out.
 
-        Raises ``ValueError`` for what is no record, which begins with its ``place``.
+        Raises ``ValueError``, ``KeyError`` or ``TypeError`` for what is no record.
         """
-        fields = _typed(value, _SHARD, place)
-        of_files = [_typed(file, _FILE, f"{place}files.{number}.") for number, file in enumerate(fields["files"])]
-        return ShardRecord(**{**fields, "files": tuple(ShardFile(**file) for file in of_files)})
+        parts: dict[str, Any] = {each.name: value[each.name] for each in fields(ShardRecord)}
+        parts["files"] = tuple(ShardFile(**file) for file in parts["files"])
+        return ShardRecord(**parts)
 
 
-# The type of each field, and of a mapping's values; by hand, so that batches are read with NumPy and PyArrow alone.
-_Types = dict[str, tuple[type, type | None]]
-_FILE: _Types = {"name": (str, None), "bytes": (int, None), "sha256": (str, None)}
-_SUMS: _Types = {"rows": (int, None), "counts": (dict, int), "dropped": (dict, int), "facts": (dict, object)}
-_SHARD: _Types = {"name": (str, None), "files": (list, None)} | _SUMS
-_HEAD: _Types = {"schema_version": (int, None), "algorithm_version": (int, None), "kind": (str, None)}
-_MANIFEST = (
-    _HEAD | {"stage": (str, None), "config": (dict, object), "inputs": (dict, str), "shards": (list, None)} | _SUMS
-)
-
-
-def _typed(values: Any, types: _Types, place: str = "") -> dict[str, Any]:
-    """The fields of a mapping that ``types`` names. Raises ``ValueError`` for a missing one and one of another type."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{place or 'it '}is no mapping: {values!r:.80}")
-    for name, (kind, of_values) in types.items():
-        value = values.get(name)
-        found = {name: (value, kind)}
-        if of_values and isinstance(value, dict):
-            found |= {f"{name}.{key}": (item, of_values) for key, item in value.items()}
-        for key, (item, wanted) in found.items():
-            if not isinstance(item, wanted):
-                raise ValueError(f"{place}{key}: {item!r:.80} is no {wanted.__name__}")
-    return {name: values[name] for name in types}
+_MANIFEST = {"schema_version", "shards", "rows", "counts", "dropped", "facts"} | {
+    each.name for each in fields(Derivation)
+}
 
 
 class Artifact:
@@ -181,10 +160,10 @@ class Artifact:
                     f"{self.folder.uri} was written with schema {schema}, this version reads up to {SCHEMA_VERSION}."
                     " Update Raytriever."
                 )
-            _typed(self.manifest, _MANIFEST)
-            shards = enumerate(self.manifest["shards"])
-            self.shards = tuple(ShardRecord.from_json(shard, f"shards.{number}.") for number, shard in shards)
-        except (ValueError, RecursionError) as error:
+            if lacking := _MANIFEST - self.manifest.keys():
+                raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+            self.shards = tuple(map(ShardRecord.from_json, self.manifest["shards"]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{self.folder.describe(MANIFEST)} is damaged ({error}). Remove the folder and make it again."
             ) from error

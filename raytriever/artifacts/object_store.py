@@ -13,6 +13,7 @@ from datetime import timedelta
 import pyarrow as pa
 from pyarrow import fs
 
+from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.errors import UserError
 
 _CONNECT_SECONDS = 10.0
@@ -20,6 +21,7 @@ _ANSWER_SECONDS = 30.0  # without a byte
 _ATTEMPTS = 12  # of a request, 25 ms after the first and each time twice as long: 100 s together
 _GOOGLE_ATTEMPTS = timedelta(seconds=120)
 _GOOGLE = re.compile(r"gc?s://")
+_HUB = re.compile(r"hf://datasets/([^@]+)@[0-9a-f]{40}(/.*)?")
 _PUBLIC = re.compile(r"gc?s://anonymous@[^@]*")  # how pyarrow spells access without a login
 
 
@@ -56,6 +58,8 @@ def open_object_store(uri: str) -> tuple[fs.FileSystem, str]:
             path = path.removeprefix("anonymous@")
             _bucket(path)
             return fs.GcsFileSystem(anonymous=is_public, retry_time_limit=_GOOGLE_ATTEMPTS), path
+        if uri.startswith("hf://"):
+            return _open_hub(uri)
         if "#" in uri:
             raise ValueError("its '#' would cut off what follows")
         filesystem, path = fs.FileSystem.from_uri(uri)
@@ -73,6 +77,20 @@ def _bucket(path: str) -> str:
     if not bucket:
         raise ValueError("it names no bucket")
     return bucket
+
+
+def _open_hub(uri: str) -> tuple[fs.FileSystem, str]:
+    """A data set of the hub at one commit, or its mirror."""
+    found = _HUB.fullmatch(uri)
+    if not found:
+        raise UserError(
+            f"{uri} is no data set of the hub at a commit. Write hf://datasets/<owner>/<name>@<commit>, with the 40"
+            " hexadecimal digits that the data set's page 'Files and versions' shows, as does"
+            " huggingface_hub.HfApi().dataset_info(name).sha: a branch or a tag can move, and the same settings would"
+            " give another collection."
+        )
+    mirror = mirrored("datasets", found[1])
+    return (fs.LocalFileSystem(), f"{mirror}{found[2] or ''}") if mirror else fs.FileSystem.from_uri(uri)
 
 
 def s3_endpoint() -> str | None:

@@ -27,7 +27,6 @@ PART_END = "\x1e"
 
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
-_COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
 _INT32 = range(-(2**31), 2**31)
 
@@ -105,7 +104,7 @@ class FolderSource(Policies):
     """Settings of a format whose files are below one folder extend this."""
 
     path: InputPath
-    """The folder, local or in an object store."""
+    """The folder: local, in an object store or on the hub (hf://datasets/<owner>/<name>@<commit>)."""
 
 
 class Place(NamedTuple):
@@ -244,7 +243,7 @@ class Format(ABC):
         """``files``: the names of those in the folder that are read, in the order of the fingerprint."""
         self.folder = folder
         self.files = files
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {"repository": folder.uri} if folder.is_of_hub else {}
         self.counts: dict[str, int] = {}
 
     @abstractmethod
@@ -293,7 +292,7 @@ def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
 
     Of a repository of the hub at a commit, whose content never changes, the names alone: nothing is read.
     """
-    if _COMMIT.fullmatch(folder.uri):
+    if folder.is_of_hub and not folder.is_local:
         return {"repository": folder.uri, "files": list(names)}
     return {"files": [_describe_file(folder, name) for name in names]}
 

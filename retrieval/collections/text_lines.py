@@ -142,16 +142,6 @@ def json_objects(folder: Folder, name: str) -> Iterator[Record]:
 
     Raises ``UserError`` for a line that is no JSON object, and for half a surrogate pair, which is no text.
     """
-    for place, value in _json_values(folder, name, dict, 'object such as {"_id": "…", "text": "…"}'):
-        yield Record(place, value)
-
-
-def json_lists(folder: Folder, name: str) -> Iterator[tuple[Place, list[Any]]]:
-    """Like ``json_objects``, for files with one JSON list a line."""
-    return _json_values(folder, name, list, "list such as [1, 2, 3]")
-
-
-def _json_values(folder: Folder, name: str, kind: type, what: str) -> Iterator[tuple[Place, Any]]:
     for place, line in numbered_lines(folder, name):
         if not line.strip():
             continue
@@ -160,9 +150,10 @@ def _json_values(folder: Folder, name: str, kind: type, what: str) -> Iterator[t
             _require_whole_characters(line, value)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{place} is not valid JSON ({error}): {_start(line)}.") from error
-        if not isinstance(value, kind):
-            raise UserError(f"{place} is {_start(line)}, but every line must be one JSON {what}.")
-        yield place, value
+        if not isinstance(value, dict):
+            wanted = 'one JSON object such as {"_id": "…", "text": "…"}'
+            raise UserError(f"{place} is {_start(line)}, but every line must be {wanted}.")
+        yield Record(place, value)
 
 
 def _start(line: str) -> str:

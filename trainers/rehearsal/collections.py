@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipelines.formats.beir import BeirFolder
-from pipelines.formats.columns import ColumnFiles, Columns, PairTables, SplitTables
+from pipelines.formats.columns import ColumnFiles, PairTables, SplitTables
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.hub import HubDataset
+from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
 from pipelines.formats.tables import JSON_ENDINGS
@@ -129,13 +129,10 @@ def _word(draw: random.Random) -> str:
     return "".join(draw.choices(_SYLLABLES, k=draw.randint(2, 4)))
 
 
-def write_source(source: AnySource, size: Size, mirror: Path) -> None:
-    """Writes a toy collection where the settings look for one; of the hub, below the ``mirror``."""
+def write_source(source: AnySource, size: Size) -> None:
+    """Writes a toy collection where the settings look for one."""
     for each in single_sources(source):
-        if isinstance(each, HubDataset):
-            write = _write_mteb if each.layout == "mteb" else _write_columns
-            write(each, size, mirror / "datasets" / each.dataset)
-        elif not isinstance(each, PythonFunctions):  # which every Python has
+        if not isinstance(each, PythonFunctions):  # which every Python has
             WRITERS[type(each)](each, size, Path(each.path))
 
 
@@ -146,7 +143,7 @@ def single_sources(source: AnySource) -> Sequence[SingleSource]:
 
 def is_known(source: SingleSource) -> bool:
     """Whether ``write_source`` knows the kind."""
-    return isinstance(source, HubDataset | PythonFunctions) or type(source) in WRITERS
+    return isinstance(source, PythonFunctions) or type(source) in WRITERS
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -209,7 +206,7 @@ def _judgments(toy: Toy, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def _write_mteb(source: HubDataset, size: Size, folder: Path) -> None:
+def _write_mteb(source: MtebFolder, size: Size, folder: Path) -> None:
     """As most of MTEB's repositories are; as those of CoIR where there are subsets, which share a repository."""
     toy = make_toy(f"{folder} {source.subset}", source.splits or _SPLITS, size, ("d", "q"))
     id_, name = ("id", f"{source.subset}-{{}}/{{}}-00000-of-00001.parquet") if source.subset else ("_id", "{}.jsonl")
@@ -228,7 +225,7 @@ def _write_mteb(source: HubDataset, size: Size, folder: Path) -> None:
     _write_text(folder / "README.md", f"---\n{yaml.safe_dump({'configs': configs})}---\n")
 
 
-def _write_columns(source: Columns, size: Size, folder: Path) -> None:
+def _write_columns(source: ColumnFiles, size: Size, folder: Path) -> None:
     if source.pairs is not None:
         _write_pairs(source.pairs, size, folder)
         return
@@ -307,7 +304,7 @@ def _nested(row: Mapping[str | None, Any]) -> dict[str, Any]:
 
 def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
     """Queries and documents are numbered apart; of a split's files the first has all of its queries or judgments."""
-    splits = {**source.qrels, **source.triples, **source.colbert_triples}
+    splits = {**source.qrels, **source.triples}
     toy = make_toy(str(folder), splits, size)
     for name in source.documents:
         if plain_name(name).endswith(".tsv"):
@@ -322,19 +319,11 @@ def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
         for name in others:
             _write_lines(_file(folder, name), ())
     for split, names in source.triples.items():
-        _write_lines(_file(folder, names[0]), ((q.id, *_numbers(q)) for q in toy.queries[split]))
-    for split, names in source.colbert_triples.items():
-        lists = ([json.dumps([int(q.id), *_numbers(q)])] for q in toy.queries[split])
-        _write_lines(_file(folder, names[0]), lists)
+        _write_lines(_file(folder, names[0]), ((q.id, q.judged[0][0], q.judged[-1][0]) for q in toy.queries[split]))
 
 
 def _columns(document: Document, names: Sequence[str]) -> list[str]:
     return [getattr(document, name, "-") for name in names]
-
-
-def _numbers(query: Query) -> tuple[int, int]:
-    """The query's positive and a negative."""
-    return query.judged[0][0], query.judged[-1][0]
 
 
 def _write_queries(names: Sequence[str], toy: Toy, files: Mapping[str, Sequence[str]], folder: Path) -> None:
@@ -385,6 +374,7 @@ def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:
 
 WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     BeirFolder: _write_beir,
+    MtebFolder: _write_mteb,
     ColumnFiles: _write_columns,
     TrecFiles: _write_trec,
     Dpr: _write_dpr,

@@ -1,7 +1,7 @@
 """`raytriever rehearse`: runs a recipe as it stands, every stage, on toy models and toy data.
 
 The rehearsal's folder is the current folder of the run: what the recipe calls ``data/…`` and ``runs/…`` lies in it, and
-what it names on the hub in a mirror there. Which toys are needed follows from the settings of the stages alone.
+models that it names on the hub in a mirror there. Which toys are needed follows from the settings of the stages alone.
 """
 
 import contextlib
@@ -253,7 +253,7 @@ def _write_toys(part: Part) -> None:
     sizes = _sizes(part.stages)
     sources = [stage.config.source for stage in part.stages.values() if isinstance(stage, Collect)]
     for source, size in zip(sources, sizes, strict=True):
-        write_source(source, size, Path(_MIRROR).absolute())
+        write_source(source, size)
     toy = make_toy("vocabulary", ["test"], Size())
     texts = [document.text for document in toy.documents]
     for model, layers in part.models.items():
@@ -284,7 +284,7 @@ def _sizes(stages: Stages) -> list[Size]:
 def _places(stage: Stage[Any]) -> list[str]:
     """Where the sources of a stage are."""
     sources = single_sources(stage.config.source) if isinstance(stage, Collect) else ()
-    return [str(getattr(source, "path", None) or getattr(source, "dataset", "")) for source in sources]
+    return [str(getattr(source, "path", "")) for source in sources]
 
 
 def _splits(config: PairsConfig) -> tuple[str, ...]:

@@ -30,9 +30,9 @@ TEXTS = ["the harbour of a town", "a town without a harbour", "what the river ca
 CORPUS = {"table": "docs.jsonl.gz", "id": "docid", "title": "title"}
 SOURCES: dict[str, dict[str, Any]] = {
     "beir": {"kind": "beir", "path": "data/nfcorpus"},
-    "hub": {"kind": "hub", "layout": "mteb", "dataset": "mteb/x", "revision": COMMIT, "splits": ["test"]},
+    "mteb": {"kind": "mteb", "path": "mteb/x", "splits": ["test"]},
     "subset": {
-        "kind": "hub", "layout": "mteb", "dataset": "CoIR/x", "revision": COMMIT, "subset": "go", "splits": ["test"]
+        "kind": "mteb", "path": "CoIR/x", "subset": "go", "splits": ["test"]
     },
     "passages": {"kind": "columns", "path": "data/wikipedia", "documents": CORPUS | {"join_by": "title"}},
     "parts": {
@@ -56,7 +56,6 @@ SOURCES: dict[str, dict[str, Any]] = {
         "queries": ["queries.train.tsv", "queries.test.tsv"],
         "qrels": {"test": "qrels.txt"},
         "triples": {"train": "triples.tsv"},
-        "colbert_triples": {"other": "triples.jsonl"},
     },
     "tripclick": {
         "kind": "trec",
@@ -83,10 +82,9 @@ SOURCES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_toy_is_read_as_what_it_stands_in_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(HUB_MIRROR, str(tmp_path / "hub"))
     source: AnySource = TypeAdapter(AnySource).validate_python(SOURCES[name])
-    write_source(source, SIZE, tmp_path / "hub")
-    write_source(source, SIZE, tmp_path / "hub")  # once more changes nothing
+    write_source(source, SIZE)
+    write_source(source, SIZE)  # once more changes nothing
     collection = StoredCollection(make(Collect(CollectConfig(source=source, output="collection"))))
     texts = collection.rows_of("documents").read(["id", "text"])["text"].to_pylist()
     assert len(texts) >= 30  # of pairs, those that are named
@@ -115,7 +113,7 @@ def test_collections_of_one_folder_share_its_files(tmp_path: Path, monkeypatch: 
     ]
     read: list[AnySource] = [TypeAdapter(AnySource).validate_python(source) for source in sources]
     for source in read:
-        write_source(source, SIZE, tmp_path / "hub")
+        write_source(source, SIZE)
     for number, source in enumerate(read):
         make(Collect(CollectConfig(source=source, output=f"collection-{number}")))
 
@@ -125,7 +123,7 @@ def test_no_toy_is_written_over_what_lies_elsewhere(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "here")
     source = {"kind": "trec", "path": "data", "documents": [str(tmp_path / "collection.tsv")]}
     with pytest.raises(UserError, match=r"written to .*collection\.tsv, outside of the rehearsal's folder"):
-        write_source(TypeAdapter(AnySource).validate_python(source), SIZE, tmp_path / "here")
+        write_source(TypeAdapter(AnySource).validate_python(source), SIZE)
     assert not (tmp_path / "collection.tsv").exists()
 
 
@@ -163,7 +161,9 @@ def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatc
         UserError, match=rf"{HUB_MIRROR} is .*nothing is read but what lies there: .*models/org/name is no"
     ):
         locate_model("org/name")
-    source: AnySource = TypeAdapter(AnySource).validate_python(SOURCES["hub"])
+    source: AnySource = TypeAdapter(AnySource).validate_python(
+        SOURCES["mteb"] | {"path": f"hf://datasets/mteb/x@{COMMIT}"}
+    )
     with pytest.raises(UserError, match=r"datasets/mteb/x is no folder"):
         source.open()
 

@@ -43,7 +43,7 @@ stages:
 suite:
   evaluate: {{measures: [nDCG@10]}}
   collections:
-    nfcorpus: {{source: {{kind: hub, layout: mteb, dataset: mteb/nfcorpus, revision: {COMMIT}, splits: [test]}}}}
+    nfcorpus: {{source: {{kind: mteb, path: hf://datasets/mteb/nfcorpus@{COMMIT}, splits: [test]}}}}
   systems:
     BM25: {{bm25: {{}}}}
     before: {{encoder: {{model: sentence-transformers/all-MiniLM-L6-v2}}}}

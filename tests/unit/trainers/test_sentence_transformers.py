@@ -274,3 +274,27 @@ def test_the_program_of_the_documentation_trains_on_published_batches(
     trained, before = (SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "trained/final", model))
     assert not np.allclose(trained.encode("which of 3"), before.encode("which of 3"), atol=1e-6)
     assert load_dataset(published, split="train").num_rows == 2 * COUNT
+
+
+def test_the_program_of_the_readme_trains_on_pairs_in_a_table(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(program.splitlines()) <= 15
+    monkeypatch.chdir(tmp_path)
+    Dataset.from_dict(
+        {
+            "query": [f"which of {pair % 5} is {pair}" for pair in range(COUNT)],
+            "document": [f"it is number {pair}, that is {pair * pair}" for pair in range(COUNT)],
+        }
+    ).to_csv("pairs.csv")
+    for shown, here in (
+        ("sentence-transformers/all-MiniLM-L6-v2", str(model)),
+        ("batch_size=64", f"batch_size={SIZE}"),
+    ):
+        assert shown in program
+        program = program.replace(shown, here)
+    before = SentenceTransformer(str(model)).encode(["which is it"])
+    exec(program, {})
+    assert np.abs(SentenceTransformer("trained/final").encode(["which is it"]) - before).max() > 1e-6

@@ -92,7 +92,6 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
             **test_ms_marco.NAMES,
             "qrels": {},
             "triples": {"train": "triples.tsv"},
-            "colbert_triples": {"train": "colbert.json"},
         },
         test_ms_marco.FILES,
     ),

@@ -10,10 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.formats import hub
 from pipelines.formats.columns import ColumnFiles
-from pipelines.formats.hub import HubDataset
-from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.checked_source import CheckedSource
@@ -56,16 +53,6 @@ def wikipedia(tmp_path: Path) -> Path:
 def test_wikipedia_on_disk(wikipedia: Path) -> None:
     found = contents(source(wikipedia, {"table": "20231101.simple", "title": "title"}, domain="wikipedia"))
     assert found == Contents(ARTICLES, [], [])
-
-
-def test_wikipedia_from_the_hub(wikipedia: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = {"wikimedia/wikipedia": Folder(str(wikipedia))}
-    monkeypatch.setattr(hub, "hub_folder", lambda dataset, _: folders[dataset])
-    settings = {
-        "kind": "hub", "dataset": "wikimedia/wikipedia", "revision": "0" * 40, "domain": "wikipedia",
-        "documents": {"table": "20231101.simple", "title": "title"},
-    }  # fmt: skip
-    assert contents(validate(HubDataset, settings, "Source").open()) == Contents(ARTICLES, [], [])
 
 
 PASSAGES: Rows = [

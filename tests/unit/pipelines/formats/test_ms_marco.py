@@ -1,6 +1,5 @@
 """MS MARCO's files: the official layout, triples of ids in two forms, what is refused."""
 
-import json
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ FILES = {
     "qrels.train.tsv": "10\t0\t0\t1\n11\t0\t1\t1\n",
     "qrels.dev.small.tsv": "20\t0\t2\t1\n",
     "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
-    "colbert.json": '[10, 0, 1, "2"]\n[11, [1, 0.5], [3, -7]]\n[20, 2]\n',
 }
 NAMES: dict[str, Any] = {
     "documents": "collection.tsv",
@@ -93,18 +91,6 @@ def test_triples_add_negatives_to_qrels(tmp_path: Any) -> None:
     ]
 
 
-def test_triples_of_colbert_with_and_without_scores(tmp_path: Any) -> None:
-    path = write_files(str(tmp_path / "c"), FILES)
-    assert read(opened(path, qrels={}, colbert_triples={"train": "colbert.json"}))[2] == [
-        ("10", "0", 1, "train"),
-        ("11", "1", 1, "train"),
-        ("20", "2", 1, "train"),
-        ("10", "1", 0, "train"),
-        ("10", "2", 0, "train"),
-        ("11", "3", 0, "train"),
-    ]
-
-
 def test_documents_with_titles(tmp_path: Any) -> None:
     files = {
         "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\n",
@@ -143,14 +129,6 @@ def test_documents_with_titles(tmp_path: Any) -> None:
         ({"t": "10\t0\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 has 2 .* query id, positive id, negative id"),
         ({"t": "10\t0\t \n"}, {"triples": {"train": "t"}}, r"c/t, line 1: the id is ' '"),
         ({"t": "10\t0\t9\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 names '9'"),
-        ({"t": '[10, 0]\n{"a": 1}\n'}, {"colbert_triples": {"x": "t"}}, r"c/t, line 2 is '.*', but .* one JSON list"),
-        (
-            {"t": "[10]\n"},
-            {"colbert_triples": {"x": "t"}},
-            r"c/t, line 1 is a list of 1\. It must hold a query id, the",
-        ),
-        ({"t": "[10, 0, 1.5]\n"}, {"colbert_triples": {"x": "t"}}, r'c/t, line 1: "passage id" is 1\.5'),
-        ({"t": "[null, 0]\n"}, {"colbert_triples": {"x": "t"}}, r'c/t, line 1: "query id" is None'),
     ],
 )
 def test_wrong_files_and_settings_are_named(
@@ -163,23 +141,19 @@ ids = st.integers(0, 30)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(ids, ids, st.lists(ids, max_size=4)), min_size=1, max_size=12))
-def test_the_forms_of_triples_say_the_same(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[tuple[int, int, list[int]]]
+@given(st.lists(st.tuples(ids, ids, ids), min_size=1, max_size=20))
+def test_a_pair_of_several_triples_is_judged_once_and_a_positive_wins(
+    tmp_path_factory: pytest.TempPathFactory, triples: list[tuple[int, int, int]]
 ) -> None:
-    positives = {(query, positive) for query, positive, _ in examples}
-    negatives = {(query, negative) for query, _, listed in examples for negative in listed} - positives
-    lined = [(q, p, n) for q, p, listed in examples for n in listed or [p]]  # a triple needs a negative
+    positives = {(query, positive) for query, positive, _ in triples}
+    negatives = {(query, negative) for query, _, negative in triples} - positives
     files = {
         "collection.tsv": "".join(f"{number}\tpassage {number}\n" for number in range(31)),
         "queries.tsv": "".join(f"{number}\tquery {number}\n" for number in range(31)),
-        "ids": "".join(f"{q}\t{p}\t{n}\n" for q, p, n in lined),
-        "lists": "".join(json.dumps([q, p, *listed]) + "\n" for q, p, listed in examples),
-        "scored": "".join(json.dumps([q, [p, 1], *([n, -0.5] for n in listed)]) + "\n" for q, p, listed in examples),
+        "ids": "".join(f"{query}\t{positive}\t{negative}\n" for query, positive, negative in triples),
     }
     path = write_files(str(tmp_path_factory.mktemp("triples")), files)
     expected = {(str(q), str(d), 1) for q, d in positives} | {(str(q), str(d), 0) for q, d in negatives}
-    for form, name in (("triples", "ids"), ("colbert_triples", "lists"), ("colbert_triples", "scored")):
-        found = read(opened(path, queries="queries.tsv", qrels={}, **{form: {"x": name}}))[2]
-        assert {row[:3] for row in found} == expected
-        assert len(found) == len(expected)
+    found = read(opened(path, queries="queries.tsv", qrels={}, triples={"x": "ids"}))[2]
+    assert {row[:3] for row in found} == expected
+    assert len(found) == len(expected)

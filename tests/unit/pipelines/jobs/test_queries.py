@@ -201,19 +201,6 @@ def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("is_long", [True, False])
-def test_crops_of_long_documents_are_warned_of(
-    tmp_path: Path, is_long: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "lobster " * (8_000 if is_long else 300)
-    collection = collected(tmp_path, [(f"d{number}", "", f"{number} {text}") for number in range(4)])
-    uri = queries(tmp_path / "queries", collection, queries={"kind": "crops"})
-    run_stage(Queries(QueriesConfig(collection=collection, queries={"kind": "crops"}, output=uri)), None)  # type: ignore[arg-type]
-    said = capsys.readouterr().err
-    assert ("characters, as a crop is a share of its document" in said) == is_long
-    assert ("cut the documents by `raytriever chunk` first" in said) == is_long
-
-
 def test_a_finished_artifact_is_reused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collection = collected(tmp_path)
     uri = queries(tmp_path / "queries", collection, queries={"kind": "title"})

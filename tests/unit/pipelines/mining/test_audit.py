@@ -1,7 +1,5 @@
 """An audit of blocks, added up, is the audit of the whole; and what a person sees of it."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -89,19 +87,6 @@ def test_counts_and_examples() -> None:
         "queries_without_positive_score": 23,
     }
     assert audit_of(numbers, None)["counts"]["queries_with_fewer"] == 0
-
-
-@pytest.mark.parametrize(("answers", "rule"), [(["no", "The CLAW"], "string"), (["cl.w"], "regex")])
-def test_an_example_of_an_answer_shows_it(answers: list[str], rule: Any) -> None:
-    rows, keys = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.uint64)
-    positives = Positives(JudgedPairs(*np.zeros((2, 1), np.int64), np.ones(1, np.int32)), *np.zeros((3, 1)))  # type: ignore[arg-type]
-    block = Block(rows, rows.astype(np.float32), rows.astype(np.int32), keys, rows[0], keys[0], positives)
-    queries = QueryBlock(["q"], np.arange(1), [answers], block, left_out=0)
-    rule_of = np.full((1, 1), list(RULES).index("answer"), np.uint8)
-    text = {"query_id": "q", "query": "?", "document_id": "d", "document": f"{'sea ' * 200}the claw {'sea ' * 200}"}
-    audit = block_audit(MiningRules(answers=rule), queries, rule_of, rule_of == KEPT, None, lambda *_: [text])
-    (example,) = audit["rules"]["answer"]["examples"]
-    assert (example["answer"], "the claw" in example["document"], len(example["document"])) == (answers[-1], True, 240)
 
 
 def test_the_table_names_every_rule_in_order() -> None:

@@ -174,22 +174,11 @@ def test_any_manifest_and_any_run_file_is_read_or_refused(tmp_path_factory, data
     assert (folder / "manifest.json").read_bytes() == data
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"shards": {"a": 1}}, "shards: {'a': 1} is no list"),
-        ({"shards": [[]]}, r"shards.0.is no mapping: \[\]"),
-        ({"shards": [{"name": "a"}]}, "shards.0.files: None is no list"),
-        ({"schema_version": "x"}, "schema_version: "),
-        ({"kind": 1}, "kind: 1 is no str"),
-        ({"inputs": {"collection": None}}, "inputs.collection: "),
-        ({"facts": 1}, "facts: "),
-    ],
-)
-def test_a_manifest_of_another_shape_is_refused(made, change, said):
+@pytest.mark.parametrize("shards", [{"a": 1}, [[]], [{"name": "a"}], 1, [{"name": "a", "files": [{}]}]])
+def test_a_manifest_with_shards_of_another_shape_is_refused(made, shards):
     path = Path(made.uri) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UserError, match=rf"manifest.json is damaged \({said}"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"shards": shards}))
+    with pytest.raises(UserError, match=r"manifest.json is damaged \("):
         Artifact(made.uri)
 
 

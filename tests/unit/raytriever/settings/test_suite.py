@@ -1,5 +1,6 @@
 """A suite as the stages of a recipe."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_what_is_wrong_is_named_before_anything_is_computed(tmp_path: Path, over
 def test_collections_of_a_suite_that_comes_along_are_pinned(name: str) -> None:
     stages = recipe_stages(load_recipe(name, []))
     for stage in stages.values():
-        if stage.command == "collect" and stage.config.source.kind == "hub":  # type: ignore[attr-defined]
-            assert len(stage.config.source.revision) == 40  # type: ignore[attr-defined]
+        if stage.command == "collect" and "://" in (path := stage.config.source.path):  # type: ignore[attr-defined]
+            assert re.fullmatch(r"hf://datasets/[\w-]+/[\w-]+@[0-9a-f]{40}", path)
     if "table" in stages:  # of MTEB there is none
         stages["table"].check_settings(stages)

@@ -19,7 +19,6 @@ from retrieval.collections.records import Limits, reading_within
 from retrieval.collections.text_lines import (
     find_file,
     find_files,
-    json_lists,
     json_objects,
     json_records,
     numbered_lines,
@@ -151,15 +150,6 @@ def test_broken_lines_are_named_and_quoted(tmp_path: Path, line: str, message: s
     folder = written(tmp_path, f"{{}}\n{line}\n".encode())
     with pytest.raises(UserError, match=message):
         list(json_objects(folder, "file"))
-
-
-def test_lists_are_read_and_other_values_named(tmp_path: Path) -> None:
-    folder = written(tmp_path, b'[1, ["a", 0.5]]\n\n[]')
-    assert [(place.line, value) for place, value in json_lists(folder, "file")] == [(1, [1, ["a", 0.5]]), (3, [])]
-    for line in ('{"a": 1}', "17", "null"):
-        folder = written(tmp_path, f"[]\n{line}\n".encode())
-        with pytest.raises(UserError, match=r"file, line 2 is '.*', but every line must be one JSON list such as"):
-            list(json_lists(folder, "file"))
 
 
 fields = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=["Cs"]), min_size=1)
