@@ -1,0 +1,194 @@
+"""The papers' directions, decided on weak students: what docs/evidence.md states before and reports after.
+
+    python -m benchmarks.evidence adaptive_margins --batches runs/adaptive_margins/batches \\
+        --collection runs/adaptive_margins/corpus --output /tmp/evidence
+
+Trains each way of a claim, seed after seed, on stored batches, measures it on the collection's dev and test queries,
+and ends in the claim's verdict. Every finished trial is a file: a run that was interrupted goes on.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import t
+
+from benchmarks.probe_and_transformers import student
+from pipelines.batches import BatchReader
+from raytriever.settings.configuration import apply_values
+from retrieval.encoders.specification import has_bfloat16
+from trainers.engine.early_stopping import Criterion
+from trainers.engine.loop import train
+from trainers.training_run import RunSettings, objective_to_train
+from trainers.validation.retrieval import RetrievalValidation
+from trainers.validation.settings import RetrievalValidationSettings
+
+_PILOTS = 3  # seeds that tell the spread, and count
+_POWER, _CONFIDENCE = 0.9, 0.95
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says of two ways, each the best on dev queries of those ``ways`` whose names begin so.
+
+    ``test``: the first has more ('greater'), as much within ``margin`` ('equivalent', by two one-sided tests), or at
+    least as much but for ``margin`` ('at least'). ``margin``: of the measure, and the smallest difference to be found.
+    """
+
+    ways: Mapping[str, Mapping[str, Any]]
+    compared: tuple[str, str]
+    test: Literal["greater", "equivalent", "at least"]
+    margin: float
+    layers: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LAYERS = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
+CLAIMS = {
+    # static margins tuned in tenths on dev queries against the adaptive target, which has nothing to tune
+    "adaptive_margins": Claim(
+        {"adaptive": {"objective.target": "adaptive"}}
+        | {f"static {n / 10}": {"objective.target": "static", "objective.margin": n / 10} for n in range(1, 11)},
+        ("adaptive", "static"),
+        "equivalent",
+        0.01,
+        layers=0,
+        settings={"objective.kind": "adaptive_margin", "objective.in_batch": True},
+    ),
+    "self_contrastive": Claim(
+        {
+            "self-contrastive": {
+                "objective.training_form": "self_contrastive",
+                "objective.regularisation": 1.0,
+                "encoder.form": _LAYERS,
+            },
+            "dual encoder": {"objective.training_form": "dual_encoder"},
+        },
+        ("self-contrastive", "dual encoder"),
+        "at least",
+        0.005,
+        layers=2,
+        settings={"objective.kind": "multi_layer", "encoder.normalize": False, "training.hard_negatives": 1},
+    ),
+}
+
+
+def run_trial(
+    claim: Claim, way: str, seed: int, arguments: argparse.Namespace, validations: Mapping[str, RetrievalValidation]
+) -> dict[str, float]:
+    """Trains, and measures the dev and the test queries."""
+    model = student(arguments.encoder, claim.layers, "pretrained", seed, arguments.output / "students")
+    settings = {
+        "batches": arguments.batches,
+        "encoder": {"model": str(model), "pooling": "mean", "normalize": True, "max_length": 128},
+        "objective": {"query_max_length": 32, "document_max_length": 96},
+        "training": {
+            "epochs": arguments.epochs,
+            "seed": seed,
+            "optimizer": {"learning_rate": arguments.learning_rate},
+            "schedule": {"warmup_ratio": 0.06},
+        },
+    }
+    run = RunSettings.model_validate(apply_values(settings, {**claim.settings, **claim.ways[way]}, way))
+    run = run.model_copy(update={"training": run.training.resolved()})
+    objective = objective_to_train(run, run.located(), torch.device("cpu"))
+    train(objective, BatchReader(arguments.batches), run.training)
+    return {split: validation.measure(objective)[arguments.measure] for split, validation in validations.items()}
+
+
+def trials(claim: Claim, ways: list[str], seeds: int, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Of each way the measures of its seeds by split; made where their files aren't there."""
+    folder = arguments.output / f"{arguments.claim}-{arguments.learning_rate:g}"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        split: RetrievalValidationSettings(
+            collection=arguments.collection, split=split, measure=arguments.measure, others=()
+        )
+        for split in ("dev", "test")
+    }
+    decides = Criterion(arguments.measure, higher_is_better=True)
+    validations = {
+        split: RetrievalValidation(of, [decides], bf16=has_bfloat16(gpu=False)) for split, of in settings.items()
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for way in ways:
+        for seed in range(seeds):
+            target = folder / f"{way}-{seed}.json"
+            if not target.exists():
+                trial = run_trial(claim, way, seed, arguments, validations)
+                print(way, seed, trial, flush=True)
+                target.with_suffix(".part").write_text(json.dumps(trial))
+                target.with_suffix(".part").rename(target)
+            for split, measured in json.loads(target.read_text()).items():
+                found.setdefault(way, {}).setdefault(split, []).append(measured)
+    return found
+
+
+def best_on_dev(found: Mapping[str, Mapping[str, Any]], named: str) -> str:
+    """Of the ways whose names begin so, the one with the highest mean on dev queries."""
+    ways = [way for way in found if way.startswith(named)]
+    return max(ways, key=lambda way: float(np.mean(found[way]["dev"])))
+
+
+def seeds_needed(differences: NDArray[np.float64], margin: float) -> int:
+    """Seeds with which a difference of ``margin`` is found with a power of .9, from the spread of pilots."""
+    spread, seeds = float(np.std(differences, ddof=1)), _PILOTS
+    while (t.ppf((1 + _CONFIDENCE) / 2, seeds - 1) + t.ppf(_POWER, seeds - 1)) * spread / seeds**0.5 > margin:
+        seeds += 1
+    return seeds
+
+
+def verdict(differences: NDArray[np.float64], claim: Claim) -> tuple[str, float, float]:
+    """Whether the claim holds, and the interval of the mean difference that says so.
+
+    The interval is of 95 % for 'greater', else of 90 %, whose ends are one-sided bounds of 95 %.
+    """
+    share = (1 + _CONFIDENCE) / 2 if claim.test == "greater" else _CONFIDENCE
+    half = float(t.ppf(share, len(differences) - 1) * np.std(differences, ddof=1) / len(differences) ** 0.5)
+    low, high = float(np.mean(differences)) - half, float(np.mean(differences)) + half
+    floor = 0.0 if claim.test == "greater" else -claim.margin
+    ceiling = claim.margin if claim.test == "equivalent" else np.inf
+    if low > floor and high < ceiling:
+        return "holds", low, high
+    return ("does not hold" if high < floor or low > ceiling else "cannot be decided"), low, high
+
+
+def main() -> None:
+    """Pilots, then as many seeds as the power asks for, at most ``--most-seeds``; then the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claim", choices=CLAIMS)
+    parser.add_argument("--batches", required=True)
+    parser.add_argument("--collection", required=True)
+    parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2")
+    parser.add_argument("--measure", default="nDCG@10")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--most-seeds", type=int, default=20)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    claim = CLAIMS[arguments.claim]
+    piloted = trials(claim, list(claim.ways), _PILOTS, arguments)
+    for way, of in piloted.items():
+        print(
+            f"{way:20}"
+            + "".join(f"  {split} {np.mean(of[split]):.4f} ± {np.std(of[split], ddof=1):.4f}" for split in of)
+        )
+    first, second = (best_on_dev(piloted, named) for named in claim.compared)
+    differences = np.subtract(piloted[first]["test"], piloted[second]["test"])
+    seeds = min(seeds_needed(differences, claim.margin), arguments.most_seeds)
+    found = trials(claim, [first, second], seeds, arguments)
+    differences = np.subtract(found[first]["test"], found[second]["test"])
+    decided, low, high = verdict(differences, claim)
+    mean = float(np.mean(differences))
+    print(f"{first} over {second}, {claim.test}, margin {claim.margin}: {mean:+.4f} [{low:+.4f}, {high:+.4f}] with")
+    print(f"{seeds} seeds: {decided}")
+
+
+if __name__ == "__main__":
+    main()
