@@ -1,16 +1,16 @@
 """The papers' directions, decided on weak students: what docs/evidence.md states before and reports after.
 
-    python -m benchmarks.evidence adaptive_margins --batches runs/adaptive_margins/batches \\
-        --collection runs/adaptive_margins/corpus --output /tmp/evidence
+    raytriever run multi_layer --until batches --set corpus.source.path=data/conala
+    python -m benchmarks.evidence self_contrastive runs/multi_layer --output /tmp/evidence
 
-Trains each way of a claim, seed after seed, on stored batches, measures it on the collection's dev and test queries,
-and ends in the claim's verdict. Every finished trial is a file: a run that was interrupted goes on.
+Trains each way of a claim, seed after seed, on a recipe's stored stages, measures it on dev and test queries, and ends
+in the claim's verdict. Every finished trial is a file: a run that was interrupted goes on.
 """
 
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ _POWER, _CONFIDENCE = 0.9, 0.95
 class Claim:
     """What a paper says of two ways, each the best on dev queries of those ``ways`` whose names begin so.
 
+    ``ways`` and ``settings``: of a training run, where names of stages stand for their folders.
     ``test``: the first has more ('greater'), as much within ``margin`` ('equivalent', by two one-sided tests), or at
     least as much but for ``margin`` ('at least'). ``margin``: of the measure, and the smallest difference to be found.
     """
@@ -46,10 +47,19 @@ class Claim:
     test: Literal["greater", "equivalent", "at least"]
     margin: float
     layers: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
+    measure: str = "nDCG@10"
 
 
 _LAYERS = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
+_MULTI_LAYER = {
+    "objective.kind": "multi_layer",
+    "encoder.normalize": False,
+    "training.hard_negatives": 1,
+    "training.epochs": 4,
+    "training.optimizer.learning_rate": 2e-4,
+}
+_DUAL_ENCODER = {"objective.training_form": "dual_encoder"}
 CLAIMS = {
     # static margins tuned in tenths on dev queries against the adaptive target, which has nothing to tune
     "adaptive_margins": Claim(
@@ -59,7 +69,12 @@ CLAIMS = {
         "equivalent",
         0.01,
         layers=0,
-        settings={"objective.kind": "adaptive_margin", "objective.in_batch": True},
+        settings={
+            "objective.kind": "adaptive_margin",
+            "objective.in_batch": True,
+            "training.epochs": 4,
+            "training.optimizer.learning_rate": 1e-3,
+        },
     ),
     "self_contrastive": Claim(
         {
@@ -68,13 +83,13 @@ CLAIMS = {
                 "objective.regularisation": 1.0,
                 "encoder.form": _LAYERS,
             },
-            "dual encoder": {"objective.training_form": "dual_encoder"},
+            "dual encoder": _DUAL_ENCODER,
         },
         ("self-contrastive", "dual encoder"),
         "at least",
         0.005,
         layers=2,
-        settings={"objective.kind": "multi_layer", "encoder.normalize": False, "training.hard_negatives": 1},
+        settings=_MULTI_LAYER,
     ),
 }
 
@@ -85,34 +100,33 @@ def run_trial(
     """Trains, and measures the dev and the test queries."""
     model = student(arguments.encoder, claim.layers, "pretrained", seed, arguments.output / "students")
     settings = {
-        "batches": arguments.batches,
+        "batches": "batches",
         "encoder": {"model": str(model), "pooling": "mean", "normalize": True, "max_length": 128},
         "objective": {"query_max_length": 32, "document_max_length": 96},
-        "training": {
-            "epochs": arguments.epochs,
-            "seed": seed,
-            "optimizer": {"learning_rate": arguments.learning_rate},
-            "schedule": {"warmup_ratio": 0.06},
-        },
+        "training": {"seed": seed, "schedule": {"warmup_ratio": 0.06}},
     }
-    run = RunSettings.model_validate(apply_values(settings, {**claim.settings, **claim.ways[way]}, way))
+    of_way = apply_values(settings, {**claim.settings, **claim.ways[way]}, way)
+    of_way["batches"] = str(arguments.stages / of_way["batches"])
+    if "documents" in of_way["objective"]:
+        of_way["objective"]["documents"] = str(arguments.stages / of_way["objective"]["documents"])
+    run = RunSettings.model_validate(of_way)
     run = run.model_copy(update={"training": run.training.resolved()})
     objective = objective_to_train(run, run.located(), torch.device("cpu"))
-    train(objective, BatchReader(arguments.batches), run.training)
-    return {split: validation.measure(objective)[arguments.measure] for split, validation in validations.items()}
+    train(objective, BatchReader(of_way["batches"]), run.training)
+    return {split: validation.measure(objective)[claim.measure] for split, validation in validations.items()}
 
 
 def trials(claim: Claim, ways: list[str], seeds: int, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Of each way the measures of its seeds by split; made where their files aren't there."""
-    folder = arguments.output / f"{arguments.claim}-{arguments.learning_rate:g}"
+    folder = arguments.output / arguments.claim
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         split: RetrievalValidationSettings(
-            collection=arguments.collection, split=split, measure=arguments.measure, others=()
+            collection=str(arguments.stages / "corpus"), split=split, measure=claim.measure, others=()
         )
         for split in ("dev", "test")
     }
-    decides = Criterion(arguments.measure, higher_is_better=True)
+    decides = Criterion(claim.measure, higher_is_better=True)
     validations = {
         split: RetrievalValidation(of, [decides], bf16=has_bfloat16(gpu=False)) for split, of in settings.items()
     }
@@ -163,12 +177,8 @@ def main() -> None:
     """Pilots, then as many seeds as the power asks for, at most ``--most-seeds``; then the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claim", choices=CLAIMS)
-    parser.add_argument("--batches", required=True)
-    parser.add_argument("--collection", required=True)
+    parser.add_argument("stages", type=Path, help="the output folder of the recipe that docs/evidence.md names")
     parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2")
-    parser.add_argument("--measure", default="nDCG@10")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--most-seeds", type=int, default=20)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
