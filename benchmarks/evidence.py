@@ -1,6 +1,6 @@
 """The papers' directions, decided on weak students: what docs/evidence.md states before and reports after.
 
-    raytriever run multi_layer --until batches --set corpus.source.path=data/conala
+    raytriever run multi_layer --until batches --set corpus.source.path=data/conala --set packing.epochs=4
     python -m benchmarks.evidence self_contrastive runs/multi_layer --output /tmp/evidence
 
 Trains each way of a claim, seed after seed, on a recipe's stored stages, measures it on dev and test queries, and ends
