@@ -37,7 +37,8 @@ _POWER, _CONFIDENCE = 0.9, 0.95
 class Claim:
     """What a paper says of two ways, each the best on dev queries of those ``ways`` whose names begin so.
 
-    ``ways`` and ``settings``: of a training run, where names of stages stand for their folders.
+    ``ways`` and ``settings``: of a training run, where names of stages stand for their folders. ``tested``: the stage
+    with the collection whose test queries are asked; dev queries are those of ``corpus``.
     ``test``: the first has more ('greater'), as much within ``margin`` ('equivalent', by two one-sided tests), or at
     least as much but for ``margin`` ('at least'). ``margin``: of the measure, and the smallest difference to be found.
     """
@@ -49,17 +50,38 @@ class Claim:
     layers: int
     settings: Mapping[str, Any]
     measure: str = "nDCG@10"
+    tested: str = "corpus"
 
 
 _LAYERS = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
 _MULTI_LAYER = {
     "objective.kind": "multi_layer",
+    "objective.document_max_length": 96,
     "encoder.normalize": False,
     "training.hard_negatives": 1,
     "training.epochs": 4,
     "training.optimizer.learning_rate": 2e-4,
 }
-_DUAL_ENCODER = {"objective.training_form": "dual_encoder"}
+_SELF_CONTRASTIVE = {"objective.training_form": "self_contrastive", "encoder.form": _LAYERS}
+_LISTS = {
+    "objective.kind": "coder",
+    "objective.documents": "vectors",
+    "objective.other_encoder": True,  # documents are MiniLM's, of all layers
+    "objective.temperature": 0.1,
+    "training.epochs": 6,
+}
+_CONTEXT = {"objective.context_documents": 16, "objective.context_max_length": 64, "objective.kind": "contextual"}
+_PAIRS = {"objective.similarity_temperature": 0.02, "objective.document_max_length": 96, "training.epochs": 4}
+
+
+def with_rates(ways: Mapping[str, Mapping[str, Any]], *rates: float) -> dict[str, dict[str, Any]]:
+    """Each way with each learning rate, of which dev queries choose."""
+    key = "training.optimizer.learning_rate"
+    return {f"{way}, {rate:g}": {**of, key: rate} for way, of in ways.items() for rate in rates}
+
+
+_LENGTHS = {"1000 candidates": {"objective.candidates": 1000}, "32 candidates": {"objective.candidates": 32}}
+_CONTEXTUAL = with_rates({"contextual": _CONTEXT, "plain": {"objective.kind": "contrastive"}}, 1e-4, 3e-4)
 CLAIMS = {
     # static margins tuned in tenths on dev queries against the adaptive target, which has nothing to tune
     "adaptive_margins": Claim(
@@ -72,24 +94,50 @@ CLAIMS = {
         settings={
             "objective.kind": "adaptive_margin",
             "objective.in_batch": True,
+            "objective.document_max_length": 96,
             "training.epochs": 4,
             "training.optimizer.learning_rate": 1e-3,
         },
     ),
     "self_contrastive": Claim(
         {
-            "self-contrastive": {
-                "objective.training_form": "self_contrastive",
-                "objective.regularisation": 1.0,
-                "encoder.form": _LAYERS,
-            },
-            "dual encoder": _DUAL_ENCODER,
+            "self-contrastive": {**_SELF_CONTRASTIVE, "objective.regularisation": 1.0},
+            "dual encoder": {"objective.training_form": "dual_encoder"},
         },
         ("self-contrastive", "dual encoder"),
         "at least",
         0.005,
         layers=2,
         settings=_MULTI_LAYER,
+    ),
+    # a mixed epoch has the batches of both stages, so that two of them are as many steps as four of one
+    "two_stages": Claim(
+        {"two stages": {"batches": "batches", "training.epochs": 2}, "one stage": {"batches": "bm25_batches"}},
+        ("two stages", "one stage"),
+        "greater",
+        0.01,
+        layers=2,
+        settings={**_MULTI_LAYER, **_SELF_CONTRASTIVE, "objective.regularisation": 0.1},
+    ),
+    "long_lists": Claim(
+        with_rates(_LENGTHS, 3e-4, 1e-3),
+        ("1000 candidates", "32 candidates"),
+        "greater",
+        0.005,
+        layers=2,
+        settings={**_LISTS, "objective.loss": "list_net"},
+    ),
+    "long_lists_max_margin": Claim(
+        with_rates(_LENGTHS, 3e-4, 1e-3),
+        ("32 candidates", "1000 candidates"),
+        "at least",
+        0.005,
+        layers=2,
+        settings={**_LISTS, "objective.loss": "max_margin"},
+    ),
+    "contextual": Claim(_CONTEXTUAL, ("contextual", "plain"), "greater", 0.01, layers=2, settings=_PAIRS),
+    "contextual_elsewhere": Claim(
+        _CONTEXTUAL, ("contextual", "plain"), "greater", 0.01, layers=2, settings=_PAIRS, tested="other"
     ),
 }
 
@@ -102,7 +150,7 @@ def run_trial(
     settings = {
         "batches": "batches",
         "encoder": {"model": str(model), "pooling": "mean", "normalize": True, "max_length": 128},
-        "objective": {"query_max_length": 32, "document_max_length": 96},
+        "objective": {"query_max_length": 32},
         "training": {"seed": seed, "schedule": {"warmup_ratio": 0.06}},
     }
     of_way = apply_values(settings, {**claim.settings, **claim.ways[way]}, way)
@@ -122,9 +170,9 @@ def trials(claim: Claim, ways: list[str], seeds: int, arguments: argparse.Namesp
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         split: RetrievalValidationSettings(
-            collection=str(arguments.stages / "corpus"), split=split, measure=claim.measure, others=()
+            collection=str(arguments.stages / stage), split=split, measure=claim.measure, others=()
         )
-        for split in ("dev", "test")
+        for split, stage in (("dev", "corpus"), ("test", claim.tested))
     }
     decides = Criterion(claim.measure, higher_is_better=True)
     validations = {

@@ -44,12 +44,12 @@ def batches_of(probe: Artifact) -> dict[str, str]:
 
 def student(encoder: str, layers: int, start: str, seed: int, folder: Path) -> Path:
     """The encoder's first layers as a folder, with its own weights or random ones."""
-    target = folder / f"{layers}-{start}-{seed}"
+    is_random = start == "random"
+    target = folder / (f"{layers}-{start}-{seed}" if is_random else f"{layers}-{start}")
     if not target.exists():
         source = locate_named(ModelSettings(model=encoder)).path
         config = AutoConfig.from_pretrained(source, num_hidden_layers=layers)
         torch.manual_seed(seed)
-        is_random = start == "random"
         model = AutoModel.from_config(config) if is_random else AutoModel.from_pretrained(source, config=config)
         model.save_pretrained(target)
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
