@@ -108,6 +108,7 @@ CLAIMS = {
         layers=2,
         settings=_MULTI_LAYER,
     ),
+    # run multi_layer_two_stages, packing.epochs=4; the first stage trains the same two layers, 4 epochs at 2e-4;
     # a mixed epoch has the batches of both stages, so that two of them are as many steps as four of one
     "two_stages": Claim(
         {"two stages": {"batches": "batches", "training.epochs": 2}, "one stage": {"batches": "bm25_batches"}},
@@ -117,6 +118,7 @@ CLAIMS = {
         layers=2,
         settings={**_MULTI_LAYER, **_SELF_CONTRASTIVE, "objective.regularisation": 0.1},
     ),
+    # run coder, batches.epochs=6
     "long_lists": Claim(
         with_rates(_LENGTHS, 3e-4, 1e-3),
         ("1000 candidates", "32 candidates"),
@@ -133,6 +135,7 @@ CLAIMS = {
         layers=2,
         settings={**_LISTS, "objective.loss": "max_margin"},
     ),
+    # run contextual, packing.epochs=4, and in its folder nfcorpus_filtered, collected as "other"
     "contextual": Claim(
         with_rates({"contextual": _CONTEXT, "plain": {"objective.kind": "contrastive"}}, 1e-4, 3e-4),
         ("contextual", "plain"),
