@@ -63,13 +63,9 @@ def main() -> None:
 
 def read_texts(folder: Path) -> list[str]:
     """Documents, then queries."""
-    source = BeirFolder(path=str(folder)).open()
-    documents = [
-        passage_text(title, text)
-        for table in source.documents()
-        for title, text in zip(table["title"].to_pylist(), table["text"].to_pylist(), strict=True)
-    ]
-    return documents + [text for table in source.queries() for text in table["text"].to_pylist()]
+    format_ = BeirFolder(path=str(folder)).open().format
+    documents = [passage_text(record.title, record.text) for record in format_.documents()]
+    return documents + [record.text for record in format_.queries()]
 
 
 def measure(

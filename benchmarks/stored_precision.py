@@ -11,7 +11,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.formats.beir import BeirFolder
@@ -34,20 +33,19 @@ def main() -> None:
     located = locate_model(MODEL)
     encoder = load_encoder(EncoderSettings(model=MODEL, dtype="float32"), located.path, located.fingerprint).eval()
     for folder in parser.parse_args().folders:
-        source = BeirFolder(path=str(folder)).open()
-        documents = pa.Table.from_batches(source.documents()).to_pydict()
-        queries = pa.Table.from_batches(source.queries()).to_pydict()
+        format_ = BeirFolder(path=str(folder)).open().format
+        documents, queries = list(format_.documents()), list(format_.queries())
         qrels: dict[str, dict[str, int]] = {}
         for line in (folder / "qrels" / "test.tsv").read_text(encoding="utf-8").splitlines()[1:]:
             query, document, grade = line.split("\t")
             qrels.setdefault(query, {})[document] = int(grade)
-        texts = dict(zip(queries["id"], queries["text"], strict=True))
+        texts = {record.id: record.text for record in queries}
         asked = encode_texts(encoder, [texts[query] for query in qrels], "query")
-        passages = [passage_text(*both) for both in zip(documents["title"], documents["text"], strict=True)]
+        passages = [passage_text(record.title, record.text) for record in documents]
         vectors = encode_texts(encoder, passages, "document")
         print(f"{folder.name}: {len(vectors):,} documents, {len(qrels):,} queries")
         for stored in (vectors, vectors.astype(np.float16)):
-            means = _measured(qrels, documents["id"], asked, stored)
+            means = _measured(qrels, [record.id for record in documents], asked, stored)
             shown = ", ".join(f"{name} {mean:.5f}" for name, mean in means.items())
             print(f"  {stored.dtype}: {stored.nbytes:,} bytes, {shown}")
 

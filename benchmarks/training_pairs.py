@@ -67,13 +67,9 @@ class Pairs:
 
 def read_pairs(folder: Path, count: int) -> pa.Table:
     """Queries with a document each, of the training judgments, in file order."""
-    source = BeirFolder(path=str(folder)).open()
-    documents, queries = {}, {}
-    for table in source.documents():
-        for row in table.to_pylist():
-            documents[row["id"]] = passage_text(row["title"], row["text"])
-    for table in source.queries():
-        queries |= dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+    format_ = BeirFolder(path=str(folder)).open().format
+    documents = {record.id: passage_text(record.title, record.text) for record in format_.documents()}
+    queries = {record.id: record.text for record in format_.queries()}
     rows = []
     for line in (folder / "qrels" / "train.tsv").read_text(encoding="utf-8").splitlines()[1:]:
         query, document, relevance = line.split("\t")

@@ -6,8 +6,10 @@ depends on no worker, and memory is that of a part. Only its own bytes are read,
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +21,20 @@ from raytriever.artifacts.storage import Folder
 from raytriever.hashes import scatter
 
 
+@contextmanager
+def new_file(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
+    """A file of batches that are read one by one, compressed, since it is read once."""
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as file:
+        yield file
+
+
 def write_parts(writer: ShardWriter, name: str, table: pa.Table, part_of: NDArray[np.int64], parts: int) -> None:
     """Adds a file with the rows of each part, ``part_of`` (rows,), which stay in their order."""
     order = np.argsort(part_of, kind="stable")
     bounds = np.searchsorted(part_of[order], np.arange(parts + 1)).tolist()
     table = take_rows(table, order) if parts > 1 else table
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.OSFile(str(writer.path(name)), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as file:
+    with new_file(writer.path(name), table.schema) as file:
         for begin, end in pairwise(bounds):
             rows = table.slice(begin, end - begin).combine_chunks()
             file.write_batch(rows.to_batches()[0] if len(rows) else pa.RecordBatch.from_pylist([], table.schema))

@@ -13,8 +13,8 @@ class NotLocal(UserError):
     """What this machine lacks, and another one of a cluster may have."""
 
 
-class NothingMade(UserError):
-    """All shards are made, and there is nothing in them: by these settings the artifact will never be finished."""
+class Unfinishable(UserError):
+    """By these settings and inputs the artifact will never be finished, so that nothing of it is worth keeping."""
 
 
 class StorageError(UserError):

@@ -23,9 +23,8 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import FolderSource
+from retrieval.collections.records import FolderSource, Source
 from retrieval.collections.text_lines import HEADER, FileNames, find_file, json_objects, plain_name
 
 CORPUS_FILE = "corpus.jsonl"
@@ -48,7 +47,7 @@ class BeirFolder(FolderSource):
     answers_key: str = _DEFAULT_ANSWERS_KEY
     """Key of a query's "metadata" with a list of answers; '' for none."""
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file or a split is missing."""
         folder = Folder(self.path)
         splits = _find_splits(folder, self.splits)
@@ -70,7 +69,7 @@ class BeirFolder(FolderSource):
             judgments=JudgmentTables(splits=splits, query_id="query-id", document_id="corpus-id", relevance="score"),
         )
         may_lack = ["title", f"metadata.{_DEFAULT_DOMAIN_KEY}", f"metadata.{_DEFAULT_ANSWERS_KEY}"]
-        return CheckedSource(ColumnsFormat(columns, FileTables(folder, quotes=False, may_lack=may_lack)), self)
+        return Source(ColumnsFormat(columns, FileTables(folder, quotes=False, may_lack=may_lack)), self)
 
 
 def _qrels_file(split: str) -> str:

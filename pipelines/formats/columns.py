@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import Settings
-from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
     PART_END,
     DocumentRecord,
@@ -21,6 +20,7 @@ from retrieval.collections.records import (
     JudgmentRecord,
     QueryRecord,
     Record,
+    Source,
     text_id,
 )
 from retrieval.collections.text_lines import FileNames
@@ -162,11 +162,11 @@ class ColumnFiles(FolderSource):
             )
         return self
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where a table is missing."""
         tables = FileTables(Folder(self.path), quotes=self.quotes)
         format_ = PairsFormat(self.pairs, tables, self.domain or "") if self.pairs else ColumnsFormat(self, tables)
-        return CheckedSource(format_, self)
+        return Source(format_, self)
 
 
 class ColumnsFormat(Format):
@@ -176,6 +176,7 @@ class ColumnsFormat(Format):
         assert columns.documents is not None
         super().__init__(tables.folder, tables.opened)
         self.repeats = columns.documents.id is None
+        self.in_pieces = columns.documents.join_by is None
         self._columns = columns
         self._document_columns = columns.documents
         self._documents = tables.open(columns.documents.table)

@@ -20,8 +20,7 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, FolderSource, Place, QueryRecord, Record, text_id
+from retrieval.collections.records import DocumentRecord, FolderSource, Place, QueryRecord, Record, Source, text_id
 from retrieval.collections.text_lines import FileNames, find_files, json_records, numbered_lines, plain_name
 
 _RELEVANCE = {"positive_ctxs": POSITIVE, "hard_negative_ctxs": HARD_NEGATIVE, "negative_ctxs": RANDOM_NEGATIVE}
@@ -52,9 +51,9 @@ class Dpr(FolderSource):
             raise ValueError("give examples, or passages and questions")
         return self
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file is missing."""
-        return CheckedSource(DprFormat(self), self)
+        return Source(DprFormat(self), self)
 
 
 class DprFormat(ExampleFormat):

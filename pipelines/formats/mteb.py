@@ -16,8 +16,7 @@ from pipelines.formats.columns import ColumnFiles, ColumnsFormat, DocumentTable,
 from pipelines.formats.tables import FileTables, is_table
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import FolderSource
+from retrieval.collections.records import FolderSource, Source
 from retrieval.collections.text_lines import plain_name
 
 README = "README.md"
@@ -47,12 +46,12 @@ class MtebFolder(FolderSource):
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Splits to read; None: all."""
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
         folder = Folder(self.path)
         tables = FileTables(folder, quotes=True, may_lack=WHERE_THERE)  # quotes: as the hub's own library reads TSV
         columns = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
-        return CheckedSource(ColumnsFormat(columns, tables), self)
+        return Source(ColumnsFormat(columns, tables), self)
 
 
 def read_layout(folder: Folder) -> Layout:

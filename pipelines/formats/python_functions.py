@@ -24,8 +24,7 @@ from pydantic import Field
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Place, Policies, QueryRecord
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Place, Policies, QueryRecord, Source
 
 # where statements, and so functions, sit in a node: in source order
 _STATEMENT_LISTS = ("body", "handlers", "orelse", "finalbody", "cases")
@@ -168,9 +167,9 @@ class PythonFunctions(Settings):
     limit: int | None = Field(default=None, ge=1)
     """Functions to keep, chosen by a hash of their id; None: all."""
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The running interpreter's collection. Raises ``UserError`` where its library has no source."""
-        return CheckedSource(PythonFunctionsFormat(self), Policies())
+        return Source(PythonFunctionsFormat(self), Policies())
 
 
 class PythonFunctionsFormat(Format):

@@ -16,8 +16,7 @@ from pipelines.formats.tables import matches
 from pipelines.source_languages import language_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, FolderSource, Format, Place
+from retrieval.collections.records import DocumentRecord, FolderSource, Format, Place, Source
 from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
@@ -42,9 +41,9 @@ class SourceTree(FolderSource):
     maximum_bytes: int = Field(default=1_000_000, ge=1)
     """Most bytes of a file: larger ones are often generated."""
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where the folder holds no such file."""
-        return CheckedSource(SourceTreeFormat(self), self)
+        return Source(SourceTreeFormat(self), self)
 
 
 class SourceTreeFormat(Format):

@@ -13,7 +13,6 @@ from pipelines.formats.source_tree import SourceTree
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from raytriever.settings.configuration import Settings
-from retrieval.collections.checked_source import CheckedSource
 
 SingleSource = PythonFunctions | BeirFolder | MtebFolder | ColumnFiles | TrecFiles | Dpr | Tevatron | SourceTree
 
@@ -31,12 +30,6 @@ class JoinedSources(Settings):
     """The format."""
     sources: dict[Name, Annotated[SingleSource, Field(discriminator="kind")]] = Field(min_length=1)
     """Each source by its name."""
-
-    def open(self, name: str) -> CheckedSource:
-        """The source of this name. Raises ``UserError`` where it can't be opened."""
-        source = self.sources[name].open()
-        source.name = name
-        return source
 
 
 AnySource = Annotated[SingleSource | JoinedSources, Field(discriminator="kind")]

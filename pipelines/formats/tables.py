@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from retrieval.collections.reading import note_column, reading, reading_within, stretch_of
 from retrieval.collections.records import Place, Record
 from retrieval.collections.text_lines import json_records, numbered_lines, plain_name
 
@@ -62,22 +63,28 @@ class FileTable:
         absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
         """
         named = [*required, *filter(None, optional)]
-        unseen, is_empty = set(filter(None, optional)) - self._may_lack, True
+        unseen = wanted = set(filter(None, optional)) - self._may_lack
+        is_empty = True
         for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
             found = chosen(values, named)
             if absent := [column for column in required if column not in found]:
                 raise _no_column(str(place), absent[0], values)
-            unseen -= found.keys()
+            unseen = unseen - found.keys() if unseen else unseen
             is_empty = False
             yield Record(place, found)
-        if unseen and not is_empty:
-            raise _no_column(self.name, min(unseen), self.columns())
+        with reading_within(reading().limits):  # of the file, whichever piece was read
+            there = self.columns() if unseen and not is_empty else []
+        for column in () if is_empty else sorted(wanted):
+            problem = _no_column(self.name, column, there) if column in unseen else None
+            note_column(f"{self.name}: {column}", problem)
 
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
         if FILE in columns:
             file = {FILE: plain_name(name).rpartition("/")[2].rpartition(".")[0]}
             stored = self._records(name, [column for column in columns if column != FILE])
             return (Record(place, {**values, **file}) for place, values in stored)
+        if stretch_of(name) == (0, 0):
+            return iter(())
         if name.endswith(".parquet"):
             return _parquet_records(self._folder, name, columns, self._may_lack)
         if plain_name(name).endswith(JSON_ENDINGS):
@@ -255,10 +262,12 @@ def _parquet_records(folder: Folder, name: str, columns: Sequence[str], may_lack
     path = folder.describe(name)
     with _open_parquet(folder, name) as file:
         stored = _stored_columns(columns, file.schema_arrow.names, path, may_lack)
+        begin, end = stretch_of(name) or (0, file.num_row_groups)
+        first = 1 + sum(file.metadata.row_group(group).num_rows for group in range(begin))
         try:
-            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=stored)
+            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=stored, row_groups=range(begin, end))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from (Record(Place(path, number, "row"), row) for number, row in enumerate(rows, start=1))
+            yield from (Record(Place(path, number, "row"), row) for number, row in enumerate(rows, start=first))
         except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise _not_parquet(folder, name, error) from error
 

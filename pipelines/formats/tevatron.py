@@ -21,8 +21,7 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, FolderSource, QueryRecord, Record, checked_id
+from retrieval.collections.records import DocumentRecord, FolderSource, QueryRecord, Record, Source, checked_id
 from retrieval.collections.text_lines import FileNames, find_files, json_objects
 
 # key of the query's text, of its positives, of its negatives
@@ -46,9 +45,9 @@ class Tevatron(FolderSource):
     differing_texts: Literal["refuse", "first"] = "refuse"
     """Of documents, or queries, with one id; first: the one read first, from the corpus where it is there."""
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file is missing."""
-        return CheckedSource(TevatronFormat(self), self)
+        return Source(TevatronFormat(self), self)
 
 
 class TevatronFormat(ExampleFormat):

@@ -7,10 +7,10 @@ import json
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +22,16 @@ from pipelines.mining.candidates import NegativesOfQueries
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection, passage_text
-from retrieval.collections.digests import DigestSet
 from retrieval.collections.records import (
     DocumentRecord,
     Format,
     JudgmentRecord,
     QueryRecord,
     Record,
-    in_chunks,
 )
 from retrieval.collections.text_lines import find_files, json_records
 
 POSITIVE, HARD_NEGATIVE, RANDOM_NEGATIVE = 1, 0, -1
-
-AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord)
 
 
 class Example(NamedTuple):
@@ -49,12 +45,10 @@ class Example(NamedTuple):
 class ExampleFormat(Format):
     """Training examples as a collection, of JSON (lines or one list) or parquet; subclasses say what a record is.
 
-    Files are read once each for documents and queries and twice for judgments; nothing is kept in between.
-    ``keeps_first``: whether of records with one id, be their texts the same or not, the first alone is read.
+    Files are read once each for documents, queries and judgments; nothing is kept in between.
     """
 
     repeats = True
-    keeps_first = False
 
     def __init__(self, folder: Folder, examples: Sequence[tuple[str, str]], others: Sequence[str] = ()) -> None:
         """``examples``: split and name of each file in the folder; ``others``: files that are read before them."""
@@ -91,25 +85,17 @@ class ExampleFormat(Format):
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents of every example, repeated as there, behind the others."""
         of_examples = chain.from_iterable(example.documents for _, example in self.examples())
-        return self._kept(chain(self.other_documents(), of_examples))
+        return chain(self.other_documents(), of_examples)
 
     def queries(self) -> Iterator[QueryRecord]:
         """The query of every example, behind the others."""
-        return self._kept(chain(self.other_queries(), (example.query for _, example in self.examples())))
+        return chain(self.other_queries(), (example.query for _, example in self.examples()))
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """What every example says of its documents."""
         for split, (query, _, judged) in self.examples():
             for document, relevance in judged:
                 yield JudgmentRecord(query.place, query.id, document, relevance, split)
-
-    def _kept(self, records: Iterator[AnyRecord]) -> Iterator[AnyRecord]:
-        """The records, less those that repeat an id where the first is kept: eight bytes for each id."""
-        if not self.keeps_first:
-            return records
-        seen = DigestSet()
-        chunks = ((chunk, seen.add([record.id for record in chunk])) for chunk in in_chunks(records))
-        return chain.from_iterable(compress(chunk, new) for chunk, new in chunks)
 
 
 def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str) -> list[tuple[str, str]]:

@@ -24,7 +24,6 @@ from pipelines.formats.training_examples import (
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import (
     DocumentRecord,
@@ -33,6 +32,7 @@ from retrieval.collections.records import (
     JudgmentRecord,
     Place,
     QueryRecord,
+    Source,
 )
 from retrieval.collections.text_lines import (
     FileNames,
@@ -211,9 +211,9 @@ class TrecFiles(FolderSource):
     topic_field: TopicField = "title"
     """The field of a topic that is the query."""
 
-    def open(self) -> CheckedSource:
+    def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file is missing."""
-        return CheckedSource(TrecFormat(self), self)
+        return Source(TrecFormat(self), self)
 
 
 class TrecFormat(Format):
@@ -232,6 +232,11 @@ class TrecFormat(Format):
         self.documents_name = self.describe(self._documents)
         self.queries_name = self.describe(self._queries) or "The empty setting 'queries'"
         self.judgments_name = self.describe(judgments)
+
+    def may_cut(self, name: str) -> bool:
+        """Tables and judgments, but no markup."""
+        is_markup = name in (*self._documents, *self._queries) and not name.endswith((".tsv", ".jsonl"))
+        return not is_markup and plain_name(name) == name
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents file after file."""

@@ -11,15 +11,15 @@ from pydantic import Field
 
 from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings
+from pipelines.jobs.collect import write_part
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.errors import NothingMade
+from raytriever.errors import Unfinishable
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import (
     COLLECTION,
     DOCUMENTS,
-    JUDGMENTS,
-    QUERIES,
+    SCHEMAS,
     ParquetRows,
     StoredCollection,
     record_batches,
@@ -55,7 +55,7 @@ class Chunk(Stage[ChunkConfig]):
     """A shard is a stretch of source documents."""
 
     command = "chunk"
-    algorithm_version = 4
+    algorithm_version = 5
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"
@@ -78,18 +78,17 @@ class Chunk(Stage[ChunkConfig]):
                 file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
         writer.add(name)
         if shard.description["number"] == 0:
-            for part, schema in (("queries", QUERIES), ("judgments", JUDGMENTS)):
-                pq.write_table(schema.empty_table(), writer.path(f"{part}/00000.parquet"), compression="zstd")
-                writer.add(f"{part}/00000.parquet")
-            left_behind = {"queries": collection.count("queries"), "judgments": collection.count("judgments")}
-            tally.dropped |= {f"{part}, which chunks don't have": count for part, count in left_behind.items() if count}
+            for part in ("queries", "judgments"):
+                write_part(writer, part, SCHEMAS[part], [], 0)
+                if left_behind := collection.count(part):
+                    tally.dropped[f"{part}, which chunks don't have"] = left_behind
         counts = tally.counts | {"documents": tally.chunks, "queries": 0, "judgments": 0}
         return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """None. Raises ``NothingMade`` where there is no chunk."""
+        """None. Raises ``Unfinishable`` where there is no chunk."""
         if not any(record.rows for record in records):
-            raise NothingMade(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
+            raise Unfinishable(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
         return {}
 
     def summary(self, artifact: Artifact) -> str:

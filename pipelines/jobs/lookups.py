@@ -34,7 +34,7 @@ def part_shards(what: str, artifact: Artifact, prefix: str, *, intermediate: boo
         parts[-1].append(name)
         room -= int(pq.read_metadata(artifact.path(name)).num_rows)
     return [
-        Shard(_shard(what, number), {"make": what, "files": files}, intermediate=intermediate)
+        Shard(shard_name(what, number), {"make": what, "files": files}, intermediate=intermediate)
         for number, files in enumerate(parts)
     ]
 
@@ -49,7 +49,7 @@ def write_part(writer: ShardWriter, shard: Shard, schema: pa.Schema, tables: Ite
 
 def open_parts(output: str, what: str, parts: int) -> MappedRows:
     """The rows that the ``parts`` shards of ``part_shards(what, …)`` wrote, under one numbering."""
-    names = [_shard(what, number) for number in range(parts)]
+    names = [shard_name(what, number) for number in range(parts)]
     return MappedRows([earlier_file(output, name, _file(name)) for name in names])
 
 
@@ -76,7 +76,8 @@ def earlier_record(output: str, shard: str) -> ShardRecord:
     return ShardRecord.from_json(json.loads(Folder(output).read_bytes(f"{RECORDS}{shard}.json")))
 
 
-def _shard(what: str, number: int) -> str:
+def shard_name(what: str, number: int) -> str:
+    """Of several that do the same."""
     return f"{what}-{number:05d}"
 
 

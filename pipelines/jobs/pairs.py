@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
-from pipelines.jobs.lookups import add_array, earlier_record, map_array
+from pipelines.jobs.lookups import add_array, earlier_record, map_array, shard_name
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
     DuplicateSettings,
@@ -127,7 +127,7 @@ class Pairs(Stage[PairsConfig]):
             phases.insert(phases.index(["near"]), [f"bands-{part}" for part in _SIDES])
         counted = {"of": numbers, "queries": queries, "rows": ROWS_OF_A_PART}
         return [
-            Shard(_name(make, number), {"make": make, "number": number, **counted}, phase, make != "pairs")
+            Shard(shard_name(make, number), {"make": make, "number": number, **counted}, phase, make != "pairs")
             for phase, makes in enumerate(phases)
             for make in makes
             for number in range(numbers[make])
@@ -349,13 +349,9 @@ class Pairs(Stage[PairsConfig]):
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
 
 
-def _name(make: str, number: int) -> str:
-    return f"{make}-{number:05d}"
-
-
 def _names(make: str, shard: Shard) -> list[str]:
     """The shards of an earlier phase, of those that ``shard`` is one of."""
-    return [_name(make, number) for number in range(shard.description["of"][make])]
+    return [shard_name(make, number) for number in range(shard.description["of"][make])]
 
 
 def _file(shard: str, what: str = "") -> str:

@@ -15,14 +15,13 @@ from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
 from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.errors import NothingMade, UserError
+from raytriever.errors import Unfinishable, UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
+from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
 
 _ROWS_AT_ONCE = 1_000
 HELD_OUT_SPLIT = "test"
-_SCHEMAS = {"documents": DOCUMENTS, "queries": QUERIES, "judgments": JUDGMENTS}
 
 
 class QueriesConfig(StageConfig):
@@ -56,7 +55,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
-    algorithm_version = 7
+    algorithm_version = 8
     config_class = QueriesConfig
     unit = "documents"
 
@@ -75,7 +74,7 @@ class Queries(Stage[QueriesConfig]):
         Raises ``UserError`` for a document whose id could be that of a query.
         """
         config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
-        rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in _SCHEMAS}
+        rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in SCHEMAS}
         sources, no_answers = 0, list[str]()
         for source in source_documents(self._tables(*shard.description["rows"])):
             sources += 1
@@ -88,10 +87,10 @@ class Queries(Stage[QueriesConfig]):
                     self._check_id(document.id)
                     rows["documents"].append((document.id, document.title, document.text, source.domain))
                     rows["judgments"].append((query_id, document.id, 1, split))
-        counts = {}
-        for part, schema in _SCHEMAS.items():
+        counts = dict[str, int]()
+        for part, schema in SCHEMAS.items():
             batches = record_batches(rows[part], schema, _ROWS_AT_ONCE)
-            counts[part] = write_part(writer, part, schema, batches, first=shard.description["number"])
+            counts[part] = write_part(writer, part, schema, batches, shard.description["number"])
         counts |= {"source documents": sources, **split_counts}
         return writer.commit(counts["documents"], counts=counts, dropped=dropped)
 
@@ -111,13 +110,13 @@ class Queries(Stage[QueriesConfig]):
             yield rows.take(np.arange(first, min(first + _ROWS_AT_ONCE, stop)), columns)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which queries these are. Raises ``NothingMade`` where there is none, saying why."""
+        """Which queries these are. Raises ``Unfinishable`` where there is none, saying why."""
         if not sum(record.counts["queries"] for record in records):
             dropped: Counter[str] = Counter()
             for record in records:
                 dropped.update(record.dropped)
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
-            raise NothingMade(
+            raise Unfinishable(
                 f"No query of kind '{self.config.queries.kind}' can be made from the documents of"
                 f" {self.config.collection}: {reasons}. Choose another kind, or other settings of it."
             )

@@ -27,7 +27,7 @@ from raytriever.artifacts.artifact import (
     write_stamps,
 )
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import NothingMade, StorageError, UserError
+from raytriever.errors import StorageError, Unfinishable, UserError
 
 _LOCK = "lock-"
 _WITHDRAWAL_SECONDS = 2.0  # that others have, of those that begin at one moment
@@ -191,13 +191,13 @@ class ArtifactWriter:
     def making(self, *, force: bool = False) -> Iterator[dict[str, ShardRecord]]:
         """Holds the folder's lock, with the shards that are already finished, by name.
 
-        Where nothing came of it, or nothing can (``NothingMade``), the folder is left as another making would like to
+        Where nothing came of it, or nothing can (``Unfinishable``), the folder is left as another making would like to
         find it: empty. Raises ``UserError`` as ``locked``.
         """
         with locked(self.folder, force=force):
             try:
                 yield self.begin()
-            except NothingMade:
+            except Unfinishable:
                 self._clear(asdict(self.derivation))
                 raise
             finally:

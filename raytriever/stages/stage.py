@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder, absolute, storage_errors
-from raytriever.errors import NotLocal, UserError
+from raytriever.errors import NotLocal, Unfinishable, UserError
 from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
@@ -123,7 +123,7 @@ class Stage(Generic[Config]):
         """Worker-side set-up, once per worker, before the first ``make``."""
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Makes one shard and commits it."""
+        """Makes one shard and commits it. Raises ``Unfinishable`` where the inputs allow no such artifact."""
         raise NotImplementedError
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
@@ -149,7 +149,7 @@ class Stage(Generic[Config]):
         return None
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """Deterministic facts of the whole for the manifest. Raises ``NothingMade`` where the whole is nothing."""
+        """Deterministic facts of the whole for the manifest. Raises ``Unfinishable`` where the whole is nothing."""
         return {}
 
     def summary(self, artifact: Artifact) -> str:
@@ -228,15 +228,16 @@ class _ShardMaker:
         self._taking: AbstractContextManager[None] | None = None
         self._logged = deque[logging.LogRecord]()
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[str]]:
+    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[Any]]:
         shard = Shard(**json.loads(batch["shard"][0]))
-        row = {"shard": shard.name, "record": "", "error": "", "trace": ""}
+        row: dict[str, Any] = {"shard": shard.name, "record": "", "error": "", "trace": "", "unfinishable": False}
         try:
             with _ONE_THREAD:
                 self._load()
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
         except UserError as error:
             row |= {"error": str(error), "trace": traceback.format_exc()}
+            row["unfinishable"] = isinstance(error, Unfinishable)
         with _ONE_THREAD:  # other threads' records, too, which say of which shard they are
             logged = [vars(self._logged.popleft()) for _ in range(len(self._logged))]
             measured = self._stage.measured.copy()
@@ -314,7 +315,7 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
                 log.handle(logging.makeLogRecord(attributes))
         told.measured.update(json.loads(row["measured"]))
         if row["error"]:
-            error = UserError(row["error"])
+            error = (Unfinishable if row["unfinishable"] else UserError)(row["error"])
             error.add_note(row["trace"])  # for --traceback: where on the worker it arose
             raise error
         yield ShardRecord.from_json(json.loads(row["record"]))

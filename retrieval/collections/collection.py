@@ -27,6 +27,8 @@ COLLECTION = "collection"  # the artifact: documents, queries and judgments in p
 Part = Literal["documents", "queries", "judgments"]
 TextPart = Literal["documents", "queries"]
 
+SCHEMAS: dict[Part, pa.Schema] = {"documents": DOCUMENTS, "queries": QUERIES, "judgments": JUDGMENTS}
+
 _MOST_OPEN_FILES = 64
 _BATCH_ROWS = 8192
 _BATCH_CHARACTERS = 16 << 20  # at most 64 MiB of UTF-8, far below the 2 GiB that a string column can hold

@@ -1,15 +1,13 @@
 """What a format gives: plain records with the place each was read at, and settings for records that are no good.
 
 A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
-formats have in common is in ``checked_source``.
+formats have in common is in ``unfit_records``.
 """
 
 import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -19,6 +17,7 @@ from pydantic import Field, model_validator
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
+from retrieval.collections.reading import reading
 
 Policy = Literal["refuse", "drop"]
 
@@ -29,33 +28,6 @@ _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
 _INT32 = range(-(2**31), 2**31)
-
-
-class Limits(Settings):
-    """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
-
-    line_bytes: int = Field(default=64 << 20, gt=0)
-    """The longest line of a text file, without compression."""
-    document_characters: int = Field(default=20_000_000, gt=0)
-    """The longest text of a document or a query."""
-
-
-_limits = ContextVar("limits", default=Limits())  # noqa: B039  # settings are frozen
-
-
-@contextmanager
-def reading_within(limits: Limits) -> Iterator[None]:
-    """Whatever is read in the block has these limits, elsewhere the default ones."""
-    token = _limits.set(limits)
-    try:
-        yield
-    finally:
-        _limits.reset(token)
-
-
-def longest_line() -> int:
-    """Bytes of the longest line that may be read."""
-    return _limits.get().line_bytes
 
 
 class CrossValidation(Settings):
@@ -224,8 +196,9 @@ class Format(ABC):
     """A collection in some format, streamed: every generator can be started again and gives the same records.
 
     ``repeats``: True where a record may come again (texts inlined in training examples, say), so that later ones are
-    skipped and repeated judgments merged, an id with another text being a mistake; False where any repeated id or pair
-    is a mistake.
+    skipped and repeated judgments merged, an id with another text being a mistake unless the format ``keeps_first``;
+    False where any repeated id or pair is a mistake.
+    ``in_pieces``: whether records of a part of the files are the same as in the whole, so that many tasks may read it.
     ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages; that of judgments is ''
     where the format has none, as a bare corpus.
     ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
@@ -234,6 +207,8 @@ class Format(ABC):
     """
 
     repeats = False
+    keeps_first = False
+    in_pieces = True
     documents_name = ""
     queries_name = ""
     judgments_name = ""
@@ -258,6 +233,10 @@ class Format(ABC):
         """The judgments; none of a bare corpus."""
         return iter(())
 
+    def may_cut(self, name: str) -> bool:
+        """Whether a file's lines (row groups of parquet), plain and no JSON list, can be read apart from each other."""
+        return name.endswith((".jsonl", ".ndjson", ".json", ".parquet"))
+
     def fingerprint(self) -> dict[str, Any]:
         """Equal where the input is equal, as plain JSON values: name, bytes and SHA-256 of each file."""
         return describe_files(self.folder, self.files)
@@ -267,10 +246,17 @@ class Format(ABC):
         return ", ".join(map(self.folder.describe, names))
 
 
+class Source(NamedTuple):
+    """A format, and what is to become of records that can't be used."""
+
+    format: Format
+    policies: Policies
+
+
 def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
     """Lists bounded in records and in characters. Raises ``UserError`` for a record above the limit on texts."""
     chunk: list[AnyRecord] = []
-    characters, longest = 0, _limits.get().document_characters
+    characters, longest = 0, reading().limits.document_characters
     for record in records:
         chunk.append(record)
         length = sum(len(value) for value in record if isinstance(value, str))

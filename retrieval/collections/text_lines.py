@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -13,7 +14,8 @@ from pydantic import BeforeValidator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.records import Place, Record, longest_line
+from retrieval.collections.reading import reading, stretch_of
+from retrieval.collections.records import Place, Record
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[
@@ -88,14 +90,20 @@ def open_decompressed(folder: Folder, name: str) -> io.BufferedReader:
 
 
 def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[Place, str]]:
-    """Place and text of every line of a file, without its line end.
+    """Place and text of every line of a file, or of those that begin in the stretch to be read, without its line end.
 
     A byte order mark is skipped; the last line needs no end. Raises ``UserError`` for bytes not in UTF-8, for a line
     above the limit, and for a compressed file that is cut off or damaged.
     """
-    path, offset, longest = folder.describe(name), 0, longest_line()
+    path, longest = folder.describe(name), reading().limits.line_bytes
+    begin, end = stretch_of(name) or (0, sys.maxsize)
+    if begin == end:
+        return
     with open_decompressed(folder, name) as file:
-        for number, line in enumerate(_lines_of(file, path, longest), start=1):
+        first, offset = _first_line(file, begin) if begin else (1, 0)
+        for number, line in enumerate(_lines_of(file, path, longest), start=first):
+            if offset >= end:
+                break
             if len(line) > longest:
                 raise UserError(
                     f"{path}, line {number} is longer than {longest:,} bytes (limits.line_bytes). If the file is meant"
@@ -108,8 +116,21 @@ def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[Place, str]]:
                     f"{path}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at"
                     f" offset {offset + error.start} of the file. Convert the file (iconv -f … -t UTF-8)."
                 ) from error
+            yield Place(path, number), (text if offset else text.removeprefix("\ufeff")).rstrip("\r\n")
             offset += len(line)
-            yield Place(path, number), (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
+
+
+def _first_line(file: io.BufferedReader, begin: int) -> tuple[int, int]:
+    """Goes to the first line that begins at ``begin`` or later; its number, if lines are counted, and its offset."""
+    before, offset = 0, begin - 1
+    while reading().counts_lines and file.tell() < offset:
+        before += file.read(min(_BUFFER_BYTES, offset - file.tell())).count(b"\n")
+    file.seek(offset)
+    for part in iter(partial(file.readline, _BUFFER_BYTES), b""):
+        offset += len(part)
+        if part.endswith(b"\n"):
+            break
+    return before + 2, offset
 
 
 def _lines_of(file: io.BufferedReader, name: str, longest: int) -> Iterator[bytes]:
@@ -166,6 +187,9 @@ def json_records(folder: Folder, name: str) -> Iterator[Record]:
     In memory is one block of text and one object, however long the list. Raises ``UserError`` with the entry for what
     is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
     """
+    if stretch_of(name) is not None:  # lists are never cut
+        yield from json_objects(folder, name)
+        return
     file, number, is_list = folder.describe(name), 0, False
     with io.TextIOWrapper(open_decompressed(folder, name), encoding="utf-8-sig", newline="") as stream:
         try:
@@ -185,7 +209,7 @@ def json_records(folder: Folder, name: str) -> Iterator[Record]:
 
 def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
     """The objects of a JSON list that begins with ``text``. Raises ``ValueError`` for what is none."""
-    longest = longest_line()
+    longest = reading().limits.line_bytes
     at, allowed = 0, "["  # how many characters of the text are used, and what may come next
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings,
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN
-from pipelines.jobs.collect import CollectConfig
+from pipelines.jobs.collect import PIECES_OF_A_RANGE, CollectConfig
 from pipelines.jobs.filter import FilterConfig
 from pipelines.jobs.mine import MineConfig
 from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
@@ -30,7 +30,7 @@ from trainers.estimate.machines import Machines
 TEXTS_PER_VECTOR_FILE = ON_GPU["texts_per_shard"]
 _HASHED_TEXTS: int = PairsConfig.model_fields["texts_per_shard"].default
 _PAIRS_PER_FILE: int = PairsConfig.model_fields["rows_per_file"].default
-_ROWS_PER_FILE: int = CollectConfig.model_fields["rows_per_file"].default
+_COLLECTED_BYTES: int = CollectConfig.model_fields["bytes_per_shard"].default
 _BATCHES_PER_SHARD: int = FilterConfig.model_fields["batches_per_shard"].default
 _QUERIES_PER_SHARD: int = SearchConfig.model_fields["queries_per_shard"].default
 _CANDIDATES_PER_SHARD: int = MineConfig.model_fields["candidates_per_shard"].default
@@ -76,7 +76,8 @@ class Calibration:
     pack: Job = Job(36, 6.58, 0)
     filter: Job = Job(39, 0.48, 13.77)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
-    collect: float = 31e-6  # a pair
+    collect: tuple[float, ...] = (27e-6, 1.1e-6, 2.5e-6)  # a pair: read, compared, written
+    handed_on: float = 0.85  # bytes of what collect's tasks hand on, over those of the texts
     chunk: float = 1 / 36e6  # a byte of text
     tokenize: float = 1 / 495e3  # a token
     divide: float = 0.2e-6  # a pair of a large domain, put with those of its region
@@ -173,9 +174,12 @@ class Stage:
 
 
 def _collect(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """One pass over a source: one task."""
-    tasks = [size.pairs * calibration.collect]
-    return Stage("collect", [Phase(tasks, _ONE)], shared=size.text_bytes * (1 + calibration.stored))
+    """Pieces are read, ranges of hashes compared, pieces written."""
+    pieces = ceil(size.text_bytes / _COLLECTED_BYTES)
+    numbers = pieces, ceil(pieces / PIECES_OF_A_RANGE), pieces
+    tasks = [[size.pairs * each / number] * number for each, number in zip(calibration.collect, numbers, strict=True)]
+    shared = size.text_bytes * (1 + 2 * calibration.handed_on + calibration.stored)
+    return Stage("collect", [Phase(tasks[0]), *(Phase(each, starts=False) for each in tasks[1:])], shared=shared)
 
 
 def _chunk(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -217,7 +221,7 @@ def embedding_stage(
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
     are cut. A task opens what all of the phase before wrote."""
-    measured, opening = calibration.pairs, ceil(size.pairs / _ROWS_PER_FILE) * calibration.open_texts
+    measured, opening = calibration.pairs, ceil(size.text_bytes / _COLLECTED_BYTES) * calibration.open_texts
     of_phases = zip(calibration.pairs_phases, _tasks_of_pairs(measured.pairs), strict=True)
     busy = sum(share / min(measured.cores, number) for share, number in of_phases)
     phases, before = list[Phase](), 0

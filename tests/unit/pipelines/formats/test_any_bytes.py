@@ -158,5 +158,5 @@ def test_any_bytes_are_read_or_refused(
     folder = tmp_path_factory.mktemp("any")
     with suppress(UserError):
         source = opened(folder, values, {**files, changed: whole})
-        source.fingerprint()
+        source.format.fingerprint()
         contents(source)

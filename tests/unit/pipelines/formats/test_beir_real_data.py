@@ -9,6 +9,7 @@ import pytest
 from pipelines.formats.beir import BeirFolder
 from raytriever.errors import UserError
 from retrieval.collections.collection import passage_text
+from tests.unit.retrieval.collections.contents import contents, dropped
 
 # documents, queries, judgments of each split
 COUNTS = {
@@ -41,21 +42,19 @@ def data() -> Path:
 @pytest.mark.parametrize("name", COUNTS)
 def test_real_collection(data: Path, name: str) -> None:
     source = BeirFolder(path=str(data / name)).open()
-    documents = [row for batch in source.documents() for row in batch.to_pylist()]
-    queries = [row for batch in source.queries() for row in batch.to_pylist()]
-    splits: Counter[str] = Counter()
-    for batch in source.judgments():
-        splits.update(batch.column("split").to_pylist())
-    assert (len(documents), len(queries), dict(splits)) == COUNTS[name]
-    assert all(passage_text(row["title"], row["text"]) for row in documents)
-    assert source.dropped == {}
+    documents, queries, judgments = contents(source)
+    assert (len(documents), len(queries), Counter(split for *_, split in judgments)) == COUNTS[name]
+    assert all(passage_text(title, text) for _, title, text, _ in documents)
+    assert contents(source, bytes_per_shard=50_000) == (documents, queries, judgments)
+    assert dropped(source) == {}
 
 
 def test_domains_of_a_real_collection(data: Path) -> None:
     source = BeirFolder(path=str(data / "stackexchange_qa"), domain_key="site").open()
-    domains = {domain for batch in source.documents() for domain in batch.column("domain").to_pylist()}
+    documents, queries, _ = contents(source)
+    domains = {row[3] for row in documents}
     assert len(domains) == 7
-    assert {d for batch in source.queries() for d in batch.column("domain").to_pylist()} == domains
+    assert {row[2] for row in queries} == domains
 
 
 @pytest.mark.parametrize("name", ["trec_dl_qrels_only", "raw_wikipedia"])

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pipelines.formats.columns import ColumnFiles
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import text_id
+from retrieval.collections.records import Source, text_id
 from tests.unit.retrieval.collections.contents import contents
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -56,7 +55,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def source(folder: Path, **settings: Any) -> CheckedSource:
+def source(folder: Path, **settings: Any) -> Source:
     return validate(ColumnFiles, {"kind": "columns", "path": str(folder), **settings}, "Source").open()
 
 
@@ -76,7 +75,7 @@ def test_a_corpus_alone(tmp_path: Path) -> None:
     found = contents(alone)
     assert (len(found.documents), found.queries, found.judgments) == (3, [], [])
     data = (tmp_path / "docs.parquet").read_bytes()
-    assert alone.fingerprint() == {
+    assert alone.format.fingerprint() == {
         "files": [{"name": "docs.parquet", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
     }
 

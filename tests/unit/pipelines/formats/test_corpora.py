@@ -13,15 +13,14 @@ import pytest
 from pipelines.formats.columns import ColumnFiles
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import text_id
-from tests.unit.retrieval.collections.contents import Contents, contents
+from retrieval.collections.records import Source, text_id
+from tests.unit.retrieval.collections.contents import Contents, contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 Rows = list[dict[str, Any]]
 
 
-def source(folder: Path | str, documents: dict[str, Any], **settings: Any) -> CheckedSource:
+def source(folder: Path | str, documents: dict[str, Any], **settings: Any) -> Source:
     values = {"kind": "columns", "path": str(folder), "documents": documents, **settings}
     return validate(ColumnFiles, values, "Source").open()
 
@@ -133,7 +132,7 @@ def test_code_rag_bench(
         write_files(str(tmp_path), {name: lines(rows) if layout == "lines" else json.dumps(rows)})
     opened = source(tmp_path, {"table": name, **documents}, domain="code")
     assert contents(opened).documents == expected
-    assert opened.dropped == ({"repeated_documents": 1} if len(rows) > len(expected) else {})
+    assert dropped(opened) == ({"repeated_documents": 1} if len(rows) > len(expected) else {})
 
 
 @pytest.mark.parametrize(
@@ -186,4 +185,4 @@ def test_real_corpora(name: str, columns: dict[str, Any], number: int, domains: 
     assert len(documents) == number
     assert counts | domains == counts
     assert len(counts) == {"raw_wikipedia": 1, "raw_techdocs": 11, "raw_stackexchange_threads": 7}[name]
-    assert opened.dropped == {}
+    assert dropped(opened) == {}

@@ -13,8 +13,7 @@ from raytriever.artifacts.hub_mirror import HUB_MIRROR
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import describe_files, text_id
+from retrieval.collections.records import Source, describe_files, text_id
 from tests.unit.retrieval.collections.contents import contents
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -55,7 +54,7 @@ class Holder(Settings):
     source: AnySource
 
 
-def source(kind: str = "columns", commit: str = COMMIT, **settings: Any) -> CheckedSource:
+def source(kind: str = "columns", commit: str = COMMIT, **settings: Any) -> Source:
     values = {"source": {"kind": kind, "path": f"hf://datasets/org/data@{commit}", **settings}}
     return validate(Holder, values, "Source").source.open()  # type: ignore[call-arg]
 
@@ -63,14 +62,14 @@ def source(kind: str = "columns", commit: str = COMMIT, **settings: Any) -> Chec
 @pytest.mark.usefixtures("dataset")
 def test_the_layout_of_mteb() -> None:
     opened = source("mteb", splits=["test"])
-    assert opened.facts == {"repository": f"hf://datasets/org/data@{COMMIT}"}
+    assert opened.format.facts == {"repository": f"hf://datasets/org/data@{COMMIT}"}
     assert contents(opened) == (
         [("d0", "", "text 0", ""), ("d1", "Cats", "text 1", "")],
         [("q1", "what", "", [])],
         [("q1", "d1", 2, "test"), ("q1", "d0", 0, "test")],
     )
     names = ["texts/c-0.parquet", "texts/c-1.parquet", "texts/q.parquet", "judged/test.parquet"]
-    assert [file["name"] for file in opened.fingerprint()["files"]] == names
+    assert [file["name"] for file in opened.format.fingerprint()["files"]] == names
     with pytest.raises(UserError, match=r"org/data@0123456789.* has no judgments of dev"):
         source("mteb", splits=["dev"])
 
@@ -147,6 +146,5 @@ def test_rows_come_while_a_split_is_read(dataset: Path) -> None:
     rows = [{"_id": f"x{number}", "text": "x"} for number in range(20_000)]
     pq.write_table(pa.Table.from_pylist(rows), dataset / "texts" / "c-0.parquet", row_group_size=1000)
     (dataset / "texts" / "c-1.parquet").unlink()
-    batches = source(documents={"table": "texts/c-*.parquet", "id": "_id"}).documents()
-    assert len(next(batches)) < 20_000
-    assert sum(map(len, batches)) > 10_000
+    given = source(documents={"table": "texts/c-*.parquet", "id": "_id"})
+    assert sum(1 for _ in given.format.documents()) == 20_000

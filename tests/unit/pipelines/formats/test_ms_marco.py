@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pipelines.formats.trec import TrecFiles
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import Source
+from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 FILES = {
@@ -27,15 +28,12 @@ NAMES: dict[str, Any] = {
 QRELS = [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")]
 
 
-def opened(path: str, **settings: Any) -> CheckedSource:
+def opened(path: str, **settings: Any) -> Source:
     return TrecFiles.model_validate({"path": path, **NAMES, **settings}).open()
 
 
-def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
-    parts = source.documents(), source.queries(), source.judgments()
-    documents, queries, judgments = (
-        [tuple(row.values()) for batch in part for row in batch.to_pylist()] for part in parts
-    )
+def read(source: Source) -> tuple[list[tuple[Any, ...]], ...]:
+    documents, queries, judgments = contents(source)
     return [row[:3] for row in documents], [row[:2] for row in queries], judgments
 
 
@@ -51,7 +49,7 @@ def test_the_official_layout(place: str, ending: str) -> None:
     assert documents == [("0", "", "zero"), ("1", "", "one"), ("2", "", "two "), ("3", "", "three")]
     assert queries == [("10", "ten"), ("11", "eleven"), ("20", "twenty")]
     assert judgments == QRELS
-    assert [file["name"] for file in source.fingerprint()["files"]] == [
+    assert [file["name"] for file in source.format.fingerprint()["files"]] == [
         f"{name}{ending}"
         for name in (
             "collection.tsv",
@@ -61,7 +59,7 @@ def test_the_official_layout(place: str, ending: str) -> None:
             "qrels.dev.small.tsv",
         )
     ]
-    assert source.dropped == {}
+    assert dropped(source) == {}
 
 
 def test_triples_of_ids(tmp_path: Any) -> None:
@@ -71,13 +69,13 @@ def test_triples_of_ids(tmp_path: Any) -> None:
     assert (len(documents), len(queries)) == (4, 3)
     assert judgments == [
         ("10", "0", 1, "train"),
-        ("11", "1", 1, "train"),
-        ("10", "3", 1, "train"),
         ("10", "1", 0, "train"),
         ("10", "2", 0, "train"),
+        ("11", "1", 1, "train"),
         ("11", "0", 0, "train"),
+        ("10", "3", 1, "train"),
     ]  # document 0, a positive of query 10, is a negative in its last triple: left out
-    assert source.dropped == {"repeated_judgments": 2}
+    assert dropped(source) == {"repeated_judgments": 2}
 
 
 def test_triples_add_negatives_to_qrels(tmp_path: Any) -> None:

@@ -71,7 +71,7 @@ def test_the_readme_says_which_files_there_are(tmp_path: Path) -> None:
     assert [row[3] for row in read(tmp_path, splits=("test",)).judgments] == ["test", "test"]
     with pytest.raises(UserError, match=r"splits: .* has no judgments of dev\. The splits there are test, train"):
         read(tmp_path, splits=("dev", "test"))
-    names = [file["name"] for file in MtebFolder(path=str(tmp_path)).open().fingerprint()["files"]]
+    names = [file["name"] for file in MtebFolder(path=str(tmp_path)).open().format.fingerprint()["files"]]
     assert "judged/more.jsonl" in names
     assert "texts/old.jsonl" not in names
 

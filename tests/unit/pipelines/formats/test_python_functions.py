@@ -18,22 +18,23 @@ from pipelines.formats.python_functions import (
     query_id,
 )
 from raytriever.errors import UserError
-from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
-from retrieval.collections.records import Policies
+from retrieval.collections.records import Policies, Source
+from tests.unit.retrieval.collections.contents import contents, counts, dropped
 
 Rows = list[dict[str, Any]]
 
 
-def read(source: CheckedSource) -> tuple[Rows, Rows, Rows]:
-    parts = [list(batches) for batches in (source.documents(), source.queries(), source.judgments())]
-    for batches, schema in zip(parts, (DOCUMENTS, QUERIES, JUDGMENTS), strict=True):
-        assert all(batch.schema == schema for batch in batches)
-    return tuple([row for batch in part for row in batch.to_pylist()] for part in parts)  # type: ignore[return-value]
+def read(source: Source) -> tuple[Rows, Rows, Rows]:
+    documents, queries, judgments = (
+        [dict(zip(schema.names, row, strict=True)) for row in rows]
+        for rows, schema in zip(contents(source), (DOCUMENTS, QUERIES, JUDGMENTS), strict=True)
+    )
+    return documents, queries, judgments
 
 
-def opened(config: PythonFunctions, folder: Path) -> CheckedSource:
-    return CheckedSource(PythonFunctionsFormat(config, folder), Policies())
+def opened(config: PythonFunctions, folder: Path) -> Source:
+    return Source(PythonFunctionsFormat(config, folder), Policies())
 
 
 def library(folder: Path, files: dict[str, str]) -> Path:
@@ -91,8 +92,8 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
         (ids[0], "pack.deep.again", 1, "train"),
         (ids[1], "zoo.feed", 1, "train"),
     ]
-    assert source.dropped == {"functions_with_a_short_query": 1}
-    assert source.counts == {"modules": 3, "held_out_modules": 0, "train_module_pairs_in_test": 0}
+    assert dropped(source) == {"functions_with_a_short_query": 1}
+    assert counts(source) == {"modules": 3, "held_out_modules": 0, "train_module_pairs_in_test": 0}
 
 
 def test_a_query_that_a_held_out_module_shares_takes_all_its_judgments_to_test(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_query_that_a_held_out_module_shares_takes_all_its_judgments_to_test(t
         f"{other}.f": "test",
         f"{other}.h": "train",
     }
-    assert source.counts == {"modules": 2, "held_out_modules": 1, "train_module_pairs_in_test": 1}
+    assert counts(source) == {"modules": 2, "held_out_modules": 1, "train_module_pairs_in_test": 1}
 
 
 def test_held_out_modules_are_those_of_the_smallest_hashes() -> None:
@@ -129,7 +130,7 @@ def test_what_does_not_parse_is_counted(tmp_path: Path) -> None:
         (folder / f"deep{levels}.py").write_text(f"x = 1\nif x:\n    pass\n{branches}")
     source = opened(PythonFunctions(), folder)
     assert [row["id"] for row in read(source)[0]] == ["good.f"]
-    assert source.dropped == {"modules_that_do_not_parse": 4}
+    assert dropped(source) == {"modules_that_do_not_parse": 4}
 
 
 def test_a_library_without_source_is_refused_with_its_path(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_library_without_source_is_refused_with_its_path(tmp_path: Path) -> No
 
 def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
     def fingerprint(name: str, files: dict[str, str]) -> dict[str, Any]:
-        return opened(PythonFunctions(), library(tmp_path / name, files)).fingerprint()
+        return opened(PythonFunctions(), library(tmp_path / name, files)).format.fingerprint()
 
     first = fingerprint("1", {"a.py": "x = 1", "b.py": ""})
     assert fingerprint("2", {"b.py": "", "a.py": "x = 1", "test/c.py": "ignored"}) == first
@@ -150,13 +151,13 @@ def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def standard_library() -> tuple[CheckedSource, Rows, Rows, Rows]:
+def standard_library() -> tuple[Source, Rows, Rows, Rows]:
     source = PythonFunctions().open()
     return (source, *read(source))
 
 
 def test_the_standard_library_is_a_sound_collection(
-    standard_library: tuple[CheckedSource, Rows, Rows, Rows],
+    standard_library: tuple[Source, Rows, Rows, Rows],
 ) -> None:
     source, documents, queries, judgments = standard_library
     document_ids = {row["id"] for row in documents}
@@ -166,14 +167,14 @@ def test_the_standard_library_is_a_sound_collection(
     assert len({row["text"] for row in queries}) == len({row["id"] for row in queries}) == len(queries)
     assert all(row["id"] == query_id(row["text"]) and len(row["text"].split()) >= 3 for row in queries)
     assert all(row["text"].strip() and row["id"].startswith(row["domain"] + ".") for row in documents)
-    assert "modules_that_do_not_parse" not in source.dropped
+    assert "modules_that_do_not_parse" not in dropped(source)
 
 
 def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
-    standard_library: tuple[CheckedSource, Rows, Rows, Rows],
+    standard_library: tuple[Source, Rows, Rows, Rows],
 ) -> None:
     source, _, _, judgments = standard_library
-    module_of = {function.id: function.module for function in source._format._functions}  # type: ignore[attr-defined]
+    module_of = {function.id: function.module for function in source.format._functions}  # type: ignore[attr-defined]
     splits: dict[str, set[str]] = {}
     moved = 0
     for row in judgments:
@@ -182,13 +183,13 @@ def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
         assert row["split"] == "test" or not held_out
         moved += row["split"] == "test" and not held_out
     assert all(len(of_query) == 1 for of_query in splits.values())
-    assert source.counts["train_module_pairs_in_test"] == moved
+    assert counts(source)["train_module_pairs_in_test"] == moved
     shares = Counter(row["split"] for row in judgments)
     assert 0.1 < shares["test"] / len(judgments) < 0.4
 
 
 def test_a_limit_keeps_a_stable_choice(
-    standard_library: tuple[CheckedSource, Rows, Rows, Rows],
+    standard_library: tuple[Source, Rows, Rows, Rows],
 ) -> None:
     _, documents, _, _ = standard_library
     everything = [row["id"] for row in documents]
@@ -197,7 +198,7 @@ def test_a_limit_keeps_a_stable_choice(
     documents, queries, judgments = read(limited)
     assert [row["id"] for row in documents] == [id_ for id_ in everything if id_ in chosen]
     assert {row["query_id"] for row in judgments} == {row["id"] for row in queries}
-    assert limited.dropped["functions_beyond_the_limit"] == len(everything) - 300
+    assert dropped(limited)["functions_beyond_the_limit"] == len(everything) - 300
 
 
 def test_another_process_reads_the_same(tmp_path: Path) -> None:
@@ -206,9 +207,8 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from pipelines.formats.python_functions import *\n"
-        "source = CheckedSource(PythonFunctionsFormat(PythonFunctions(limit=30), Path(sys.argv[1])), Policies())\n"
-        "parts = [source.documents(), source.queries(), source.judgments()]\n"
-        "print([batch.to_pylist() for part in parts for batch in part])\n"
+        "source = PythonFunctionsFormat(PythonFunctions(limit=30), Path(sys.argv[1]))\n"
+        "print(*source.documents(), *source.queries(), *source.judgments(), sep='\\n')\n"
         "print(source.fingerprint(), source.counts)\n"
     )
     outputs = [

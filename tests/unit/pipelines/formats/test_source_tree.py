@@ -11,8 +11,8 @@ from pipelines.formats.source_tree import SourceTree
 from pipelines.source_languages import language_of
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.checked_source import CheckedSource
-from tests.unit.retrieval.collections.contents import contents
+from retrieval.collections.records import Source
+from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 FILES: dict[str, str | bytes] = {
@@ -52,12 +52,12 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
-def source(folder: Path | str, **settings: Any) -> CheckedSource:
+def source(folder: Path | str, **settings: Any) -> Source:
     values = {"kind": "source_tree", "path": str(folder), "maximum_bytes": 2000, **settings}
     return validate(SourceTree, values, "Source").open()
 
 
-def names(opened: CheckedSource) -> list[str]:
+def names(opened: Source) -> list[str]:
     return [row[0] for row in contents(opened).documents]
 
 
@@ -66,9 +66,9 @@ def test_one_document_a_file(tmp_path: Path) -> None:
     opened = source(tmp_path)
     found = contents(opened)
     assert found == ([(name, name, text, folder) for name, text, folder, _ in DOCUMENTS], [], [])
-    assert opened.dropped == LEFT_OUT
+    assert dropped(opened) == LEFT_OUT
     assert contents(opened) == found
-    assert opened.dropped == LEFT_OUT
+    assert dropped(opened) == LEFT_OUT
     languages = contents(source(tmp_path, domain="language")).documents
     assert [row[3] for row in languages] == [language for *_, language in DOCUMENTS]
     assert {row[3] for row in contents(source(tmp_path, domain="none")).documents} == {""}
@@ -78,8 +78,8 @@ def test_a_tree_in_an_object_store_reads_as_a_local_one(tmp_path: Path, object_s
     write_files(str(tmp_path), FILES)
     local, remote = source(tmp_path), source(write_files(f"{object_store}/tree", FILES))
     assert contents(remote) == contents(local)
-    assert remote.dropped == local.dropped
-    assert remote.fingerprint() == local.fingerprint()
+    assert dropped(remote) == dropped(local)
+    assert remote.format.fingerprint() == local.format.fingerprint()
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     os.mkfifo(tree / "b" / "pipe.py")  # reading it would wait for ever
     opened = source(tree)
     assert names(opened) == ["a/x.py", "b/y.py"]
-    assert opened.dropped == {"links": 7, "special_files": 1}
+    assert dropped(opened) == {"links": 7, "special_files": 1}
     (tmp_path / "link").symlink_to(tree)
     assert names(source(tmp_path / "link")) == ["a/x.py", "b/y.py"]  # what the user names is meant
 
@@ -111,15 +111,15 @@ def test_a_name_that_is_no_text_is_left_out(tmp_path: Path) -> None:
         pytest.skip("this file system takes no such name")
     opened = source(tmp_path)
     assert names(opened) == ["ä/ü b.py"]
-    assert opened.dropped == {"undecodable_names": 1}
+    assert dropped(opened) == {"undecodable_names": 1}
 
 
 def test_globs_choose_files(tmp_path: Path) -> None:
     write_files(str(tmp_path), FILES)
     opened = source(tmp_path, include=["**/*.txt", "*.go", "b/*.py"], exclude=["**/large.*", "b/z.*"])
     assert names(opened) == ["b/latin.py", "b/notes.txt", "b.go"]
-    assert opened.dropped["excluded_files"] == 2
-    assert opened.dropped["files_not_included"] == 6
+    assert dropped(opened)["excluded_files"] == 2
+    assert dropped(opened)["files_not_included"] == 6
     assert names(source(tmp_path, include="b/**", exclude="b/a/**")) == [
         "b/latin.py", "b/mark.js", "b/notes.txt", "b/wide.cs", "b/z.py"
     ]  # fmt: skip
@@ -127,12 +127,12 @@ def test_globs_choose_files(tmp_path: Path) -> None:
 
 def test_the_fingerprint_changes_with_names_bytes_and_what_is_left_out(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.py": "1", "b.py": "2"})
-    seen = [source(tmp_path).fingerprint()]
+    seen = [source(tmp_path).format.fingerprint()]
     for change in ({"b.py": "3"}, {"c.py": "2"}, {"d.txt": "x"}, {"large.py": "x" * 3000}):
         write_files(str(tmp_path), change)
-        seen.append(source(tmp_path).fingerprint())
+        seen.append(source(tmp_path).format.fingerprint())
         assert seen[-1] not in seen[:-1]
-    assert source(tmp_path).fingerprint() == seen[-1]
+    assert source(tmp_path).format.fingerprint() == seen[-1]
 
 
 def test_folders_without_sources_are_refused(tmp_path: Path) -> None:
@@ -164,4 +164,4 @@ def test_the_standard_library() -> None:
     assert len(found) > 400
     assert [row[0] for row in found] == sorted((row[0] for row in found), key=lambda name: name.split("/"))
     assert next(row[3] for row in found if row[0] == "email/message.py") == "email"
-    assert opened.dropped["excluded_files"] > 100
+    assert dropped(opened)["excluded_files"] > 100

@@ -45,7 +45,7 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def collected(sources: dict[str, Any], output: Path) -> StoredCollection:
-    config = {"source": {"kind": "sources", "sources": sources}, "output": str(output), "rows_per_file": 1}
+    config = {"source": {"kind": "sources", "sources": sources}, "output": str(output), "bytes_per_shard": 1}
     return StoredCollection(make(Collect(validate(CollectConfig, config, "collect"))))
 
 
@@ -74,10 +74,11 @@ def test_sources_by_name_with_their_domains(tmp_path: Path) -> None:
     assert stored.manifest["counts"] == {part: len(getattr(found, part)) for part in found._fields}
 
 
-def test_each_source_is_collected_by_a_task_of_its_own(tmp_path: Path) -> None:
+def test_pieces_of_each_source_are_tasks_of_their_own(tmp_path: Path) -> None:
     stored = collected(settings(tmp_path), tmp_path / "out")
-    assert stored.names("documents/wiki/") == ["documents/wiki/00000.parquet", "documents/wiki/00001.parquet"]
-    assert [shard.name for shard in stored.shards] == ["source-asked", "source-code", "source-wiki"]
+    assert stored.names("queries/asked/") == [f"queries/asked/{number:05d}.parquet" for number in (0, 75)]
+    assert stored.names("documents/code/") == ["documents/code/00000.parquet"]
+    assert {shard.name.split("-", 2)[2] for shard in stored.shards} == {"asked", "code", "wiki"}
 
 
 def test_the_order_of_the_settings_changes_nothing(tmp_path: Path) -> None:

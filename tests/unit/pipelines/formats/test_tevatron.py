@@ -25,7 +25,7 @@ BY_ID: list[dict[str, Any]] = [
 EXPECTED = Contents(
     [("d1", "One", "first", ""), ("2", "", "second", "")],
     [("q1", "what", "", []), ("7", "who", "", [])],
-    [("q1", "d1", 1, "train"), ("7", "2", 1, "train"), ("q1", "2", 0, "train")],
+    [("q1", "d1", 1, "train"), ("q1", "2", 0, "train"), ("7", "2", 1, "train")],
 )
 
 
@@ -100,7 +100,7 @@ def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path:
 
 def test_ids_that_the_corpus_lacks_are_refused_or_left_out(tmp_path: Path) -> None:
     files = {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE)}
-    refused(tmp_path, files, "line 2 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")
+    refused(tmp_path, files, "line 1 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")
     assert read(str(tmp_path), corpus="c.jsonl", unknown_ids="drop").judgments == EXPECTED.judgments[:1]
 
 
@@ -142,5 +142,7 @@ def test_files_without_examples_are_refused(tmp_path: Path) -> None:
 
 def test_the_fingerprint_names_every_file(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)})
-    described = Tevatron(path=str(tmp_path), examples={"train": "t.jsonl"}, corpus="c.jsonl").open().fingerprint()
+    described = (
+        Tevatron(path=str(tmp_path), examples={"train": "t.jsonl"}, corpus="c.jsonl").open().format.fingerprint()
+    )
     assert [file["name"] for file in described["files"]] == ["c.jsonl", "t.jsonl"]

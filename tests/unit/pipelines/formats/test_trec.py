@@ -15,7 +15,8 @@ from pipelines.formats.trec import TrecFiles
 from pipelines.jobs.collect import CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import parse_yaml
-from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import Source
+from tests.unit.retrieval.collections.contents import contents
 from tests.unit.retrieval.collections.packed_files import write_files
 
 FILES = {
@@ -35,15 +36,12 @@ NAMES: dict[str, Any] = {
 DOCUMENTS = [("d1", "", "one"), ("d2", "", "two"), ("3", "T", "three"), ("d4", "", "four"), ("d5", "Five", "a < b")]
 
 
-def opened(path: str, **settings: Any) -> CheckedSource:
+def opened(path: str, **settings: Any) -> Source:
     return TrecFiles.model_validate({"path": path, **NAMES, **settings}).open()
 
 
-def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
-    parts = source.documents(), source.queries(), source.judgments()
-    documents, queries, judgments = (
-        [tuple(row.values()) for batch in part for row in batch.to_pylist()] for part in parts
-    )
+def read(source: Source) -> tuple[list[tuple[Any, ...]], ...]:
+    documents, queries, judgments = contents(source)
     return [row[:3] for row in documents], [row[:2] for row in queries], judgments
 
 
@@ -73,7 +71,7 @@ def test_documents_queries_and_judgments(place: str, ending: str) -> None:
         "qrels.2019.txt",
         "qrels.2020.txt",
     ]
-    assert [file["name"] for file in source.fingerprint()["files"]] == [f"{name}{ending}" for name in named]
+    assert [file["name"] for file in source.format.fingerprint()["files"]] == [f"{name}{ending}" for name in named]
 
 
 def test_fields_may_be_named(tmp_path: Path) -> None:

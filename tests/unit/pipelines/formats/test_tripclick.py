@@ -6,7 +6,8 @@ import pytest
 
 from pipelines.formats.trec import TrecFiles
 from raytriever.settings.recipe import load_recipe
-from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import Source
+from tests.unit.retrieval.collections.contents import contents
 from tests.unit.retrieval.collections.packed_files import write_files
 
 
@@ -33,16 +34,13 @@ MARKED_UP = {
 }
 
 
-def opened(path: str) -> CheckedSource:
+def opened(path: str) -> Source:
     source = load_recipe("papers/coder_tripclick", []).stages["corpus"]["source"]
     return TrecFiles.model_validate({**source, "path": path, "cross_validation": None}).open()
 
 
-def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
-    parts = source.documents(), source.queries(), source.judgments()
-    documents, queries, judgments = (
-        [tuple(row.values()) for batch in part for row in batch.to_pylist()] for part in parts
-    )
+def read(source: Source) -> tuple[list[tuple[Any, ...]], ...]:
+    documents, queries, judgments = contents(source)
     return [row[:3] for row in documents], [row[:2] for row in queries], judgments
 
 
@@ -59,4 +57,4 @@ def test_the_benchmark_in_trec_form(place: str, ending: str) -> None:
     ]
     train = [(str(n), id_, grade, "train") for n in (1, 2, 3) for id_, grade in (("7", 1), ("8", 0))]
     assert judgments == [*train, ("11", "7", 2, "val"), ("11", "8", 1, "val"), ("11", "9", 0, "val")]
-    assert f"topics/topics.all.txt{ending}" not in [file["name"] for file in source.fingerprint()["files"]]
+    assert f"topics/topics.all.txt{ending}" not in [file["name"] for file in source.format.fingerprint()["files"]]

@@ -15,7 +15,7 @@ import pytest
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import storage_errors
 from raytriever.artifacts.writer import ArtifactWriter, is_lock
-from raytriever.errors import NothingMade, UserError
+from raytriever.errors import Unfinishable, UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages import stage as stages
@@ -124,7 +124,7 @@ def test_of_a_failing_shard_nothing_is_left(stage: Numbers, failure: Exception) 
 
 def test_where_nothing_can_be_made_the_folder_stays_free(stage: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> dict[str, Any]:
-        raise NothingMade("There is nothing.")
+        raise Unfinishable("There is nothing.")
 
     with monkeypatch.context() as patch:
         patch.setattr(Numbers, "facts", nothing)

@@ -1,11 +1,16 @@
 """All of a collection as lists of rows, for tests."""
 
-from collections.abc import Iterator
+import tempfile
+from collections import Counter
 from typing import Any, NamedTuple
 
-import pyarrow as pa
+import pyarrow.parquet as pq
 
-from retrieval.collections.checked_source import CheckedSource
+from pipelines.formats.python_functions import PythonFunctions
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import ShardRecord
+from retrieval.collections.reading import Limits
+from retrieval.collections.records import Source
 
 
 class Contents(NamedTuple):
@@ -16,10 +21,43 @@ class Contents(NamedTuple):
     judgments: list[tuple[Any, ...]]
 
 
-def contents(source: CheckedSource) -> Contents:
-    """Reads all three parts, in the order in which a collection is stored."""
-    return Contents(_rows(source.documents()), _rows(source.queries()), _rows(source.judgments()))
+def contents(source: Source, *, bytes_per_shard: int = 32 << 20, limits: Limits | None = None) -> Contents:
+    """What `raytriever collect` stores of the source, in its order."""
+    return _collected(source, bytes_per_shard, limits)[0]
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+def dropped(source: Source, *, bytes_per_shard: int = 32 << 20) -> dict[str, int]:
+    """What it leaves out, by reasons."""
+    records = _collected(source, bytes_per_shard)[1]
+    return dict(sum((Counter(record.dropped) for record in records), Counter[str]()))
+
+
+def counts(source: Source) -> dict[str, int]:
+    """What the format counts."""
+    (record,) = _collected(source)[1]
+    return {what: number for what, number in record.counts.items() if what not in Contents._fields}
+
+
+def _collected(
+    source: Source, bytes_per_shard: int = 32 << 20, limits: Limits | None = None
+) -> tuple[Contents, list[ShardRecord]]:
+    class Given(Collect):
+        """Collects the source, whatever its settings are."""
+
+        def _open(self, name: str) -> Source:  # noqa: ARG002
+            return source
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = CollectConfig(
+            source=PythonFunctions(), output=folder, bytes_per_shard=bytes_per_shard, limits=limits or Limits()
+        )
+        stage = Given(config)
+        stage.check_inputs(set())
+        records = [(shard, stage.make_shard(shard)) for shard in stage.plan()]
+        written = [record for shard, record in records if not shard.intermediate]
+        stage.facts(written)
+        rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in Contents._fields}
+        for file in (file for record in written for file in record.files):
+            table = pq.read_table(f"{folder}/{file.name}")
+            rows[file.name.partition("/")[0]] += [tuple(row.values()) for row in table.to_pylist()]
+    return Contents(**rows), written

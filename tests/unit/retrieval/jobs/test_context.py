@@ -110,9 +110,9 @@ def test_a_context_is_of_its_domains_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("pipelines.jobs.collect._ROWS_PER_GROUP", 4)
     make_collection(tmp_path)
     source = BeirFolder(path=str(tmp_path / "source"))
-    config = CollectConfig(source=source, rows_per_file=10, output=str(tmp_path / "in_pieces"))
+    config = CollectConfig(source=source, bytes_per_shard=1_000, output=str(tmp_path / "in_pieces"))
     stored = StoredCollection(make(Collect(config)))
-    assert len(list(stored.rows_of("documents").tables(["id"]))) == 16  # of 54 rows: 4 + 4 + 2 a file of 10, and 4
+    assert len(list(stored.rows_of("documents").tables(["id"]))) == 15  # 4 + 4 + 3 rows in four files, 4 + 4 + 2
     documents = stored.rows_of("documents").read(["domain", "text"])
     names = np.array(documents["domain"].to_pylist())
     for domains in (("plain",), (ODD_DOMAIN,), (ODD_DOMAIN, "plain", "plain")):

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections import digests, records
-from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections import records, unfit_records
 from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
@@ -21,7 +19,9 @@ from retrieval.collections.records import (
     Place,
     Policies,
     QueryRecord,
+    Source,
 )
+from tests.unit.retrieval.collections.contents import contents, counts, dropped
 
 DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
 
@@ -68,33 +68,25 @@ DOCUMENTS = [("d1", "", "one"), ("d2", "two", "")]
 QUERIES = [("q1", "first"), ("q2", "second")]
 
 
-def rows(batches: Iterator[pa.RecordBatch]) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-
-
-def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
-    return rows(source.documents()), rows(source.queries()), rows(source.judgments())
-
-
 def refused(format_: Listed, message: str, policies: Policies | None = None) -> None:
     with pytest.raises(UserError, match=message):
-        read(CheckedSource(format_, policies or Policies()))
+        contents(Source(format_, policies or Policies()))
 
 
 def test_records_become_rows_in_their_order() -> None:
     format_ = Listed(DOCUMENTS, QUERIES, [("q2", "d1", 3, "test"), ("q1", "d2", -1, "train")])
-    source = CheckedSource(format_, Policies())
-    documents, queries, judgments = read(source)
+    source = Source(format_, Policies())
+    documents, queries, judgments = contents(source)
     assert documents == [("d1", "", "one", ""), ("d2", "two", "", "")]
     assert queries == [("q1", "first", "", ["yes"]), ("q2", "second", "", ["yes"])]
     assert judgments == [("q2", "d1", 3, "test"), ("q1", "d2", -1, "train")]
-    assert (source.counts, source.dropped, source.fingerprint()) == ({}, {}, {"rows": 1})
     assert format_.started == ["documents", "queries", "judgments"]  # each once
+    assert (counts(source), dropped(source)) == ({}, {})
 
 
 def test_a_corpus_needs_no_queries_and_no_judgments() -> None:
-    assert read(CheckedSource(Listed(DOCUMENTS, [], None), Policies()))[1:] == ([], [])
-    assert read(CheckedSource(Listed(DOCUMENTS, QUERIES, None), Policies()))[2] == []
+    assert contents(Source(Listed(DOCUMENTS, [], None), Policies()))[1:] == ([], [])
+    assert contents(Source(Listed(DOCUMENTS, QUERIES, None), Policies()))[2] == []
     refused(Listed([], [], None), r"/docs holds no documents with a text\. Is it the right file")
     refused(Listed(DOCUMENTS, [], [("q1", "d1", 1, "a")]), "/queries holds no queries with a text")
     refused(Listed(DOCUMENTS, QUERIES, []), r"No judgments to keep in /qrels: 0 were left out \(there are none\)")
@@ -118,29 +110,24 @@ def test_pairs_whose_ids_join_to_the_same_string_are_different() -> None:
     documents = [("b", "", "x"), ("ab", "", "x"), ("1 b", "", "x")]
     queries = [("a", "x"), ("aa", "x")]
     judged = [("aa", "b", 1, "s"), ("a", "ab", 1, "s"), ("a", "b", 1, "sa"), ("a", "1 b", 1, "s")]
-    assert read(CheckedSource(Listed(documents, queries, judged), Policies()))[2] == judged
+    assert contents(Source(Listed(documents, queries, judged), Policies()))[2] == judged
 
 
 def test_ids_of_equal_digest_are_refused_rather_than_confused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "string_hashes", lambda strings: np.zeros(len(strings), dtype=np.uint64))
+    monkeypatch.setattr(unfit_records, "string_hashes", lambda strings: np.zeros(len(list(strings)), dtype=np.uint64))
     refused(Listed(DOCUMENTS, QUERIES, None), "/docs, line 2: 'd2' has the same 64-bit digest as another id.*Rename it")
 
 
 def test_equal_records_of_a_format_that_repeats_are_one() -> None:
     judged = [("q1", "d1", 0, "t"), ("q1", "d2", -1, "t"), ("q1", "d1", 2, "t"), ("q1", "d1", 2, "t")]
     judged += [("q1", "d1", 0, "u"), ("q2", "d2", 0, "t")]
-    source = CheckedSource(Listed(DOCUMENTS * 3, QUERIES * 2, judged, repeats=True), Policies())
-    documents, queries, judgments = read(source)
+    source = Source(Listed(DOCUMENTS * 3, QUERIES * 2, judged, repeats=True), Policies())
+    documents, queries, judgments = contents(source)
     assert [row[0] for row in documents] == ["d1", "d2"]
     assert [row[0] for row in queries] == ["q1", "q2"]
-    # what is a positive anywhere in a split is no negative there; positives come first, then hard negatives
-    assert judgments == [
-        ("q1", "d1", 2, "t"),
-        ("q1", "d1", 0, "u"),
-        ("q2", "d2", 0, "t"),
-        ("q1", "d2", -1, "t"),
-    ]
-    assert source.dropped == {"repeated_judgments": 2}
+    # what is a positive anywhere in a split is no negative there
+    assert judgments == [judged[1], judged[2], judged[4], judged[5]]
+    assert dropped(source) == {"repeated_judgments": 2}
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
@@ -165,26 +152,17 @@ def test_of_several_grades_the_best_sign_and_then_the_first_stays(
     judged = [("q1", "d1", grade, "t") for grade in grades]
     # the same pair in another split, and other pairs, have grades of their own
     beside = [("q1", "d1", 1, "u"), ("q2", "d1", 5, "t"), ("q2", "d2", -7, "t"), ("q1", "d2", 0, "t")]
-    source = CheckedSource(Listed(DOCUMENTS, QUERIES, [*judged, *beside], repeats=True), Policies())
-    found = read(source)[2]
+    source = Source(Listed(DOCUMENTS, QUERIES, [*judged, *beside], repeats=True), Policies())
+    found = contents(source)[2]
     assert sorted(found) == sorted([("q1", "d1", kept, "t"), *beside])
-    assert source.dropped == {"repeated_judgments": len(grades) - 1}
+    assert dropped(source) == {"repeated_judgments": len(grades) - 1}
 
 
-def test_judgments_of_one_sign_keep_their_order() -> None:
+def test_judgments_keep_their_order() -> None:
     judged = [("q1", "d1", -1, "t"), ("q1", "d2", 0, "t"), ("q2", "d1", 2, "t"), ("q2", "d2", -1, "t")]
-    source = CheckedSource(Listed(DOCUMENTS, QUERIES, judged, repeats=True), Policies())
-    assert read(source)[2] == [judged[2], judged[1], judged[0], judged[3]]
-    assert source.dropped == {}
-
-
-@pytest.mark.parametrize(
-    ("others", "times"), [([], 1), ([("q2", "d2", 0, "t")], 2), ([("q2", "d2", 0, "t"), ("q2", "d1", -1, "t")], 3)]
-)
-def test_positives_alone_are_read_once(others: list[tuple[str, str, int, str]], times: int) -> None:
-    format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "t"), *others], repeats=True)
-    read(CheckedSource(format_, Policies()))
-    assert format_.started.count("judgments") == times
+    source = Source(Listed(DOCUMENTS, QUERIES, judged, repeats=True), Policies())
+    assert contents(source)[2] == judged
+    assert dropped(source) == {}
 
 
 def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
@@ -210,9 +188,9 @@ def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -
     judged = [("q1", "e", 1, "a") if part == "documents" else ("e", "d1", 1, "a"), ("q2", "d2", 1, "a")]
     what = "document 'e' has neither title nor text" if part == "documents" else "query 'e' has no text"
     refused(Listed(documents, queries, judged), rf"line 1: {what}\. Give it a text, or set empty_{part} to 'drop'")
-    source = CheckedSource(Listed(documents, queries, judged), DROP)
-    assert read(source) == read(CheckedSource(Listed(DOCUMENTS, QUERIES, judged[1:]), Policies()))
-    assert source.dropped == {f"empty_{part}": 1, f"judgments_of_empty_{part}": 1}
+    source = Source(Listed(documents, queries, judged), DROP)
+    assert contents(source) == contents(Source(Listed(DOCUMENTS, QUERIES, judged[1:]), Policies()))
+    assert dropped(source) == {f"empty_{part}": 1, f"judgments_of_empty_{part}": 1}
     only = Listed(documents[:1], queries, None) if part == "documents" else Listed(documents, queries[:1], None)
     refused(only, f"/{'docs' if part == 'documents' else 'queries'} holds no {part} with a text", DROP)
 
@@ -222,21 +200,11 @@ def test_judgments_of_unknown_ids_are_refused_or_left_out() -> None:
     counted = "/docs does not hold; in all, 2 judgments name unknown documents and 2 unknown queries"
     refused(Listed(DOCUMENTS, QUERIES, judged), f"/qrels, line 2 names 'x', which {counted}.*set unknown_ids to 'drop'")
     refused(Listed(DOCUMENTS, QUERIES, judged[2:]), "/qrels, line 1 names 'y', which /queries does not hold")
-    source = CheckedSource(Listed(DOCUMENTS, QUERIES, judged), DROP)
-    assert read(source)[2] == [("q1", "d1", 1, "a")]
-    assert source.dropped == {"judgments_of_unknown_documents": 2, "judgments_of_unknown_queries": 2}
+    source = Source(Listed(DOCUMENTS, QUERIES, judged), DROP)
+    assert contents(source)[2] == [("q1", "d1", 1, "a")]
+    assert dropped(source) == {"judgments_of_unknown_documents": 2, "judgments_of_unknown_queries": 2}
     none = r"No judgments to keep in /qrels: 1 were left out \(judgments_of_unknown_documents 1\)"
     refused(Listed(DOCUMENTS, QUERIES, judged[1:2]), none, DROP)
-
-
-def test_reading_twice_counts_once() -> None:
-    source = CheckedSource(
-        Listed([("e", "", ""), *DOCUMENTS], QUERIES, [("q1", "e", 1, "a"), ("q1", "d1", 1, "a")]), DROP
-    )
-    first = read(source)
-    dropped = dict(source.dropped)
-    assert read(source) == first
-    assert source.dropped == dropped == {"empty_documents": 1, "judgments_of_empty_documents": 1}
 
 
 def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,12 +218,10 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
                 given_out += 1
                 yield DocumentRecord(Place("/docs", line), f"d{line}", "", "x" * 300)
 
-    endless = CheckedSource(Endless([], [], None), Policies())._document_rows()
-    next(endless)
-    assert given_out == 4  # 1,000 characters
+    assert len(next(unfit_records.keyed_records(Endless([], [], None), "documents"))[0]) == given_out == 4
     monkeypatch.setattr(records, "_CHARACTERS_AT_ONCE", 1 << 30)
     given_out = 0
-    next(CheckedSource(Endless([], [], None), Policies())._document_rows())
+    next(unfit_records.keyed_records(Endless([], [], None), "documents"))
     assert given_out == records._RECORDS_AT_ONCE
 
 
@@ -272,27 +238,28 @@ def test_against_a_plain_reading(
 ) -> None:
     texts = {name: "" if name in empty else "x" for name in "abcd"}
     kept_documents = list(dict.fromkeys(name for name in documents if texts[name]))
-    expected: dict[tuple[str, str, str], tuple[str, str, int, str]] = {}
     best = {(split, query, document): 2 for query, document, _, split in judged}  # 0: positive, 1: zero, 2: below
     for query, document, relevance, split in judged:
         best[split, query, document] = min(best[split, query, document], (relevance <= 0) + (relevance < 0))
-    for query, document, relevance, split in sorted(judged, key=lambda row: (row[2] <= 0) + (row[2] < 0)):
+    first: dict[tuple[str, str, str], int] = {}
+    for row, (query, document, relevance, split) in enumerate(judged):
         is_best = best[split, query, document] == (relevance <= 0) + (relevance < 0)
         if is_best and document in kept_documents and query in queries:
-            expected.setdefault((split, query, document), (query, document, relevance, split))
+            first.setdefault((split, query, document), row)
+    expected = [judged[row] for row in sorted(first.values())]
     listed = Listed([(name, "", texts[name]) for name in documents], [(q, "x") for q in queries], judged, repeats=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "_RECORDS_AT_ONCE", at_once)
-        source = CheckedSource(listed, DROP)
+        source = Source(listed, DROP)
         if not kept_documents or not expected:
             with pytest.raises(UserError, match=r"holds no documents|No judgments to keep"):
-                read(source)
+                contents(source)
             return
-        found = read(source)
+        found = contents(source)
     assert [row[0] for row in found[0]] == kept_documents
     assert [row[0] for row in found[1]] == list(dict.fromkeys(queries))
-    assert found[2] == list(expected.values())
-    assert len(judged) == len(found[2]) + sum(n for reason, n in source.dropped.items() if "judgments" in reason)
+    assert found[2] == expected
+    assert len(judged) == len(found[2]) + sum(n for reason, n in dropped(source).items() if "judgments" in reason)
 
 
 def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
@@ -303,13 +270,12 @@ def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
     tested: list[str] = []
     for fold in range(4):
         policies = Policies(cross_validation=CrossValidation(folds=4, fold=fold))
-        source = CheckedSource(Listed(DOCUMENTS, queries, judged), policies)
-        rows(source.documents()), rows(source.queries())
-        table = pa.Table.from_batches(source.judgments())
-        assert table.num_rows == len(judged)
+        source = Source(Listed(DOCUMENTS, queries, judged), policies)
+        found = contents(source).judgments
+        assert len(found) == len(judged)
         of_split: dict[str, set[str]] = {}
-        for row in table.to_pylist():
-            of_split.setdefault(row["split"], set()).add(row["query_id"])
+        for query, _, _, split in found:
+            of_split.setdefault(split, set()).add(query)
         assert of_split.pop("other") == {"qx"}
         assert sorted(of_split) == ["dev", "test", "train"]
         assert sum(map(len, of_split.values())) == 60  # all judgments of a query are of one split
@@ -324,7 +290,7 @@ def test_two_folds_share_a_split_out_between_selecting_and_testing() -> None:
     halves = []
     for fold in (0, 1):
         policies = Policies(cross_validation=CrossValidation(folds=2, fold=fold, split="val"))
-        table = read(CheckedSource(Listed(DOCUMENTS, queries, judged), policies))[2]
+        table = contents(Source(Listed(DOCUMENTS, queries, judged), policies))[2]
         of_split = {split: {row[0] for row in table if row[3] == split} for split in ("train", "dev", "test")}
         assert of_split["train"] == {f"q{number}" for number in range(30, 40)}
         halves.append((of_split["dev"], of_split["test"]))
@@ -347,29 +313,29 @@ def test_splits_of_the_same_queries_are_not_cross_validated(
     rows_read = [SHARED[place] for place in order]
     for repeats in (False, True):
         refused(Listed(DOCUMENTS, QUERIES, rows_read, repeats=repeats), rf"{message}.*\(splits: \[test\]", folded)
-    alone = CheckedSource(Listed(DOCUMENTS, QUERIES, SHARED[:2]), folded)
-    assert [row[0] for row in read(alone)[2]] == ["q1", "q2"]
+    alone = Source(Listed(DOCUMENTS, QUERIES, SHARED[:2]), folded)
+    assert [row[0] for row in contents(alone)[2]] == ["q1", "q2"]
 
 
 def test_judgments_that_are_left_out_are_of_no_other_split() -> None:
     folded = Policies(cross_validation=CrossValidation(fold=0), unknown_ids="drop")
-    source = CheckedSource(Listed(DOCUMENTS, QUERIES, [SHARED[1], SHARED[3]]), folded)
-    assert [row[0] for row in read(source)[2]] == ["q2"]
-    assert source.dropped == {"judgments_of_unknown_documents": 1}
+    source = Source(Listed(DOCUMENTS, QUERIES, [SHARED[1], SHARED[3]]), folded)
+    assert [row[0] for row in contents(source)[2]] == ["q2"]
+    assert dropped(source) == {"judgments_of_unknown_documents": 1}
 
 
 def test_folds_of_no_judgments_are_refused_at_once() -> None:
     format_ = Listed(DOCUMENTS, QUERIES, None)
     with pytest.raises(UserError, match=r"judged queries, but with /docs no judgments are read\. Give them too, or"):
-        CheckedSource(format_, Policies(cross_validation=CrossValidation(fold=0)))
+        contents(Source(format_, Policies(cross_validation=CrossValidation(fold=0))))
     assert format_.started == []
 
 
 def test_folds_that_are_not_there_are_named() -> None:
     with pytest.raises(ValueError, match="fold is 5, but 5 folds are numbered 0 to 4"):
         CrossValidation(fold=5)
-    source = CheckedSource(
+    source = Source(
         Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")]), Policies(cross_validation=CrossValidation(fold=0))
     )
     with pytest.raises(UserError, match=r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"):
-        read(source)
+        contents(source)
