@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 
+from raytriever import errors
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder, absolute, storage_errors
-from raytriever.errors import NotLocal, Unfinishable, UserError
+from raytriever.errors import NotLocal, UserError
 from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
@@ -228,16 +229,15 @@ class _ShardMaker:
         self._taking: AbstractContextManager[None] | None = None
         self._logged = deque[logging.LogRecord]()
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[Any]]:
+    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[str]]:
         shard = Shard(**json.loads(batch["shard"][0]))
-        row: dict[str, Any] = {"shard": shard.name, "record": "", "error": "", "trace": "", "unfinishable": False}
+        row = {"shard": shard.name, "record": "", "error_type": "", "error": "", "trace": ""}
         try:
             with _ONE_THREAD:
                 self._load()
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
         except UserError as error:
-            row |= {"error": str(error), "trace": traceback.format_exc()}
-            row["unfinishable"] = isinstance(error, Unfinishable)
+            row |= {"error_type": type(error).__name__, "error": str(error), "trace": traceback.format_exc()}
         with _ONE_THREAD:  # other threads' records, too, which say of which shard they are
             logged = [vars(self._logged.popleft()) for _ in range(len(self._logged))]
             measured = self._stage.measured.copy()
@@ -315,7 +315,7 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
                 log.handle(logging.makeLogRecord(attributes))
         told.measured.update(json.loads(row["measured"]))
         if row["error"]:
-            error = (Unfinishable if row["unfinishable"] else UserError)(row["error"])
+            error: UserError = getattr(errors, row["error_type"], UserError)(row["error"])
             error.add_note(row["trace"])  # for --traceback: where on the worker it arose
             raise error
         yield ShardRecord.from_json(json.loads(row["record"]))
