@@ -2,10 +2,11 @@
 
     python -m benchmarks.batch_construction --pairs 10000 100000 1000000
 
-Makes vectors of pairs that lie in topics, as an encoder would leave them, runs pairs, cluster, pack and filter on a
-local Ray, and prints for each size the seconds of every job and the largest sum of proportional set sizes over all
-processes; then, fitted over the sizes, the power of N that a job's time grows by. ``--json`` keeps the figures, and
-the processor seconds of every job's tasks by what they make, for ``benchmarks.scale_model``. Linux only.
+Makes JSON lines, and vectors of pairs that lie in topics, as an encoder would leave them, runs collect, pairs, cluster,
+pack and filter on a local Ray, and prints for each size the seconds of every job, and the largest sums over all
+processes of proportional set sizes and of private memory; then, fitted over the sizes, the power of N that a job's time
+grows by. ``--json`` keeps the figures, and the processor seconds of every job's tasks by what they make, for
+``benchmarks.scale_model``. Linux only.
 """
 
 import argparse
@@ -23,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.made_up_artifacts import make_collection, make_vectors, shard_rows
+from benchmarks.made_up_artifacts import collect_made_up, make_vectors, shard_rows
 from benchmarks.process_memory import watched
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
-from raytriever.artifacts.artifact import ShardRecord
+from raytriever.artifacts.artifact import Artifact, ShardRecord
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage
@@ -40,10 +41,12 @@ _PAIRS_OF_A_TOPIC = 40
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one job: seconds by the clock, GiB of all processes at most; processor seconds of its tasks by their kind."""
+    """Of one job: seconds by the clock; GiB of all processes at most, and those private; processor seconds of its tasks
+    by their kind."""
 
     seconds: float
     gib: float
+    private_gib: float
     tasks: dict[str, float]
 
 
@@ -76,10 +79,12 @@ def main() -> None:
 
 def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figures:
     with RaySession() as session:
-        collection = make_collection(folder, session, documents=count, queries=count, judgments=count, split="train")
+        collect = collect_made_up(folder, documents=count, queries=count, judgments=count, split="train")
+        figures = {collect.command: _run(collect, session, folder / "tasks" / collect.command)}
+        collection = Artifact(collect.config.output)
         vectors = make_vectors(folder, collection, in_topics(count, arguments.dimension))
         stages = _stages(folder, collection.uri, vectors, arguments)
-        return {stage.command: _run(stage, session, folder / "tasks" / stage.command) for stage in stages}
+        return figures | {stage.command: _run(stage, session, folder / "tasks" / stage.command) for stage in stages}
 
 
 def _stages(folder: Path, collection: str, vectors: str, arguments: argparse.Namespace) -> list[Stage[Any]]:
@@ -108,7 +113,7 @@ def _run(stage: Stage[Any], session: RaySession, times: Path) -> Figures:
     tasks: defaultdict[str, float] = defaultdict(float)
     for path in times.iterdir():
         tasks[_kind(path.name)] += float(path.read_text(encoding="utf-8"))
-    return Figures(seconds, peak["Pss"] / 2**20, dict(tasks))
+    return Figures(seconds, peak["Pss"] / 2**20, peak["Pss_Anon"] / 2**20, dict(tasks))
 
 
 def _timed(stage: Stage[Any], times: Path) -> Stage[Any]:
@@ -149,9 +154,9 @@ def in_topics(count: int, dimension: int) -> dict[str, Iterator[NDArray[np.float
 
 
 def _print_figures(count: int, figures: _Figures) -> None:
-    told = ", ".join(f"{job} {of_job.seconds:.0f} s ({of_job.gib:.2f} GiB)" for job, of_job in figures.items())
-    total, most = sum(of_job.seconds for of_job in figures.values()), max(of_job.gib for of_job in figures.values())
-    print(f"{count:,} pairs: {told}; in all {total:.0f} s, at most {most:.2f} GiB", flush=True)
+    told = [f"{job} {of.seconds:.0f} s ({of.gib:.2f} GiB, {of.private_gib:.2f} private)" for job, of in figures.items()]
+    total = sum(of_job.seconds for of_job in figures.values())
+    print(f"{count:,} pairs: {', '.join(told)}; in all {total:.0f} s", flush=True)
 
 
 def _print_growth(measured: dict[int, _Figures]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,9 @@ from raytriever.stages.recipe_run import run_stage
 ROWS_PER_SHARD = 100_000  # of vectors
 
 
-def make_collection(
-    folder: Path, session: RaySession, *, documents: int, queries: int, judgments: int, split: str, domains: int = 1
-) -> Artifact:
+def collect_made_up(
+    folder: Path, *, documents: int, queries: int, judgments: int, split: str, domains: int = 1
+) -> Collect:
     """Of short texts; query i is judged by document i, for the first ``judgments``. Domains are of equal size."""
     source = folder / "source"
     (source / "qrels").mkdir(parents=True)
@@ -35,8 +36,12 @@ def make_collection(
     with (source / "qrels" / f"{split}.tsv").open("w") as file:
         file.write("query-id\tcorpus-id\tscore\n")
         file.writelines(f"q{row}\td{row}\t1\n" for row in range(judgments))
-    config = CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection"))
-    return run_stage(Collect(config), session)
+    return Collect(CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection")))
+
+
+def make_collection(folder: Path, session: RaySession, **sizes: Any) -> Artifact:
+    """The collection that ``collect_made_up`` makes of these ``sizes``."""
+    return run_stage(collect_made_up(folder, **sizes), session)
 
 
 def shard_rows(count: int) -> Iterator[slice]:
