@@ -10,7 +10,6 @@ Prints for each number of nodes the hours, what bounds each stage, the bottlenec
 """
 
 import argparse
-import heapq
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,24 +36,15 @@ from trainers.estimate.machines import Machines
 from trainers.estimate.outlines import published
 
 DOMAINS = tuple[int, ...](published()["domains"])
-_ONE_TASK: dict[str, set[str]] = {  # kinds of tasks of which a job has one
-    "pairs": set(),
-    "cluster": {"lookup"},
-    "filter": {"positives", "audit"},
-}
-_OF_PARTS = ("collect", "filter")  # run side by side
+_OF_PAIRS = ("collect", "pairs", "cluster", "pack", "filter")
 _OF_CORPUS = ("chunk", "index", "search", "evaluate")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run; all of it but the domains is an assumption. Batches and clusters are of 64, as they were measured.
-
-    ``parts``: runs side by side, as far as their batches, among which the domains are shared out.
-    """
+    """What is run; all but the domains is an assumption. Batches and clusters are of 64, as they were measured."""
 
     domains: tuple[int, ...] = DOMAINS
-    parts: int = 1
     epochs: int = 3
     document_bytes: float = 600
     query_bytes: float = 100
@@ -80,13 +70,6 @@ class Workload:
     def text_bytes(self) -> float:
         """Of all pairs."""
         return self.of_pairs(*self.domains).text_bytes
-
-    def pairs_of_parts(self) -> list[int]:
-        """Domains from the largest on, each to the part that has fewest pairs then."""
-        sizes = [0] * min(self.parts, len(self.domains))
-        for domain in sorted(self.domains, reverse=True):
-            heapq.heapreplace(sizes, sizes[0] + domain)
-        return sizes
 
     def of_pairs(self, *domains: int) -> Size:
         """What stages process that make batches of these domains."""
@@ -123,18 +106,10 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
             " little about more: measure with benchmarks.batch_construction --pairs 1000000."
         )
     run = figures["runs"][str(size)]
-    jobs: dict[str, Any] = {name: _job(run[name], kinds, size, cores) for name, kinds in _ONE_TASK.items()}
     regions = number_of_regions(size, size // int(figures["cluster_size"]), PackingSettings(batch_size=2).region_pairs)
-    jobs["pack"] = _job(run["pack"], {"regions"}, size, min(cores, regions))
-    # the processor seconds of the workers that share a domain are nowhere: all cores, for all of the rest
-    alone = run["cluster"]["tasks"]["lookup"]
-    jobs["cluster"] = Job(run["cluster"]["seconds"], alone, (run["cluster"]["seconds"] - alone) * cores, size, cores)
-    return Calibration(**jobs)
-
-
-def _job(figures: Mapping[str, Any], one_task: set[str], pairs: int, cores: int) -> Job:
-    alone = sum(seconds for kind, seconds in figures["tasks"].items() if kind in one_task)
-    return Job(figures["seconds"], alone, sum(figures["tasks"].values()) - alone, pairs, cores)
+    used = dict.fromkeys(("pairs", "cluster", "filter"), cores) | {"pack": min(cores, regions)}
+    jobs: dict[str, Any] = {name: Job(run[name]["seconds"], size, of_job) for name, of_job in used.items()}
+    return Calibration(**jobs, cluster_rows=run["cluster"]["tasks"]["lookup"] / size)
 
 
 def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:
@@ -142,15 +117,8 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
     pairs, per_gpu = workload.pairs, workload.embedders_per_gpu
     sides = ((pairs, workload.document_bytes), (pairs, workload.query_bytes))
     corpus = ((workload.passages, workload.passage_bytes),)
-    found = {
-        name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines)
-        for name in ("pairs", "cluster", "pack")
-    }
+    found = {name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines) for name in _OF_PAIRS}
     found |= {name: LAWS[name](workload.of_corpus(), calibration, machines) for name in _OF_CORPUS}
-    for name in _OF_PARTS:
-        found[name] = _side_by_side(
-            [LAWS[name](workload.of_pairs(size), calibration, machines) for size in workload.pairs_of_parts()]
-        )
     embedding, trained = (
         Embedding(2 * weights / machines.operations, dimension, per_gpu)
         for weights, dimension in (
@@ -163,16 +131,6 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
     found["embed corpus"] = embedding_stage("embed corpus", corpus, trained, calibration, machines)
     before = ("collect", "chunk", "embed pairs", "pairs", "cluster", "pack", "filter", "train", "embed corpus")
     return [found[name] for name in (*before, "index", "search", "evaluate")]
-
-
-def _side_by_side(parts: Sequence[Stage]) -> Stage:
-    """One stage with the tasks of all, phase by phase."""
-    phases = [
-        replace(of_parts[0], tasks=[seconds for phase in of_parts for seconds in phase.tasks])
-        for of_parts in zip(*(part.phases for part in parts), strict=True)
-    ]
-    copied, shared = sum(part.copied for part in parts), sum(part.shared for part in parts)
-    return replace(parts[0], phases=phases, copied=copied, shared=shared)
 
 
 def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
@@ -257,7 +215,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--pairs", type=int, default=workload.pairs, help="of all domains, in the paper's proportions")
-    parser.add_argument("--parts", type=int, default=workload.parts, help="runs side by side, up to their batches")
     parser.add_argument("--embedders-per-gpu", type=int, default=workload.embedders_per_gpu, help="workers of embed")
     parser.add_argument("--epochs", type=int, default=workload.epochs)
     parser.add_argument("--cores", type=int, default=machines.cores, help="of a node")
@@ -268,8 +225,8 @@ def main() -> None:
     parser.add_argument("--store-bandwidth", type=float, default=machines.store_bandwidth / 1e9, help="GB/s, all nodes")
     parser.add_argument("--calibration", type=Path, help="what benchmarks.batch_construction --json wrote")
     given = parser.parse_args()
-    if min(*given.nodes, given.parts, given.embedders_per_gpu, given.epochs, given.cores, given.gpus) < 1:
-        parser.error("nodes, parts, embedders, epochs, cores and GPUs are at least 1 each")
+    if min(*given.nodes, given.embedders_per_gpu, given.epochs, given.cores, given.gpus) < 1:
+        parser.error("nodes, embedders, epochs, cores and GPUs are at least 1 each")
     calibration = Calibration()
     if given.calibration:
         figures = json.loads(given.calibration.read_text(encoding="utf-8"))
@@ -282,7 +239,6 @@ def main() -> None:
     workload = replace(
         workload,
         domains=domains,
-        parts=given.parts,
         embedders_per_gpu=given.embedders_per_gpu,
         epochs=given.epochs,
     )

@@ -84,11 +84,9 @@ class Collect(Stage[CollectConfig]):
                     )
 
     def resolved(self) -> dict[str, Any]:
-        """Without ``cross_validation`` where there is none, and without limits, which change nothing that is read."""
+        """Without limits, which change nothing that is read."""
         values = super().resolved()
         del values["limits"]
-        if values["source"].get("cross_validation", ...) is None:
-            del values["source"]["cross_validation"]
         return values
 
     def input_fingerprints(self) -> dict[str, str]:

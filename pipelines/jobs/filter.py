@@ -180,7 +180,7 @@ class Filter(Stage[FilterConfig]):
             case "rows":
                 return write_pair_rows(writer, shard, Artifact(config.pairs, PAIRS))
             case "positives":
-                return make_positives(writer, Artifact(config.pairs, PAIRS), StoredCollection(config.collection))
+                return make_positives(writer, Artifact(config.pairs, PAIRS))
             case "negatives":
                 return self._make_negatives(writer)
             case "teacher-scores":

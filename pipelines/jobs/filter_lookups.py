@@ -17,7 +17,7 @@ from pipelines.jobs.lookups import add_array, earlier_file, map_array
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
-from pipelines.pairs.pairs import read_pairs
+from pipelines.pairs.pairs import POSITIVES, read_pairs
 from raytriever.artifacts.artifact import (
     Artifact,
     ShardRecord,
@@ -52,29 +52,14 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
         yield pa.table([table["id"], pa.array(texts, pa.string()), folded_text_keys(texts)], schema=TEXT_ROWS)
 
 
-def make_positives(writer: ShardWriter, pairs: Artifact, collection: StoredCollection) -> ShardRecord:
-    """Keys of known positives, sorted.
+def make_positives(writer: ShardWriter, pairs: Artifact) -> ShardRecord:
+    """Keys of known positives, sorted: what ``raytriever pairs`` found in ranges of queries, as one array.
 
     These are the pairs and whatever else is judged relevant, of any grade, in the splits that the pairs are of: pairs
     that were left out as repeats are known positives still.
     """
-    rows = read_pairs(pairs, ["query_row", "document_row"])
-    keys = pair_keys(query_rows=rows["query_row"].to_numpy(), document_rows=rows["document_row"].to_numpy())
-    add_array(writer, _KEYS_FILE, np.unique(np.concatenate([keys, _judged_keys(pairs, collection)])))
+    add_array(writer, _KEYS_FILE, np.concatenate([np.load(pairs.path(name)) for name in pairs.names(POSITIVES)]))
     return writer.commit(0)
-
-
-def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.int64]:
-    """Keys of the judgments of the pairs' splits with a grade of 1 or more, or of ``minimum_relevance`` if less."""
-    split = pairs.config.get("split", [])
-    splits = [split] if isinstance(split, str) else split
-    keys = [np.zeros(0, dtype=np.int64)]  # of pairs that are made of something else
-    for judgments in map(collection.judgments, splits):
-        relevant = judgments.filter(pc.greater_equal(judgments["relevance"], min(1, pairs.config["minimum_relevance"])))
-        query_rows = collection.require("queries", relevant["query_id"])
-        document_rows = collection.require("documents", relevant["document_id"])
-        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
-    return np.concatenate(keys)
 
 
 def open_positives(output: str) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
+from pipelines.filtering.false_negatives import pair_keys
 from pipelines.jobs.lookups import add_array, earlier_record, map_array, shard_name
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
@@ -29,6 +30,7 @@ from pipelines.pairs.pairs import (
     LISTED,
     PAIR_ORDER,
     PAIRS,
+    POSITIVES,
     SCHEMA,
     ChooseDocuments,
     in_pair_order,
@@ -99,7 +101,7 @@ class Pairs(Stage[PairsConfig]):
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = PairsConfig
     unit = "pairs"
 
@@ -168,6 +170,8 @@ class Pairs(Stage[PairsConfig]):
                 table = self._joined(table, "queries", shard)
             case "answered":
                 table = self._joined(table, "documents", shard)
+                self._hand_on_positives(table, shard, writer)
+                table = table.filter(table["is_pair"]).drop_columns("is_pair")
             case "distinct":
                 table, found = self._distinct(in_pair_order(table), shard, writer)
             case "near":
@@ -194,14 +198,19 @@ class Pairs(Stage[PairsConfig]):
         return writer.commit(0)
 
     def _judged(self, shard: Shard) -> pa.Table:
-        """The ids of a stretch of the judgments that are pairs, and their places in the order of splits and of rows."""
+        """The ids of those judgments of a stretch that are positive, and their places in the order of splits and rows.
+
+        Of a grade of 1 or more, or of ``minimum_relevance`` if less; ``is_pair``: of ``minimum_relevance``.
+        """
         rows, start = self._rows_of("judgments"), shard.description["number"] * shard.description["rows"]
         own = np.arange(start, min(start + shard.description["rows"], len(rows)))
         table = rows.take(own, JUDGMENTS.names)
         split = pc.index_in(table["split"], value_set=pa.array(self._splits(), pa.string()))
         listed = pc.add(pc.multiply(split.cast(pa.int64()), len(rows)), pa.array(own))
-        relevant = pc.and_(pc.is_valid(split), pc.greater_equal(table["relevance"], self.config.minimum_relevance))
-        return table.select(["query_id", "document_id"]).append_column(LISTED, listed).filter(relevant)
+        is_pair = pc.greater_equal(table["relevance"], self.config.minimum_relevance)
+        positive = pc.and_(pc.is_valid(split), pc.or_(is_pair, pc.greater_equal(table["relevance"], 1)))
+        judged = table.select(["query_id", "document_id"]).append_column(LISTED, listed)
+        return judged.append_column("is_pair", is_pair).filter(positive)
 
     def _rows_of(self, part: Part) -> ParquetRows:
         return StoredCollection(self.config.collection).rows_of(part)
@@ -210,9 +219,10 @@ class Pairs(Stage[PairsConfig]):
         """Commits pairs for the step that follows, with what was ``found`` on the way."""
         numbers, steps = shard.description["of"], ["judgments", *self._steps(), "pairs"]
         step = steps[steps.index(shard.description["make"]) + 1]
-        parts, facts = numbers[step], {"pairs": len(table), **found.get("facts", {})}
+        parts, facts = numbers[step], dict(found.get("facts", {}))
         match step:
             case "asked" | "answered":
+                facts["pairs"] = pc.sum(table["is_pair"]).as_py() or 0
                 part_of = string_parts(table["query_id" if step == "asked" else "document_id"], parts)
             case "distinct":
                 keys = (table[f"{side}_key"].to_numpy() for side in _SIDES.values())
@@ -231,6 +241,13 @@ class Pairs(Stage[PairsConfig]):
         write_parts(writer, _file(shard.name), table, part_of, parts)
         return writer.commit(0, counts=found.get("counts"), dropped=found.get("dropped"), facts=facts)
 
+    def _hand_on_positives(self, table: pa.Table, shard: Shard, writer: ShardWriter) -> None:
+        """By ranges of queries, one for each file of pairs: what batches mask, be it a pair or left out."""
+        of, queries = shard.description["of"], _rows(table, "query")
+        keys = pair_keys(query_rows=queries, document_rows=_rows(table, "document"))
+        part_of = queries * of["pairs"] // shard.description["queries"]
+        write_parts(writer, _file(shard.name, "positives"), pa.table({"key": keys}), part_of, of["pairs"])
+
     def _read(self, step: str, shard: Shard, parts: Iterable[int], what: str = "") -> pa.Table:
         """What all shards of an earlier step wrote for these parts."""
         return read_parts(self.config.output, (_file(name, what) for name in _names(step, shard)), parts)
@@ -243,7 +260,8 @@ class Pairs(Stage[PairsConfig]):
 
         Raises ``UserError`` where there are no pairs at all, and where one has an unknown id.
         """
-        if not len(table) and not any(record.facts["pairs"] for record in self._records("judgments", shard)):
+        has_pairs = pc.any(table["is_pair"]).as_py()
+        if not has_pairs and not any(record.facts["pairs"] for record in self._records("judgments", shard)):
             raise no_pairs(self.config.minimum_relevance)
         known, ids = self._read(part, shard, [shard.description["number"]]), table[f"{_SIDES[part]}_id"]
         places = places_among(ids, known["id"])
@@ -308,7 +326,10 @@ class Pairs(Stage[PairsConfig]):
         return table.filter(pa.array(chosen)), {"dropped": {f"pairs beyond {setting}": int((~chosen).sum())}}
 
     def _make_file(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Writes one of ``pairs/00000.parquet`` and on, if there are so many pairs; the first says what was found."""
+        """Writes one of ``pairs/00000.parquet`` and on, if there are so many pairs; the first says what was found.
+
+        Beside it ``positives/00000.npy`` and on: ``pair_keys`` of what is known to be relevant, ascending.
+        """
         number, size, last = shard.description["number"], self.config.rows_per_file, self._steps()[-1]
         lengths = np.sum([record.facts["ranges"] for record in self._records(last, shard)], axis=0)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -323,6 +344,8 @@ class Pairs(Stage[PairsConfig]):
             name, own = f"pairs/{number:05d}.parquet", table.select(SCHEMA.names).slice(before, end - begin)
             pq.write_table(own.cast(SCHEMA).combine_chunks(), writer.path(name), compression="zstd")
             writer.add(name)
+        positives = self._read("answered", shard, [number], "positives")["key"].to_numpy()
+        add_array(writer, f"{POSITIVES}{number:05d}.npy", np.unique(positives))
         found = self._found(shard) if not number else _Found(counts={}, dropped={}, facts={})
         counts.update(found["counts"])
         return writer.commit(max(0, end - begin), counts=counts, dropped=found["dropped"], facts=found["facts"])

@@ -14,6 +14,7 @@ from raytriever.artifacts.long_columns import take_rows, take_texts
 from raytriever.errors import UserError
 
 PAIRS = "pairs"
+POSITIVES = "positives/"  # where its files of known positives lie
 
 SCHEMA = pa.schema(
     [

@@ -8,6 +8,8 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -280,7 +282,8 @@ def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
     """
     if folder.is_of_hub and not folder.is_local:
         return {"repository": folder.uri, "files": list(names)}
-    return {"files": [_describe_file(folder, name) for name in names]}
+    with ThreadPoolExecutor() as threads:  # hashing leaves Python's lock to others
+        return {"files": list(threads.map(partial(_describe_file, folder), names))}
 
 
 def _describe_file(folder: Folder, name: str) -> dict[str, str | int]:

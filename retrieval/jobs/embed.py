@@ -171,18 +171,6 @@ class Embed(ModelStage[EmbedConfig]):
         """Texts of all parts."""
         return sum(len(self._chosen[part]) for part in self.config.parts)
 
-    def resolved(self) -> dict[str, Any]:
-        """Without ``depth`` where there is no ranking to which it would apply, and without what isn't set."""
-        values = super().resolved()
-        for name in ("without_context", "foreign_context", "splits"):
-            if not values[name]:
-                del values[name]
-        if self.config.encoder.form is None:
-            del values["encoder"]["form"]
-        if not self.config.run:
-            del values["depth"]
-        return values
-
     @cached_property
     def _chosen(self) -> dict[TextPart, NDArray[np.int64]]:
         """The rows to embed of each part, ascending: all, or those of the splits or of the ranking."""

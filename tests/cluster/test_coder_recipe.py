@@ -23,6 +23,8 @@ pytestmark = pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not 
 def test_the_papers_comparison_is_one_recipe(tmp_path: Path, tiny_encoder: Path) -> None:
     settings = {
         "corpus.source.path": f"{DATA}/nfcorpus_filtered",
+        "other.source.path": f"{DATA}/cystic_fibrosis",
+        "model.objective.query_max_length": "32",
         "train_run.top_k": "60",
         "batches.epochs": "1",
         "model.training.epochs": "1",

@@ -155,18 +155,6 @@ def test_exchange_of_gradients_begins_with_a_second_node() -> None:
     assert two.alone["exchange of gradients"] > 0
 
 
-def test_parts_share_out_all_domains() -> None:
-    workload = replace(Workload(), parts=5)
-    sizes = workload.pairs_of_parts()
-    assert len(sizes) == 5
-    assert sum(sizes) == workload.pairs
-    assert max(sizes) == DOMAINS[0]
-    assert sorted(Workload(parts=100).pairs_of_parts()) == sorted(DOMAINS)
-    for name in ("collect", "filter"):
-        whole, parted = (max(stage(name, of_run).phases[0].tasks) for of_run in (Workload(), workload))
-        assert parted == pytest.approx(whole * DOMAINS[0] / sum(DOMAINS))
-
-
 def test_no_task_of_pairs_grows_with_their_number() -> None:
     def longest(pairs: int) -> float:
         calibration = replace(FREE, open_texts=0.0, open_vectors=0.0)
@@ -264,7 +252,7 @@ def test_the_command_names_the_bottleneck(
     assert said.count("Bottleneck: ") == 2
 
 
-@pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--parts", "0"]])
+@pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--epochs", "0"]])
 def test_nothing_is_modelled_on_no_nodes(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["scale_model", *arguments])
     with pytest.raises(SystemExit):

@@ -14,8 +14,6 @@ from raytriever.settings.configuration import Settings
 from retrieval.encoders.specification import has_bfloat16
 from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
 
-_IF_SET = ("group_by_length", "tf32", "deterministic")
-
 
 class TrainingSettings(Settings):
     """How long to train, on how much at once, with which optimizer.
@@ -58,17 +56,12 @@ class TrainingSettings(Settings):
         """The same with ``bf16`` decided by this machine's processor, or ``gpu``: by one process, for all ranks."""
         return self if self.bf16 != "auto" else self.model_copy(update={"bf16": has_bfloat16(gpu=gpu)})
 
-    def recorded(self, *without: str) -> dict[str, Any]:
-        """JSON values of all but these settings, as configurations are stored: of ``_IF_SET`` those that are set."""
-        unset = {name for name in _IF_SET if not getattr(self, name)}
-        return self.model_dump(mode="json", exclude=unset.union(without))
-
     def shaping(self, total_steps: int) -> dict[str, Any]:
         """The settings that the weights after a given step depend on, which a resumed run must share.
 
         The run's length counts only where the schedule depends on it, so that other runs can be prolonged.
         """
-        values = self.recorded("epochs", "max_steps", "checkpoint_every")
+        values = self.model_dump(mode="json", exclude={"epochs", "max_steps", "checkpoint_every"})
         return values | ({"total_steps": total_steps} if self.schedule.depends_on_length else {})
 
 

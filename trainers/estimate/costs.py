@@ -46,20 +46,16 @@ CANDIDATE = 12
 
 @dataclass(frozen=True)
 class Job:
-    """A measured job of so many ``pairs`` on so many ``cores``: seconds by the clock; processor seconds of what is one
-    task, and of what is cut into many."""
+    """A measured job of so many ``pairs``: seconds by the clock on so many ``cores``, all of them busy."""
 
     seconds: float
-    alone: float
-    spread: float
     pairs: int = 1_000_000
     cores: int = 2
 
     @property
-    def of_pair(self) -> tuple[float, float]:
-        """Seconds of a core for a pair, alone and spread, in the proportion of processor seconds."""
-        factor = self.seconds / (self.alone + self.spread / self.cores)
-        return self.alone * factor / self.pairs, self.spread * factor / self.pairs
+    def of_pair(self) -> float:
+        """Seconds of a core for a pair."""
+        return self.seconds * self.cores / self.pairs
 
 
 @dataclass(frozen=True)
@@ -69,12 +65,13 @@ class Calibration:
     The tasks of jobs were measured with 300,000 pairs; the rest is for the unit named behind it.
     """
 
-    pairs: Job = Job(13, 0, 2.54)
+    pairs: Job = Job(13)
     pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
     exchanged: float = 180  # bytes of a pair, written by all phases of pairs
-    cluster: Job = Job(66, 0.05, 17.25)
-    pack: Job = Job(36, 6.58, 0)
-    filter: Job = Job(39, 0.48, 13.77)
+    cluster: Job = Job(66)
+    cluster_rows: float = 0.17e-6  # a pair whose rows are put where all workers find them
+    pack: Job = Job(36, cores=1)  # of one region
+    filter: Job = Job(39)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
     collect: tuple[float, ...] = (27e-6, 1.1e-6, 2.5e-6)  # a pair: read, compared, written
     handed_on: float = 0.85  # bytes of what collect's tasks hand on, over those of the texts
@@ -221,12 +218,10 @@ def embedding_stage(
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
     are cut. A task opens what all of the phase before wrote."""
-    measured, opening = calibration.pairs, ceil(size.text_bytes / _COLLECTED_BYTES) * calibration.open_texts
-    of_phases = zip(calibration.pairs_phases, _tasks_of_pairs(measured.pairs), strict=True)
-    busy = sum(share / min(measured.cores, number) for share, number in of_phases)
+    opening = ceil(size.text_bytes / _COLLECTED_BYTES) * calibration.open_texts
     phases, before = list[Phase](), 0
     for share, number in zip(calibration.pairs_phases, _tasks_of_pairs(size.pairs), strict=True):
-        task = share / busy * measured.seconds * size.pairs / measured.pairs / number
+        task = share * calibration.pairs.of_pair * size.pairs / number
         phases.append(Phase([task + opening + before * calibration.open_vectors] * number, starts=not phases))
         opening, before = 0, number
     exchanged = 2 * size.pairs * calibration.exchanged
@@ -241,9 +236,8 @@ def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N·√K in a domain of many clusters, N·K in one of few. A large domain's cells are tasks; a small one is a task."""
-    lookup, _ = calibration.cluster.of_pair
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
-    phases = [Phase([size.pairs * lookup], _ONE)]
+    phases = [Phase([size.pairs * calibration.cluster_rows], _ONE)]
     if small:
         phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
     sums = 0
@@ -262,8 +256,7 @@ def _clustering(n: int, size: Size, calibration: Calibration) -> float:
     k = number_of_clusters(n, size.cluster_size)
     if k <= KMeansSettings().two_level_above:
         return n * k * calibration.few_clusters
-    _, of_pair = calibration.cluster.of_pair
-    return n * of_pair * sqrt(n / calibration.cluster.pairs)
+    return n * calibration.cluster.of_pair * sqrt(n / calibration.cluster.pairs)
 
 
 def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[float]:
@@ -281,7 +274,7 @@ def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[floa
 def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N: a large domain's regions are a task each, of every epoch, small domains as many as fill one. Dividing a large
     domain and joining an epoch are a task each."""
-    of_pair = sum(calibration.pack.of_pair)
+    of_pair = calibration.pack.of_pair
     dividing, packing, small = [], [], 0
     for n in size.domains:
         regions = number_of_regions(n, number_of_clusters(n, size.cluster_size), _REGION_PAIRS)
@@ -306,15 +299,14 @@ def _random_pack(size: Size, calibration: Calibration, _machines: Machines) -> S
 
 def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
-    lookup, masking = calibration.filter.of_pair
     number = ceil(size.pairs / (_BATCHES_PER_SHARD * size.rows))
     opening = 2 * ceil(size.pairs / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
     runs = number * size.epochs
     first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
-    batches = [size.pairs * masking / number + opening * first] * runs
+    batches = [size.pairs * calibration.filter.of_pair / number + opening * first] * runs
     copied = size.vector_bytes + size.text_bytes
     shared = size.text_bytes * (1 + size.epochs * calibration.stored)
-    return Stage("filter", [Phase([size.pairs * lookup], _ONE), Phase(batches)], copied=copied, shared=shared)
+    return Stage("filter", [Phase(batches)], copied=copied, shared=shared)
 
 
 def training_stage(gpus: int, steps: float, causes: Mapping[str, float], exchange: float, stored: float) -> Stage:

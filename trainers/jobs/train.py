@@ -77,7 +77,8 @@ class Train(Stage[TrainConfig]):
 
     def resolved(self) -> dict[str, Any]:
         """The configuration less what doesn't change the weights."""
-        return {**shaping(self.config), "training": self.config.training.recorded("checkpoint_every")}
+        training = self.config.training.model_dump(mode="json", exclude={"checkpoint_every"})
+        return {**shaping(self.config), "training": training}
 
     def input_fingerprints(self) -> dict[str, str]:
         """The batches', the models', the objective's own and those of what is validated on."""

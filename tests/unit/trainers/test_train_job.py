@@ -73,10 +73,6 @@ def test_what_changes_the_weights_is_recorded(changes):
     assert stage(**changes).resolved() != stage().resolved()
 
 
-def test_a_setting_that_earlier_models_did_not_have_is_not_recorded_unset():
-    assert "group_by_length" not in stage().resolved()["training"]
-
-
 def test_a_language_models_memory_is_not_recorded():
     def of(again: bool) -> dict:
         model = {"model": "any", "activation_checkpointing": again}

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.filtering.false_negatives import pair_keys
 from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
 from pipelines.pairs.pairs import SCHEMA as PAIRS_SCHEMA
 from raytriever.artifacts.artifact import TIMES, Artifact, Derivation, ShardWriter
@@ -36,14 +37,18 @@ def artifact(
 
 
 def make_pairs(folder: Path, collection: str, pairs: list[tuple[int, int]], domain: str = "") -> str:
-    """Pairs (query row, document row), in order, in two files."""
+    """Pairs (query row, document row), in order, in two files; nothing else is known to be relevant."""
     rows = [
         {"query_id": f"q{query}", "document_id": f"d{document}", "domain": domain, "query_row": query,
          "document_row": document}
         for query, document in pairs
     ]  # fmt: skip
     halves = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-    files = {f"pairs/{number}.parquet": pa.Table.from_pylist(half, PAIRS_SCHEMA) for number, half in enumerate(halves)}
+    files: dict[str, object] = {
+        f"pairs/{number}.parquet": pa.Table.from_pylist(half, PAIRS_SCHEMA) for number, half in enumerate(halves)
+    }
+    queries, documents = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    files["positives/00000.npy"] = np.unique(pair_keys(query_rows=queries, document_rows=documents))
     inputs = {"collection": Artifact(collection).fingerprint}
     return artifact(folder, "pairs", {}, inputs, [{"files": files, "rows": len(pairs)}])
 

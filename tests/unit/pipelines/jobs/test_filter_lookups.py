@@ -37,7 +37,7 @@ def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_re
     pairs = Artifact(make(Pairs(PairsConfig.model_validate(settings))))
     output = Folder(str(folder / "batches"))
     with output.scratch() as scratch:
-        make_positives(ShardWriter(output, POSITIVES_SHARD, scratch), pairs, stored)
+        make_positives(ShardWriter(output, POSITIVES_SHARD, scratch), pairs)
     return open_positives(output.uri)
 
 

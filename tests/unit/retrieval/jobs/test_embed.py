@@ -124,8 +124,7 @@ def test_the_vectors_of_every_text_are_stored_in_order(
 def test_documents_have_the_vectors_of_the_form_and_queries_one(
     collection: str, model: Path, tmp_path: Path, reduction: str
 ) -> None:
-    plain = run(stage(collection, model, tmp_path / "plain"))
-    assert "form" not in plain.config["encoder"]  # as artifacts were recorded before there were forms
+    run(stage(collection, model, tmp_path / "plain"))
     form = VectorForm.model_validate({"kind": "layers", "layers": [1, 2], "reduction": reduction})
     run(stage(collection, model, tmp_path / "several", {"form": form}))
     vectors, expected = (StoredVectors(str(tmp_path / name)) for name in ("several", "plain"))
@@ -159,15 +158,6 @@ def test_a_vector_for_every_token_is_stored_and_searched(collection: str, bert: 
     scores = np.einsum("qd,nmd->qnm", queries, vectors).max(axis=2)
     np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], rtol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(scores, found.rows, axis=1), found.scores, rtol=1e-5)
-
-
-def test_vectors_that_were_stored_before_there_were_forms(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "out"))
-    manifest = tmp_path / "out" / "manifest.json"
-    value = json.loads(manifest.read_text())
-    assert value["facts"]["encoder"].pop("form") == "single"
-    manifest.write_text(json.dumps(value))
-    assert StoredVectors(str(tmp_path / "out")).contract.form == "single"
 
 
 def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
