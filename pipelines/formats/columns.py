@@ -177,6 +177,7 @@ class ColumnsFormat(Format):
         super().__init__(tables.folder, tables.opened)
         self.repeats = columns.documents.id is None
         self.in_pieces = columns.documents.join_by is None
+        self.cut_endings += () if tables.quotes else (".tsv",)
         self._columns = columns
         self._document_columns = columns.documents
         self._documents = tables.open(columns.documents.table)

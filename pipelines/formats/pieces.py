@@ -36,7 +36,7 @@ def pieces_of(format_: Format, most: int) -> list[Piece | None]:
 
 def _stretches(format_: Format, name: str, size: int, most: int) -> Iterator[Stretch]:
     """Where a file that is too large for one piece is cut; nothing where it may not be."""
-    if not format_.may_cut(name):
+    if not name.endswith(format_.cut_endings):
         return
     with format_.folder.open_input(name) as file:
         if name.endswith(".parquet"):

@@ -54,7 +54,7 @@ class FileTable:
         if plain_name(name).endswith(JSON_ENDINGS):
             records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for record in records for key in record.values))
-        return next((fields for _, fields in _separated(folder, name, self._quotes)), [])
+        return _header(folder, name, self._quotes)
 
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, file after file, with its values of the required and the optional columns; None is left out.
@@ -101,7 +101,7 @@ class FileTables:
 
     def __init__(self, folder: Folder, *, quotes: bool | None = None, may_lack: Collection[str] = ()) -> None:
         self.folder = folder
-        self._quotes = quotes
+        self.quotes = quotes
         self._may_lack = may_lack
         self.opened: dict[str, None] = {}
 
@@ -112,7 +112,7 @@ class FileTables:
         """
         files = dict.fromkeys(chain.from_iterable(table_files(self.folder, name) for name in names))
         self.opened |= files
-        return FileTable(self.folder, list(files), quotes=self._quotes, may_lack=self._may_lack)
+        return FileTable(self.folder, list(files), quotes=self.quotes, may_lack=self._may_lack)
 
 
 def is_table(name: str) -> bool:
@@ -210,20 +210,24 @@ def _separated_records(
     folder: Folder, name: str, columns: Sequence[str], quotes: bool | None, may_lack: Collection[str]
 ) -> Iterator[Record]:
     """Lines of CSV or TSV below the header, by the names that stand there."""
-    file = folder.describe(name)
-    header: list[str] | None = None
-    for place, fields in _separated(folder, name, quotes):
-        if header is None:
-            header = fields
-            _stored_columns(columns, header, file, may_lack)
-        elif len(fields) != len(header):
+    header = _header(folder, name, quotes)
+    if header:
+        _stored_columns(columns, header, folder.describe(name), may_lack)
+    begin, _ = stretch_of(name) or (0, 0)
+    for place, fields in islice(_separated(folder, name, quotes), 0 if begin else 1, None):
+        if len(fields) != len(header):
             raise UserError(
                 f"{place} has {len(fields)} fields, but its header has {len(header)}:"
                 f" {str(fields)[:80]}. In TSV no field can hold a tab or a line end, unless quotes is set; in CSV such"
                 ' fields stand between "quotes".'
             )
-        else:
-            yield Record(place, dict(zip(header, fields, strict=True)))
+        yield Record(place, dict(zip(header, fields, strict=True)))
+
+
+def _header(folder: Folder, name: str, quotes: bool | None) -> list[str]:
+    """Of the file, whichever part of it is read; nothing where it has no row."""
+    with reading_within(reading().limits):
+        return next((fields for _, fields in _separated(folder, name, quotes)), [])
 
 
 def _separated(folder: Folder, name: str, quotes: bool | None) -> Iterator[tuple[Place, list[str]]]:

@@ -219,6 +219,8 @@ class TrecFiles(FolderSource):
 class TrecFormat(Format):
     """Reads TREC's files. A positive of triples has relevance 1, a negative 0."""
 
+    cut_endings = (".tsv", ".jsonl")
+
     def __init__(self, config: TrecFiles) -> None:
         folder = Folder(config.path)
         self._config = config
@@ -232,11 +234,6 @@ class TrecFormat(Format):
         self.documents_name = self.describe(self._documents)
         self.queries_name = self.describe(self._queries) or "The empty setting 'queries'"
         self.judgments_name = self.describe(judgments)
-
-    def may_cut(self, name: str) -> bool:
-        """Tables and judgments, but no markup."""
-        is_markup = name in (*self._documents, *self._queries) and not name.endswith((".tsv", ".jsonl"))
-        return not is_markup and plain_name(name) == name
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents file after file."""

@@ -201,6 +201,7 @@ class Format(ABC):
     skipped and repeated judgments merged, an id with another text being a mistake unless the format ``keeps_first``;
     False where any repeated id or pair is a mistake.
     ``in_pieces``: whether records of a part of the files are the same as in the whole, so that many tasks may read it.
+    ``cut_endings``: of files whose lines (row groups of parquet) can be read apart from each other, but for JSON lists.
     ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages; that of judgments is ''
     where the format has none, as a bare corpus.
     ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
@@ -211,6 +212,7 @@ class Format(ABC):
     repeats = False
     keeps_first = False
     in_pieces = True
+    cut_endings: tuple[str, ...] = (".jsonl", ".ndjson", ".json", ".parquet")
     documents_name = ""
     queries_name = ""
     judgments_name = ""
@@ -234,10 +236,6 @@ class Format(ABC):
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments; none of a bare corpus."""
         return iter(())
-
-    def may_cut(self, name: str) -> bool:
-        """Whether a file's lines (row groups of parquet), plain and no JSON list, can be read apart from each other."""
-        return name.endswith((".jsonl", ".ndjson", ".json", ".parquet"))
 
     def fingerprint(self) -> dict[str, Any]:
         """Equal where the input is equal, as plain JSON values: name, bytes and SHA-256 of each file."""

@@ -32,7 +32,7 @@ def test_the_papers_comparison_is_one_recipe(tmp_path: Path, tiny_encoder: Path)
         "model.training.schedule.warmup_steps": "1",
         "model.validation.every": "2",
     }
-    for stage in ("vectors", "model"):
+    for stage in ("vectors", "model", "other_vectors"):
         settings |= {f"{stage}.encoder.{key}": value for key, value in _ENCODER.items()}
         settings[f"{stage}.encoder.model"] = str(tiny_encoder)
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -161,3 +161,19 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
     assert 1 < len(pieces) < 9
     assert [name for piece in pieces for name in piece or ()] == [f"d/{number}.jsonl" for number in range(9)]
     assert contents(source, bytes_per_shard=150) == contents(source)
+
+
+@pytest.mark.parametrize("most", [90, 400])
+def test_tab_separated_tables_are_cut_below_their_header(tmp_path: Path, most: int) -> None:
+    written(tmp_path)
+    write_files(str(tmp_path), {"d.tsv": "\n\nid\ttext\n" + "".join(f"{d['id']}\t{d['text']}\n" for d in DOCUMENTS)})
+    source = columns(tmp_path, "d.tsv")
+    pieces = [piece for piece in pieces_of(source.format, most) if piece and "d.tsv" in piece]
+    assert len(pieces) > 3
+    assert contents(source, bytes_per_shard=most) == contents(source)
+    assert pieces_of(columns(tmp_path, "d.tsv", quotes=True).format, most)[0] == {"d.tsv": None}
+    write_files(
+        str(tmp_path), {"d.tsv": "id\ttext\n" + "".join(f"{d['id']}\t{d['text']}\n" for d in DOCUMENTS) + "x\n"}
+    )
+    with pytest.raises(UserError, match=r"d\.tsv, line 62 has 1 fields, but its header has 2"):
+        contents(source, bytes_per_shard=most)

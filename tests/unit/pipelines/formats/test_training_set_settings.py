@@ -38,5 +38,7 @@ LISTED = [
 def test_settings(text: str, expected: dict[str, Any]) -> None:
     source = parse_yaml(text, "recipe")
     config = validate(CollectConfig, {"output": "o", "source": source}, "collect")
-    policies = {"empty_documents": "refuse", "empty_queries": "refuse", "unknown_ids": "refuse"}
-    assert Collect(config).resolved()["source"] == {"kind": source["kind"]} | policies | expected
+    refused = dict.fromkeys(("empty_documents", "empty_queries", "unknown_ids"), "refuse")
+    assert (
+        Collect(config).resolved()["source"] == {"kind": source["kind"], "cross_validation": None} | refused | expected
+    )
