@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,13 @@ def watched() -> Iterator[dict[str, int]]:
     finished = threading.Event()
 
     def watch() -> None:
-        while not finished.wait(0.2):
+        pause = 0.2
+        while not finished.wait(pause):
+            started = time.monotonic()
             now = _memory_of_all()
+            pause = max(
+                pause, 20 * (time.monotonic() - started)
+            )  # the kernel counts the pages of large files one by one
             for key, value in now.items():
                 peak[key] = max(peak[key], value)
 
