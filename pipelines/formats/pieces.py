@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import ceil
 
-import pyarrow.parquet as pq
-
+from pipelines.formats.tables import open_parquet
 from retrieval.collections.reading import Piece, Stretch
 from retrieval.collections.records import Format
 
@@ -20,16 +19,18 @@ def pieces_of(format_: Format, most: int) -> list[Piece | None]:
     sizes = format_.folder.files()
     pieces: list[Piece | None] = []
     group: dict[str, Stretch | None] = {}
+    grouped = 0
     for name in dict.fromkeys(format_.files):
         size = sizes.get(name, 0)
         stretches = list(_stretches(format_, name, size, most)) if size > most else []
-        if group and (stretches or size + sum(sizes.get(other, 0) for other in group) > most):
+        if group and (stretches or size + grouped > most):
             pieces.append(group)
-            group = {}
+            group, grouped = {}, 0
         if stretches:
             pieces += [{name: stretch} for stretch in stretches]
         else:
             group[name] = None
+            grouped += size
     pieces += [group] if group else []
     return pieces if len(pieces) > 1 else [None]
 
@@ -38,10 +39,11 @@ def _stretches(format_: Format, name: str, size: int, most: int) -> Iterator[Str
     """Where a file that is too large for one piece is cut; nothing where it may not be."""
     if not name.endswith(format_.cut_endings):
         return
-    with format_.folder.open_input(name) as file:
-        if name.endswith(".parquet"):
-            units = pq.read_metadata(file).num_row_groups
-        else:
+    if name.endswith(".parquet"):
+        with open_parquet(format_.folder, name) as file:
+            units = file.num_row_groups
+    else:
+        with format_.folder.open_input(name) as file:
             units = 0 if file.read(_LOOKED_AT).lstrip(_BEFORE_A_LIST).startswith(b"[") else size
     pieces = min(units, ceil(size / most))
     yield from pairwise(units * number // pieces for number in range(pieces + 1)) if pieces > 1 else ()

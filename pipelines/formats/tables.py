@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.reading import note_column, reading, reading_within, stretch_of
+from retrieval.collections.reading import NOTHING, note_column, reading, reading_within, stretch_of
 from retrieval.collections.records import Place, Record
 from retrieval.collections.text_lines import json_records, numbered_lines, plain_name
 
@@ -50,7 +50,8 @@ class FileTable:
         """Columns of the first file; for JSON, the keys of its first thousand records: later ones may have others."""
         folder, name = self._folder, self._files[0]
         if name.endswith(".parquet"):
-            return _parquet_columns(folder, name)
+            with open_parquet(folder, name) as file:
+                return list(file.schema_arrow.names)
         if plain_name(name).endswith(JSON_ENDINGS):
             records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for record in records for key in record.values))
@@ -83,7 +84,7 @@ class FileTable:
             file = {FILE: plain_name(name).rpartition("/")[2].rpartition(".")[0]}
             stored = self._records(name, [column for column in columns if column != FILE])
             return (Record(place, {**values, **file}) for place, values in stored)
-        if stretch_of(name) == (0, 0):
+        if stretch_of(name) == NOTHING:
             return iter(())
         if name.endswith(".parquet"):
             return _parquet_records(self._folder, name, columns, self._may_lack)
@@ -264,7 +265,7 @@ def _separated(folder: Folder, name: str, quotes: bool | None) -> Iterator[tuple
 
 def _parquet_records(folder: Folder, name: str, columns: Sequence[str], may_lack: Collection[str]) -> Iterator[Record]:
     path = folder.describe(name)
-    with _open_parquet(folder, name) as file:
+    with open_parquet(folder, name) as file:
         stored = _stored_columns(columns, file.schema_arrow.names, path, may_lack)
         begin, end = stretch_of(name) or (0, file.num_row_groups)
         first = 1 + sum(file.metadata.row_group(group).num_rows for group in range(begin))
@@ -276,12 +277,8 @@ def _parquet_records(folder: Folder, name: str, columns: Sequence[str], may_lack
             raise _not_parquet(folder, name, error) from error
 
 
-def _parquet_columns(folder: Folder, name: str) -> list[str]:
-    with _open_parquet(folder, name) as file:
-        return list(file.schema_arrow.names)
-
-
-def _open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
+def open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
+    """The file, to be closed. Raises ``UserError`` where it is no whole parquet file."""
     try:
         # pre-buffering would hold whole row groups, which some writers make gigabytes large
         return pq.ParquetFile(folder.open_input(name), pre_buffer=False, buffer_size=_PARQUET_BUFFER)

@@ -22,6 +22,7 @@ from pipelines.mining.candidates import NegativesOfQueries
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection, passage_text
+from retrieval.collections.reading import NOTHING, stretch_of
 from retrieval.collections.records import (
     DocumentRecord,
     Format,
@@ -60,6 +61,8 @@ class ExampleFormat(Format):
 
     def records(self, name: str) -> Iterator[Record]:
         """The lines, entries or rows of a file."""
+        if stretch_of(name) == NOTHING:
+            return iter(())
         if name.endswith(".parquet"):
             table = FileTable(self.folder, [name])
             return table.rows(table.columns())

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
@@ -85,9 +85,7 @@ class Collect(Stage[CollectConfig]):
 
     def resolved(self) -> dict[str, Any]:
         """Without limits, which change nothing that is read."""
-        values = super().resolved()
-        del values["limits"]
-        return values
+        return {name: value for name, value in super().resolved().items() if name != "limits"}
 
     def input_fingerprints(self) -> dict[str, str]:
         """One hash over what the sources say of their own bytes."""
@@ -129,8 +127,10 @@ class Collect(Stage[CollectConfig]):
         except UserError:
             if shard.description["piece"] is None:
                 raise
-            with within(counts_lines=True) as absent:  # now the message names the line
-                return self._read_piece(shard, writer, absent)
+            with within(counts_lines=True):  # now the message names the line
+                for part in SCHEMAS:
+                    deque(keyed_records(self._open(shard.description["name"]).format, part), maxlen=0)
+            raise
 
     def _read_piece(self, shard: Shard, writer: ShardWriter, absent: dict[str, str]) -> ShardRecord:
         format_, ranges = self._open(shard.description["name"]).format, shard.description["ranges"]
@@ -195,9 +195,8 @@ class Collect(Stage[CollectConfig]):
                 batches = self._shared_out(judgments, rows, policies.cross_validation, name)
             unknown = next((place for place, reason in enumerate(reasons) if reason.startswith(_UNKNOWN)), None)
             if unknown is not None and policies.unknown_ids == "refuse":
-                record = self._record_at(name, part, int(rows[unknown]) + (of["number"] << _ROW_BITS))
-                where = reasons[unknown].removeprefix(_UNKNOWN)
-                facts[_UNKNOWN] = [str(record.place), record[1 if where == "queries" else 2], where]
+                row = int(rows[unknown]) + (of["number"] << _ROW_BITS)
+                facts[_UNKNOWN] = [row, reasons[unknown].removeprefix(_UNKNOWN)]
             counts[part] = write_part(writer, f"{part}/{name}".rstrip("/"), schema, _named(batches, name), of["number"])
         if format_.judgments_name:
             dropped.pop("repeated_documents", None)  # training sets repeat by nature, and their queries too
@@ -272,10 +271,11 @@ class Collect(Stage[CollectConfig]):
                 raise UserError(f"{where} holds no {part} with a text. Is it the right file, is it complete?")
         first = next((record.facts[prefix + _UNKNOWN] for record in records if prefix + _UNKNOWN in record.facts), None)
         if first and policies.unknown_ids == "refuse":
-            place, id_, part = first
+            row, part = first
+            record = self._record_at(name, "judgments", row)
             raise UserError(
-                f"{place} names {id_!r}, which {wanted[part]} does not hold; in all,"
-                f" {dropped[_UNKNOWN + 'documents']} judgments name unknown documents and"
+                f"{record.place} names {record[1 if part == 'queries' else 2]!r}, which {wanted[part]} does not hold;"
+                f" in all, {dropped[_UNKNOWN + 'documents']} judgments name unknown documents and"
                 f" {dropped[_UNKNOWN + 'queries']} unknown queries. Complete the files, or set unknown_ids to 'drop' to"
                 " leave these judgments out."
             )
@@ -354,7 +354,7 @@ def write_part(
     coded: Any = ["domain", "split"]  # pyarrow's signature knows only True and False
     name, rows = f"{part}/{number:05d}.parquet", 0
     with pq.ParquetWriter(writer.path(name), schema, compression="zstd", use_dictionary=coded) as file:
-        for batch in batches:
+        for batch in filter(len, batches):
             file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
             rows += len(batch)
     if rows or not number:

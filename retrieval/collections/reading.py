@@ -16,7 +16,7 @@ Stretch = tuple[int, int]
 Piece = Mapping[str, Stretch | None]
 """Names of files, each with the part of it that is meant, None for all of it."""
 
-_NOTHING: Stretch = (0, 0)
+NOTHING: Stretch = (0, 0)
 
 
 class Limits(Settings):
@@ -65,7 +65,7 @@ def reading() -> Reading:
 def stretch_of(name: str) -> Stretch | None:
     """The part of a file that is to be read; None: all of it."""
     piece = _reading.get().piece
-    return None if piece is None else piece.get(name, _NOTHING)
+    return None if piece is None else piece.get(name, NOTHING)
 
 
 def note_column(column: str, problem: UserError | None) -> None:

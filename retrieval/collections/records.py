@@ -29,7 +29,7 @@ PART_END = "\x1e"
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
-_INT32 = range(-(2**31), 2**31)
+INT32 = range(-(2**31), 2**31)
 
 
 class CrossValidation(Settings):
@@ -141,7 +141,7 @@ class Record(NamedTuple):
         number = float(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
         if isinstance(number, float) and number.is_integer():
             number = int(number)
-        if not isinstance(number, int) or number not in _INT32:
+        if not isinstance(number, int) or number not in INT32:
             raise UserError(
                 f'{self.place}: "{key}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0 where the'
                 " document is relevant; where every row is a positive, set relevance to null."

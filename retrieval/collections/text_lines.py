@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.reading import reading, stretch_of
-from retrieval.collections.records import Place, Record
+from retrieval.collections.records import INT32, Place, Record
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[
@@ -37,7 +37,6 @@ _NO_END = "the list has no end"
 _DECODER = json.JSONDecoder()
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _ASCII_WHITESPACE = re.compile(r"[ \t\v\f]+")
-_INT32 = range(-(2**31), 2**31)
 
 
 def plain_name(name: str) -> str:
@@ -288,6 +287,6 @@ def read_trec_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str
 
 
 def _grade(text: str, what: str) -> int:
-    if not _INTEGER.fullmatch(text) or int(text) not in _INT32:
+    if not _INTEGER.fullmatch(text) or int(text) not in INT32:
         raise UserError(f"{what} is {text!r:.40}. It must be an integer of 32 bits.")
     return int(text)

@@ -107,7 +107,7 @@ def unfit_rows(
         yield REASONS.index(f"repeated_{part}"), rows[repeated]
         yield REASONS.index(f"empty_{part}"), rows[empty]
         found = np.searchsorted(distinct, key[asked])
-        known = np.append(distinct, 0)[found] == key[asked]
+        known = np.append(distinct, np.uint64(0))[found] == key[asked]
         known &= found < len(distinct)
         is_empty = known & np.append(values[first] == _EMPTY, False)[found]
         yield REASONS.index(f"judgments_of_unknown_{part}"), row[asked][~known]
