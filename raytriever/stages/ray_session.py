@@ -21,8 +21,6 @@ from raytriever.errors import UserError
 from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
 
-_LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
-
 _WATCH_SECONDS = 0.5
 _SIGNAL_SECONDS = 2  # by which this process may take to shut Ray down, where a signal to all has ended that first
 
@@ -256,7 +254,6 @@ def _local_arguments(cpus: int | None) -> dict[str, Any]:
         "address": "local",  # whatever cluster Ray remembers on this machine
         "_temp_dir": str(session_folder() / "ray"),
         "include_dashboard": False,
-        "object_store_memory": _LOCAL_OBJECT_STORE_BYTES,
         "logging_level": "error",
         "log_to_driver": False,
         "num_cpus": cpus or joblib.cpu_count(),  # of what this process and its container may use; Ray counts all
