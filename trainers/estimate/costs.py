@@ -65,15 +65,15 @@ class Calibration:
     The tasks of jobs were measured with 300,000 pairs; the rest is for the unit named behind it.
     """
 
-    pairs: Job = Job(13)
+    pairs: Job = Job(79, 10_000_000)  # of 85 s; the rest is opening files
     pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
     exchanged: float = 180  # bytes of a pair, written by all phases of pairs
-    cluster: Job = Job(66)
+    cluster: Job = Job(55)
     cluster_rows: float = 0.17e-6  # a pair whose rows are put where all workers find them
-    pack: Job = Job(36, cores=1)  # of one region
-    filter: Job = Job(39)
+    pack: Job = Job(24, cores=1)  # of one region
+    filter: Job = Job(37)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
-    collect: tuple[float, ...] = (27e-6, 1.1e-6, 2.5e-6)  # a pair: read, compared, written
+    collect: tuple[float, ...] = (31e-6, 2.4e-6, 2.5e-6)  # a pair: read, compared, written
     handed_on: float = 0.85  # bytes of what collect's tasks hand on, over those of the texts
     chunk: float = 1 / 36e6  # a byte of text
     tokenize: float = 1 / 495e3  # a token
@@ -218,10 +218,12 @@ def embedding_stage(
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
     are cut. A task opens what all of the phase before wrote."""
-    opening = ceil(size.text_bytes / _COLLECTED_BYTES) * calibration.open_texts
+    measured, opening = calibration.pairs, ceil(size.text_bytes / _COLLECTED_BYTES) * calibration.open_texts
+    of_phases = zip(calibration.pairs_phases, _tasks_of_pairs(measured.pairs), strict=True)
+    busy = sum(share / number * ceil(number / measured.cores) for share, number in of_phases)
     phases, before = list[Phase](), 0
     for share, number in zip(calibration.pairs_phases, _tasks_of_pairs(size.pairs), strict=True):
-        task = share * calibration.pairs.of_pair * size.pairs / number
+        task = share / busy * measured.seconds * size.pairs / measured.pairs / number
         phases.append(Phase([task + opening + before * calibration.open_vectors] * number, starts=not phases))
         opening, before = 0, number
     exchanged = 2 * size.pairs * calibration.exchanged
