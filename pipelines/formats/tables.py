@@ -64,13 +64,13 @@ class FileTable:
         absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
         """
         named = [*required, *filter(None, optional)]
-        unseen = wanted = set(filter(None, optional)) - self._may_lack
-        is_empty = True
+        wanted = set(filter(None, optional)) - self._may_lack
+        unseen, is_empty = set(wanted), True
         for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
             found = chosen(values, named)
             if absent := [column for column in required if column not in found]:
                 raise _no_column(str(place), absent[0], values)
-            unseen = unseen - found.keys() if unseen else unseen
+            unseen -= found.keys()
             is_empty = False
             yield Record(place, found)
         with reading_within(reading().limits):  # of the file, whichever piece was read

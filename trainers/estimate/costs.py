@@ -73,8 +73,8 @@ class Calibration:
     pack: Job = Job(24, cores=1)  # of one region
     filter: Job = Job(37)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
-    collect: tuple[float, ...] = (31e-6, 2.4e-6, 2.5e-6)  # a pair: read, compared, written
-    handed_on: float = 0.85  # bytes of what collect's tasks hand on, over those of the texts
+    collect: tuple[float, ...] = (31e-6, 2.4e-6, 3.2e-6)  # a pair: read, compared, written
+    handed_on: float = 0.83  # bytes of what collect's tasks hand on, over those of the texts
     chunk: float = 1 / 36e6  # a byte of text
     tokenize: float = 1 / 495e3  # a token
     divide: float = 0.2e-6  # a pair of a large domain, put with those of its region
