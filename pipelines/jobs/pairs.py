@@ -14,16 +14,17 @@ from pydantic import Field, model_validator
 
 from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.lookups import add_array, earlier_record, map_array, shard_name
+from pipelines.jobs.lookups import add_array, earlier_record, shard_name
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
     DuplicateSettings,
-    NearTexts,
     band_keys,
+    candidate_pairs,
     first_of_equal,
-    near_repeats,
-    near_texts,
+    first_similar,
     shingle_hashes,
+    shingle_sets,
+    similarity,
     text_blocks,
 )
 from pipelines.pairs.pairs import (
@@ -55,6 +56,7 @@ from retrieval.collections.collection import (
 ROWS_OF_A_PART = 1 << 19
 """Rows that one worker holds, and as many to compare them with."""
 _RANGES_OF_A_PART = 8
+_BUCKETS_OF_A_PART = 1 << 22
 _ROWS_AT_ONCE = 10_000
 _SIDES: dict[TextPart, Literal["query", "document"]] = {"queries": "query", "documents": "document"}
 _READ: tuple[Part, ...] = (*_SIDES, "judgments")
@@ -95,13 +97,14 @@ class PairsConfig(StageConfig):
 class Pairs(Stage[PairsConfig]):
     """qrels to pairs, each step one phase of many tasks, in which rows with one key meet.
 
-    Judgments find their queries, then their documents; pairs then find those with the same texts, the same query, the
-    same document, as far as the settings ask; at last they are cut into files. Near duplicates alone are one task.
+    Judgments find their queries, then their documents; pairs then find those with the same texts, nearly the same, the
+    same query, the same document, as far as the settings ask; at last they are cut into files. Which texts are nearly
+    the same is found by buckets: texts that share one are candidates, whose shingles then meet.
     """
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = PairsConfig
     unit = "pairs"
 
@@ -123,10 +126,14 @@ class Pairs(Stage[PairsConfig]):
             **dict.fromkeys(self._steps(), ceil(max(queries, documents, judgments) / ROWS_OF_A_PART)),
             "pairs": ceil(judgments / config.rows_per_file),
         }
-        numbers |= {"near": 1} | {f"bands-{part}": numbers[part] for part in _SIDES} if near else {}
         phases: list[Sequence[str]] = [_READ, *([step] for step in self._steps()), ["pairs"]]
         if near:
-            phases.insert(phases.index(["near"]), [f"bands-{part}" for part in _SIDES])
+            buckets = 1 + config.duplicates.similarity.bands
+            for part, count in zip(_SIDES, (queries, documents), strict=True):
+                numbers |= dict.fromkeys((f"bands-{part}", f"shingles-{part}"), numbers[part])
+                numbers[f"candidates-{part}"] = ceil(count * buckets / _BUCKETS_OF_A_PART)
+            at = phases.index(["near-queries"])
+            phases[at:at] = [[f"{make}-{part}" for part in _SIDES] for make in ("bands", "candidates", "shingles")]
         counted = {"of": numbers, "queries": queries, "rows": ROWS_OF_A_PART}
         return [
             Shard(shard_name(make, number), {"make": make, "number": number, **counted}, phase, make != "pairs")
@@ -142,7 +149,7 @@ class Pairs(Stage[PairsConfig]):
             "asked": True,
             "answered": True,
             "distinct": config.duplicates.needs_texts,
-            "near": config.duplicates.near != "off",
+            **dict.fromkeys(("near-queries", "near-documents", "near"), config.duplicates.near != "off"),
             "of-query": config.documents_per_query is not None,
             "of-document": config.queries_per_document is not None,
         }
@@ -159,10 +166,12 @@ class Pairs(Stage[PairsConfig]):
             return self._make_texts(make, shard, writer)
         if make == "judgments":
             return self._hand_on(self._judged(shard), shard, writer, {})
-        if make.startswith("bands-"):
-            return self._make_bands(make.removeprefix("bands-"), shard, writer)
         if make == "pairs":
             return self._make_file(shard, writer)
+        if "-" in make and make not in self._steps():
+            kind, part = make.split("-")
+            compare = {"bands": self._make_bands, "candidates": self._make_candidates, "shingles": self._make_shingles}
+            return compare[kind](part, shard, writer)
         steps = ["judgments", *self._steps()]
         table, found = self._read(steps[steps.index(make) - 1], shard, [shard.description["number"]]), _Found()
         match make:
@@ -174,8 +183,12 @@ class Pairs(Stage[PairsConfig]):
                 table = table.filter(table["is_pair"]).drop_columns("is_pair")
             case "distinct":
                 table, found = self._distinct(in_pair_order(table), shard, writer)
+            case "near-queries":
+                table, found = self._with_near(table, "queries", shard)
+            case "near-documents":
+                table, found = self._with_near(table, "documents", shard)
             case "near":
-                table, found = self._not_near(in_pair_order(table), shard)
+                table, found = self._not_near(in_pair_order(table))
             case _:
                 table, found = self._some(in_pair_order(table), make)
         return self._hand_on(table, shard, writer, found)
@@ -224,8 +237,9 @@ class Pairs(Stage[PairsConfig]):
             case "asked" | "answered":
                 facts["pairs"] = pc.sum(table["is_pair"]).as_py() or 0
                 part_of = string_parts(table["query_id" if step == "asked" else "document_id"], parts)
-            case "distinct":
-                keys = (table[f"{side}_key"].to_numpy() for side in _SIDES.values())
+            case "distinct" | "near":
+                name = "key" if step == "distinct" else "near"
+                keys = (table[f"{side}_{name}"].to_numpy().astype(np.uint64) for side in _SIDES.values())
                 part_of = number_parts(np.uint64(3) * next(keys) + next(keys), parts)
             case "pairs":  # by ranges of queries, of which a file takes some; it counts one share of the documents
                 documents = table.select(["document_row"])
@@ -236,8 +250,8 @@ class Pairs(Stage[PairsConfig]):
                 part_of = _rows(table, "query") * parts // shard.description["queries"]
                 facts["ranges"] = np.bincount(part_of, minlength=parts).tolist()
             case _:
-                rows = _rows(table, "document" if step == "of-document" else "query")
-                part_of = number_parts(rows.astype(np.uint64), parts)
+                side: Literal["query", "document"] = "document" if "document" in step else "query"
+                part_of = number_parts(_rows(table, side).astype(np.uint64), parts)
         write_parts(writer, _file(shard.name), table, part_of, parts)
         return writer.commit(0, counts=found.get("counts"), dropped=found.get("dropped"), facts=facts)
 
@@ -285,35 +299,80 @@ class Pairs(Stage[PairsConfig]):
         return _without_repeats(table.drop_columns(keys), first, "with both texts", "exact duplicates", drop=drop)
 
     def _make_bands(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """The rows of a stretch that pairs have, (texts,), and of each a hash of its text, then its buckets."""
-        settings = self.config.duplicates
+        """The texts of a stretch that pairs have, by their buckets, of which a hash of the whole text is one."""
+        settings, parts = self.config.duplicates, shard.description["of"][f"candidates-{part}"]
         used = np.unique(self._read("distinct", shard, [shard.description["number"]], part)["row"].to_numpy())
         keys = [np.empty((0, 1 + settings.similarity.bands), dtype=np.uint64)]
         for texts in text_blocks(self._rows_of(part), part, used):
             bands = band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity)
             keys.append(np.concatenate([folded_text_keys(texts)[:, None], bands], axis=1))
-        add_array(writer, f"exchange/{shard.name}.used.npy", used)
-        add_array(writer, f"exchange/{shard.name}.keys.npy", np.concatenate(keys))
+        buckets = np.concatenate(keys)
+        table = pa.table({"bucket": buckets.ravel(), "row": np.repeat(used, buckets.shape[1])})
+        write_parts(writer, _file(shard.name), table, number_parts(buckets.ravel(), parts), parts)
         return writer.commit(0)
 
-    def _not_near(self, table: pa.Table, shard: Shard) -> tuple[pa.Table, _Found]:
-        """The pairs without those that nearly repeat an earlier one."""
+    def _make_candidates(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Pairs of texts that share some buckets, by the part that compares them, which is that of the later text.
+
+        Beside them their rows, by stretches, with the part that wants their shingles.
+        """
+        numbers = shard.description["of"]
+        shared, parts = self._read(f"bands-{part}", shard, [shard.description["number"]]), numbers[f"near-{part}"]
+        low, high = candidate_pairs(shared["bucket"].to_numpy(), shared["row"].to_numpy()).T
+        part_of = number_parts(high.astype(np.uint64), parts)
+        write_parts(writer, _file(shard.name), pa.table({"low": low, "high": high}), part_of, parts)
+        rows, wants = np.concatenate([low, high]), np.concatenate([part_of, part_of])
+        stretch, wanted = rows // self.config.texts_per_shard, pa.table({"row": rows, "part": wants})
+        write_parts(writer, _file(shard.name, "rows"), wanted, stretch, numbers[part])
+        return writer.commit(0)
+
+    def _make_shingles(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """The shingles of a stretch's texts that are compared, for each part that wants them."""
+        wanted = self._read(f"candidates-{part}", shard, [shard.description["number"]], "rows")
+        wanted = wanted.group_by(["row", "part"]).aggregate([]).sort_by([("row", "ascending"), ("part", "ascending")])
+        rows, place = np.unique(wanted["row"].to_numpy(), return_inverse=True)
+        blocks = text_blocks(self._rows_of(part), part, rows)
+        sets = [own for texts in blocks for own in shingle_sets(texts, self.config.duplicates.words(part))]
+        column = pa.array(sets, pa.large_list(pa.uint64())).take(pa.array(place))
+        table, parts = wanted.select(["row"]).append_column("shingles", column), shard.description["of"][f"near-{part}"]
+        write_parts(writer, _file(shard.name), table, wanted["part"].to_numpy(), parts)
+        return writer.commit(0)
+
+    def _with_near(self, table: pa.Table, part: TextPart, shard: Shard) -> tuple[pa.Table, _Found]:
+        """The pairs with the first text that is similar to theirs, and with the shingles of theirs if it is another."""
+        number, side = [shard.description["number"]], _SIDES[part]
+        candidates = self._read(f"candidates-{part}", shard, number).group_by(["low", "high"]).aggregate([])
+        candidates = candidates.sort_by([("low", "ascending"), ("high", "ascending")])
+        shingles = self._read(f"shingles-{part}", shard, number)
+        of_rows = zip(shingles["row"].to_pylist(), shingles["shingles"], strict=True)
+        sets = {row: own.values.to_numpy() for row, own in of_rows}
+        rows, of_pair = np.unique(_rows(table, side), return_inverse=True)
+        compared = zip(candidates["low"].to_pylist(), candidates["high"].to_pylist(), strict=True)
+        near = first_similar(rows, compared, sets, self.config.duplicates.threshold(part))
+        repeats = [sets[row] if is_later else None for row, is_later in zip(rows.tolist(), near != rows, strict=True)]
+        carried = pa.array(repeats, pa.large_list(pa.uint64())).take(pa.array(of_pair))
+        table = table.append_column(f"{side}_near", pa.array(near[of_pair])).append_column(f"{side}_shingles", carried)
+        return table, {"counts": {f"{part} with nearly the text of an earlier one": int((near != rows).sum())}}
+
+    def _not_near(self, table: pa.Table) -> tuple[pa.Table, _Found]:
+        """The pairs without those both of whose texts are nearly an earlier pair's."""
         settings = self.config.duplicates
-        near: dict[TextPart, NearTexts] = {}
-        texts, counts = {}, {}
+        first = first_of_equal(*(table[f"{side}_near"].to_numpy() for side in _SIDES.values()))
+        later = np.flatnonzero(first != np.arange(len(first)))
         for part, side in _SIDES.items():
-            names = _names(f"bands-{part}", shard)
-            used, keys = (
-                np.concatenate([map_array(self.config.output, name, f"exchange/{name}.{what}.npy") for name in names])
-                for what in ("used", "keys")
-            )
-            near[part] = near_texts(self._rows_of(part), part, used, keys.T, settings)
-            texts[part] = np.searchsorted(used, _rows(table, side))
-            counts[f"{part} with nearly the text of an earlier one"] = near[part].repeats
-        first, drop = near_repeats(texts, near, settings), settings.near == "drop"
-        table, found = _without_repeats(table, first, "with nearly both texts", "near duplicates", drop=drop)
-        found["counts"] |= counts
-        return table, found
+            rows, near = _rows(table, side), table[f"{side}_near"].to_numpy()
+            shingles, threshold = table[f"{side}_shingles"].combine_chunks(), settings.threshold(part)
+            is_alike = [
+                near[own] in (rows[own], rows[earlier])  # else both carry their shingles
+                or similarity(*(shingles[row].values.to_numpy() for row in (own, earlier))) >= threshold
+                for own, earlier in zip(later.tolist(), first[later].tolist(), strict=True)
+            ]
+            later = later[np.array(is_alike, dtype=bool)]
+            table = table.drop_columns([f"{side}_near", f"{side}_shingles"])
+        repeated = np.arange(len(first))
+        repeated[later] = first[later]
+        drop = settings.near == "drop"
+        return _without_repeats(table, repeated, "with nearly both texts", "near duplicates", drop=drop)
 
     def _some(self, table: pa.Table, step: str) -> tuple[pa.Table, _Found]:
         """At most so many pairs of each query, or document."""

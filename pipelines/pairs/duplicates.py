@@ -1,16 +1,14 @@
 """Pairs that repeat an earlier pair: with the same two texts, or with two that are nearly the same."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from raytriever.hashes import WEYL, scatter, string_hashes
 from raytriever.settings.configuration import Settings
@@ -130,24 +128,19 @@ def _blocks(bounds: NDArray[np.int64], texts: NDArray[np.int64]) -> Iterable[NDA
     return np.split(texts, np.flatnonzero(np.diff(block)) + 1)
 
 
-def candidate_pairs(keys: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """Texts that share a bucket, (pairs, 2), the first below the second, in order; at most 2 a text and band.
+def candidate_pairs(buckets: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows that share a bucket, (pairs, 2), the lower one first, in order, each once.
 
-    ``keys``: one band after another, (texts,). Of a bucket of m texts its neighbours and its first with each are
-    compared, 2m - 3 pairs at most.
+    ``buckets``, ``rows`` (n,): a row for each bucket it is in; bucket 0 is none. Of one with m rows its neighbours and
+    its first with each are compared, 2m - 3 pairs at most. Rows are below 2^31.
     """
-    found = np.empty(0, dtype=np.int64)
-    for band in keys:
-        order = np.argsort(band, kind="stable")
-        ordered = band[order]
-        same = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
-        begins = np.ones(len(order), dtype=bool)
-        begins[1:] = ordered[1:] != ordered[:-1]
-        first = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]
-        second = order[1:][same]
-        # a stable sort leaves the texts of a bucket in their order, so neighbours and first come before
-        both = [(order[:-1][same] << 32) | second, (first[1:][same] << 32) | second]
-        found = np.unique(np.concatenate([found, *both]))
+    order = np.lexsort((rows, buckets))
+    buckets, rows = buckets[order], rows[order]
+    begins = np.ones(len(rows), dtype=bool)
+    begins[1:] = buckets[1:] != buckets[:-1]
+    later = np.flatnonzero(~begins & (buckets != 0))
+    first = rows[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    found = np.unique(np.concatenate([rows[later - 1] << 32 | rows[later], first[later] << 32 | rows[later]]))
     return np.stack([found >> 32, found & (2**32 - 1)], axis=1)
 
 
@@ -163,14 +156,21 @@ def similarity(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> float:
     return common / (len(a) + len(b) - common) if len(a) or len(b) else 1.0
 
 
-def classes_of(number: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each of ``number`` texts the first of those that a chain of pairs leads to; itself where there is none."""
-    ones = np.ones(len(pairs), dtype=bool)
-    graph = coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=(number, number))
-    _, labels = connected_components(graph, directed=False)
-    first = np.full(number, number, dtype=np.int64)
-    np.minimum.at(first, labels, np.arange(number))
-    return first[labels]
+def first_similar(
+    rows: NDArray[np.int64],
+    candidates: Iterable[tuple[int, int]],
+    sets: Mapping[int, NDArray[np.uint64]],
+    threshold: float,
+) -> NDArray[np.int64]:
+    """For each of ``rows`` (n,) the lowest of its candidates that is similar to it; itself where there is none.
+
+    ``candidates``: pairs of rows, the lower one first, in order; ``sets``: the shingles of their texts.
+    """
+    first: dict[int, int] = {}
+    for low, high in candidates:
+        if high not in first and similarity(sets[low], sets[high]) >= threshold:
+            first[high] = low
+    return np.fromiter((first.get(row, row) for row in rows.tolist()), np.int64, len(rows))
 
 
 def first_of_equal(*keys: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -184,7 +184,6 @@ def first_of_equal(*keys: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.
     return first
 
 
-_PARTS: tuple[TextPart, ...] = ("queries", "documents")
 _ROWS_AT_ONCE = 1_000
 
 
@@ -218,71 +217,7 @@ class DuplicateSettings(Settings):
         return self.similarity.document_threshold if part == "documents" else self.similarity.query_threshold
 
 
-class NearTexts(NamedTuple):
-    """Which texts of one part are nearly the same.
-
-    ``same`` (texts,): the first text that is equal; ``near`` (texts,): the first that a chain of similar ones leads to;
-    ``sets``: the shingles of those that were compared, by number.
-    """
-
-    same: NDArray[np.int64]
-    near: NDArray[np.int64]
-    sets: dict[int, NDArray[np.uint64]]
-
-    @property
-    def repeats(self) -> int:
-        """How many different texts are similar to an earlier one."""
-        numbers = np.arange(len(self.same))
-        return int(((self.same == numbers) & (self.near != numbers)).sum())
-
-    def similarities(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Similarity of each pair of texts (pairs, 2) of one chain, or of one that was compared."""
-        of_pairs = (1.0 if a == b else similarity(self.sets[a], self.sets[b]) for a, b in self.same[pairs].tolist())
-        return np.fromiter(of_pairs, np.float64, len(pairs))
-
-
 def text_blocks(rows: ParquetRows, part: TextPart, wanted: NDArray[np.int64]) -> Iterator[list[str]]:
     """The texts of the given rows, which ascend, a thousand at a time."""
     for start in range(0, len(wanted), _ROWS_AT_ONCE):
         yield texts_of(rows.take(wanted[start : start + _ROWS_AT_ONCE], text_columns(part)), part)
-
-
-def near_texts(
-    rows: ParquetRows,
-    part: TextPart,
-    used: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    settings: DuplicateSettings,
-) -> NearTexts:
-    """Finds similar texts among the rows ``used`` (texts,) of a collection's ``part``.
-
-    ``keys`` (1 + bands, texts): a hash of the text, then its buckets. In memory are the shingles of the texts that
-    share a bucket.
-    """
-    same = first_of_equal(keys[0])
-    distinct = np.flatnonzero(same == np.arange(len(same)))
-    candidates = distinct[candidate_pairs(keys[band][distinct] for band in range(1, len(keys)))]
-    compared = np.unique(candidates)
-    blocks = text_blocks(rows, part, used[compared])
-    sets = chain.from_iterable(shingle_sets(texts, settings.words(part)) for texts in blocks)
-    found = NearTexts(same, same, dict(zip(compared.tolist(), sets, strict=True)))
-    similar = candidates[found.similarities(candidates) >= settings.threshold(part)]
-    return found._replace(near=classes_of(len(same), similar)[same])
-
-
-def near_repeats(
-    texts: dict[TextPart, NDArray[np.int64]], near: dict[TextPart, NearTexts], settings: DuplicateSettings
-) -> NDArray[np.int64]:
-    """For each pair (pairs,) the earlier one that it nearly repeats; itself where there is none.
-
-    ``texts``: of each part the numbers (pairs,) of the pairs' texts in ``near``. Both texts are compared with those
-    of the very pair that is returned, so chains of similar texts don't drift.
-    """
-    first = first_of_equal(*(near[part].near[texts[part]] for part in _PARTS))
-    result = np.arange(len(first))
-    later = np.flatnonzero(first != result)
-    for part in _PARTS:
-        scores = near[part].similarities(np.stack([texts[part][first[later]], texts[part][later]], axis=1))
-        later = later[scores >= settings.threshold(part)]
-    result[later] = first[later]
-    return result

@@ -11,8 +11,8 @@ from pipelines.pairs.duplicates import (
     NearDuplicateSettings,
     band_keys,
     candidate_pairs,
-    classes_of,
     first_of_equal,
+    first_similar,
     lower_words,
     shingle_hashes,
     shingle_sets,
@@ -38,6 +38,16 @@ def literal_similarity(a: set[tuple[str, ...]], b: set[tuple[str, ...]]) -> floa
 def similarities(texts: list[str], words: int, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
     sets = shingle_sets(texts, words)
     return np.array([similarity(sets[a], sets[b]) for a, b in pairs])
+
+
+def sharing_a_bucket(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The candidates among texts with these keys (texts, bands)."""
+    return candidate_pairs(keys.ravel(), np.repeat(np.arange(len(keys)), keys.shape[1]))
+
+
+def firsts(texts: list[str], words: int, candidates: NDArray[np.int64], threshold: float = 0.8) -> list[int]:
+    sets = dict(enumerate(shingle_sets(texts, words)))
+    return first_similar(np.arange(len(texts)), map(tuple, candidates.tolist()), sets, threshold).tolist()
 
 
 def variant(generator: np.random.Generator, words: list[str], changes: int) -> str:
@@ -90,7 +100,7 @@ def test_similar_texts_share_a_bucket_as_often_as_the_formula_says(similarity: f
         texts += [" ".join(words), variant(generator, words, changes)]
         chances.append(1 - (1 - ((90 - changes) / (90 + changes)) ** SETTINGS.rows) ** SETTINGS.bands)
     keys = band_keys(*shingle_hashes(texts, 1), SETTINGS)
-    found = {tuple(pair) for pair in candidate_pairs(keys.T).tolist()}
+    found = {tuple(pair) for pair in sharing_a_bucket(keys).tolist()}
     true = [(2 * pair, 2 * pair + 1) in found for pair in range(1500)]
     spread = np.sqrt(np.mean(chances) * (1 - np.mean(chances)) / 1500)
     assert abs(np.mean(true) - np.mean(chances)) < 4 * spread + 1e-3
@@ -101,12 +111,12 @@ def test_near_duplicates_are_found_and_others_are_not() -> None:
     generator = np.random.default_rng(1)
     families = [[f"{family}.{generator.integers(1 << 40)}" for _ in range(100)] for family in range(40)]
     texts = [variant(generator, words, changes) for words in families for changes in (0, 1, 2, 2, 30)]
-    candidates = candidate_pairs(band_keys(*shingle_hashes(texts, 3), SETTINGS).T)
+    candidates = sharing_a_bucket(band_keys(*shingle_hashes(texts, 3), SETTINGS))
     similar = candidates[similarities(texts, 3, candidates) >= 0.8]
-    classes = classes_of(len(texts), similar)
+    near = firsts(texts, 3, candidates)
     for family in range(40):
         first = 5 * family
-        assert classes[first : first + 5].tolist() == [first, first, first, first, first + 4]
+        assert near[first : first + 5] == [first, first, first, first, first + 4]
     shingles = [literal_shingles(text, 3) for text in texts]
     for a, b in similar:
         assert literal_similarity(shingles[a], shingles[b]) >= 0.8
@@ -116,33 +126,31 @@ def test_a_thousand_alike_texts_are_no_quadratic_work() -> None:
     words = [f"w{place}" for place in range(200)]
     generator = np.random.default_rng(2)
     texts = [variant(generator, words, 1) for _ in range(2_000)]
-    candidates = candidate_pairs(band_keys(*shingle_hashes(texts, 3), SETTINGS).T)
+    candidates = sharing_a_bucket(band_keys(*shingle_hashes(texts, 3), SETTINGS))
     assert len(candidates) <= 2 * SETTINGS.bands * len(texts)
-    classes = classes_of(len(texts), candidates[similarities(texts, 3, candidates) >= 0.8])
-    assert (classes == 0).all()
+    assert not any(firsts(texts, 3, candidates))
 
 
-@given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), max_size=20))
-def test_candidates_are_neighbours_and_firsts_of_buckets(rows: list[list[int]]) -> None:
-    keys = np.array(rows, dtype=np.uint64).reshape(-1, 2)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=30, unique=True))
+def test_candidates_are_neighbours_and_firsts_of_buckets(found: list[tuple[int, int]]) -> None:
     expected = set()
-    for band in keys.T:
-        for value in set(band.tolist()) - {0}:
-            bucket = np.flatnonzero(band == value).tolist()
-            expected |= {
-                (a, b) for a, b in combinations(bucket, 2) if a == bucket[0] or bucket.index(b) - bucket.index(a) == 1
-            }
-    assert candidate_pairs(keys.T).tolist() == sorted(map(list, expected))
+    for value in range(1, 5):
+        bucket = sorted(row for of_row, row in found if of_row == value)
+        expected |= {
+            (a, b) for a, b in combinations(bucket, 2) if a == bucket[0] or bucket.index(b) - bucket.index(a) == 1
+        }
+    buckets, rows = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    assert candidate_pairs(buckets.astype(np.uint64), rows).tolist() == sorted(map(list, expected))
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
-def test_a_class_is_named_by_its_first(pairs: list[tuple[int, int]]) -> None:
-    classes = classes_of(10, np.array(pairs, dtype=np.int64).reshape(-1, 2))
-    expected = list(range(10))
-    for _ in range(10):
-        for a, b in pairs:
-            expected[a] = expected[b] = min(expected[a], expected[b])
-    assert classes.tolist() == expected
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=6), st.floats(0.1, 1))
+def test_a_text_is_named_by_the_first_that_is_similar(drawn: list[list[int]], threshold: float) -> None:
+    sets = {row: np.unique(np.array(own, dtype=np.uint64)) for row, own in enumerate(drawn)}
+    expected = [
+        next(low for low in range(row + 1) if low == row or similarity(sets[low], sets[row]) >= threshold)
+        for row in sets
+    ]
+    assert first_similar(np.array(list(sets)), combinations(sets, 2), sets, threshold).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20))
