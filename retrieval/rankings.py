@@ -6,6 +6,7 @@ TREC calls a ranking) holds that file and the same ranking as arrays for the nex
 """
 
 import codecs
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -173,26 +174,45 @@ def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> No
             )
 
 
-def write_stored_ranking(
-    writer: ShardWriter,
-    query_ids: Sequence[str],
-    document_ids: pa.ChunkedArray,
-    rankings: Iterable[Ranking],
-    width: int,
-    tag: str,
-) -> ShardRecord:
-    """Writes ``run.trec``, the arrays, and the ids that their lines and row numbers mean.
+def write_ranking(writer: ShardWriter, name: str, ranking: Ranking) -> None:
+    """Adds a ranking for a later phase as two arrays in the folder ``name``."""
+    for array, values in (("rows", ranking.rows), ("scores", ranking.scores)):
+        np.save(writer.path(f"{name}/{array}.npy"), values)
+        writer.add(f"{name}/{array}.npy")
 
-    ``rankings``: consecutive blocks of queries, each (n, ``width``); one of them is in memory at a time.
+
+def read_ranking(writer: ShardWriter, name: str) -> Ranking:
+    """The ranking that a shard of an earlier phase wrote."""
+    return Ranking(*(np.load(io.BytesIO(writer.read(f"{name}/{array}.npy"))) for array in ("rows", "scores")))
+
+
+def write_ranking_block(
+    writer: ShardWriter, name: str, query_ids: Sequence[str], document_ids: pa.ChunkedArray, ranking: Ranking, tag: str
+) -> ShardRecord:
+    """Commits what ``join_ranking_blocks`` joins: the ranking of some queries, its lines of ``run.trec`` beside it."""
+    write_ranking(writer, name, ranking)
+    with writer.path(f"{name}/run.trec").open("wb") as file:
+        write_trec(file, query_ids, document_ids, ranking, tag)
+    writer.add(f"{name}/run.trec")
+    return writer.commit(0)
+
+
+def join_ranking_blocks(
+    writer: ShardWriter, blocks: Iterable[str], query_ids: Sequence[str], document_ids: pa.ChunkedArray, width: int
+) -> ShardRecord:
+    """Copies ``run.trec`` and the arrays together, and writes the ids that their lines and row numbers mean.
+
+    ``blocks``: names of consecutive blocks of queries, each (n, ``width``); one of them is in memory at a time.
     """
     shape, start, results = (len(query_ids), width), 0, 0
     rows = np.lib.format.open_memmap(writer.path("rows.npy"), "w+", np.int64, shape)
     scores = np.lib.format.open_memmap(writer.path("scores.npy"), "w+", np.float32, shape)
     with writer.path("run.trec").open("wb") as file:
-        for block in rankings:
+        for name in blocks:
+            block = read_ranking(writer, name)
             stop = start + len(block.rows)
             rows[start:stop], scores[start:stop] = block.rows, block.scores
-            write_trec(file, query_ids[start:stop], document_ids, block, tag)
+            file.write(writer.read(f"{name}/run.trec"))
             start, results = stop, results + int((block.rows >= 0).sum())
     for array in (rows, scores):
         array.flush()

@@ -8,8 +8,8 @@ from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, requ
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.indexes.top_k import reciprocal_rank_fusion
-from retrieval.rankings import RANKING, StoredRanking, Tag, write_stored_ranking
+from retrieval.indexes.top_k import Ranking, reciprocal_rank_fusion
+from retrieval.rankings import RANKING, StoredRanking, Tag, join_ranking_blocks, write_ranking_block
 
 
 class FuseConfig(StageConfig):
@@ -21,6 +21,8 @@ class FuseConfig(StageConfig):
     """k in 1 / (k + rank)."""
     depth: int = Field(default=200, gt=0)
     """Results read of each ranking, and kept of the fusion."""
+    queries_per_shard: int = Field(default=8192, gt=0)
+    """Queries whose rankings are fused in one task."""
     tag: Tag = "rrf"
     """Names the system in the TREC file."""
 
@@ -30,13 +32,13 @@ class Fuse(Stage[FuseConfig]):
 
     command = "fuse"
     kind = RANKING
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = FuseConfig
     unit = "queries"
     results = ("run.trec",)
 
     def plan(self) -> list[Shard]:
-        """One shard; refuses rankings over different collections or queries."""
+        """Blocks of queries, then one ranking; refuses rankings over different collections or queries."""
         stored = [StoredRanking(path) for path in self.config.runs.values()]
         require_same_origin("collection", *stored)
         first = stored[0]
@@ -49,17 +51,21 @@ class Fuse(Stage[FuseConfig]):
                 )
             if other.query_ids() != first.query_ids():
                 raise UserError(f"{first.uri} and {other.uri} answer different queries. Search both with one split.")
-        return [Shard("run")]
+        starts = range(0, len(first.query_ids()), self.config.queries_per_shard)
+        names = [f"fused-{number:05d}" for number in range(len(starts))]
+        blocks = [Shard(name, {"start": start}, 0, True) for name, start in zip(names, starts, strict=True)]
+        return [*blocks, Shard("run", {"blocks": names}, phase=1)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
-        """Fuses and writes the ranking."""
-        stored = [StoredRanking(path) for path in self.config.runs.values()]
-        rankings = [each.ranking() for each in stored]
-        fused = reciprocal_rank_fusion(rankings, self.config.rank_constant, self.config.depth)
-        documents = stored[0].document_ids()
-        return write_stored_ranking(
-            writer, stored[0].query_ids(), documents, [fused], self.config.depth, self.config.tag
-        )
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Fuses one block, or joins all."""
+        config, stored = self.config, [StoredRanking(path) for path in self.config.runs.values()]
+        query_ids, document_ids = stored[0].query_ids(), stored[0].document_ids()
+        if shard.name == "run":
+            return join_ranking_blocks(writer, shard.description["blocks"], query_ids, document_ids, config.depth)
+        block = slice(shard.description["start"], shard.description["start"] + config.queries_per_shard)
+        rankings = [Ranking(of.ranking().rows[block], of.ranking().scores[block]) for of in stored]
+        fused = reciprocal_rank_fusion(rankings, config.rank_constant, config.depth)
+        return write_ranking_block(writer, shard.name, query_ids[block], document_ids, fused, config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the ranking uses, and the one of its queries where that is another."""

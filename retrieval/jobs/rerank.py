@@ -1,6 +1,5 @@
 """`raytriever rerank`: the best of a first stage, ranked anew by an encoder's vectors or a module over them."""
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +14,14 @@ from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.evaluation.judging import made_with
 from retrieval.indexes.top_k import Ranking
-from retrieval.jobs.search import read_ranking, write_ranking
-from retrieval.rankings import RANKING, Tag, open_ranking, ranking_fingerprint, write_stored_ranking
+from retrieval.rankings import (
+    RANKING,
+    Tag,
+    join_ranking_blocks,
+    open_ranking,
+    ranking_fingerprint,
+    write_ranking_block,
+)
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 
@@ -100,10 +105,8 @@ class Rerank(Stage[RerankConfig]):
         depth = min(self.config.depth, given.ranking().rows.shape[1])
         width = min(depth, self.config.top_k or depth)
         if shard.name == "run":
-            blocks: Iterator[Ranking] = (
-                read_ranking(writer, f"partial-{number:05d}") for number in range(shard.description["blocks"])
-            )
-            return write_stored_ranking(writer, query_ids, given.document_ids(), blocks, width, self.config.tag)
+            blocks = (f"partial-{number:05d}" for number in range(shard.description["blocks"]))
+            return join_ranking_blocks(writer, blocks, query_ids, given.document_ids(), width)
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
         candidates = Ranking(given.ranking().rows[block, :depth], given.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
@@ -115,8 +118,8 @@ class Rerank(Stage[RerankConfig]):
         else:
             scorer = load_list_scorer(self._scoring.path)
             ranking = rerank_lists(candidates, queries, documents, scorer, width)
-        write_ranking(writer, shard.name, ranking)
-        return writer.commit(0)
+        ids = query_ids[block]
+        return write_ranking_block(writer, shard.name, ids, given.document_ids(), ranking, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the ranking uses, and what made it."""

@@ -1,7 +1,6 @@
 """`raytriever search`: the queries of a split against an index; writes a TREC run."""
 
-import io
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +20,15 @@ from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
 from retrieval.jobs.index import INDEX, VectorIndexSettings, id_blocks
 from retrieval.lexical import LexicalIndex
-from retrieval.rankings import RANKING, Tag, require_names, write_stored_ranking
+from retrieval.rankings import (
+    RANKING,
+    Tag,
+    join_ranking_blocks,
+    read_ranking,
+    require_names,
+    write_ranking,
+    write_ranking_block,
+)
 from retrieval.vectors import StoredVectors
 
 
@@ -81,7 +88,7 @@ class Search(Stage[SearchConfig]):
             require_names([_ids_of(self._asked(), self._searched())], "A query id")
 
     def plan(self) -> list[Shard]:
-        """A partial result for each block and index shard, then the merge; refuses vectors of another encoder."""
+        """Each block of queries in each index shard, merged, then joined; refuses vectors of another encoder."""
         index = Artifact(self.config.index, INDEX)
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, index)
@@ -109,7 +116,10 @@ class Search(Stage[SearchConfig]):
             for block in blocks
             for number, record in enumerate(index.shards)
         ]
-        return [*partial, Shard("run", {"blocks": len(blocks)}, phase=1)]
+        merged = [
+            Shard(_merged(block), {"shard": None, "block": block}, phase=1, intermediate=True) for block in blocks
+        ]
+        return [*partial, *merged, Shard("run", {"blocks": len(blocks)}, phase=2)]
 
     def _asked(self) -> StoredCollection:
         """The collection whose queries are searched."""
@@ -120,25 +130,19 @@ class Search(Stage[SearchConfig]):
         return self._asked().queries_of(self.config.split, self.config.domain)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One index shard's best for one block of queries, or the merge of all."""
-        index = Artifact(self.config.index, INDEX)
-        asked = self._asked()
-        rows = self._searched()
-        if shard.name != "run":
-            start = shard.description["block"] * self.config.queries_per_shard
-            block = rows[start : start + self.config.queries_per_shard]
-            ranking = self._search(index, shard.description["shard"], asked, block)
-            write_ranking(writer, shard.name, ranking)
+        """One index shard's best for one block of queries, their merge, or all blocks joined."""
+        config, index, asked, rows = self.config, Artifact(self.config.index, INDEX), self._asked(), self._searched()
+        if shard.name == "run":
+            blocks, ids = map(_merged, range(shard.description["blocks"])), _ids_of(asked, rows).to_pylist()
+            return join_ranking_blocks(writer, blocks, ids, joined(id_blocks(index)), config.top_k)
+        start = shard.description["block"] * config.queries_per_shard
+        block = rows[start : start + config.queries_per_shard]
+        if shard.description["shard"] is not None:
+            write_ranking(writer, shard.name, self._search(index, shard.description["shard"], asked, block))
             return writer.commit(0)
-
-        def merged() -> Iterator[Ranking]:
-            for block in range(shard.description["blocks"]):
-                yield merge_rankings(
-                    [read_ranking(writer, _partial(record, block)) for record in index.shards], self.config.top_k
-                )
-
-        ids = _ids_of(asked, rows).to_pylist()
-        return write_stored_ranking(writer, ids, joined(id_blocks(index)), merged(), self.config.top_k, self.config.tag)
+        partial = [read_ranking(writer, _partial(record, shard.description["block"])) for record in index.shards]
+        merged, ids = merge_rankings(partial, config.top_k), _ids_of(asked, block).to_pylist()
+        return write_ranking_block(writer, shard.name, ids, joined(id_blocks(index)), merged, config.tag)
 
     def _search(self, index: Artifact, number: int, asked: StoredCollection, rows: NDArray[np.int64]) -> Ranking:
         if self.config.vectors is None:
@@ -183,13 +187,5 @@ def _partial(record: ShardRecord, block: int) -> str:
     return f"partial-{record.name}-{block:05d}"
 
 
-def write_ranking(writer: ShardWriter, name: str, ranking: Ranking) -> None:
-    """Adds a partial result as two arrays in the folder ``name``."""
-    for array, values in (("rows", ranking.rows), ("scores", ranking.scores)):
-        np.save(writer.path(f"{name}/{array}.npy"), values)
-        writer.add(f"{name}/{array}.npy")
-
-
-def read_ranking(writer: ShardWriter, name: str) -> Ranking:
-    """The partial result that a shard of an earlier phase wrote."""
-    return Ranking(*(np.load(io.BytesIO(writer.read(f"{name}/{array}.npy"))) for array in ("rows", "scores")))
+def _merged(block: int) -> str:
+    return f"merged-{block:05d}"

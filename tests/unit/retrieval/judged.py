@@ -12,7 +12,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import write_stored_ranking
+from retrieval.rankings import join_ranking_blocks, write_ranking_block
 from tests.unit.small_run import make
 
 Run = dict[str, dict[str, float]]
@@ -80,7 +80,8 @@ def make_run_artifact(folder: Path, collection: str, run: Run, system: dict[str,
     writer = ArtifactWriter(str(folder), Derivation("run", "made up", 1, {"made_up": folder.name}, inputs))
     writer.begin()
     with writer.folder.scratch() as scratch:
-        shard = ShardWriter(writer.folder, "run", scratch)
-        ranking = Ranking(rows, scores)
-        record = write_stored_ranking(shard, list(run), pa.chunked_array([ids]), [ranking], width, "x")
+        block, shard = (ShardWriter(writer.folder, name, scratch) for name in ("block", "run"))
+        documents = pa.chunked_array([ids])
+        write_ranking_block(block, "block", list(run), documents, Ranking(rows, scores), "x")
+        record = join_ranking_blocks(shard, ["block"], list(run), documents, width)
     return writer.finish([record], {} if system is None else {"system": system}, {"seconds": 1.0}).uri

@@ -216,8 +216,13 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
         assert list(found) == sorted(expected, key=lambda name: -expected[name])
         assert found == pytest.approx(expected, rel=1e-6)
     runs = {"lexical": run.uri, "dense": reranked.uri}
-    fused = StoredRanking(make(Fuse(FuseConfig(runs=runs, output=str(tmp_path / "fused")))))
+    fused, in_blocks = (
+        StoredRanking(make(Fuse(FuseConfig(runs=runs, output=str(tmp_path / f"fused-{size}"), queries_per_shard=size))))
+        for size in (8192, 3)
+    )
     assert fused.query_ids() == run.query_ids()
+    assert [shard.files for shard in fused.shards] == [shard.files for shard in in_blocks.shards]
+    assert len(list(read_ranking_file(fused.path("run.trec")))) == len(run.query_ids()) > 3
     assert fused.system["with_title"] is True
 
 
