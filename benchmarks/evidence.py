@@ -56,6 +56,7 @@ class Claim:
 _LAYERS = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
 _MULTI_LAYER = {
     "objective.kind": "multi_layer",
+    "objective.query_max_length": 32,
     "objective.document_max_length": 96,
     "encoder.normalize": False,
     "training.hard_negatives": 1,
@@ -65,10 +66,21 @@ _MULTI_LAYER = {
 _SELF_CONTRASTIVE = {"objective.training_form": "self_contrastive", "encoder.form": _LAYERS}
 _LISTS = {
     "objective.kind": "coder",
+    "objective.query_max_length": 32,
     "objective.documents": "vectors",
     "objective.other_encoder": True,  # documents are MiniLM's, of all layers
     "objective.temperature": 0.1,
     "training.epochs": 6,
+}
+_REVELA = {
+    "objective.kind": "revela",
+    "objective.language_model.model": "language_model",
+    "objective.language_model.max_length": 96,
+    "objective.max_length": 96,
+    "objective.first_half": True,
+    "objective.similarity_temperature": 0.02,
+    "training.epochs": 1,
+    "training.optimizer.learning_rate": 1e-4,
 }
 _CONTEXT = {"objective.context_documents": 16, "objective.context_max_length": 64, "objective.kind": "contextual"}
 
@@ -91,6 +103,7 @@ CLAIMS = {
         layers=0,
         settings={
             "objective.kind": "adaptive_margin",
+            "objective.query_max_length": 32,
             "objective.in_batch": True,
             "objective.document_max_length": 96,
             "training.epochs": 4,
@@ -144,10 +157,29 @@ CLAIMS = {
         layers=2,
         settings={
             "objective.similarity_temperature": 0.02,
+            "objective.query_max_length": 32,
             "objective.document_max_length": 96,
             "training.epochs": 4,
         },
         tested=("corpus", "other"),
+    ),
+    # run revela_batches, chunks of 60 words, batches of 8; in its folder squad_dpr, collected as "corpus", and a model
+    # of benchmarks.small_language_model as "language_model"
+    "chunk_batches": Claim(
+        {"chunks": {"batches": "batches"}, "random": {"batches": "random_batches"}},
+        ("chunks", "random"),
+        "greater",
+        0.01,
+        layers=2,
+        settings=_REVELA,
+    ),
+    "value_normalization": Claim(
+        {"with": {}, "without": {"objective.value_normalization": False}},
+        ("with", "without"),
+        "greater",
+        0.01,
+        layers=2,
+        settings=_REVELA,
     ),
 }
 
@@ -160,18 +192,19 @@ def run_trial(
     settings = {
         "batches": "batches",
         "encoder": {"model": str(model), "pooling": "mean", "normalize": True, "max_length": 128},
-        "objective": {"query_max_length": 32},
+        "objective": {},
         "training": {"seed": seed, "schedule": {"warmup_ratio": 0.06}},
     }
     of_way = apply_values(settings, {**claim.settings, **claim.ways[way]}, way)
-    of_way["batches"] = str(arguments.stages / of_way["batches"])
-    if "documents" in of_way["objective"]:
-        of_way["objective"]["documents"] = str(arguments.stages / of_way["objective"]["documents"])
+    objective = of_way["objective"]
+    for of, key in ((of_way, "batches"), (objective, "documents"), (objective.get("language_model", {}), "model")):
+        if key in of:
+            of[key] = str(arguments.stages / of[key])
     run = RunSettings.model_validate(of_way)
     run = run.model_copy(update={"training": run.training.resolved()})
-    objective = objective_to_train(run, run.located(), torch.device("cpu"))
-    train(objective, BatchReader(of_way["batches"]), run.training)
-    return {asked: validation.measure(objective)[claim.measure] for asked, validation in validations.items()}
+    trained = objective_to_train(run, run.located(), torch.device("cpu"))
+    train(trained, BatchReader(of_way["batches"]), run.training)
+    return {asked: validation.measure(trained)[claim.measure] for asked, validation in validations.items()}
 
 
 def trials(claim: Claim, ways: list[str], seeds: int, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

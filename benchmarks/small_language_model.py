@@ -3,8 +3,9 @@
     python -m benchmarks.small_language_model data/raw_wikipedia/docs.jsonl --output small_llama --minutes 8
 
 A byte-level BPE and a Llama of a few million weights from its configuration, both trained on the texts of JSON lines
-(field ``text``), saved as the hub has such models. Prints the loss on the last twentieth of the texts, which are held
-out.
+(field ``text``), saved as the hub has such models. Every twentieth text is held out. Prints the loss on the second
+halves of their blocks behind their own first halves, and behind those of another text: a model that reads what comes
+before has less loss behind its own.
 """
 
 import argparse
@@ -39,9 +40,29 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> PreTrainedTokenize
 
 
 def blocks_of(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], length: int) -> Tensor:
-    """All texts end to end, cut into blocks: int64 (blocks, length)."""
-    ids = [token for text in texts for token in tokenizer(text)["input_ids"]]
-    return torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
+    """Texts cut into blocks, of one text each: int64 (blocks, length). What is left of a text is not read."""
+    blocks = []
+    for text in texts:
+        ids = torch.tensor(tokenizer(text)["input_ids"])
+        blocks.append(ids[: len(ids) // length * length].view(-1, length))
+    return torch.cat(blocks)
+
+
+@torch.inference_mode()
+def losses(model: LlamaForCausalLM, blocks: Tensor) -> tuple[float, float]:
+    """Of second halves behind their own first halves, and behind those that stand half of all blocks on, in nats."""
+    half = blocks.shape[1] // 2
+    found = []
+    for before in (blocks, blocks.roll(len(blocks) // 2, dims=0)):
+        read = torch.cat([before[:, :half], blocks[:, half:]], dim=1)
+        labels = read.clone()
+        labels[:, :half] = -100
+        of_parts = [
+            model(input_ids=ids, labels=own).loss.item()
+            for ids, own in zip(read.split(64), labels.split(64), strict=True)
+        ]
+        found.append(sum(of_parts) / len(of_parts))
+    return found[0], found[1]
 
 
 def shuffled(blocks: Tensor, size: int, seed: int = 0) -> Iterator[Tensor]:
@@ -66,7 +87,8 @@ def main() -> None:
     arguments = parser.parse_args()
     texts = [json.loads(line)["text"] for file in arguments.files for line in file.open(encoding="utf-8")]
     tokenizer = train_tokenizer(texts, arguments.vocabulary)
-    held_out = blocks_of(tokenizer, texts[::_HELD_OUT], arguments.length)[:64]
+    held_out = blocks_of(tokenizer, texts[::_HELD_OUT], arguments.length)
+    held_out = held_out[torch.linspace(0, len(held_out) - 1, min(len(held_out), 256)).long()]  # of many texts
     blocks = blocks_of(tokenizer, [t for n, t in enumerate(texts) if n % _HELD_OUT], arguments.length)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -98,12 +120,14 @@ def main() -> None:
         steps += 1
         if steps % 50 == 0:
             print(f"{steps} steps, loss {loss.item():.3f}", flush=True)
-    with torch.inference_mode():
-        found = model.eval()(input_ids=held_out, labels=held_out).loss.item()
+    own, other = losses(model.eval(), held_out)
     model.save_pretrained(arguments.output)
     tokenizer.save_pretrained(arguments.output)
     size = sum(weight.numel() for weight in model.parameters()) / 1e6
-    print(f"{size:.1f} million weights, {steps} steps on {len(blocks):,} blocks, held-out loss {found:.3f}")
+    print(
+        f"{size:.1f} million weights, {steps} steps on {len(blocks):,} blocks, held-out loss {own:.3f} behind the same"
+        f" text, {other:.3f} behind another"
+    )
 
 
 if __name__ == "__main__":

@@ -177,8 +177,7 @@ def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> No
 def write_ranking(writer: ShardWriter, name: str, ranking: Ranking) -> None:
     """Adds a ranking for a later phase as two arrays in the folder ``name``."""
     for array, values in (("rows", ranking.rows), ("scores", ranking.scores)):
-        np.save(writer.path(f"{name}/{array}.npy"), values)
-        writer.add(f"{name}/{array}.npy")
+        writer.add_array(f"{name}/{array}.npy", values)
 
 
 def read_ranking(writer: ShardWriter, name: str) -> Ranking:
@@ -217,10 +216,10 @@ def join_ranking_blocks(
     for array in (rows, scores):
         array.flush()
     del rows, scores
-    pq.write_table(pa.table({"id": list(query_ids)}), writer.path("queries.parquet"), compression="zstd")
-    pq.write_table(pa.table({"id": document_ids}), writer.path("documents.parquet"), compression="zstd")
-    for name in ("run.trec", "rows.npy", "scores.npy", "queries.parquet", "documents.parquet"):
+    for name in ("run.trec", "rows.npy", "scores.npy"):
         writer.add(name)
+    for name, ids in (("queries", pa.array(query_ids)), ("documents", document_ids)):
+        writer.add_table(f"{name}.parquet", pa.table({"id": ids}))
     return writer.commit(len(query_ids), counts={"results": results})
 
 

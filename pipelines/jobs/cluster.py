@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -14,7 +13,7 @@ from pipelines.clustering.clusters import CLUSTERS
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
-from pipelines.jobs.lookups import add_array, map_array
+from pipelines.jobs.lookups import map_array
 from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
@@ -132,9 +131,9 @@ class Cluster(Stage[ClusterConfig]):
         groups = self._groups()
         rows = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_row", "document_row"])
         pairs = np.argsort(groups.labels, kind="stable")[groups.dropped :]
-        add_array(writer, _ARRAYS["pairs"], pairs)
-        add_array(writer, _ARRAYS["query_rows"], rows["query_row"].to_numpy()[pairs])
-        add_array(writer, _ARRAYS["document_rows"], rows["document_row"].to_numpy()[pairs])
+        writer.add_array(_ARRAYS["pairs"], pairs)
+        writer.add_array(_ARRAYS["query_rows"], rows["query_row"].to_numpy()[pairs])
+        writer.add_array(_ARRAYS["document_rows"], rows["document_row"].to_numpy()[pairs])
         return writer.commit(0)
 
     def _of_domain(self, shard: Shard, array: str) -> NDArray[np.int64]:
@@ -158,11 +157,8 @@ class Cluster(Stage[ClusterConfig]):
             name_of=lambda place: self._name(int(pairs[place])),
         )
         base = f"domains/{number:05d}"
-        table = pa.table({"pair": pairs, "cluster": clustering.assignments})
-        pq.write_table(table, writer.path(f"{base}.parquet"), compression="zstd")
-        np.save(writer.path(f"{base}.centroids.npy"), clustering.centroids)
-        writer.add(f"{base}.parquet")
-        writer.add(f"{base}.centroids.npy")
+        writer.add_table(f"{base}.parquet", pa.table({"pair": pairs, "cluster": clustering.assignments}))
+        writer.add_array(f"{base}.centroids.npy", clustering.centroids)
         left_out = shard.description["left_out"]
         return writer.commit(
             len(pairs),

@@ -188,8 +188,7 @@ class Filter(Stage[FilterConfig]):
             case "batches":
                 return self._make_batches(shard, writer)
         audits = [json.loads(writer.read(_audit_name(name))) for name in shard.description["of"]]
-        writer.path("audit.json").write_bytes(to_json(merge_audits(audits)))
-        writer.add("audit.json")
+        writer.add_json("audit.json", merge_audits(audits))
         return writer.commit(0)
 
     def _make_negatives(self, writer: ShardWriter) -> ShardRecord:

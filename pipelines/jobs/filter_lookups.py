@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.filtering.hard_negatives import NegativeLists, TeacherScores, TooFew, allowed_instead
 from pipelines.filtering.pair_batches import TEXT_ROWS
-from pipelines.jobs.lookups import add_array, earlier_file, map_array
+from pipelines.jobs.lookups import earlier_file, map_array
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
@@ -58,7 +58,7 @@ def make_positives(writer: ShardWriter, pairs: Artifact) -> ShardRecord:
     These are the pairs and whatever else is judged relevant, of any grade, in the splits that the pairs are of: pairs
     that were left out as repeats are known positives still.
     """
-    add_array(writer, _KEYS_FILE, np.concatenate([np.load(pairs.path(name)) for name in pairs.names(POSITIVES)]))
+    writer.add_array(_KEYS_FILE, np.concatenate([np.load(pairs.path(name)) for name in pairs.names(POSITIVES)]))
     return writer.commit(0)
 
 
@@ -81,7 +81,7 @@ def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], que
 
     write_mapped_rows(writer.path(_LISTS_FILE), _LISTS, tables())
     writer.add(_LISTS_FILE)
-    add_array(writer, _PLACES_FILE, places)
+    writer.add_array(_PLACES_FILE, places)
     return lengths
 
 
@@ -157,8 +157,8 @@ def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) ->
         names = [_id(collection, "queries", query), _id(collection, "documents", document)]
         raise UserError(f"{path} gives query {names[0]!r} and document {names[1]!r} two different scores. Keep one.")
     first = np.concatenate([[True], ~again])
-    add_array(writer, _SCORED_FILE, all_keys[first])
-    add_array(writer, _SCORES_FILE, all_scores[first])
+    writer.add_array(_SCORED_FILE, all_keys[first])
+    writer.add_array(_SCORES_FILE, all_scores[first])
     return writer.commit(0)
 
 

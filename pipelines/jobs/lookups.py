@@ -53,12 +53,6 @@ def open_parts(output: str, what: str, parts: int) -> MappedRows:
     return MappedRows([earlier_file(output, name, _file(name)) for name in names])
 
 
-def add_array(writer: ShardWriter, name: str, array: NDArray[Any]) -> None:
-    """Adds an array to a shard, to be read by ``map_array``."""
-    np.save(writer.path(name), array)
-    writer.add(name)
-
-
 def map_array(output: str, shard: str, name: str) -> NDArray[Any]:
     """An array that a shard of an earlier phase wrote, memory-mapped."""
     # as a plain array, whose slices cost less than those of a memmap

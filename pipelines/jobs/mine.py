@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from pipelines.jobs.lookups import add_array, map_array, part_shards
+from pipelines.jobs.lookups import map_array, part_shards
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
 from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys, rows_of_ids
@@ -136,12 +136,12 @@ class Mine(Stage[MineConfig]):
         match shard.description["make"]:
             case "rows":
                 for name, array in rows_of_ids(collection, run, self.config.split).items():
-                    add_array(writer, _lookup(name), array)
+                    writer.add_array(_lookup(name), array)
                 return writer.commit(0)
             case "keys":
                 documents = ParquetRows(collection, shard.description["files"])
                 keys = document_text_keys(documents, with_title=self.config.rules.with_title)
-                add_array(writer, _lookup(shard.name), keys)
+                writer.add_array(_lookup(shard.name), keys)
                 return writer.commit(0)
             case "lists":
                 inputs = self._open_inputs(collection, run, shard.description["keys"])

@@ -14,7 +14,6 @@ from pipelines.clustering.bisection import divide
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import (
-    add_array,
     earlier_file,
     earlier_record,
     map_array,
@@ -171,7 +170,7 @@ class Pack(Stage[PackConfig]):
         bounds = np.cumsum([0, *np.bincount(of_pairs, minlength=count)])
         arrays: list[NDArray[Any]] = [domain.pairs[by_region], domain.clusters[by_region], regions, bounds]
         for name, array in zip(_REGIONS, arrays, strict=True):
-            add_array(writer, _regions_file(number, name), array)
+            writer.add_array(_regions_file(number, name), array)
         return writer.commit(0)
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:

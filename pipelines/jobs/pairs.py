@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.lookups import add_array, earlier_record, shard_name
+from pipelines.jobs.lookups import earlier_record, shard_name
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
     DuplicateSettings,
@@ -400,11 +399,10 @@ class Pairs(Stage[PairsConfig]):
             queries = table["query_row"].slice(0, before + end - begin)
             # a query whose pairs begin in the file before was counted there
             counts["queries"] = len(queries.unique()) - len(queries.slice(0, before).unique())
-            name, own = f"pairs/{number:05d}.parquet", table.select(SCHEMA.names).slice(before, end - begin)
-            pq.write_table(own.cast(SCHEMA).combine_chunks(), writer.path(name), compression="zstd")
-            writer.add(name)
+            own = table.select(SCHEMA.names).slice(before, end - begin).cast(SCHEMA)
+            writer.add_table(f"pairs/{number:05d}.parquet", own.combine_chunks())
         positives = self._read("answered", shard, [number], "positives")["key"].to_numpy()
-        add_array(writer, f"{POSITIVES}{number:05d}.npy", np.unique(positives))
+        writer.add_array(f"{POSITIVES}{number:05d}.npy", np.unique(positives))
         found = self._found(shard) if not number else _Found(counts={}, dropped={}, facts={})
         counts.update(found["counts"])
         return writer.commit(max(0, end - begin), counts=counts, dropped=found["dropped"], facts=found["facts"])

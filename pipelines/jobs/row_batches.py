@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
-from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
+from pipelines.jobs.lookups import map_array, open_parts, part_shards, write_part
 from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
@@ -171,11 +171,11 @@ class RowBatches(Stage[Config]):
                 return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
             case "stretches":
                 for name, array in vars(self._grouped(shard.description["most"])[0]).items():
-                    add_array(writer, f"lookup/stretches-{name}.npy", array)
+                    writer.add_array(f"lookup/stretches-{name}.npy", array)
                 return writer.commit(0)
             case "order":
                 order = self._order(shard.description)
-                add_array(writer, _order_name(shard.name), order)
+                writer.add_array(_order_name(shard.name), order)
                 if not self.shared:
                     return writer.commit(0)
                 facts = {"epoch": shard.description["epoch"], "batches": len(order), "batch_size": order.shape[1]}

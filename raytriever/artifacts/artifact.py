@@ -21,7 +21,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raytriever.artifacts.storage import (
     TEMPORARY_PREFIX,
@@ -373,6 +376,21 @@ class ShardWriter:
         self._folder.put(name, path)
         if stamp := self._folder.stamp(name):
             self._stamps[name] = stamp
+
+    def add_array(self, name: str, array: NDArray[Any]) -> None:
+        """Puts an array into the artifact as ``.npy``."""
+        np.save(self.path(name), array)
+        self.add(name)
+
+    def add_table(self, name: str, table: pa.Table) -> None:
+        """Puts a table into the artifact as parquet."""
+        pq.write_table(table, self.path(name), compression="zstd")
+        self.add(name)
+
+    def add_json(self, name: str, value: Any) -> None:
+        """Puts what ``to_strict_json`` writes into the artifact."""
+        self.path(name).write_bytes(to_strict_json(value))
+        self.add(name)
 
     def discard(self) -> None:
         """Removes the files added so far: of a shard that fails nothing stays."""

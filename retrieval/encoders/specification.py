@@ -235,8 +235,8 @@ class EncoderContract(Settings):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all that is compared; settings at their defaults don't count, so that new ones change none."""
-        values = self.model_dump(mode="json", exclude=_NOT_COMPARED, exclude_defaults=True)
+        """SHA-256 of all that is compared."""
+        values = self.model_dump(mode="json", exclude=_NOT_COMPARED)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def require_queries(

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.artifacts.artifact import Artifact, ShardWriter, to_strict_json
+from raytriever.artifacts.artifact import Artifact, ShardWriter
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery
@@ -64,16 +64,8 @@ def write_evaluation(
 ) -> None:
     """Adds the files that ``StoredEvaluation`` reads; ``metrics`` are of ``metrics_of`` and ``how_it_was_measured``."""
     for name, content in ((METRICS, metrics), (COMPARISONS, comparisons)):
-        write_json(writer, name, content)
-    table = per_query_table(systems, metrics["measures"])
-    pq.write_table(table, writer.path(PER_QUERY), compression="zstd")
-    writer.add(PER_QUERY)
-
-
-def write_json(writer: ShardWriter, name: str, value: Any) -> None:
-    """Adds a file of JSON."""
-    writer.path(name).write_bytes(to_strict_json(value))
-    writer.add(name)
+        writer.add_json(name, content)
+    writer.add_table(PER_QUERY, per_query_table(systems, metrics["measures"]))
 
 
 def metrics_of(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> dict[str, Any]:

@@ -83,10 +83,9 @@ class Context(ModelStage[ContextConfig]):
         return [Shard("all")]
 
     def resolved(self) -> dict[str, Any]:
-        """Domains in one order, each once, and not at all where they aren't set."""
-        values = super().resolved()
-        domains = values.pop("domains")
-        return values if domains is None else values | {"domains": sorted(set(domains))}
+        """Domains in one order, each once."""
+        domains = self.config.domains
+        return super().resolved() | {"domains": domains and sorted(set(domains))}
 
     def _of_domains(self) -> str:
         return "" if self.config.domains is None else f" of {', '.join(map(repr, sorted(set(self.config.domains))))}"

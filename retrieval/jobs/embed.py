@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
@@ -215,11 +214,9 @@ class Embed(ModelStage[EmbedConfig]):
         role: Role = "query" if part == "queries" else "document"
         vectors = encode_texts(towers.of(role), texts, role, token_budget=self.config.token_budget, turns=self._turns)
         name = f"{part}/{shard.description['number']:05d}"
-        np.save(writer.path(f"{name}.npy"), _in_half_precision(vectors, table["id"], self.config.encoder.model))
+        writer.add_array(f"{name}.npy", _in_half_precision(vectors, table["id"], self.config.encoder.model))
         ids = pa.table({"id": table["id"]} | ({} if self._is_whole(part) else {ROW: rows}))
-        pq.write_table(ids, writer.path(f"{name}.ids.parquet"), compression="zstd")
-        writer.add(f"{name}.npy")
-        writer.add(f"{name}.ids.parquet")
+        writer.add_table(f"{name}.ids.parquet", ids)
         if part == self.config.parts[0] and not shard.description["number"]:
             context = self._context()
             if context is not None:

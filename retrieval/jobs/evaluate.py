@@ -33,7 +33,6 @@ from retrieval.evaluation.stored import (
     how_it_was_measured,
     metrics_of,
     write_evaluation,
-    write_json,
 )
 from retrieval.rankings import StoredRanking, file_fingerprint, ranking_fingerprint
 
@@ -155,7 +154,7 @@ class Evaluate(Stage[EvaluateConfig]):
         write_evaluation(writer, metrics, systems, comparisons)
         if config.by_domain and judged_by.collection is not None:
             domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)
-            write_json(writer, DOMAINS, domain_means(systems, measures, domains))
+            writer.add_json(DOMAINS, domain_means(systems, measures, domains))
         return writer.commit(len(systems), counts={"queries": metrics["queries"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002

@@ -93,10 +93,9 @@ class ImportVectors(Stage[ImportVectorsConfig]):
             raise UserError(f"The vectors of the two sides differ in dimension: {shapes}. Make both by one encoder.")
         _require_order(collection, stored)
         for part in stored:
-            ids = pa.table({"id": collection.rows_of(part).read(["id"])["id"]})
-            pq.write_table(ids, writer.path(f"{part}/00000.ids.parquet"), compression="zstd")
             writer.add(f"{part}/00000.npy")
-            writer.add(f"{part}/00000.ids.parquet")
+            ids = collection.rows_of(part).read(["id"])["id"]
+            writer.add_table(f"{part}/00000.ids.parquet", pa.table({"id": ids}))
         counts = {str(part): len(vectors) for part, vectors in stored.items()}
         return writer.commit(sum(counts.values()), counts=counts, facts={"dimension": vectors.shape[1]})
 

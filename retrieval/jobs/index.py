@@ -179,9 +179,7 @@ class Index(Stage[IndexConfig]):
         return self._commit(shard, joined(ids), writer)
 
     def _commit(self, shard: Shard, ids: pa.ChunkedArray, writer: ShardWriter) -> ShardRecord:
-        name = f"ids/{shard.name}.parquet"
-        pq.write_table(pa.table({"id": ids}), writer.path(name), compression="zstd")
-        writer.add(name)
+        writer.add_table(f"ids/{shard.name}.parquet", pa.table({"id": ids}))
         return writer.commit(len(ids), facts={"first_row": shard.description["start"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002

@@ -18,7 +18,6 @@ from retrieval.encoders.towers import resolve_form
 from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
 from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
-from retrieval.evaluation.stored import write_json
 from retrieval.jobs.model_stage import ModelStage, prompts_ahead
 from retrieval.mteb_encoder import RaytrieverEncoder, result_name
 from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version
@@ -147,7 +146,7 @@ class Mteb(ModelStage[MtebConfig]):
         if "tasks" in shard.description:
             files = [writer.read(f"{RECORDS}{name}.json") for name in shard.description["tasks"]]
             of_tasks = [ShardRecord.from_json(json.loads(file)).facts for file in files]
-            write_json(writer, RESULTS, summarize(self._name, of_tasks))
+            writer.add_json(RESULTS, summarize(self._name, of_tasks))
             return writer.commit(0)
         task, encoder = self._tasks[shard.description["task"]], self._encoder
         encoder.use_tasks([task])

@@ -14,7 +14,7 @@ from raytriever.settings.configuration import Input, did_you_mean
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
 from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
-from retrieval.evaluation.stored import StoredEvaluation, write_json
+from retrieval.evaluation.stored import StoredEvaluation
 from retrieval.evaluation.suite_table import MEAN, MeasureTable, measure_tables, require_same_systems, shown_table
 
 TABLES = "tables"
@@ -76,7 +76,7 @@ class SuiteTable(Stage[TableConfig]):
         """All tables, as JSON and as a page."""
         evaluations = {name: StoredEvaluation(path).values() for name, path in self.config.evaluations.items()}
         tables = measure_tables(evaluations, self.config.groups)
-        write_json(writer, RESULTS, [asdict(table) for table in tables])
+        writer.add_json(RESULTS, [asdict(table) for table in tables])
         columns = len(self.config.evaluations)
         subtitle = f"Raytriever · {counted(len(tables[0].values), 'system')} on {counted(columns, 'collection')}"
         sections = [

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import FalseNegativeSettings
-from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, part_shards
+from pipelines.jobs.lookups import earlier_file, earlier_record, map_array, part_shards
 from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import (
@@ -46,7 +46,6 @@ from retrieval.evaluation.stored import (
     metrics_of,
     per_query_table,
     write_evaluation,
-    write_json,
 )
 from trainers.probe.static_encoder import StaticEncoder, TokenLists
 from trainers.probe.trial import read_epoch, search, train
@@ -169,8 +168,8 @@ class Probe(Stage[ProbeConfig]):
             how = {"add_special_tokens": False, "truncation": True, "max_length": self.config.max_length}
             lists += self._encoder.tokenizer(texts_of(table, part), **how)["input_ids"]
         found = TokenLists.of(lists)
-        add_array(writer, f"{shard.name}.tokens.npy", found.tokens)
-        add_array(writer, f"{shard.name}.offsets.npy", found.offsets)
+        writer.add_array(f"{shard.name}.tokens.npy", found.tokens)
+        writer.add_array(f"{shard.name}.offsets.npy", found.offsets)
         return writer.commit(0)
 
     def _tokens(self, part: TextPart, parts: int) -> TokenLists:
@@ -197,9 +196,7 @@ class Probe(Stage[ProbeConfig]):
             facts |= asdict(trained) | {"seconds": time.perf_counter() - started}
         found = search(encoder, collection, (queries, documents), sorted(judged))
         measured = evaluate(judged, found, [config.measure])
-        name = f"{shard.name}.parquet"
-        pq.write_table(per_query_table({"": measured}, [config.measure]), writer.path(name))
-        writer.add(name)
+        writer.add_table(f"{shard.name}.parquet", per_query_table({"": measured}, [config.measure]))
         return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
 
     def _first_vectors(self, seed: int) -> NDArray[np.float32]:
@@ -225,7 +222,7 @@ class Probe(Stage[ProbeConfig]):
         chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
         metrics = how | metrics_of(systems, measures)
         write_evaluation(writer, metrics, systems, comparisons)
-        write_json(writer, TRIALS, {"ways": ways, "recommended": chosen, "level": level})
+        writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.path(RECOMMENDED).write_text(self._fragment(chosen), encoding="utf-8")
         evaluated = Evaluated(metrics, comparisons, config.significance_level)
         first = next(iter(config.batches))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.artifacts.artifact import Artifact, ShardWriter, to_json
+from raytriever.artifacts.artifact import Artifact, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
@@ -133,11 +133,9 @@ class CorpusContext:
 
     def write(self, writer: ShardWriter) -> None:
         """Adds the three files to a shard."""
-        writer.path(_DESCRIPTION).write_bytes(to_json(asdict(self.description)))
-        np.save(writer.path(_VECTORS), self.vectors)
-        pq.write_table(self.documents, writer.path(_DOCUMENTS), compression="zstd")
-        for name in (_DESCRIPTION, _VECTORS, _DOCUMENTS):
-            writer.add(name)
+        writer.add_json(_DESCRIPTION, asdict(self.description))
+        writer.add_array(_VECTORS, self.vectors)
+        writer.add_table(_DOCUMENTS, self.documents)
 
 
 def copy_context(artifact: Artifact, writer: ShardWriter) -> None:
