@@ -4,11 +4,13 @@
 
 Ids get the folder's name before them, texts and judgments stay. Of a folder's training judgments at most ``--pairs``
 are taken, evenly over the file; of the test split (dev, where there is none) all, at most ``--test-queries`` queries.
+Of documents that nothing of this judges at most ``--other-documents`` are taken of a folder, the first ones.
 """
 
 import argparse
 import csv
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=6_000)
     parser.add_argument("--test-queries", type=int, default=500)
+    parser.add_argument("--other-documents", type=int, default=sys.maxsize)
     arguments = parser.parse_args()
     (arguments.output / "qrels").mkdir(parents=True)
     splits: dict[str, list[Judgment]] = {"train": [], "test": []}
@@ -33,7 +36,7 @@ def main() -> None:
         asked = set(spread(list(dict.fromkeys(query for query, _, _ in held_out)), arguments.test_queries))
         splits["train"] += prefixed(folder.name, spread(train, arguments.pairs))
         splits["test"] += prefixed(folder.name, (judgment for judgment in held_out if judgment[0] in asked))
-    judged = {query for split in splits.values() for query, _, _ in split}
+    judged = {name for split in splits.values() for query, document, _ in split for name in (query, document)}
     for name, found in splits.items():
         with (arguments.output / "qrels" / f"{name}.tsv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter="\t")
@@ -42,8 +45,10 @@ def main() -> None:
     for name in ("corpus", "queries"):
         with (arguments.output / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             for folder in arguments.folders:
+                others = arguments.other_documents if name == "corpus" else 0
                 for record in records(folder / f"{name}.jsonl", folder.name):
-                    if name == "corpus" or record["_id"] in judged:
+                    if record["_id"] in judged or others > 0:
+                        others -= record["_id"] not in judged
                         file.write(json.dumps(record, ensure_ascii=False) + "\n")
     print(f"{len(splits['train']):,} training pairs of {len(arguments.folders)} domains in {arguments.output}")
 

@@ -181,17 +181,11 @@ def test_cells_share_the_work_of_their_domain() -> None:
 
 
 def test_the_measured_run_comes_back() -> None:
-    """A million pairs of one domain on two cores, of `pairs` ten million: the table of docs/scale.md."""
-
-    def seconds(pairs: int) -> dict[str, float]:
-        workload, machines = Workload(domains=(pairs,), epochs=1), replace(FAST, cores=2)
-        return {found.stage.name: found.seconds for found in forecasts(workload, FREE, machines)}
-
-    assert seconds(10_000_000)["pairs"] == pytest.approx(85, rel=0.03)
-    million = seconds(1_000_000)
-    assert million["cluster"] == pytest.approx(55, rel=0.06)
-    assert million["pack"] == pytest.approx(24, rel=0.03)
-    assert million["filter"] == pytest.approx(37, rel=0.05)
+    """Ten million pairs of one domain on two cores: the table of docs/scale.md."""
+    workload, machines = Workload(domains=(10_000_000,), epochs=1), replace(FAST, cores=2)
+    seconds = {found.stage.name: found.seconds for found in forecasts(workload, FREE, machines)}
+    for stage, measured in {"pairs": 84, "cluster": 767, "pack": 144, "filter": 246}.items():
+        assert seconds[stage] == pytest.approx(measured, rel=0.04)
 
 
 FIGURES = {

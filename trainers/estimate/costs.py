@@ -62,16 +62,16 @@ class Job:
 class Calibration:
     """Seconds of one core where nothing else is said; docs/scale.md and docs/benchmarks.md say how they were measured.
 
-    The tasks of jobs were measured with 300,000 pairs; the rest is for the unit named behind it.
+    Jobs were measured with ten million pairs; the rest is for the unit named behind it.
     """
 
-    pairs: Job = Job(79, 10_000_000)  # of 85 s; the rest is opening files
+    pairs: Job = Job(78, 10_000_000)  # of 84 s; the rest is opening files
     pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
     exchanged: float = 180  # bytes of a pair, written by all phases of pairs
-    cluster: Job = Job(55)
-    cluster_rows: float = 0.17e-6  # a pair whose rows are put where all workers find them
-    pack: Job = Job(24, cores=1)  # of one region
-    filter: Job = Job(37)
+    cluster: Job = Job(767, 10_000_000)
+    cluster_rows: float = 0.11e-6  # a pair whose rows are put where all workers find them
+    pack: Job = Job(144, 10_000_000)  # of regions
+    filter: Job = Job(246, 10_000_000)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
     collect: tuple[float, ...] = (31e-6, 2.4e-6, 3.2e-6)  # a pair: read, compared, written
     handed_on: float = 0.83  # bytes of what collect's tasks hand on, over those of the texts
