@@ -79,7 +79,7 @@ _REVELA = {
     "objective.max_length": 96,
     "objective.first_half": True,
     "objective.similarity_temperature": 0.02,
-    "training.epochs": 1,
+    "training.max_steps": 500,
     "training.optimizer.learning_rate": 1e-4,
 }
 _CONTEXT = {"objective.context_documents": 16, "objective.context_max_length": 64, "objective.kind": "contextual"}
