@@ -43,7 +43,7 @@ class ClusterConfig(StageConfig):
     smallest_domain: int = Field(default=64, gt=0)
     """Pairs of a domain that is not small; the batch size, since a domain must fill one batch."""
     small_domains: SmallDomains = "refuse"
-    """What becomes of smaller domains."""
+    """What becomes of smaller domains; 'merge_all' takes all domains for one."""
     kmeans: KMeansSettings = KMeansSettings()
     """How."""
     seed: int = Field(default=0, ge=0)

@@ -42,7 +42,8 @@ def group_domains(
     names, codes = _in_order(domains)
     counts = np.bincount(codes, minlength=len(names))
     group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
-    groups = [name for name, count in zip(names, counts, strict=True) if count >= smallest]
+    is_alone = (counts >= smallest) & (small_domains != "merge_all")
+    groups = [name for name, alone in zip(names, is_alone, strict=True) if alone]
     if group_of.max() == len(groups):
         if MERGED in groups:
             raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")

@@ -75,7 +75,7 @@ def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:
 
 # Domains: as numbers, a column of names after another in little memory, and what becomes of small ones.
 
-SmallDomains = Literal["refuse", "merge", "drop"]
+SmallDomains = Literal["refuse", "merge", "merge_all", "drop"]
 _NAMED = 8
 
 
@@ -114,9 +114,9 @@ def keep_domains(
 
     ``counts``: how many rows, in words ``what``, each domain has. Of those with fewer than ``smallest``, "merge" makes
     one group, dropped where even that is too small, "drop" none; "refuse" raises a ``UserError`` that names them. One
-    is raised, too, where nothing is left. ``limit``: what a user may lower, in words.
+    is raised, too, where nothing is left. "merge_all" makes one of all. ``limit``: what a user may lower, in words.
     """
-    small = counts < smallest
+    small = (counts < smallest) | (small_domains == "merge_all")
     if small.any() and small_domains == "refuse":
         listed = [f"{names[at] or '(none)'} ({counts[at]})" for at in np.flatnonzero(small)[:_NAMED]]
         raise UserError(
@@ -125,7 +125,7 @@ def keep_domains(
             f" together) or drop, or lower {limit}."
         )
     groups = np.where(small, -1, np.cumsum(~small) - 1)
-    if small_domains == "merge" and counts[small].sum() >= smallest:
+    if small_domains.startswith("merge") and counts[small].sum() >= smallest:
         groups[small] = (~small).sum()
     if not (groups >= 0).any():
         raise UserError(

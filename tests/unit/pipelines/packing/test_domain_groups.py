@@ -30,6 +30,12 @@ def test_small_domains_merge_where_they_fill_a_batch() -> None:
     assert found.dropped == 7
 
 
+def test_all_domains_merge_as_one() -> None:
+    found = group_domains(DOMAINS, 3, "merge_all")
+    assert found.names == ("(merged)",)
+    assert not found.labels.any()
+
+
 def test_small_domains_drop() -> None:
     found = group_domains(DOMAINS, 7, "drop")
     assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9

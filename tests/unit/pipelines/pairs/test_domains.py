@@ -29,6 +29,7 @@ def test_small_domains() -> None:
     assert keep_domains(names, counts, 16, "drop", "chunks").tolist() == [0, -1, 1, -1]
     assert keep_domains(names, counts, 16, "merge", "chunks").tolist() == [0, 2, 1, 2]
     assert keep_domains(names, np.array([20, 3, 16, 2]), 16, "merge", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts, 16, "merge_all", "chunks").tolist() == [0, 0, 0, 0]
     assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
     with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
         keep_domains(names, counts, 16, "refuse", "chunks")
