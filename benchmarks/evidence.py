@@ -79,8 +79,7 @@ _REVELA = {
     "objective.max_length": 96,
     "objective.first_half": True,
     "objective.similarity_temperature": 0.02,
-    "training.max_steps": 500,
-    "training.optimizer.learning_rate": 1e-4,
+    "training.max_steps": 200,
 }
 _CONTEXT = {"objective.context_documents": 16, "objective.context_max_length": 64, "objective.kind": "contextual"}
 
@@ -166,7 +165,7 @@ CLAIMS = {
     # run revela_batches, chunks of 60 words, batches of 8; in its folder squad_dpr, collected as "corpus", and a model
     # of benchmarks.small_language_model as "language_model"
     "chunk_batches": Claim(
-        {"chunks": {"batches": "batches"}, "random": {"batches": "random_batches"}},
+        with_rates({"chunks": {"batches": "batches"}, "random": {"batches": "random_batches"}}, 3e-5, 1e-4),
         ("chunks", "random"),
         "greater",
         0.01,
@@ -174,7 +173,7 @@ CLAIMS = {
         settings=_REVELA,
     ),
     "value_normalization": Claim(
-        {"with": {}, "without": {"objective.value_normalization": False}},
+        with_rates({"with": {}, "without": {"objective.value_normalization": False}}, 3e-5, 1e-4),
         ("with", "without"),
         "greater",
         0.01,
