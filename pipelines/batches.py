@@ -11,7 +11,7 @@ it.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -325,6 +325,8 @@ class BatchWriter:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._file.close()
+        if kind is None:
+            self._writer.add(self._name)
 
     def write(self, batch: pa.Table) -> None:
         """Adds one batch; its columns, in any order, are those of the schema."""
@@ -333,15 +335,8 @@ class BatchWriter:
         self._file.write_table(batch.select(self._schema.names).cast(self._schema), row_group_size=self._size)
         self._batches += 1
 
-    def commit(
-        self,
-        counts: Mapping[str, int] | None = None,
-        dropped: Mapping[str, int] | None = None,
-        beside: Sequence[str] = (),
-    ) -> ShardRecord:
-        """Commits the shard with the facts that ``BatchReader`` needs; ``beside``: more files built for it."""
-        for name in [self._name, *beside]:
-            self._writer.add(name)
+    def commit(self, counts: Mapping[str, int] | None = None, dropped: Mapping[str, int] | None = None) -> ShardRecord:
+        """Commits the shard with the facts that ``BatchReader`` needs."""
         facts = {"epoch": self._epoch, "batches": self._batches, "batch_size": self._size}
         counted = {"batches": self._batches, **(counts or {})}
         return self._writer.commit(self._batches * self._size, counts=counted, dropped=dropped, facts=facts)

@@ -33,7 +33,7 @@ from pipelines.jobs.lookups import open_parts, pair_row_shards, pair_rows, part_
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
 from pipelines.pairs.pairs import PAIRS
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin, to_json
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
@@ -218,9 +218,8 @@ class Filter(Stage[FilterConfig]):
                 audit.add(audited)
         found = audit.to_json()
         masked = {f"masked by {rule}": of_rule["negatives"] for rule, of_rule in found["rules"].items()}
-        name = _audit_name(shard.name)
-        writer.path(name).write_bytes(to_json(found))
-        return file.commit({"negatives": found["negatives"], **counts, **masked}, beside=[name])
+        writer.add_json(_audit_name(shard.name), found)
+        return file.commit({"negatives": found["negatives"], **counts, **masked})
 
     def _batches(self, parts: dict[str, int]) -> PairBatches:
         config, output = self.config, self.config.output

@@ -19,7 +19,6 @@ from raytriever.artifacts.artifact import (
     ShardWriter,
     require_own_queries,
     require_same_origin,
-    to_json,
 )
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
@@ -147,8 +146,7 @@ class Mine(Stage[MineConfig]):
                 inputs = self._open_inputs(collection, run, shard.description["keys"])
                 return self._make_lists(inputs, shard, writer)
         audits = [json.loads(writer.read(f"audits/{number:05d}.json")) for number in range(len(self._blocks(run)))]
-        writer.path("audit.json").write_bytes(to_json(merge_audits(audits)))
-        writer.add("audit.json")
+        writer.add_json("audit.json", merge_audits(audits))
         return writer.commit(0)
 
     def _open_inputs(self, collection: StoredCollection, run: StoredRanking, keys: list[str]) -> MiningInputs:
@@ -170,12 +168,11 @@ class Mine(Stage[MineConfig]):
         lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
         if self.config.form == "labelled_lists":
             lists = labelled_lists(lists, block.positives)
-        names = f"candidates/{shard.name}.parquet", f"audits/{shard.name}.json"
-        write_lists(writer.path(names[0]), queries.query_ids, queries.query_rows, lists, inputs.documents)
+        name = f"candidates/{shard.name}.parquet"
+        write_lists(writer.path(name), queries.query_ids, queries.query_rows, lists, inputs.documents)
+        writer.add(name)
         audit = block_audit(rules, queries, rule_of, chosen, self.config.number, inputs.describe)
-        writer.path(names[1]).write_bytes(to_json(audit))
-        for name in names:
-            writer.add(name)
+        writer.add_json(f"audits/{shard.name}.json", audit)
         dropped = {name: group["candidates"] for name, group in audit["rules"].items()}
         return writer.commit(len(queries.query_ids), counts={"candidates": len(lists.rows)}, dropped=dropped)
 

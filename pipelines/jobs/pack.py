@@ -301,8 +301,10 @@ class Pack(Stage[PackConfig]):
         return Artifact(self.config.pairs, PAIRS).fingerprint
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which pairs the numbers mean."""
-        return {"origins": records[0].facts["origins"]}
+        """Which pairs the numbers mean, and what became of small domains."""
+        clusters, small = self.config.clusters, self.config.small_domains
+        small = Artifact(clusters, CLUSTERS).config["small_domains"] if clusters else small
+        return {"origins": records[0].facts["origins"], "small_domains": small}
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""

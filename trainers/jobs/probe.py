@@ -237,9 +237,13 @@ class Probe(Stage[ProbeConfig]):
         """A recipe that differs from ``recipe`` in what the chosen batches were made with."""
         settings: dict[str, Any] = {}
         if chosen in self.config.packings:
-            packed = Artifact(self.config.packings[chosen], PACKING).config
-            changed = PackingSettings.model_validate(packed["packing"]).model_dump(mode="json", exclude_defaults=True)
-            settings |= {"packing.packing": changed, "packing.epochs": packed["epochs"]}
+            packing = Artifact(self.config.packings[chosen], PACKING)
+            packed = PackingSettings.model_validate(packing.config["packing"])
+            settings |= {
+                "clusters.small_domains": packing.manifest["facts"]["small_domains"],
+                "packing.packing": packed.model_dump(mode="json", exclude_defaults=True),
+                "packing.epochs": packing.config["epochs"],
+            }
         rules = BatchReader(self.config.batches[chosen]).artifact.config["false_negatives"]
         changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
         settings["batches.false_negatives"] = changed
@@ -252,8 +256,7 @@ class Probe(Stage[ProbeConfig]):
         found, stored = artifact.read_json(TRIALS), StoredEvaluation(artifact.uri)
         evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
         blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
-        level = "; ".join(found["level"])
-        beside = f" (not significantly better than: {level})" if level else ""
+        beside = f" (not significantly better than: {'; '.join(found['level'])})" if found["level"] else ""
         return ["", *block_lines(blocks), "", f"recommended: {found['recommended']}{beside}", ""]
 
 
