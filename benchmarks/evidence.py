@@ -79,7 +79,9 @@ _REVELA = {
     "objective.max_length": 96,
     "objective.first_half": True,
     "objective.similarity_temperature": 0.02,
-    "training.max_steps": 200,
+    "training.max_steps": 25,
+    "training.batches_per_step": 8,
+    "training.optimizer.learning_rate": 1e-4,
 }
 _CONTEXT = {"objective.context_documents": 16, "objective.context_max_length": 64, "objective.kind": "contextual"}
 
@@ -165,7 +167,7 @@ CLAIMS = {
     # run revela_batches, chunks of 60 words, batches of 8; in its folder squad_dpr, collected as "corpus", and a model
     # of benchmarks.small_language_model as "language_model"
     "chunk_batches": Claim(
-        with_rates({"chunks": {"batches": "batches"}, "random": {"batches": "random_batches"}}, 3e-5, 1e-4),
+        {"chunks": {"batches": "batches"}, "random": {"batches": "random_batches"}},
         ("chunks", "random"),
         "greater",
         0.01,
@@ -173,7 +175,7 @@ CLAIMS = {
         settings=_REVELA,
     ),
     "value_normalization": Claim(
-        with_rates({"with": {}, "without": {"objective.value_normalization": False}}, 3e-5, 1e-4),
+        {"with": {}, "without": {"objective.value_normalization": False}},
         ("with", "without"),
         "greater",
         0.01,

@@ -63,11 +63,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("probe", help="the folder of a finished probe")
     parser.add_argument("--collection", required=True, help="the probe's")
+    parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2", help="the probe's")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     probe, collection = Artifact(arguments.probe), StoredCollection(arguments.collection)
     config = probe.config
-    settings = EncoderSettings(model=config["encoder"]["model"], pooling="mean")
+    settings = EncoderSettings(model=arguments.encoder, pooling="mean")
     located = locate_named(settings)
     reader: Any = load_encoder(settings, located.path, located.fingerprint)
     first = reader.transformer.get_input_embeddings().weight.detach().numpy()
