@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.clustering.clusters import DomainPairs
-from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains, read_pairs
+from pipelines.pairs.pairs import DomainNumbers, SmallDomains, are_small, keep_domains, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
@@ -42,8 +42,7 @@ def group_domains(
     names, codes = _in_order(domains)
     counts = np.bincount(codes, minlength=len(names))
     group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
-    is_alone = (counts >= smallest) & (small_domains != "merge_all")
-    groups = [name for name, alone in zip(names, is_alone, strict=True) if alone]
+    groups = [names[at] for at in np.flatnonzero(~are_small(counts, smallest, small_domains))]
     if group_of.max() == len(groups):
         if MERGED in groups:
             raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")

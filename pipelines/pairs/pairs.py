@@ -102,6 +102,11 @@ class DomainNumbers:
         return np.concatenate(found)
 
 
+def are_small(counts: NDArray[np.int64], smallest: int, small_domains: SmallDomains) -> NDArray[np.bool_]:
+    """Whether a domain is no group of its own, (domains,): with "merge_all" none of several is."""
+    return (counts < smallest) | (small_domains == "merge_all" and len(counts) > 1)
+
+
 def keep_domains(
     names: Sequence[str],
     counts: NDArray[np.int64],
@@ -116,7 +121,7 @@ def keep_domains(
     one group, dropped where even that is too small, "drop" none; "refuse" raises a ``UserError`` that names them. One
     is raised, too, where nothing is left. "merge_all" makes one of all. ``limit``: what a user may lower, in words.
     """
-    small = (counts < smallest) | (small_domains == "merge_all")
+    small = are_small(counts, smallest, small_domains)
     if small.any() and small_domains == "refuse":
         listed = [f"{names[at] or '(none)'} ({counts[at]})" for at in np.flatnonzero(small)[:_NAMED]]
         raise UserError(

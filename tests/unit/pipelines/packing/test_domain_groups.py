@@ -34,6 +34,7 @@ def test_all_domains_merge_as_one() -> None:
     found = group_domains(DOMAINS, 3, "merge_all")
     assert found.names == ("(merged)",)
     assert not found.labels.any()
+    assert group_domains(pa.chunked_array([["a"] * 9]), 3, "merge_all").names == ("a",)
 
 
 def test_small_domains_drop() -> None:
