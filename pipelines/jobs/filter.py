@@ -108,7 +108,7 @@ class Filter(Stage[FilterConfig]):
 
     command = "filter"
     kind = BATCHES
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = FilterConfig
     unit = "examples"
     results = ("audit.json",)

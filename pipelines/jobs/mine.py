@@ -65,7 +65,7 @@ class Mine(Stage[MineConfig]):
 
     command = "mine"
     kind = CANDIDATES
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = MineConfig
     unit = "queries"
     results = ("audit.json",)

@@ -82,7 +82,7 @@ class Pack(Stage[PackConfig]):
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = PackConfig
     unit = "examples"
 
