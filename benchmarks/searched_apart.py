@@ -75,7 +75,9 @@ def main() -> None:
     how = {"add_special_tokens": False, "truncation": True, "max_length": config["max_length"]}
     parts: tuple[TextPart, TextPart] = ("queries", "documents")
     texts = {part: texts_of(collection.rows_of(part).read(["id", *text_columns(part)]), part) for part in parts}
-    tokens = {part: TokenLists.of(reader.tokenizer(texts[part], **how)["input_ids"]) for part in parts}
+    tokens: dict[TextPart, TokenLists] = {
+        part: TokenLists.of(reader.tokenizer(texts[part], **how)["input_ids"]) for part in parts
+    }
     judged = collection_judgments(collection.uri, config["split"], [_MEASURE]).qrels
     learning = config["temperature"], config["learning_rate"]
     for name, path in batches_of(probe).items():
