@@ -164,8 +164,9 @@ CLAIMS = {
         },
         tested=("corpus", "other"),
     ),
-    # run revela_batches, chunks of 60 words, batches of 8; in its folder squad_dpr, collected as "corpus", and a model
-    # of benchmarks.small_language_model as "language_model"
+    # run revela_batches, chunks.chunking.max_words=60, batches of 8; in its folder squad_dpr, collected as "corpus",
+    # and "language_model": benchmarks.small_language_model of raw_wikipedia, raw_techdocs, raw_stackexchange_threads,
+    # --minutes 9 --width 192 --vocabulary 2000 --length 192
     "chunk_batches": Claim(
         {"chunks": {"batches": "batches"}, "random": {"batches": "random_batches"}},
         ("chunks", "random"),

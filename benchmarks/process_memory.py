@@ -22,9 +22,8 @@ def watched() -> Iterator[dict[str, int]]:
         while not finished.wait(pause):
             started = time.monotonic()
             now = _memory_of_all()
-            pause = max(
-                pause, 20 * (time.monotonic() - started)
-            )  # the kernel counts the pages of large files one by one
+            # the kernel counts the pages of large files one by one
+            pause = max(pause, 20 * (time.monotonic() - started))
             for key, value in now.items():
                 peak[key] = max(peak[key], value)
 

@@ -26,6 +26,9 @@ from retrieval.encoders.text_encoder import load_encoder
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate
 from retrieval.indexes.exact_search import exact_top_k
+from retrieval.indexes.top_k import Ranking
+from retrieval.rankings import ranking_by_ids
+from trainers.jobs.probe import TRIALS
 from trainers.probe.static_encoder import StaticEncoder, TokenLists
 from trainers.probe.trial import read_epoch, train
 
@@ -38,22 +41,23 @@ def domains_of(ids: Iterable[str]) -> NDArray[np.str_]:
 
 
 def measured_apart(
-    encoder: StaticEncoder, collection: StoredCollection, tokens: Mapping[TextPart, TokenLists], judged: dict[str, Any]
+    encoder: StaticEncoder,
+    collection: StoredCollection,
+    tokens: Mapping[TextPart, TokenLists],
+    judged: Mapping[str, Any],
+    of_documents: NDArray[np.str_],
 ) -> dict[str, float]:
-    """nDCG@10 of each domain's queries among its documents."""
-    ids = collection.rows_of("documents").read(["id"])["id"].to_numpy()
-    queries = np.array(sorted(judged))
-    vectors = encoder.encode(tokens["queries"].take(collection.require("queries", queries.tolist())))
-    documents, found = encoder.encode(tokens["documents"]), {}
-    of_documents, of_queries = domains_of(ids), domains_of(queries)
+    """nDCG@10 of each domain's queries among its documents; ``of_documents`` (documents,): their domains."""
+    queries, documents, found = sorted(judged), encoder.encode(tokens["documents"]), dict[str, float]()
+    vectors, of_queries = (
+        encoder.encode(tokens["queries"].take(collection.require("queries", queries))),
+        domains_of(queries),
+    )
     for domain in np.unique(of_queries).tolist():
-        own, asked = ids[of_documents == domain], queries[of_queries == domain].tolist()
-        best = exact_top_k(vectors[of_queries == domain], documents[of_documents == domain], _DEPTH)
-        lines = zip(asked, best.rows.tolist(), best.scores.tolist(), strict=True)
-        run = {
-            query: {own[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
-            for query, rows, scores in lines
-        }
+        own, places = np.flatnonzero(of_documents == domain), np.flatnonzero(of_queries == domain)
+        best = exact_top_k(vectors[places], documents[own], min(_DEPTH, len(own)))
+        asked = [queries[place] for place in places]
+        run = ranking_by_ids(collection, asked, Ranking(own[best.rows], best.scores))
         found[domain] = evaluate({query: judged[query] for query in asked}, run, [_MEASURE]).mean(_MEASURE)
     return found
 
@@ -80,14 +84,15 @@ def main() -> None:
     }
     judged = collection_judgments(collection.uri, config["split"], [_MEASURE]).qrels
     learning = config["temperature"], config["learning_rate"]
-    for name, path in batches_of(probe).items():
-        batches, of_seeds, of_domains = BatchReader(path), [], defaultdict[str, list[float]](list)
+    of_documents, paths = domains_of(collection.rows_of("documents").read(["id"])["id"].to_pylist()), batches_of(probe)
+    for name in filter(paths.get, probe.read_json(TRIALS)["ways"]):  # in the probe's order
+        batches, of_seeds, of_domains = BatchReader(paths[name]), [], defaultdict[str, list[float]](list)
         stored = range(min(batches.epochs, config["epochs"]))
         epochs = [read_epoch(batches, epoch, collection, judged) for epoch in stored]
         for seed in range(arguments.seeds):
             encoder = StaticEncoder(first)
             train(encoder, epochs, (tokens["queries"], tokens["documents"]), config["epochs"], seed, *learning)
-            found = measured_apart(encoder, collection, tokens, judged)
+            found = measured_apart(encoder, collection, tokens, judged, of_documents)
             of_seeds.append(mean(found.values()))
             for domain, value in found.items():
                 of_domains[domain].append(value)

@@ -302,9 +302,8 @@ class Pack(Stage[PackConfig]):
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Which pairs the numbers mean, and what became of small domains."""
-        clusters, small = self.config.clusters, self.config.small_domains
-        small = Artifact(clusters, CLUSTERS).config["small_domains"] if clusters else small
-        return {"origins": records[0].facts["origins"], "small_domains": small}
+        decided = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else self.resolved()
+        return {"origins": records[0].facts["origins"], "small_domains": decided["small_domains"]}
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""

@@ -167,9 +167,9 @@ class Pairs(Stage[PairsConfig]):
             return self._hand_on(self._judged(shard), shard, writer, {})
         if make == "pairs":
             return self._make_file(shard, writer)
-        if "-" in make and make not in self._steps():
-            kind, part = make.split("-")
-            compare = {"bands": self._make_bands, "candidates": self._make_candidates, "shingles": self._make_shingles}
+        kind, _, part = make.partition("-")
+        compare = {"bands": self._make_bands, "candidates": self._make_candidates, "shingles": self._make_shingles}
+        if kind in compare:
             return compare[kind](part, shard, writer)
         steps = ["judgments", *self._steps()]
         table, found = self._read(steps[steps.index(make) - 1], shard, [shard.description["number"]]), _Found()
@@ -182,10 +182,8 @@ class Pairs(Stage[PairsConfig]):
                 table = table.filter(table["is_pair"]).drop_columns("is_pair")
             case "distinct":
                 table, found = self._distinct(in_pair_order(table), shard, writer)
-            case "near-queries":
-                table, found = self._with_near(table, "queries", shard)
-            case "near-documents":
-                table, found = self._with_near(table, "documents", shard)
+            case "near-queries" | "near-documents":
+                table, found = self._with_near(table, part, shard)
             case "near":
                 table, found = self._not_near(in_pair_order(table))
             case _:
@@ -327,8 +325,7 @@ class Pairs(Stage[PairsConfig]):
 
     def _make_shingles(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """The shingles of a stretch's texts that are compared, for each part that wants them."""
-        wanted = self._read(f"candidates-{part}", shard, [shard.description["number"]], "rows")
-        wanted = wanted.group_by(["row", "part"]).aggregate([]).sort_by([("row", "ascending"), ("part", "ascending")])
+        wanted = _distinct_rows(self._read(f"candidates-{part}", shard, [shard.description["number"]], "rows"))
         rows, place = np.unique(wanted["row"].to_numpy(), return_inverse=True)
         blocks = text_blocks(self._rows_of(part), part, rows)
         sets = [own for texts in blocks for own in shingle_sets(texts, self.config.duplicates.words(part))]
@@ -339,15 +336,13 @@ class Pairs(Stage[PairsConfig]):
 
     def _with_near(self, table: pa.Table, part: TextPart, shard: Shard) -> tuple[pa.Table, _Found]:
         """The pairs with the first text that is similar to theirs, and with the shingles of theirs if it is another."""
-        number, side = [shard.description["number"]], _SIDES[part]
-        candidates = self._read(f"candidates-{part}", shard, number).group_by(["low", "high"]).aggregate([])
-        candidates = candidates.sort_by([("low", "ascending"), ("high", "ascending")])
+        number, side, threshold = [shard.description["number"]], _SIDES[part], self.config.duplicates.threshold(part)
+        candidates = _distinct_rows(self._read(f"candidates-{part}", shard, number)).to_pydict()
         shingles = self._read(f"shingles-{part}", shard, number)
-        of_rows = zip(shingles["row"].to_pylist(), shingles["shingles"], strict=True)
-        sets = {row: own.values.to_numpy() for row, own in of_rows}
+        of_rows = (own.values.to_numpy() for own in shingles["shingles"])
+        sets = dict(zip(shingles["row"].to_pylist(), of_rows, strict=True))
         rows, of_pair = np.unique(_rows(table, side), return_inverse=True)
-        compared = zip(candidates["low"].to_pylist(), candidates["high"].to_pylist(), strict=True)
-        near = first_similar(rows, compared, sets, self.config.duplicates.threshold(part))
+        near = first_similar(rows, zip(candidates["low"], candidates["high"], strict=True), sets, threshold)
         repeats = [sets[row] if is_later else None for row, is_later in zip(rows.tolist(), near != rows, strict=True)]
         carried = pa.array(repeats, pa.large_list(pa.uint64())).take(pa.array(of_pair))
         table = table.append_column(f"{side}_near", pa.array(near[of_pair])).append_column(f"{side}_shingles", carried)
@@ -441,6 +436,13 @@ def _file(shard: str, what: str = "") -> str:
 def _rows(table: pa.Table, side: Literal["query", "document"]) -> NDArray[np.int64]:
     rows: NDArray[np.int64] = table[f"{side}_row"].to_numpy()
     return rows
+
+
+def _distinct_rows(table: pa.Table) -> pa.Table:
+    """Each row once, in order."""
+    return (
+        table.group_by(table.column_names).aggregate([]).sort_by([(name, "ascending") for name in table.column_names])
+    )
 
 
 def _without_repeats(

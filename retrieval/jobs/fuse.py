@@ -63,7 +63,7 @@ class Fuse(Stage[FuseConfig]):
         if shard.name == "run":
             return join_ranking_blocks(writer, shard.description["blocks"], query_ids, document_ids, config.depth)
         block = slice(shard.description["start"], shard.description["start"] + config.queries_per_shard)
-        rankings = [Ranking(of.ranking().rows[block], of.ranking().scores[block]) for of in stored]
+        rankings = [Ranking(of.rows[block], of.scores[block]) for of in (each.ranking() for each in stored)]
         fused = reciprocal_rank_fusion(rankings, config.rank_constant, config.depth)
         return write_ranking_block(writer, shard.name, query_ids[block], document_ids, fused, config.tag)
 

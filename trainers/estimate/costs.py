@@ -49,7 +49,7 @@ class Job:
     """A measured job of so many ``pairs``: seconds by the clock on so many ``cores``, all of them busy."""
 
     seconds: float
-    pairs: int = 1_000_000
+    pairs: int = 10_000_000
     cores: int = 2
 
     @property
@@ -65,13 +65,13 @@ class Calibration:
     Jobs were measured with ten million pairs; the rest is for the unit named behind it.
     """
 
-    pairs: Job = Job(78, 10_000_000)  # of 84 s; the rest is opening files
+    pairs: Job = Job(78)  # of 84 s; the rest is opening files
     pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
     exchanged: float = 180  # bytes of a pair, written by all phases of pairs
-    cluster: Job = Job(767, 10_000_000)
+    cluster: Job = Job(767)
     cluster_rows: float = 0.11e-6  # a pair whose rows are put where all workers find them
-    pack: Job = Job(144, 10_000_000)  # of regions
-    filter: Job = Job(246, 10_000_000)
+    pack: Job = Job(144)  # of regions
+    filter: Job = Job(246)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
     collect: tuple[float, ...] = (31e-6, 2.4e-6, 3.2e-6)  # a pair: read, compared, written
     handed_on: float = 0.83  # bytes of what collect's tasks hand on, over those of the texts

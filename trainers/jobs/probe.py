@@ -239,11 +239,10 @@ class Probe(Stage[ProbeConfig]):
         if chosen in self.config.packings:
             packing = Artifact(self.config.packings[chosen], PACKING)
             packed = PackingSettings.model_validate(packing.config["packing"])
-            settings |= {
-                "clusters.small_domains": packing.manifest["facts"]["small_domains"],
-                "packing.packing": packed.model_dump(mode="json", exclude_defaults=True),
-                "packing.epochs": packing.config["epochs"],
-            }
+            if "clusters" in packing.manifest["inputs"]:
+                settings["clusters.small_domains"] = packing.manifest["facts"]["small_domains"]
+            settings["packing.packing"] = packed.model_dump(mode="json", exclude_defaults=True)
+            settings["packing.epochs"] = packing.config["epochs"]
         rules = BatchReader(self.config.batches[chosen]).artifact.config["false_negatives"]
         changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
         settings["batches.false_negatives"] = changed

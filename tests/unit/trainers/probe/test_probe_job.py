@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.packing.pack import PackingSettings
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from retrieval.evaluation.stored import StoredEvaluation
@@ -64,6 +65,8 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
     recipe = load_recipe(str(fragment), [])
     won = trials["recommended"]
     assert recipe.stages["packing"]["packing"].get("shuffled") == ([1.0, 0.0] if won == "in turns" else None)
+    made_of = Artifact(run["turns" if won == "in turns" else "packing"])
+    assert recipe.stages["clusters"]["small_domains"] == made_of.manifest["facts"]["small_domains"]
     assert recipe.stages["batches"].get("false_negatives") == ({"margin": 0.1} if won == "in turns" else {})
     assert yaml.safe_load(fragment.read_text())["based_on"] == "contextual_batches"
     again = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "again")))
