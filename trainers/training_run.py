@@ -167,7 +167,8 @@ def objective_to_train(settings: RunSettings, located: LocatedModels, device: to
         round_frozen(objective)
     objective.to(device)
     if settings.sharding != "replicated":
-        shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")
+        whole_in_step = settings.sharding == "zero2"
+        shard(objective, bf16=settings.autocasts_alone, whole_in_step=whole_in_step, summed=settings.training.exchanged)
     return objective
 
 

@@ -38,7 +38,8 @@ def loss_and_gradients(uri: str, ranks: list[int], **settings: object) -> tuple[
         loss.backward()
         losses.append(loss.item())
     parameters = dict(objective.named_parameters())
-    collectives.sum_gradients(parameters.values())
+    with collectives.GradientSum(parameters.values()):
+        pass  # all are complete
     return sum(losses), {name: parameter.grad.numpy() for name, parameter in parameters.items()}
 
 

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -31,8 +32,9 @@ def gather_and_sum(rank: int):
     loss = (module.a.sum() + 2 * module.b.sum()) * (rank + 1) + module.c.sum()
     if rank == 0:
         loss = loss + module.only_first.sum()
-    loss.backward()
-    collectives.sum_gradients(module.parameters())
+    with collectives.GradientSum(module.parameters()) as total:
+        total.start()
+        loss.backward()
     sums = {name: None if p.grad is None else p.grad.numpy() for name, p in module.named_parameters()}
     collectives.broadcast_weights(module)
     total = collectives.sum_across_ranks(torch.tensor([rank, 10.0]))
@@ -44,6 +46,45 @@ def gather_and_sum(rank: int):
         module.c.tolist(),
         total.tolist(),
     )
+
+
+def overlapping(rank: int):
+    """Gradients that are complete in another order on each rank, one of them never on one, in buckets of one each."""
+    collectives._BUCKET_BYTES = 8
+    parameters = [nn.Parameter(torch.full((3,), float(number))) for number in range(1, 5)]
+    in_order = parameters[::-1] if rank else parameters[1:]
+    found = []
+    for dtype in (None, torch.bfloat16):
+        torch.stack(in_order).sum().backward()  # an earlier piece
+        with collectives.GradientSum(parameters, dtype) as gradients:
+            gradients.start()
+            (2 * torch.stack([parameter**2 for parameter in in_order]).sum()).backward()
+            sent = len(gradients._under_way)
+        found.append([parameter.grad.tolist() for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+    return found, sent
+
+
+def test_gradients_are_sent_while_a_backward_pass_goes_on_in_one_order():
+    (first, sent_by_first), (second, sent_by_second) = run_in_processes(overlapping, 2)
+    assert first == second
+    exact, rounded = first
+    assert exact == rounded == [[5.0] * 3, [18.0] * 3, [26.0] * 3, [34.0] * 3]
+    assert (sent_by_first, sent_by_second) == (3, 4)  # the first parameter, last in order, has no gradient on one
+
+
+def test_a_gradient_that_is_complete_twice_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    parameter = nn.Parameter(torch.zeros(2))
+    other = nn.Parameter(torch.zeros(2))
+    gradients = collectives.GradientSum([parameter, other])
+    gradients.start()
+    parameter.sum().backward()
+    with pytest.raises(RuntimeError, match="twice"):
+        parameter.sum().backward()
+    gradients.__exit__(RuntimeError, None, None)
+    parameter.sum().backward()  # it is watched no longer
 
 
 def test_three_ranks_with_unequal_rows_equal_one_process():
@@ -70,7 +111,8 @@ def test_without_a_process_group_nothing_changes():
     rows = torch.ones(2, 3, requires_grad=True)
     assert collectives.gather(rows) is rows
     parameter = nn.Parameter(torch.zeros(1))
-    collectives.sum_gradients([parameter])
+    with collectives.GradientSum([parameter]) as total:
+        total.start()
     assert parameter.grad is None
     assert collectives.sum_across_ranks(rows).tolist() == rows.tolist()
     assert (collectives.world_size(), collectives.rank(), collectives.neighbours(1)) == (1, 0, None)

@@ -41,8 +41,9 @@ def gradients(
         each = len(rows) // ranks
         batch = objective.collate(rows.slice(rank * each, each))
         outcome = objective(batch)
-        (outcome.loss / ranks).backward()
-        collectives.sum_gradients(objective.parameters())
+        with collectives.GradientSum(objective.parameters()) as total:
+            total.start()
+            (outcome.loss / ranks).backward()
         told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
         found[name] = gradients_of(objective), told.tolist(), outcome.tokens - tokens_of_pairs(batch)
     return found
@@ -97,11 +98,11 @@ def sharded_gradients(rank: int, ranks: int, folder: str, *, batches: bool) -> d
         elif ranks > 1:
             objective.batch_group = dist.group.WORLD
             rows = [rows[0].slice(4 * rank, 4)]
-        for piece in rows:
-            batch = objective.collate(piece)
-            batch = equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch
-            (objective(batch).loss / (2 if batches else ranks)).backward()
-        collectives.sum_gradients(objective.parameters())
+        with collectives.GradientSum(objective.parameters()):
+            for piece in rows:
+                batch = objective.collate(piece)
+                batch = equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch
+                (objective(batch).loss / (2 if batches else ranks)).backward()
         gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
         found[name] = {key: whole(gradient).detach().numpy().copy() for key, gradient in gradients.items()}
     return found
@@ -139,8 +140,9 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, vari
     each = 8 // ranks
     for epoch in range(2):
         batch = objective.collate(rows_of(8, epoch).slice(rank * each, each))
-        (objective(equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch).loss / ranks).backward()
-        collectives.sum_gradients(objective.parameters())
+        with collectives.GradientSum(objective.parameters()) as total:
+            total.start()
+            (objective(equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch).loss / ranks).backward()
         optimizer.step()
         optimizer.zero_grad()
     with whole_weights(objective), torch.no_grad():

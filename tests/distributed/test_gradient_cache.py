@@ -61,8 +61,9 @@ def gradients(rank: int, ranks: int, wrapper: str, chunks: tuple[int | None, int
         module.zero_grad()
         loss = wrapped(*inputs, documents, *chunks)
         if options is None:
-            (loss / ranks).backward()
-            collectives.sum_gradients(module.parameters())
+            with collectives.GradientSum(module.parameters()) as total:
+                total.start()
+                (loss / ranks).backward()
         else:
             loss.backward()  # the wrapper takes the mean over the ranks
     return gradients_of(module)

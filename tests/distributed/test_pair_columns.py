@@ -29,8 +29,9 @@ def step(rank: int, ranks: int, name: str, batches: int, share: str):
     objective.batch_group = dist.group.WORLD if ranks > 1 else None
     each = len(rows) // ranks
     outcome = objective(objective.collate(rows.slice(rank * each, each)))
-    (outcome.loss / ranks).backward()
-    collectives.sum_gradients(objective.parameters())
+    with collectives.GradientSum(objective.parameters()) as total:
+        total.start()
+        (outcome.loss / ranks).backward()
     told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
     return gradients_of(objective), told.tolist()
 

@@ -50,7 +50,8 @@ def gradients(folders: tuple[Path, Path], batches: list[int], case: dict[str, An
         loss.backward()
         losses.append(loss.item())
     trained = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-    collectives.sum_gradients(trained.values())
+    with collectives.GradientSum(trained.values()):
+        pass  # all are complete
     return sum(losses), {name: whole(p.grad).numpy() for name, p in trained.items() if p.grad is not None}
 
 

@@ -102,7 +102,8 @@ def step_of(
         (loss / ranks / PIECES).backward()
     end_step(module)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    collectives.sum_gradients(parameters)
+    with collectives.GradientSum(parameters):
+        pass  # all are complete
     gradients = {name: whole(p.grad).numpy().copy() for name, p in module.named_parameters() if p.grad is not None}
     norm = clip_gradients(parameters, 0.01)
     clipped = {name: whole(p.grad).numpy() for name, p in module.named_parameters() if p.grad is not None}
@@ -159,12 +160,13 @@ def under_autocast(rank: int):
     distinct = torch.arange(1, 33).reshape(2, 8, 2)[rank]
     chunks = cut_by_length({"input_ids": distinct, "attention_mask": torch.ones_like(distinct)}, 8 // CHUNKS)
     for lora in LORA_OR_NOT:
-        for how in (None, "sharded", "zero2", "float32"):
+        for how in (None, "sharded", "zero2", "float32", "rounded sums"):
             module = Contrast(lora, again=False).float()
             if how != "float32":
                 round_frozen(module)
             if how:
-                shard(module, bf16=how != "float32", whole_in_step=how == "zero2")
+                summed = torch.bfloat16 if how == "rounded sums" else None
+                shard(module, bf16=how != "float32", whole_in_step=how == "zero2", summed=summed)
             losses, gathered = [], []
             for _ in range(2):
                 module.zero_grad()
@@ -174,7 +176,8 @@ def under_autocast(rank: int):
                         loss = module(chunks, cached=True)
                     loss.backward()
                     end_step(module)
-                collectives.sum_gradients([p for p in module.parameters() if p.requires_grad])
+                with collectives.GradientSum([p for p in module.parameters() if p.requires_grad]):
+                    pass  # all are complete
                 losses.append(loss.item())
                 gathered.append(counted.bytes)
             gradients = {name: whole(p.grad).numpy() for name, p in module.named_parameters() if p.grad is not None}
@@ -199,6 +202,10 @@ def test_under_autocast_blocks_are_gathered_in_bfloat16_and_nothing_else_changes
                     assert len(counted) == (1 + LAYERS if how == "zero2" else len(wide))
                     assert counted[0] == wide[0]
                     assert max(counted[1:]) < 0.5 * max(wide[1:])  # normalisations aren't gathered at all
+            rounded = answer[lora, "rounded sums"][1]
+            assert lora or any(np.any(rounded[name] != gradient) for name, gradient in gradients.items())
+            for name, gradient in gradients.items():
+                np.testing.assert_allclose(rounded[name], gradient, rtol=0, atol=2**-6 * np.abs(gradient).max())
 
 
 def contrastive(folder: str, lora: bool = False) -> Contrastive:

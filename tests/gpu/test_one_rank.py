@@ -27,10 +27,10 @@ def test_collectives(one_rank: torch.device) -> None:
     assert collectives.gather(rows) is rows
     assert collectives.sum_across_ranks(torch.ones(2, device=one_rank)).tolist() == [1.0, 1.0]
     module = torch.nn.Linear(3, 2).to(one_rank)
-    module(torch.ones(1, 3, device=one_rank)).sum().backward()
+    with collectives.GradientSum(module.parameters()) as total:
+        total.start()
+        module(torch.ones(1, 3, device=one_rank)).sum().backward()
     before = [parameter.grad.clone() for parameter in module.parameters()]
-    collectives.sum_gradients(module.parameters())
-    collectives._sum_bucket([parameter.grad for parameter in module.parameters()])
     collectives.broadcast_weights(module)
     collectives.barrier()
     assert all(torch.equal(parameter.grad, old) for parameter, old in zip(module.parameters(), before, strict=True))

@@ -1,25 +1,27 @@
 """What ranks do together, and the one place that says how their gradients become one.
 
 A step's loss is the mean over its stored batches. Every rank backpropagates its own share of that mean,
-*already divided by the number of pieces in the whole step*, and ``sum_gradients`` adds the shares up. Nothing
+*already divided by the number of pieces in the whole step*, and ``GradientSum`` adds the shares up. Nothing
 is averaged over ranks and no other code multiplies by a world size, so one process with twice the batches and
-two processes get the same gradients. ``DistributedDataParallel`` would divide by the world size and could
-hide communication only behind the last chunk of the last batch, because with a gradient cache no gradient is
-complete earlier.
+two processes get the same gradients. ``DistributedDataParallel`` would divide by the world size. Communication hides
+behind the last backward pass, of a gradient cache behind its last chunk: no gradient is complete earlier.
 
 Without a process group every function here is the identity of a single rank.
 """
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from raytriever.errors import StorageError, UserError
 from trainers.engine.optimization import trainable_parameters
@@ -123,40 +125,88 @@ def sum_across_ranks(tensor: Tensor) -> Tensor:
     return total
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces every ``.grad`` by its sum over the ranks; call it once a step, after the last backward pass.
+class GradientSum:
+    """Replaces every ``.grad`` by its sum over the ranks where its ``with`` block ends.
+
+    ``start`` it within, before the step's last backward pass: what is complete is sent while that goes on, the last
+    parameters first. Always in one order, and in a process group of its own, as ranks may differ in when they send what
+    else. ``dtype``: what is sent and added up; None: as the gradients are.
 
     ``parameters`` come in the same order on every rank. A parameter that only some ranks used counts as zero
     on the others; one that no rank used keeps no gradient, as in a single process. Those that are shared out over
     the ranks are left alone: their backward pass has summed them already (``trainers.engine.sharding``).
     """
-    listed = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-    if world_size() == 1 or not listed:
-        return
-    used = torch.tensor([p.grad is not None for p in listed], dtype=torch.int32, device=listed[0].device)
-    anywhere = sum_across_ranks(used).tolist()
-    bucket: list[Tensor] = []
-    for parameter, ranks in zip(listed, anywhere, strict=True):
-        if not ranks:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = parameter.grad
-        size = sum(tensor.nbytes for tensor in bucket) + gradient.nbytes
-        if bucket and (size > _BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
-            _sum_bucket(bucket)
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        _sum_bucket(bucket)
+
+    def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype | None = None) -> None:
+        whole = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]
+        self._parameters = whole[::-1] if world_size() > 1 else []
+        self._dtype = dtype
+        self._unsent = _buckets(self._parameters)
+        self._complete = set[Tensor]()
+        self._parts: list[Tensor] = []
+        self._used: list[bool] = []
+        self._under_way: list[dist.Work | None] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self) -> None:
+        """From here on a gradient is complete as soon as the backward pass has added to it."""
+        for parameter in self._parameters:
+            hook = parameter.register_post_accumulate_grad_hook(self._completed)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    def _completed(self, parameter: Tensor) -> None:
+        if parameter in self._complete:
+            raise RuntimeError("A gradient was added to twice in a backward pass, and may have been sent in between.")
+        self._complete.add(parameter)
+        while self._unsent and self._complete.issuperset(self._unsent[0]):
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self._unsent.popleft()
+        sizes = [parameter.numel() for parameter in bucket]
+        flat = torch.empty(sum(sizes), dtype=self._dtype or bucket[0].dtype, device=bucket[0].device)
+        for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
+            self._used.append(parameter.grad is not None)
+            self._parts.append(part.zero_() if parameter.grad is None else part.copy_(parameter.grad.reshape(-1)))
+            parameter.grad = None  # there is room for one of both
+        self._under_way.append(dist.all_reduce(flat, group=_group_of_gradients(dist.group.WORLD), async_op=True))
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if kind or not self._parameters:
+            return
+        while self._unsent:
+            self._send()
+        used = torch.tensor(self._used, dtype=torch.int32, device=self._parameters[0].device)
+        for work in self._under_way:
+            if work:
+                work.wait()
+        anywhere = sum_across_ranks(used).tolist()
+        for parameter, part, ranks in zip(self._parameters, self._parts, anywhere, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype) if ranks else None
 
 
-def _sum_bucket(gradients: list[Tensor]) -> None:
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
+def _buckets(parameters: Sequence[nn.Parameter]) -> deque[list[nn.Parameter]]:
+    """Consecutive ones of one type and of ``_BUCKET_BYTES`` together; a larger one is alone."""
+    buckets = deque[list[nn.Parameter]]()
+    size = 0
+    for parameter in parameters:
+        size += parameter.nbytes
+        if not buckets or size > _BUCKET_BYTES or buckets[-1][0].dtype != parameter.dtype:
+            buckets.append([])
+            size = parameter.nbytes
+        buckets[-1].append(parameter)
+    return buckets
+
+
+@lru_cache(maxsize=1)
+def _group_of_gradients(world: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001  # another one, another group
+    group: dist.ProcessGroup = dist.new_group()
+    return group
 
 
 def broadcast_weights(module: nn.Module) -> None:

@@ -11,7 +11,7 @@ Data parallel training: a module that encodes in chunks may stand inside ``Distr
 as one forward call is followed by one backward call, that is, the wrapper is put around the whole objective
 and not around the encoder. Every weight then gets its complete gradient once, whatever the number of chunks;
 plain, ``find_unused_parameters=True`` and ``static_graph=True`` all give the same gradients. The training
-loop needs none of them (see ``trainers.engine.collectives.sum_gradients``).
+loop needs none of them (see ``trainers.engine.collectives.GradientSum``).
 """
 
 from collections.abc import Callable, Mapping

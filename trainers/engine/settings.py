@@ -33,6 +33,8 @@ class TrainingSettings(Settings):
     """Hard negatives drawn from each row's stored ones, anew every epoch; null: all of them."""
     bf16: bool | Literal["auto"] = "auto"
     """Bfloat16 autocast; 'auto': where the processor has it."""
+    exchange_bf16: bool = False
+    """Ranks send one another gradients in bfloat16 and add them up so: half the bytes, and rounding. For many nodes."""
     tf32: bool = False
     """On a GPU, a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor); searches and
     clusterings are not touched."""
@@ -46,6 +48,11 @@ class TrainingSettings(Settings):
     """The optimizer and its peak learning rate."""
     schedule: ScheduleSettings = ScheduleSettings()
     """How the learning rate moves."""
+
+    @property
+    def exchanged(self) -> torch.dtype | None:
+        """In what the ranks add up gradients; None: in their own precision."""
+        return torch.bfloat16 if self.exchange_bf16 else None
 
     @property
     def precision(self) -> str:

@@ -37,7 +37,7 @@ def compute_gradients(
     objective.zero_grad(set_to_none=True)
     sharded = is_sharded(objective)
     outcomes = []
-    with arithmetic(settings, device):
+    with collectives.GradientSum(parameters, settings.exchanged) as total, arithmetic(settings, device):
         for piece, batch in zip(step.pieces, collated, strict=True):
             seed_randomness(settings.seed, step, piece)
             moved = to_device(batch, device)
@@ -45,11 +45,12 @@ def compute_gradients(
                 moved = equal_passes(moved, device)
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
                 outcome: Outcome = objective(moved)
+            if piece is step.pieces[-1]:
+                total.start()
             torch.autograd.backward(outcome.loss / order.pieces_per_step)
             outcomes.append(replace(outcome, loss=outcome.loss.detach()))
-    if sharded:
-        end_step(objective)
-    collectives.sum_gradients(parameters)
+        if sharded:
+            end_step(objective)
     norm = clip_gradients(parameters, settings.optimizer.max_grad_norm)
     return _measure(outcomes, norm, step, order, uri)
 

@@ -211,11 +211,12 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
         """Vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""
         cached = self.settings.gradient_cache
+        several = cached and len(batch.documents.chunks) > 1  # what is encoded last is needed first, if it is one chunk
         if batch.queries is None:
-            vectors = encode_chunks(self.document_encoder, batch.documents, cached=cached)
+            vectors = encode_chunks(self.document_encoder, batch.documents, cached=several)
             return vectors[: len(batch)], vectors[len(batch) :]
         queries = encode_chunks(self.query_encoder, batch.queries, cached=cached)
-        return queries, encode_chunks(self.document_encoder, batch.documents, cached=cached)
+        return queries, encode_chunks(self.document_encoder, batch.documents, cached=several)
 
     def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
         """The ``loss`` of what is encoded already."""

@@ -69,7 +69,7 @@ def build(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """An objective with dropout in its encoder, weights always the same."""
     monkeypatch.setattr(replug, "ScoreReader", MadeUpScores)
 
-    def built(case: str, *, cached: bool) -> Objective[Any]:
+    def built(case: str, *, cached: bool, chunk_size: int = 3) -> Objective[Any]:
         kind, values, form = CASES[case]
         encoder = EncoderSettings.model_validate({"model": str(tiny_encoder), "pooling": "cls", "form": form})
         towers = load_towers(encoder, tiny_encoder, "f" * 64, dropout=0.3)
@@ -80,7 +80,7 @@ def build(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         if kind == "revela":
             folder = save_tiny_model("qwen2", tmp_path / f"lm {cached}", language_model=True)
             models["objective.language_model"] = locate_model(str(folder))
-        settings = KINDS[kind](**values, chunk_size=3, gradient_cache=cached)
+        settings = KINDS[kind](**values, chunk_size=chunk_size, gradient_cache=cached)
         if isinstance(settings, ContextualSettings):
             contextual = contextual_encoder(towers.query, settings, None, seed=0)
             towers = Towers(contextual, contextual)
@@ -109,6 +109,19 @@ def test_the_gradient_cache_changes_no_bit(build: Callable[..., Objective[Any]],
     assert any(gradient.abs().max() > 0 for gradient in expected.values())
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize(("case", "passes"), [("contrastive", 2 + 1), ("margin_mse", 1)])
+def test_a_last_chunk_is_encoded_once(build: Callable[..., Objective[Any]], case: str, passes: int) -> None:
+    """Of contrastive batches the queries are encoded before, and twice; triplets are encoded together."""
+    objective, encoded = build(case, cached=True, chunk_size=64), []
+    objective.document_encoder.register_forward_pre_hook(lambda *_: encoded.append(1))
+    rows = rows_for(CASES[case][0])
+    loss, found = gradients(objective, rows, bf16=False)
+    assert len(encoded) == passes
+    same, expected = gradients(build(case, cached=False, chunk_size=64), rows, bf16=False)
+    assert torch.equal(loss, same)
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.parametrize("case", CASES)
