@@ -7,6 +7,7 @@ that begins with a quote is refused.
 
 import csv
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import chain, islice
 from typing import Any
@@ -269,27 +270,28 @@ def _parquet_records(folder: Folder, name: str, columns: Sequence[str], may_lack
         stored = _stored_columns(columns, file.schema_arrow.names, path, may_lack)
         begin, end = stretch_of(name) or (0, file.num_row_groups)
         first = 1 + sum(file.metadata.row_group(group).num_rows for group in range(begin))
-        try:
+        with _whole_parquet(folder, name):
             batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=stored, row_groups=range(begin, end))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from (Record(Place(path, number, "row"), row) for number, row in enumerate(rows, start=first))
-        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-            raise _not_parquet(folder, name, error) from error
 
 
 def open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
     """The file, to be closed. Raises ``UserError`` where it is no whole parquet file."""
-    try:
+    with _whole_parquet(folder, name):
         # pre-buffering would hold whole row groups, which some writers make gigabytes large
         return pq.ParquetFile(folder.open_input(name), pre_buffer=False, buffer_size=_PARQUET_BUFFER)
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # of the system, not of Arrow
+
+
+@contextmanager
+def _whole_parquet(folder: Folder, name: str) -> Iterator[None]:
+    """Raises ``UserError`` where Arrow finds the file damaged; a disk or a store that fails is no reason to say so."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and (error.errno or not folder.is_local):  # Arrow's own have no number
             raise
-        raise _not_parquet(folder, name, error) from error
-
-
-def _not_parquet(folder: Folder, name: str, error: Exception) -> UserError:
-    return UserError(
-        f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS, fetch"
-        " it again (git lfs pull)."
-    )
+        raise UserError(
+            f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS,"
+            " fetch it again (git lfs pull)."
+        ) from error

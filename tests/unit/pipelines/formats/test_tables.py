@@ -1,6 +1,7 @@
 """Tables: the same rows out of every kind of file, and mistakes named with file, line and the columns there are."""
 
 import csv
+import errno
 import io
 import json
 import re
@@ -190,6 +191,15 @@ def test_damage_inside_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(UserError, match=r"a\.parquet can't be read as parquet"):
         read(tmp_path, "a.parquet")
+
+
+def test_a_disk_or_a_store_that_fails_is_no_damage(tmp_path: Path, object_store: str) -> None:
+    failed = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output"), tables._whole_parquet(Folder(str(tmp_path)), "a.parquet"):
+        raise failed
+    refused = OSError("When reading information for key 'a.parquet': AWS Error NETWORK_CONNECTION")
+    with pytest.raises(OSError, match="NETWORK"), tables._whole_parquet(Folder(f"{object_store}/a"), "a.parquet"):
+        raise refused
 
 
 def test_whether_quotes_of_tsv_are_text_is_asked(tmp_path: Path) -> None:
