@@ -77,12 +77,12 @@ class PackConfig(StageConfig):
 
 
 class Pack(Stage[PackConfig]):
-    """A shard is an epoch. Of many pairs, an epoch is packed in parts before it is joined: a few domains, or one region
-    of a large domain, whose regions are found first."""
+    """A shard is an epoch. Of many pairs, an epoch is packed in parts, a file each: a few domains, or one region of a
+    large domain, whose regions are found first."""
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = PackConfig
     unit = "examples"
 
@@ -175,25 +175,37 @@ class Pack(Stage[PackConfig]):
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
-        names = [f"parts/{shard.name}.parquet", f"parts/{shard.name}.aside.parquet"]
+        names = [f"{shard.name.replace('-', '/', 1)}.parquet", f"aside/{shard.name}.parquet"]
         with _writer(writer.path(names[0])) as file, _writer(writer.path(names[1])) as aside:
             figures, left_out = self._pack(shard, file, aside)
+        rows = pq.read_metadata(writer.path(names[0])).num_rows
         for name in names:
             writer.add(name)
-        facts = {"figures": figures, "left_out": left_out, "domain": shard.description["domains"][0]}
+        facts = {"figures": figures, "left_out": left_out, "domain": shard.description["domains"][0], "rows": rows}
         return writer.commit(0, facts=facts)
 
     def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch."""
+        """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch.
+
+        Its files are those of its parts, then what regions have set aside, dealt domain by domain.
+        """
         epoch, size, parts = shard.description["epoch"], self.config.packing.batch_size, shard.description.get("parts")
+        records = [earlier_record(self.config.output, part) for part in parts or ()]
+        writer.adopt([record.files[0] for record in records])
+        figures = [figures for record in records for figures in record.facts["figures"]]
+        left_out, rows = (sum(record.facts[name] for record in records) for name in ("left_out", "rows"))
         name = f"{shard.name}/packing.parquet"
         with _writer(writer.path(name)) as file:
-            figures, left_out = self._join(epoch, parts, file) if parts else self._pack(shard, file)
-        rows = pq.read_metadata(writer.path(name)).num_rows
-        writer.add(name)
+            if parts:
+                self._deal(epoch, records, file)
+            else:
+                figures, left_out = self._pack(shard, file)
+        dealt = pq.read_metadata(writer.path(name)).num_rows
+        if dealt or not parts:
+            writer.add(name)
         return writer.commit(
-            rows,
-            counts={"batches": rows // size},
+            rows + dealt,
+            counts={"batches": (rows + dealt) // size},
             dropped=self._dropped(left_out),
             facts={
                 "epoch": epoch,
@@ -203,29 +215,19 @@ class Pack(Stage[PackConfig]):
             },
         )
 
-    def _join(self, epoch: int, parts: list[str], file: pq.ParquetWriter) -> tuple[list[dict[str, Any]], int]:
-        """Writes the examples of all parts, row group after row group: byte for byte what one task would write. Then
-        deals what regions have set aside, domain by domain."""
-        figures: list[dict[str, Any]] = []
-        left_out = 0
+    def _deal(self, epoch: int, parts: list[ShardRecord], file: pq.ParquetWriter) -> None:
+        """Deals what regions have set aside, domain by domain."""
         aside: dict[int, list[Path]] = {}
-        for shard in parts:
-            record = earlier_record(self.config.output, shard)
-            path, beside = (earlier_file(self.config.output, shard, found.name) for found in record.files)
-            with pq.ParquetFile(path) as part:
-                for group in range(part.num_row_groups):
-                    file.write_table(part.read_row_group(group))
-            if pq.read_metadata(beside).num_rows:
-                aside.setdefault(record.facts["domain"], []).append(beside)
-            figures += record.facts["figures"]
-            left_out += record.facts["left_out"]
+        for part in parts:
+            path = earlier_file(self.config.output, part.name, part.files[1].name)
+            if pq.read_metadata(path).num_rows:
+                aside.setdefault(part.facts["domain"], []).append(path)
         for number, paths in aside.items():
             rows = pa.concat_tables(pq.read_table(path) for path in paths)
             name = str(Artifact(str(self.config.clusters), CLUSTERS).shards[number].facts["domain"])
             pairs, clusters = (rows[column].to_numpy() for column in ("pair", "cluster"))
             order = np.random.default_rng([self.config.seed, epoch, number]).permutation(len(rows))
             _write(file, DomainPairs(name, pairs, clusters, np.empty((0, 0), dtype=np.float32)), order)
-        return figures, left_out
 
     def _pack(
         self, shard: Shard, file: pq.ParquetWriter, aside: pq.ParquetWriter | None = None

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader, mask_of
@@ -24,7 +23,7 @@ from raytriever.errors import UserError
 from raytriever.reports.plots import Panel, curve_panels
 from raytriever.reports.report import Block, Section
 from raytriever.reports.table import Table, counted
-from retrieval.collections.collection import TextPart
+from retrieval.collections.collection import ParquetRows, TextPart
 from retrieval.vectors import StoredVectors
 
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
@@ -131,7 +130,8 @@ def hardness(
 
     ``batches``: those made of this packing, None where there are none; with them that without what they mask.
     """
-    epoch = measured_epoch(packing)
+    epochs = range(len(packing.shards))  # the first with the fewest shuffled batches is measured
+    epoch = min(epochs, key=lambda epoch: int(packing.shards[epoch].facts.get("shuffled", 0)))
     packed = packed_pairs(packing, epoch)
     chosen = sample_of(len(packed), most, seed)
     found = {PACKED: packed, RANDOM: random_packing(packed, packing, epoch, seed)}
@@ -146,23 +146,20 @@ def hardness(
     return measured
 
 
-def measured_epoch(packing: Artifact) -> int:
-    """The first with the fewest shuffled batches."""
-    epochs = range(len(packing.shards))
-    return min(epochs, key=lambda epoch: int(packing.shards[epoch].facts.get("shuffled", 0)))
-
-
 def packed_pairs(packing: Artifact, epoch: int = 0) -> Batches:
     """The batches of an epoch."""
-    pairs = pq.read_table(packing.path(packing.shards[epoch].files[0].name), columns=["pair"])["pair"].to_numpy()
+    pairs = _packed(packing, epoch, "pair").to_numpy()
     return np.asarray(pairs, dtype=np.int64).reshape(-1, int(packing.shards[epoch].facts["batch_size"]))
+
+
+def _packed(packing: Artifact, epoch: int, column: str) -> pa.ChunkedArray:
+    return ParquetRows(packing, [file.name for file in packing.shards[epoch].files]).read([column])[column]
 
 
 def random_packing(packed: Batches, packing: Artifact, epoch: int, seed: int) -> Batches:
     """The same pairs in random batches within their domains: where the packing has a domain, so has this one."""
-    name = packing.shards[epoch].files[0].name
-    table = pq.read_table(packing.path(name), columns=["domain"], read_dictionary=["domain"]).unify_dictionaries()
-    domains = np.concatenate([chunk.indices.to_numpy() for chunk in table["domain"].chunks])
+    encoded = _packed(packing, epoch, "domain").dictionary_encode()
+    domains = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
     shuffled = np.random.default_rng([seed, 0]).permutation(packed.size)
     found = np.empty(packed.size, dtype=np.int64)
     found[np.argsort(domains, kind="stable")] = packed.ravel()[shuffled[np.argsort(domains[shuffled], kind="stable")]]

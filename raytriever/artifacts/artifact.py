@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -360,6 +360,7 @@ class ShardWriter:
         self._name = name
         self._scratch = scratch
         self._derivation = derivation
+        self._adopted: list[ShardFile] = []
         self._files: list[ShardFile] = []
         self._stamps: dict[str, tuple[int, int]] = {}
 
@@ -377,6 +378,16 @@ class ShardWriter:
         if stamp := self._folder.stamp(name):
             self._stamps[name] = stamp
 
+    def adopt(self, files: Sequence[ShardFile]) -> None:
+        """Takes files of intermediate shards into this one: they stay when what those wrote is removed."""
+        self._adopted += files
+        self._stamps |= {file.name: stamp for file in files if (stamp := self._folder.stamp(file.name))}
+
+    def add_bytes(self, name: str, data: bytes) -> None:
+        """Puts a file of these bytes into the artifact."""
+        self.path(name).write_bytes(data)
+        self.add(name)
+
     def add_array(self, name: str, array: NDArray[Any]) -> None:
         """Puts an array into the artifact as ``.npy``."""
         np.save(self.path(name), array)
@@ -389,8 +400,7 @@ class ShardWriter:
 
     def add_json(self, name: str, value: Any) -> None:
         """Puts what ``to_strict_json`` writes into the artifact."""
-        self.path(name).write_bytes(to_strict_json(value))
-        self.add(name)
+        self.add_bytes(name, to_strict_json(value))
 
     def discard(self) -> None:
         """Removes the files added so far: of a shard that fails nothing stays."""
@@ -411,7 +421,7 @@ class ShardWriter:
     ) -> ShardRecord:
         """Writes and returns the shard's record."""
         record = ShardRecord(
-            self._name, rows, tuple(self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
+            self._name, rows, (*self._adopted, *self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
         )
         stored = {**asdict(record), DERIVATION: self._derivation, STAMPS: self._stamps}
         self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(stored))

@@ -1,7 +1,8 @@
 """What a collection is: documents, queries and judgments, whatever format they came in."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -64,46 +65,50 @@ def _record_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBa
 class ParquetRows:
     """Rows of several parquet files under one numbering, read by row group.
 
-    A process may have a thousand files open, a collection more: those asked for last stay open.
+    A file is opened (and copied from an object store) when a row of it is asked for, those asked for last stay open: a
+    process may have a thousand open, a collection more. ``counts``: the rows of each; None: all files are asked.
     """
 
-    def __init__(self, artifact: Artifact, names: Sequence[str]) -> None:
-        self._paths = [artifact.path(name) for name in names]
-        footers = [pq.read_metadata(path) for path in self._paths]
-        paths = self._paths
-        self._file = lru_cache(_MOST_OPEN_FILES)(lambda file: pq.ParquetFile(paths[file], metadata=footers[file]))
-        starts = [0]
-        self._groups: list[tuple[int, int]] = []
-        for number, footer in enumerate(footers):
-            for group in range(footer.num_row_groups):
-                self._groups.append((number, group))
-                starts.append(starts[-1] + footer.row_group(group).num_rows)
-        self._starts = np.array(starts, dtype=np.int64)
+    def __init__(self, artifact: Artifact, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
+        self._footer = footer = cache(lambda file: pq.read_metadata(artifact.path(names[file])))
+        self._file = lru_cache(_MOST_OPEN_FILES)(
+            lambda file: pq.ParquetFile(artifact.path(names[file]), metadata=footer(file))
+        )
+        self._files = range(len(names))
+        self._starts = np.cumsum([0, *(counts or [footer(file).num_rows for file in self._files])])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def tables(self, columns: Sequence[str], groups: slice = slice(None)) -> Iterator[pa.Table]:
         """Row group after row group, in order; ``groups``: of which, counted over all files."""
-        for number, group in self._groups[groups]:
-            yield self._file(number).read_row_group(group, columns=list(columns))
+        all_groups = ((file, group) for file in self._files for group in range(self._footer(file).num_row_groups))
+        for file, group in islice(all_groups, groups.start, groups.stop):
+            yield self._file(file).read_row_group(group, columns=list(columns))
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """All rows of these columns."""
-        return pa.concat_tables(self._file(number).read(columns=list(columns)) for number in range(len(self._paths)))
+        return pa.concat_tables(self._file(file).read(columns=list(columns)) for file in self._files)
 
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """The given rows in the given order (repeats allowed); only the row groups that hold one are read."""
         distinct, place = np.unique(rows, return_inverse=True)
-        group_of = np.searchsorted(self._starts, distinct, side="right") - 1
         pieces = []
-        for group in np.unique(group_of):
-            number, inner = self._groups[group]
-            table = self._file(number).read_row_group(inner, columns=list(columns))
-            pieces.append(table.take(pa.array(distinct[group_of == group] - self._starts[group])))
+        for file, of_file in _by_stretch(distinct, self._starts):
+            footer = self._footer(file)
+            starts = np.cumsum([0, *(footer.row_group(group).num_rows for group in range(footer.num_row_groups))])
+            for group, of_group in _by_stretch(of_file, starts):
+                pieces.append(self._file(file).read_row_group(group, columns=list(columns)).take(pa.array(of_group)))
         if not pieces:
             return self._file(0).schema_arrow.empty_table().select(list(columns))
         return pa.concat_tables(pieces).take(pa.array(place))
+
+
+def _by_stretch(places: NDArray[np.int64], starts: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The stretches that ascending ``places`` fall into, of those that begin at ``starts``, and the places in each."""
+    stretch_of = np.searchsorted(starts, places, side="right") - 1
+    for stretch in np.unique(stretch_of).tolist():
+        yield stretch, places[stretch_of == stretch] - starts[stretch]
 
 
 class StoredCollection(Artifact):
@@ -114,7 +119,11 @@ class StoredCollection(Artifact):
 
     def rows_of(self, part: Part) -> ParquetRows:
         """The rows of documents, queries or judgments."""
-        return ParquetRows(self, self.names(f"{part}/"))
+        files = ((file.name, shard) for shard in self.shards for file in shard.files)
+        found = {name: shard.counts.get(part, -1) for name, shard in files if name.startswith(f"{part}/")}
+        # the files' where a shard has one of each part, as all jobs write
+        are_counted = sum(found.values()) == self.count(part)
+        return ParquetRows(self, [*found], [*found.values()] if are_counted else None)
 
     def count(self, part: Part) -> int:
         """Number of rows, from the manifest alone."""

@@ -31,7 +31,7 @@ from retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
 ON_GPU = {"texts_per_shard": 16_384, "token_budget": TOKENS_ON_GPU}
-_MOST_SHARDS = 16_384  # of a part: as many as a reader keeps open
+MOST_SHARDS = 4_096  # of a part: the driver takes 5 ms for each, and a reader keeps all of them open
 _OF_ALL_TOKENS = 16  # times fewer texts a shard where each token has a vector
 
 
@@ -60,7 +60,7 @@ class EmbedConfig(StageConfig):
     """Whether the context may be of another collection."""
     texts_per_shard: int = Field(default=0, ge=0)
     """0: as suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off; where documents
-    or queries would have more than 16,384, shards are larger."""
+    or queries would have more than 4,096, shards are larger."""
     token_budget: int = Field(default=0, ge=0)
     """Padded tokens in one forward pass; 0: as suits the processor."""
 
@@ -123,7 +123,7 @@ class Embed(ModelStage[EmbedConfig]):
         shards = []
         for part in self.config.parts:
             total = len(self._chosen[part])
-            size = max(self.config.texts_per_shard, -(-total // _MOST_SHARDS))
+            size = max(self.config.texts_per_shard, -(-total // MOST_SHARDS))
             if part == "documents" and form.vectors is None and not form.reduced:  # a shard is held in memory
                 size = max(1, size // _OF_ALL_TOKENS)
             if not total:

@@ -282,7 +282,7 @@ def test_auto_is_settled_once_and_recorded(
 def test_shards_grow_where_there_would_be_too_many(
     collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embed, "_MOST_SHARDS", 3)
+    monkeypatch.setattr(embed, "MOST_SHARDS", 3)
     shards = stage(collection, model, tmp_path / "out").plan()
     documents = [shard.description["rows"] for shard in shards if shard.description["part"] == "documents"]
     assert documents == [[0, 8], [8, 16], [16, 23]]
