@@ -4,8 +4,8 @@
 
 From collecting to evaluation, stage by stage: tasks as ``trainers.estimate.costs`` has them, each begun on the first
 core or GPU that is free; bytes against the bandwidth of a node and of the store; start-up. Computing and moving bytes
-follow one another, as where files are copied before they are mapped. A stage takes as many of the nodes as make it
-fastest.
+follow one another, as where files are copied before they are mapped, once on each node for all stages. A stage takes as
+many of the nodes as make it fastest.
 Prints for each number of nodes the hours, what bounds each stage, the bottleneck, and the efficiency against one node.
 """
 
@@ -21,6 +21,7 @@ from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS
 from raytriever.reports.table import counted
+from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.costs import (
     LAWS,
     Calibration,
@@ -36,6 +37,7 @@ from trainers.estimate.machines import Machines
 from trainers.estimate.outlines import published
 
 DOMAINS = tuple[int, ...](published()["domains"])
+_FORWARD, _BACKWARD = 2, 4  # operations of a weight and a token
 _OF_PAIRS = ("collect", "pairs", "cluster", "pack", "filter")
 _OF_CORPUS = ("chunk", "index", "search", "evaluate")
 
@@ -55,7 +57,7 @@ class Workload:
     embedders_per_gpu: int = 1  # workers of embed that share one, each with a core
     trained_dimension: int = 768
     trained_weights: float = 113e6  # of the layers of a BERT of 137 million weights
-    operations: float = 8  # a weight and a token in training: two passes forward, as with a gradient cache, one back
+    exchange_bytes: float = 4  # a gradient as it is sent
     pairs_per_step: int = 4_096
     passages: int = 21_000_000  # of the corpus that is searched
     passage_bytes: float = 620
@@ -120,7 +122,7 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
     found = {name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines) for name in _OF_PAIRS}
     found |= {name: LAWS[name](workload.of_corpus(), calibration, machines) for name in _OF_CORPUS}
     embedding, trained = (
-        Embedding(2 * weights / machines.operations, dimension, per_gpu)
+        Embedding(_FORWARD * weights / machines.operations, dimension, per_gpu)
         for weights, dimension in (
             (workload.embedding_weights, workload.dimension),
             (workload.trained_weights, workload.trained_dimension),
@@ -134,18 +136,25 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
 
 
 def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
-    """By the number of weights; a power of two of nodes takes part."""
+    """By the number of weights; a power of two of nodes takes part.
+
+    Queries, and documents of more than a chunk, are encoded twice, for the gradient cache. Gradients are exchanged behind
+    the backward pass of the last chunk.
+    """
     nodes = 2 ** (machines.nodes.bit_length() - 1)
     gpus = nodes * machines.gpus
     steps = workload.epochs * workload.pairs / workload.pairs_per_step
     tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
+    of_queries = workload.query_bytes / (workload.query_bytes + workload.document_bytes)
+    operations = _FORWARD * (2 if tokens > CHUNK_TOKENS_ON_GPU else 1 + of_queries) + _BACKWARD
     seconds = {
-        "GPUs": tokens * workload.operations * workload.trained_weights / machines.operations,
+        "GPUs": tokens * operations * workload.trained_weights / machines.operations,
         "tokenizing": tokens * calibration.tokenize / TOKENIZING_THREADS,
     }
-    exchange = 2 * 4 * workload.trained_weights / machines.network if nodes > 1 else 0.0
+    exchange = 2 * workload.exchange_bytes * workload.trained_weights / machines.network if nodes > 1 else 0.0
+    hidden = min(1.0, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * max(seconds.values())
     stored = workload.text_bytes * calibration.stored
-    return training_stage(gpus, steps, seconds, exchange, workload.epochs * stored)
+    return training_stage(gpus, steps, seconds, max(0.0, exchange - hidden), workload.epochs * stored)
 
 
 @dataclass(frozen=True)
@@ -169,16 +178,17 @@ class Forecast:
 
 def forecasts(workload: Workload, calibration: Calibration, machines: Machines) -> list[Forecast]:
     """Of every stage, on as many of the nodes as make it fastest, the fewest of equals."""
-    best: list[Forecast] = []
-    for nodes in range(1, machines.nodes + 1):
-        some = replace(machines, nodes=nodes)
-        found = [
-            Forecast(stage, nodes, seconds_by_cause(stage, calibration, some))
-            for stage in stages(workload, calibration, some)
-        ]
-        pairs = zip(best or found, found, strict=True)
-        best = [min(before, now, key=lambda forecast: forecast.seconds) for before, now in pairs]
-    return best
+    some = [replace(machines, nodes=nodes) for nodes in range(1, machines.nodes + 1)]
+    found, held = list[Forecast](), dict[str, int]()
+    for of_nodes in zip(*(stages(workload, calibration, each) for each in some), strict=True):
+        tried = []
+        for stage, each in zip(of_nodes, some, strict=True):
+            reading = stage.where_held(each.nodes, held)
+            tried.append(Forecast(reading, each.nodes, seconds_by_cause(reading, calibration, each)))
+        best = min(tried, key=lambda forecast: forecast.seconds)
+        held |= {name: max(best.nodes, held.get(name, 0)) for name in best.stage.copied}
+        found.append(best)
+    return found
 
 
 def total_hours(found: Sequence[Forecast]) -> float:
@@ -196,7 +206,7 @@ def table(found: Sequence[Forecast], machines: Machines, hours_of_one: float) ->
         lines.append(f"| {forecast.stage.name} | {hours} | {forecast.nodes} | {bound} |")
     slowest = max(found, key=lambda forecast: forecast.seconds)
     gain = hours_of_one / total
-    copied = max(forecast.stage.copied for forecast in found)
+    copied = sum(size for forecast in found for size in forecast.stage.copied.values())
     return "\n".join(
         [
             *lines,
@@ -204,7 +214,7 @@ def table(found: Sequence[Forecast], machines: Machines, hours_of_one: float) ->
             "",
             f"Bottleneck: {slowest.stage.name}, {slowest.seconds / 36 / total:.0f} % of the hours, by {slowest.bound}."
             f" {gain:.1f} times as fast as one node: efficiency {gain / machines.nodes:.0%}."
-            f" A node copies at most {copied / 1e9:,.0f} GB for a stage.",
+            f" A node copies at most {copied / 1e9:,.0f} GB.",
         ]
     )
 
@@ -217,6 +227,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=workload.pairs, help="of all domains, in the paper's proportions")
     parser.add_argument("--embedders-per-gpu", type=int, default=workload.embedders_per_gpu, help="workers of embed")
     parser.add_argument("--epochs", type=int, default=workload.epochs)
+    parser.add_argument("--exchange-bf16", action="store_true", help="training.exchange_bf16")
     parser.add_argument("--cores", type=int, default=machines.cores, help="of a node")
     parser.add_argument("--gpus", type=int, default=machines.gpus, help="of a node")
     parser.add_argument("--peak", type=float, default=machines.peak / 1e12, help="TFLOP/s of a GPU")
@@ -241,6 +252,7 @@ def main() -> None:
         domains=domains,
         embedders_per_gpu=given.embedders_per_gpu,
         epochs=given.epochs,
+        exchange_bytes=2 if given.exchange_bf16 else workload.exchange_bytes,
     )
     machines = replace(
         machines,

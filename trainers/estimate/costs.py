@@ -8,7 +8,7 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, isqrt, sqrt
 
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
@@ -21,13 +21,13 @@ from pipelines.jobs.mine import MineConfig
 from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
 from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.prefetching import TOKENIZING_THREADS
-from retrieval.jobs.embed import ON_GPU
+from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
 from trainers.estimate.machines import Machines
 
 # the jobs' defaults
-TEXTS_PER_VECTOR_FILE = ON_GPU["texts_per_shard"]
+_TEXTS_PER_VECTOR_FILE = ON_GPU["texts_per_shard"]
 _HASHED_TEXTS: int = PairsConfig.model_fields["texts_per_shard"].default
 _PAIRS_PER_FILE: int = PairsConfig.model_fields["rows_per_file"].default
 _COLLECTED_BYTES: int = CollectConfig.model_fields["bytes_per_shard"].default
@@ -65,7 +65,7 @@ class Calibration:
     Jobs were measured with ten million pairs; the rest is for the unit named behind it.
     """
 
-    pairs: Job = Job(78)  # of 84 s; the rest is opening files
+    pairs: Job = Job(84)
     pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
     exchanged: float = 180  # bytes of a pair, written by all phases of pairs
     cluster: Job = Job(767)
@@ -78,7 +78,6 @@ class Calibration:
     chunk: float = 1 / 36e6  # a byte of text
     tokenize: float = 1 / 495e3  # a token
     divide: float = 0.2e-6  # a pair of a large domain, put with those of its region
-    join: float = 0.26e-6  # a row of a packing, copied from a part
     words_index: float = 162e-9  # a byte of text for BM25: 231,000 passages of 353 bytes in 13.2 s
     words_search: float = 2.9e-9  # a query and a passage of those, in 0.67 ms a query
     shuffle: float = 0.33e-6  # a pair of an epoch of random batches, of a million
@@ -89,14 +88,14 @@ class Calibration:
     rerank: float = 8e-9  # a candidate and a dimension
     index: float = 2 * 10 / (1e6 * 384)  # a vector and a dimension
     search: float = 2 * 10 / (1e3 * 1e6 * 384)  # a query, a vector and a dimension
-    evaluate: float = 1.9 / (4 * 173)  # a query of a run
+    evaluate: float = 7.1 / (2 * 10_000)  # a query of a run, with 100 results
     open_vectors: float = 115e-6  # a file of vectors, mapped
-    open_texts: float = 270e-6  # a file of a collection
-    task: float = 10e-3  # of the driver, for each task
+    task: float = 5e-3  # of the driver, for each task: 9.9 s for 2,000 that do nothing
     start_up: float = 5.0  # by the clock, of the workers of a phase
     bytes_per_token: float = 4.6
     stored: float = 0.42  # bytes of texts as they are stored over those of the texts
     cell_iterations: int = 18  # of k-means within a cell
+    sums: float = 1.9  # that reach the driver for each cluster, over all refinements, of 400,000 pairs
 
 
 @dataclass(frozen=True)
@@ -160,14 +159,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Stage:
-    """``alone``: seconds by cause that are the same on any nodes. ``copied``: bytes that each node reads; ``shared``:
-    bytes that are read or written once."""
+    """``alone``: seconds by cause that are the same on any nodes. ``copied``: bytes that each node reads, by what they
+    are of; ``shared``: bytes that are read or written once."""
 
     name: str
     phases: Sequence[Phase]
     alone: Mapping[str, float] = field(default_factory=dict)
-    copied: float = 0
+    copied: Mapping[str, float] = field(default_factory=dict)
     shared: float = 0
+
+    def where_held(self, nodes: int, held: Mapping[str, int]) -> "Stage":
+        """The same on so many nodes, of which as many as ``held`` says have copies of earlier stages' reading."""
+        return replace(self, copied={name: size for name, size in self.copied.items() if held.get(name, 0) < nodes})
 
 
 def _collect(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -208,26 +211,35 @@ def embedding_stage(
     of_token = max(tokenizing, computing)
     tasks, stored, vectors = [], 0.0, 0.0
     for count, size in texts:
-        number = ceil(count / TEXTS_PER_VECTOR_FILE)
+        number = _vector_files(count)
         tasks += [count / number * size / calibration.bytes_per_token * of_token] * number
         stored, vectors = stored + count * size * calibration.stored, vectors + count * encoder.dimension * 2
     slots = "GPUs" if computing >= tokenizing else "tokenizing"
-    return Stage(name, [Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu)], copied=stored, shared=vectors)
+    encoding = Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu)
+    return Stage(name, [encoding], shared=stored + vectors)
+
+
+def _vector_files(texts: float) -> int:
+    return min(MOST_SHARDS, ceil(texts / _TEXTS_PER_VECTOR_FILE))
+
+
+def _vectors_of(size: Size) -> dict[str, float]:
+    return {"vectors": size.vector_bytes}
 
 
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
     are cut. A task opens what all of the phase before wrote."""
-    measured, opening = calibration.pairs, ceil(size.text_bytes / _COLLECTED_BYTES) * calibration.open_texts
+    measured = calibration.pairs
     of_phases = zip(calibration.pairs_phases, _tasks_of_pairs(measured.pairs), strict=True)
     busy = sum(share / number * ceil(number / measured.cores) for share, number in of_phases)
     phases, before = list[Phase](), 0
     for share, number in zip(calibration.pairs_phases, _tasks_of_pairs(size.pairs), strict=True):
         task = share / busy * measured.seconds * size.pairs / measured.pairs / number
-        phases.append(Phase([task + opening + before * calibration.open_vectors] * number, starts=not phases))
-        opening, before = 0, number
+        phases.append(Phase([task + before * calibration.open_vectors] * number, starts=not phases))
+        before = number
     exchanged = 2 * size.pairs * calibration.exchanged
-    return Stage("pairs", phases, copied=size.text_bytes * calibration.stored, shared=exchanged)
+    return Stage("pairs", phases, shared=size.text_bytes * calibration.stored + exchanged)
 
 
 def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
@@ -242,15 +254,15 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     phases = [Phase([size.pairs * calibration.cluster_rows], _ONE)]
     if small:
         phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
-    sums = 0
+    sums = 0.0
     for n in (n for n in size.domains if n > LARGE_DOMAIN):
         k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
         parts = ceil(cell_sample(k) / PART_POINTS)
         finding = seconds * cell_sample(k) / n * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
         phases.append(Phase([finding / parts] * parts, "the cells' sample", starts=False))
         phases.append(Phase(_of_cells(seconds - finding, isqrt(k), calibration), "the largest cell", starts=False))
-        sums += _ACROSS * k * size.dimension * 8  # float64, which the driver adds up
-    return Stage("cluster", phases, {"the driver": sums / machines.node_bandwidth}, copied=size.vector_bytes)
+        sums += calibration.sums * k * size.dimension * 8  # float64, which the driver adds up
+    return Stage("cluster", phases, {"the driver": sums / machines.node_bandwidth}, copied=_vectors_of(size))
 
 
 def _clustering(n: int, size: Size, calibration: Calibration) -> float:
@@ -275,7 +287,7 @@ def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[floa
 
 def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N: a large domain's regions are a task each, of every epoch, small domains as many as fill one. Dividing a large
-    domain and joining an epoch are a task each."""
+    domain is a task."""
     of_pair = calibration.pack.of_pair
     dividing, packing, small = [], [], 0
     for n in size.domains:
@@ -289,9 +301,7 @@ def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     packing += [small / parts * of_pair] * parts if parts else []
     phases = [Phase(dividing, "the largest domain")] if dividing else []
     phases.append(Phase(packing * size.epochs, "the largest region"))
-    joining = [size.pairs * calibration.join] * size.epochs
-    phases += [Phase(joining, "joining", starts=False)] if len(packing) > 1 else []
-    return Stage("pack", phases, copied=size.vector_bytes)
+    return Stage("pack", phases, copied=_vectors_of(size))
 
 
 def _random_pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -302,11 +312,11 @@ def _random_pack(size: Size, calibration: Calibration, _machines: Machines) -> S
 def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
     number = ceil(size.pairs / (_BATCHES_PER_SHARD * size.rows))
-    opening = 2 * ceil(size.pairs / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
+    opening = 2 * _vector_files(size.pairs) * calibration.open_vectors
     runs = number * size.epochs
     first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
     batches = [size.pairs * calibration.filter.of_pair / number + opening * first] * runs
-    copied = size.vector_bytes + size.text_bytes
+    copied = _vectors_of(size) | {"texts": size.text_bytes}
     shared = size.text_bytes * (1 + size.epochs * calibration.stored)
     return Stage("filter", [Phase(batches)], copied=copied, shared=shared)
 
@@ -331,10 +341,10 @@ def _shards(size: Size) -> int:
 
 def _index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     passages, dimension, shards = size.documents, size.dimension, _shards(size)
-    opening = ceil(passages / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
+    opening = _vector_files(passages) * calibration.open_vectors
     building = passages / shards * dimension * calibration.index + opening
     stored = passages * dimension * 4
-    return Stage("index", [Phase([building] * shards)], copied=stored / 2, shared=stored)
+    return Stage("index", [Phase([building] * shards)], copied={"half vectors": stored / 2}, shared=stored)
 
 
 def _search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -360,7 +370,7 @@ def _mine(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """All texts are hashed, then candidates read, by blocks of queries."""
     texts, blocks = size.documents * size.document_bytes, ceil(size.results / _CANDIDATES_PER_SHARD)
     tasks = [texts * calibration.keys, *[size.results * calibration.mine / blocks] * blocks]
-    return Stage("mine", [Phase(tasks)], copied=texts * calibration.stored)
+    return Stage("mine", [Phase(tasks)], copied={"corpus": texts * calibration.stored})
 
 
 def _evaluate(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -372,7 +382,7 @@ def _group(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Batches are copied by runs of them."""
     runs = size.epochs * ceil(size.pairs / (_BATCHES_PER_SHARD * size.rows))
     tasks = [size.epochs * size.pairs * calibration.group / runs] * runs
-    return Stage("group", [Phase(tasks)], copied=size.pairs * size.document_bytes * calibration.stored)
+    return Stage("group", [Phase(tasks)], copied={"chunks": size.pairs * size.document_bytes * calibration.stored})
 
 
 def _fuse(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -437,7 +447,8 @@ def seconds_by_cause(stage: Stage, calibration: Calibration, machines: Machines)
         if phase.starts:
             found["start-up"] += calibration.start_up
     busy = min(machines.nodes, max(len(phase.tasks) for phase in stage.phases))  # nodes with a task
-    of_node = (stage.copied + stage.shared / busy) / machines.node_bandwidth
-    of_store = (stage.copied * busy + stage.shared) / machines.store_bandwidth
+    copied = sum(stage.copied.values())
+    of_node = (copied + stage.shared / busy) / machines.node_bandwidth
+    of_store = (copied * busy + stage.shared) / machines.store_bandwidth
     found["the store" if of_store > of_node else "a node's reading"] += max(of_node, of_store)
     return found
