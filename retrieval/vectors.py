@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ class VectorRows:
 
     def __init__(self, artifact: StoredVectors, files: Sequence[ShardFile]) -> None:
         self._artifact = artifact
-        self._names = [file.name for file in files]
-        self._file = lru_cache(_MOST_MAPS)(partial(_mapped, artifact, self._names))
+        names = self._names = [file.name for file in files]
+        self._file = lru_cache(_MOST_MAPS)(lambda shard: np.load(artifact.path(names[shard]), mmap_mode="r"))
         first = self._file(0)
         self._shape: tuple[int, ...] = first.shape[1:]
         header, row = files[0].bytes - first.nbytes, first.itemsize * math.prod(self._shape)
@@ -140,8 +140,3 @@ class VectorRows:
         stop = len(self) if stop is None else stop
         for first in range(start, stop, size):
             yield first, self.range(first, min(first + size, stop))
-
-
-def _mapped(artifact: Artifact, names: Sequence[str], number: int) -> NDArray[Any]:
-    vectors: NDArray[Any] = np.load(artifact.path(names[number]), mmap_mode="r")
-    return vectors

@@ -163,10 +163,7 @@ class ObjectiveSettings(Settings):
 
 
 class Objective(nn.Module, ABC, Generic[Batch]):
-    """A loss with the modules it trains.
-
-    Parameters that require gradients are trained, all others are left alone.
-    """
+    """A loss with the modules it trains. Parameters that require gradients are trained, all others are left alone."""
 
     columns: tuple[str, ...]
     """The stored columns that it reads, and ``batch`` and ``epoch``, the numbers that the reader adds."""

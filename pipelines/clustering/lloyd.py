@@ -228,7 +228,11 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
         if all(len(found[donor]) >= number for donor, number in Counter(chosen).items()):
             moves = {cluster: found[donor].pop(0) for cluster, donor in zip(empty, chosen, strict=False)}
             for cluster, moved in moves.items():
-                _move(assignment, moved, cluster)
+                assignment.sums[moved.donor] -= moved.point
+                assignment.sums[cluster] = moved.point
+                assignment.counts[moved.donor] -= 1
+                assignment.counts[cluster] = 1
+                assignment.clusters[moved.part][moved.place] = cluster
             return moves
         # a look at the points is dear: where many clusters have nothing to give, ever more are asked at once
         asked *= 2
@@ -288,11 +292,3 @@ def costliest_of_part(
             place = int(members[row])
             found.append((donor, float(costs[row]), place, points.take(np.array([place]))[0]))
     return found
-
-
-def _move(assignment: Assignment, moved: Candidate, cluster: int) -> None:
-    assignment.sums[moved.donor] -= moved.point
-    assignment.sums[cluster] = moved.point
-    assignment.counts[moved.donor] -= 1
-    assignment.counts[cluster] = 1
-    assignment.clusters[moved.part][moved.place] = cluster

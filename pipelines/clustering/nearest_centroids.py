@@ -109,10 +109,10 @@ class CentroidSearch:
         """Of each open row the candidate of the lowest float64 cost, the lowest index on ties."""
         rows, columns = np.nonzero(candidates)
         exact = np.empty(len(rows), dtype=np.float64)
-        cost = squared_distances if self._euclidean else _negated_products
+        cost, sign = (squared_distances, 1) if self._euclidean else (inner_products, -1)
         for begin in range(0, len(rows), PAIRS_AT_ONCE):
             part = slice(begin, begin + PAIRS_AT_ONCE)
-            exact[part] = cost(points[open_rows[rows[part]]], self.centroids[columns[part]])
+            exact[part] = sign * cost(points[open_rows[rows[part]]], self.centroids[columns[part]])
         order = np.lexsort((columns, exact, rows))
         first = np.searchsorted(rows, np.arange(len(open_rows)))  # rows ascend, so each keeps its stretch
         resolved: NDArray[np.int64] = columns[order[first]]
@@ -174,7 +174,3 @@ def _split(numbers: NDArray[np.float64], dtype: torch.dtype) -> torch.Tensor:
         columns.append(torch.from_numpy(numbers).to(dtype))
         numbers = numbers - columns[-1].to(torch.float64).numpy()
     return torch.stack(columns, dim=1)
-
-
-def _negated_products(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float64]:
-    return -inner_products(left, right)

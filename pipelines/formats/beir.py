@@ -136,11 +136,10 @@ def _write_qrels(collection: StoredCollection, folder: Path) -> list[str]:
 
 
 def _qrels_lines(collection: StoredCollection, split: str) -> Iterator[str]:
-    for table in judgments_of(collection, split):
-        for query, document, relevance in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            _require_field(query, collection)
-            _require_field(document, collection)
-            yield f"{query}\t{document}\t{relevance}"
+    for query, document, relevance in judgments_of(collection, split):
+        _require_field(query, collection)
+        _require_field(document, collection)
+        yield f"{query}\t{document}\t{relevance}"
 
 
 def _require_field(id_: str, collection: StoredCollection) -> None:

@@ -1,6 +1,6 @@
 """Training sets in both of Tevatron's forms: passages written out in each example, or ids into a corpus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +68,8 @@ class TevatronFormat(ExampleFormat):
         """The corpus."""
         for name in self._corpus:
             for record in json_objects(self.folder, name):
-                yield _document(record, "document_text" if _has_old_key(record) else "text")
+                has_old_key = "document_text" in record.values and "text" not in record.values
+                yield _document(record, "document_text" if has_old_key else "text")
 
     def example(self, record: Record) -> Example:
         """The query with its documents, or their ids."""
@@ -92,10 +93,6 @@ class TevatronFormat(ExampleFormat):
         return example_of(query, documents)
 
 
-def _has_old_key(record: Record) -> bool:
-    return "document_text" in record.values and "text" not in record.values
-
-
 def _document(record: Record, text_key: str) -> DocumentRecord:
     return DocumentRecord(record.place, record.id("docid"), record.text("title"), record.string(text_key))
 
@@ -116,21 +113,18 @@ def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """
     name = f"{examples.split}.jsonl"
     records = (
-        _line(example.query_id, example.query, example.positives, example.hard_negatives) for example in examples
+        {
+            "query_id": example.query_id,
+            "query": example.query,
+            "positive_passages": list(map(_passage, example.positives)),
+            "negative_passages": list(map(_passage, example.hard_negatives)),
+        }
+        for example in examples
     )
     write_json_lines(folder / name, records)
     documents = rows(examples.collection, "documents", "id", "title", "text")
     write_json_lines(folder / _CORPUS, ({"docid": id_, "title": title, "text": text} for id_, title, text in documents))
     return [name, _CORPUS]
-
-
-def _line(query_id: str, query: str, positives: Sequence[Document], negatives: Sequence[Document]) -> dict[str, Any]:
-    return {
-        "query_id": query_id,
-        "query": query,
-        "positive_passages": list(map(_passage, positives)),
-        "negative_passages": list(map(_passage, negatives)),
-    }
 
 
 def _passage(document: Document) -> dict[str, str]:

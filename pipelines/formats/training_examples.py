@@ -56,8 +56,7 @@ class ExampleFormat(Format):
         self.example_files = sorted(examples, key=itemgetter(0))
         names = [name for _, name in self.example_files]
         super().__init__(folder, [*others, *names])
-        self.judgments_name = self.describe(names)
-        self.documents_name = self.queries_name = self.judgments_name
+        self.documents_name = self.queries_name = self.judgments_name = self.describe(names)
 
     def records(self, name: str) -> Iterator[Record]:
         """The lines, entries or rows of a file."""
@@ -124,11 +123,11 @@ def splits_of(collection: StoredCollection) -> list[str]:
     return sorted(splits)
 
 
-def judgments_of(collection: StoredCollection, split: str) -> Iterator[pa.Table]:
-    """The split's judgments (query_id, document_id, relevance) in stored order, a row group at a time."""
+def judgments_of(collection: StoredCollection, split: str) -> Iterator[tuple[str, str, int]]:
+    """Query id, document id and relevance of each of the split's judgments, in stored order."""
     for table in collection.rows_of("judgments").tables(["query_id", "document_id", "relevance", "split"]):
-        if len(chosen := table.filter(pc.equal(table["split"], split))):
-            yield chosen.drop_columns("split")
+        of_split = table.filter(pc.equal(table["split"], split)).drop_columns("split")
+        yield from zip(*(column.to_pylist() for column in of_split.columns), strict=True)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

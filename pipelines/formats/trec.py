@@ -238,20 +238,17 @@ class TrecFormat(Format):
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents file after file."""
         for name in self._documents:
-            yield from self._documents_of(name)
-
-    def _documents_of(self, name: str) -> Iterator[DocumentRecord]:
-        if plain_name(name).endswith(".tsv"):
-            yield from tsv_documents(self.folder, name, self._config.document_columns)
-        elif plain_name(name).endswith(".jsonl"):
-            keys = self._config.document_keys
-            for record in json_objects(self.folder, name):
-                if keys.title != "title":  # a wrong name would read no titles
-                    record.required(keys.title)
-                id_ = column_id(record.id(keys.id), record.place)
-                yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
-        else:
-            yield from marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags)
+            if plain_name(name).endswith(".tsv"):
+                yield from tsv_documents(self.folder, name, self._config.document_columns)
+            elif plain_name(name).endswith(".jsonl"):
+                keys = self._config.document_keys
+                for record in json_objects(self.folder, name):
+                    if keys.title != "title":  # a wrong name would read no titles
+                        record.required(keys.title)
+                    id_ = column_id(record.id(keys.id), record.place)
+                    yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
+            else:
+                yield from marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags)
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries file after file."""
@@ -295,13 +292,19 @@ def write(collection: StoredCollection, folder: Path) -> list[str]:
     for split in splits_of(collection):
         require_name(split, collection)
         names.append(f"qrels.{split}.txt")
-        write_lines(folder / names[-1], _qrels_lines(collection, split))
+        judged = judgments_of(collection, split)
+        lines = (f"{query} 0 {document} {relevance}" for query, document, relevance in judged)
+        write_lines(folder / names[-1], lines)
     return names
 
 
 def _table_lines(values: Iterable[tuple[str, ...]], collection: StoredCollection) -> Iterator[str]:
     for id_, *texts in values:
-        _require_id(id_, collection)
+        if id_.split() != [id_] or id_.startswith("\ufeff"):
+            raise UserError(
+                f"{collection.uri}: the id {id_!r:.80} can't stand in TREC's files, whose columns are separated by"
+                " whitespace. Rename it in the source and collect again."
+            )
         for text in texts:
             if "\t" in text or "\n" in text or "\r" in text:
                 raise UserError(
@@ -309,17 +312,3 @@ def _table_lines(values: Iterable[tuple[str, ...]], collection: StoredCollection
                     " and lines of TREC's tables. Export to beir, which holds any text."
                 )
         yield "\t".join([id_, *texts])
-
-
-def _qrels_lines(collection: StoredCollection, split: str) -> Iterator[str]:
-    for table in judgments_of(collection, split):
-        for query, document, relevance in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            yield f"{query} 0 {document} {relevance}"
-
-
-def _require_id(id_: str, collection: StoredCollection) -> None:
-    if id_.split() != [id_] or id_.startswith("\ufeff"):
-        raise UserError(
-            f"{collection.uri}: the id {id_!r:.80} can't stand in TREC's files, whose columns are separated by"
-            " whitespace. Rename it in the source and collect again."
-        )

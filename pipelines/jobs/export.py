@@ -160,8 +160,12 @@ class Export(Stage[ExportConfig]):
         """An unknown split, batches of another layout, an encoder that reads no context."""
         if "collection" in there and self.config.split is not None:
             StoredCollection(str(self.config.collection)).judgments(self.config.split)
-        if "batches" in there:
-            self._check_layout()
+        if "batches" in there and self._reader.layout not in self._batch_format.layouts:
+            raise UserError(
+                f"{self._reader.uri} holds batches of layout '{self._reader.layout}', which format"
+                f" {self.config.format} can't: it is for queries with the texts of their documents, layout 'pairs'."
+                " Format hugging_face holds any layout."
+            )
         if "encoder.model" in there and input_paths(self.config).keys() <= there and self._located is not None:
             self._check_encoder(self._located)
 
@@ -247,15 +251,6 @@ class Export(Stage[ExportConfig]):
         write_module_folder(encoder, folder, self._context)
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def _check_layout(self) -> None:
-        reader = self._reader
-        if reader.layout not in self._batch_format.layouts:
-            raise UserError(
-                f"{reader.uri} holds batches of layout '{reader.layout}', which format {self.config.format} can't: it"
-                " is for queries with the texts of their documents, layout 'pairs'. Format hugging_face holds any"
-                " layout."
-            )
-
     def _made_from(self) -> dict[str, Artifact]:
         return {name: Artifact(uri) for name, uri in self.config.made_from.items()}
 
@@ -304,10 +299,7 @@ class Export(Stage[ExportConfig]):
             from pipelines.reports.batches import batches_chart  # and matplotlib, which no other shard needs
 
             vectors = next((StoredVectors(each.uri) for each in made_from.values() if each.kind == VECTORS), None)
-            svg = batches_chart(reader, self._order(0).tolist(), vectors)
-            writer.path(CHART).write_text(svg, encoding="utf-8", newline="\n")
-            writer.add(CHART)
+            writer.add_bytes(CHART, batches_chart(reader, self._order(0).tolist(), vectors).encode())
         text = card(self._batch_format, published, reader.artifact, made_from, config.title, config.license)
-        writer.path(README).write_text(text, encoding="utf-8", newline="\n")
-        writer.add(README)
+        writer.add_bytes(README, text.encode())
         return writer.commit(0)

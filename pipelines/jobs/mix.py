@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, model_validator
@@ -102,8 +101,10 @@ class Mix(Stage[MixConfig]):
                 reader = readers[names[source]]
                 batch = reader.read(epoch % reader.epochs, number)
                 counts[_of_source(names[source])] += 1
-                if first.layout == "pairs":
-                    counts.update(_masks(batch))
+                if first.layout == "pairs":  # counted as `raytriever filter` does; which rule masked one isn't stored
+                    hard_negatives = pc.sum(pc.list_value_length(batch["hard_negative_ids"])).as_py()
+                    counts["negatives"] += len(batch) * (len(batch) + hard_negatives - 1)
+                    counts["masked by any rule"] += pc.sum(pc.list_value_length(batch["masked"])).as_py()
                 file.write(batch)
         return file.commit(counts, described.get("dropped"))
 
@@ -160,14 +161,6 @@ def mixed_order(counts: NDArray[np.int64], used: NDArray[np.int64], seed: int, e
 
 def _counts(readers: dict[str, BatchReader], epoch: int) -> dict[str, int]:
     return {name: reader.number_of_batches(epoch % reader.epochs) for name, reader in readers.items()}
-
-
-def _masks(batch: pa.Table) -> dict[str, int]:
-    """Negatives and masked ones, counted as `raytriever filter` does; which rule masked one is not stored with it."""
-    size = len(batch)
-    hard_negatives = pc.sum(pc.list_value_length(batch["hard_negative_ids"])).as_py()
-    masked = pc.sum(pc.list_value_length(batch["masked"])).as_py()
-    return {"negatives": size * (size + hard_negatives - 1), "masked by any rule": masked}
 
 
 def _shared(mappings: list[dict[str, Any]]) -> dict[str, Any]:

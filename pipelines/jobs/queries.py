@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -63,10 +64,8 @@ class Queries(Stage[QueriesConfig]):
         """Stretches of rows; chunks of one source are never in two."""
         collection = StoredCollection(self.config.collection)
         bounds = [*_shard_starts(collection, self.config.rows_per_shard), collection.count("documents")]
-        return [
-            Shard(f"{number:05d}", {"number": number, "rows": [bounds[number], bounds[number + 1]]})
-            for number in range(len(bounds) - 1)
-        ]
+        stretches = enumerate(pairwise(bounds))
+        return [Shard(f"{number:05d}", {"number": number, "rows": list(rows)}) for number, rows in stretches]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Writes one file of documents, one of queries, one of judgments.

@@ -93,13 +93,8 @@ def _open_hub(uri: str) -> tuple[fs.FileSystem, str]:
     return (fs.LocalFileSystem(), f"{mirror}{found[2] or ''}") if mirror else fs.FileSystem.from_uri(uri)
 
 
-def s3_endpoint() -> str | None:
-    """The S3 server that the environment names; None: Amazon's."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-
-
 def _open_s3(bucket: str) -> fs.S3FileSystem:
-    endpoint = s3_endpoint()
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None  # None: Amazon's
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:
         region = fs.resolve_s3_region(bucket)

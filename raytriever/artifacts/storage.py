@@ -63,7 +63,12 @@ class Folder:
         refuse_keys(self.uri)
         self.is_local = "://" not in self.uri
         self.is_of_hub = self.uri.startswith("hf://")
-        _refuse_long_names(self.uri)
+        for part in self.uri.split("/"):
+            if len(os.fsencode(part)) > _LONGEST_NAME:
+                raise UserError(
+                    f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes. Shorten"
+                    " it."
+                )
         with self._named():
             local = fs.LocalFileSystem(), absolute(self.uri)
             self._filesystem, self._root = local if self.is_local else open_object_store(self.uri)
@@ -280,14 +285,6 @@ class Folder:
 def absolute(uri: str) -> str:
     """A local path made absolute; a URI as it is."""
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
-
-
-def _refuse_long_names(uri: str) -> None:
-    for part in uri.split("/"):
-        if len(os.fsencode(part)) > _LONGEST_NAME:
-            raise UserError(
-                f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes. Shorten it."
-            )
 
 
 def cache_folder() -> Path:

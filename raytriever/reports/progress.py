@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-from types import TracebackType
 
 from rich.progress import (
     BarColumn,
@@ -48,9 +47,7 @@ class ProgressLine:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 

@@ -297,15 +297,9 @@ def _holds_models(value: Any) -> bool:
 
 def is_input(field: FieldInfo) -> bool:
     """Whether the field names an input."""
-    if any(isinstance(item, Input) for item in field.metadata):
-        return True
     # ``InputPath | None`` keeps its mark inside the union
-    return any(
-        isinstance(item, Input)
-        for argument in get_args(field.annotation)
-        if get_origin(argument) is Annotated
-        for item in get_args(argument)[1:]
-    )
+    inside = [item for part in get_args(field.annotation) if get_origin(part) is Annotated for item in get_args(part)]
+    return any(isinstance(item, Input) for item in (*field.metadata, *inside))
 
 
 def input_paths(settings: BaseModel) -> dict[str, str]:

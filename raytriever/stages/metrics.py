@@ -74,7 +74,8 @@ class StageMetrics:
 
     def record(self, metric: Metric, value: float, **tags: str) -> None:
         """Adds ``value`` to a counter, sets a gauge to it or puts it in a histogram's bucket."""
-        if self._off or not _ray_runs():
+        ray = sys.modules.get("ray")  # where nobody has imported it, it isn't loaded for this
+        if self._off or ray is None or not ray.is_initialized():
             return
         try:
             self._record(metric, value, self._tags | tags)
@@ -93,12 +94,6 @@ class StageMetrics:
                 known.set(value, tags)
             case "histogram":
                 known.observe(value, tags)
-
-
-def _ray_runs() -> bool:
-    """Whether Ray runs in this process; where nobody has imported it, it isn't loaded for this."""
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
 
 
 def _known_to_ray(metric: Metric) -> Any:

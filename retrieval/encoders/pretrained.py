@@ -166,7 +166,11 @@ def _is_model_artifact(model: str) -> bool:
 def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: bool = False) -> _Found:
     """Folder of ``model`` on this machine, and where it comes from, for the user."""
     if _is_model_artifact(model):
-        return _Found(_find_artifact(model), f"the model artifact {model}")
+        artifact = Artifact(model, "model")
+        own = artifact.local_folder()
+        if artifact.folder.is_local:
+            _refuse_unlisted(own, {*artifact.names(), *BESIDE})
+        return _Found(own, f"the model artifact {model}")
     if Path(model).is_dir():
         return _Found(Path(model), f"the folder {model}")
     what, packaged = "Tokenizer" if tokenizer_only else "Encoder", PACKAGED_MODELS.get(model)
@@ -203,14 +207,6 @@ def check_weights(path: Path, expected: str) -> None:
             f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not"
             " loaded. Reinstall the package or clear the hub's cache, or name another folder as the encoder's model."
         )
-
-
-def _find_artifact(uri: str) -> Path:
-    artifact = Artifact(uri, "model")
-    path = artifact.local_folder()
-    if artifact.folder.is_local:
-        _refuse_unlisted(path, {*artifact.names(), *BESIDE})
-    return path
 
 
 def _refuse_unlisted(path: Path, listed: set[str]) -> None:

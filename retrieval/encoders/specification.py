@@ -68,9 +68,7 @@ class VectorForm(Settings):
 
     def stored_vectors(self, max_length: int) -> int:
         """Vectors a document in use, 1 or m: for all tokens as many as the longest text may have, ``max_length``."""
-        if self.reduced:
-            return 1
-        return max_length if self.vectors is None else self.vectors
+        return 1 if self.reduced else self.vectors or max_length
 
     def __str__(self) -> str:
         """In a few words, for reports and contracts: 'single', 'layers 4, 6', 'scalar_mix of layers 4, 6'."""

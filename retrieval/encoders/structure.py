@@ -48,8 +48,7 @@ def is_causal(transformer: nn.Module) -> bool:
 
 def is_bidirectional_decoder(transformer: nn.Module) -> bool:
     """Whether this is a decoder whose configuration has its tokens read the whole text."""
-    config: Any = transformer.config
-    return getattr(config, "is_causal", None) is False
+    return getattr(transformer.config, "is_causal", None) is False
 
 
 def has_own_code(transformer: nn.Module) -> bool:

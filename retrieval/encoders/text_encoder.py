@@ -265,13 +265,11 @@ def _load_transformer(
             f"{path} holds an encoder of queries and another of documents"
             f"{', LoRA adapters, which is not supported' if under else ''}. Give the folder of one encoder here."
         )
-    if under is None:
-        transformer = load_transformer(modules.transformer, settings.trust_remote_code, dropout)
-        set_attention(transformer, settings)
-        return transformer, modules.transformer, modules
-    base, adapter = read_modules(under.path), modules.transformer
+    base, adapter = read_modules(under.path) if under else modules, modules.transformer
     transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
     set_attention(transformer, settings)
+    if under is None:
+        return transformer, base.transformer, base
     tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
     return merge_adapter(transformer, adapter), tokenizer_folder, modules if modules.pooling else base
 

@@ -329,7 +329,8 @@ def checkpoint_activations(transformer: nn.Module) -> None:
     place for every family (Hugging Face's own switch leaves some out), inside the gradient cache too.
     """
     for block in transformer_blocks(transformer):
-        _replace_forward(block, functools.partial(_run_checkpointed, block, block.forward))
+        # on the instance: hooks are called around it as before, and parameters keep their names
+        block.forward = functools.partial(_run_checkpointed, block, block.forward)
 
 
 def _run_checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -345,9 +346,4 @@ def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
     of weights stay. Call it before ``checkpoint_activations``. Dropout then draws other numbers than without it.
     """
     for block in transformer_blocks(transformer):
-        _replace_forward(block, torch.compile(block.forward, dynamic=True, backend=backend))
-
-
-def _replace_forward(block: nn.Module, forward: Callable[..., Any]) -> None:
-    """On the instance: hooks are called around it as before, and parameters keep their names."""
-    block.forward = forward
+        block.forward = torch.compile(block.forward, dynamic=True, backend=backend)

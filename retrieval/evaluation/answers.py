@@ -114,12 +114,7 @@ def answer_accuracy(
     rows = np.full((len(queries), deepest), -1, dtype=np.int64)
     for line, documents in enumerate(ranked):
         rows[line, : len(documents)] = [row_of[document] for document in documents]
-    texts = collection.rows_of("documents")
-
-    def read(wanted: NDArray[np.int64]) -> list[str]:
-        found: list[str] = texts.take(wanted, ["text"])["text"].to_pylist()
-        return found
-
-    hits = ranking_hits(rows, [answers[query] for query in queries], read, match)
+    stored, answers_of = collection.rows_of("documents"), [answers[query] for query in queries]
+    hits = ranking_hits(rows, answers_of, lambda wanted: stored.take(wanted, ["text"])["text"].to_pylist(), match)
     found = np.stack([hits[:, :cutoff].any(axis=1) for cutoff in cutoffs], axis=1)
     return dict(zip(queries, found, strict=True))

@@ -156,13 +156,6 @@ def _average(runs: Sequence[PerQuery], measures: Sequence[str]) -> PerQuery:
     return replace(runs[0], values=averaged, missing_queries=max(run.missing_queries for run in runs))
 
 
-def comparison_lines(compared: Compared) -> list[str]:
-    """The blocks of an evaluation, with seeds, differences and tests."""
-    tables = [*_seed_tables(compared), pair_table(compared)]
-    heading = f"{compared.metrics['queries']:,} queries of {compared.metrics['judgments']}"
-    return [heading, "", *block_lines(evaluation_blocks(compared, tables))]
-
-
 def _seed_tables(compared: Compared) -> list[Table]:
     """A row for each system of several seeds and each measure; no table without such systems."""
     rows = [
@@ -188,4 +181,6 @@ def compare(
 ) -> None:
     """Tests systems of evaluations against one another, query by query; one NAME's evaluations are of its seeds."""
     compared = compare_sources(systems or [], measures=measure or [], baseline=baseline, margin=margin, level=level)
-    typer.echo("\n".join(comparison_lines(compared)))
+    tables = [*_seed_tables(compared), pair_table(compared)]
+    heading = f"{compared.metrics['queries']:,} queries of {compared.metrics['judgments']}"
+    typer.echo("\n".join([heading, "", *block_lines(evaluation_blocks(compared, tables))]))

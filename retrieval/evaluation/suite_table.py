@@ -40,10 +40,7 @@ class MeasureTable:
 
 
 def measure_tables(evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> list[MeasureTable]:
-    """A table for each measure, in the order in which collections have them.
-
-    Raises as ``require_same_systems``.
-    """
+    """A table for each measure, in the order in which collections have them. Raises as ``require_same_systems``."""
     require_same_systems({name: list(systems) for name, systems in evaluations.items()}, groups)
     measures = dict.fromkeys(
         measure for systems in evaluations.values() for system in systems.values() for measure in system.values

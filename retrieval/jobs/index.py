@@ -149,8 +149,7 @@ class Index(Stage[IndexConfig]):
         vectors = StoredVectors(settings.vectors).part("documents")
         if shard.name == "training":
             sample = _training_sample(settings, vectors)
-            writer.path(_TRAINED).write_bytes(train(sample, settings.factory, settings.seed, gpu=self._gpu))
-            writer.add(_TRAINED)
+            writer.add_bytes(_TRAINED, train(sample, settings.factory, settings.seed, gpu=self._gpu))
             return writer.commit(0)
         start, stop = shard.description["start"], shard.description["stop"]
         rows_at_once = max(1, _BLOCK_ROWS // vectors.vectors_per_text)

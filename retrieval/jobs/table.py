@@ -82,8 +82,7 @@ class SuiteTable(Stage[TableConfig]):
         sections = [
             Section(table.measure, "", [shown]) for table, shown in zip(tables, self._shown(tables), strict=True)
         ]
-        writer.path(PAGE).write_text(render("Systems by collection", subtitle, sections), encoding="utf-8")
-        writer.add(PAGE)
+        writer.add_bytes(PAGE, render("Systems by collection", subtitle, sections).encode())
         return writer.commit(columns)
 
     def _shown(self, tables: list[MeasureTable]) -> list[Any]:

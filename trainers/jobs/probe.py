@@ -223,14 +223,12 @@ class Probe(Stage[ProbeConfig]):
         metrics = how | metrics_of(systems, measures)
         write_evaluation(writer, metrics, systems, comparisons)
         writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
-        writer.path(RECOMMENDED).write_text(self._fragment(chosen), encoding="utf-8")
+        writer.add_bytes(RECOMMENDED, self._fragment(chosen).encode())
         evaluated = Evaluated(metrics, comparisons, config.significance_level)
         first = next(iter(config.batches))
         sections = [ways_section(ways, config.measure), result_section(evaluated, first)]
         subtitle = f"Raytriever · {counted(len(config.batches), 'way')} with {counted(config.seeds, 'seed')} each"
-        writer.path(PAGE).write_text(render("Which batches", subtitle, sections), encoding="utf-8")
-        for name in (RECOMMENDED, PAGE):
-            writer.add(name)
+        writer.add_bytes(PAGE, render("Which batches", subtitle, sections).encode())
         return writer.commit(int(sum(of_way.get("pairs", 0) for of_way in ways.values())))
 
     def _fragment(self, chosen: str) -> str:

@@ -132,9 +132,7 @@ class Report(Stage[ReportConfig]):
         """Writes ``report.html``."""
         sections = self._sections()
         title = self.config.title or absolute(self.config.output).rstrip("/").split("/")[-2] or "run"
-        page = render(title, "Raytriever report", sections)
-        writer.path(REPORT).write_text(page, encoding="utf-8")
-        writer.add(REPORT)
+        writer.add_bytes(REPORT, render(title, "Raytriever report", sections).encode())
         return writer.commit(len(sections))
 
     def _sections(self) -> list[Section]:

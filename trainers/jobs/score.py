@@ -53,10 +53,6 @@ class Score(ModelStage[ScoreConfig]):
     unit = "chunks"
     model_setting = "language_model"
 
-    def __init__(self, config: ScoreConfig) -> None:
-        super().__init__(config)
-        self._loaded: Any = None
-
     def input_fingerprints(self) -> dict[str, str]:
         """The batches' and the language model's."""
         batches = BatchReader(self.config.batches).fingerprint

@@ -291,7 +291,13 @@ class Contextual(PairObjective[ContextualSettings]):
         """The loss over this rank's queries and the documents of all ranks that share it."""
         batch = cast(ContextualBatch, batch)  # as ``collate`` makes it
         context = self._read_context(batch.candidates)
-        outcome = self.compare(batch, *self._encode_in(context, batch))
+        rows = self.gather(torch.stack([batch.query_keys, batch.text_keys[: len(batch)]], dim=1))
+        answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
+        prefix = self.contextual.read_context(context.vectors, droppable=self._dropout > 0)
+        own_answers = _by_key(batch.query_keys, positives_in_step(batch.query_keys, rows[:, 0], answers)[:, count:])
+        queries = self._encode(cast(Chunks, batch.queries), context, prefix, own_answers)
+        documents = self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
+        outcome = self.compare(batch, queries, documents)
         in_context = (batch.text_keys[: len(batch)][:, None] == context.keys).any(dim=1)
         metrics = outcome.metrics | {"answers_in_context": in_context.float().mean()}
         return replace(outcome, metrics=metrics, tokens=batch.tokens + context.tokens)
@@ -299,15 +305,6 @@ class Contextual(PairObjective[ContextualSettings]):
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """``masked_contrastive_loss`` of normalised vectors."""
         return contrast(queries, documents, candidates, self.settings.similarity_temperature)
-
-    def _encode_in(self, context: _Context, batch: ContextualBatch) -> tuple[Tensor, Tensor]:
-        """Normalised vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""
-        rows = self.gather(torch.stack([batch.query_keys, batch.text_keys[: len(batch)]], dim=1))
-        answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
-        prefix = self.contextual.read_context(context.vectors, droppable=self._dropout > 0)
-        own_answers = _by_key(batch.query_keys, positives_in_step(batch.query_keys, rows[:, 0], answers)[:, count:])
-        queries = self._encode(cast(Chunks, batch.queries), context, prefix, own_answers)
-        return queries, self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
 
     def _read_context(self, candidates: ContextCandidates) -> _Context:
         """Each rank embeds those that are drawn of its own documents, and all get the vectors of all."""

@@ -68,7 +68,7 @@ def model_card(
     if measured is not None:
         parts.append(_measures(measured))
     if kind:
-        parts.append(_objective(kind, paper))
+        parts.append(f"## Objective\n\n`{kind}`" + (f", from {paper.cited()}" if paper else ""))
     settings = yaml.safe_dump(dict(config), sort_keys=True, allow_unicode=True).strip()
     parts.append(f"## Settings of the training run\n\n```yaml\n{settings}\n```")
     return "\n\n".join(parts) + "\n"
@@ -179,8 +179,3 @@ def _measures(measured: Measured) -> str:
         before = f" {measured.start[name]:.4f} |" if name in measured.start else " |"
         lines.append(f"| {_cell(name)} | {value:.4f} |{before}")
     return "\n".join(lines)
-
-
-def _objective(kind: str, paper: Paper | None) -> str:
-    text = f"## Objective\n\n`{kind}`"
-    return f"{text}, from {paper.cited()}" if paper else text

@@ -134,11 +134,13 @@ def training_section(
     ``evaluations``: in order, none where nothing was validated; ``criteria``: by which the best of them was found.
     """
     metrics = _metrics(points)
-    svg = curve_panels(_panels(points, metrics), "Training curves", _epoch_ends(points))
+    changes = [(before, after) for before, after in pairwise(points) if before["epoch"] != after["epoch"]]
+    ends = [(before["step"] + after["step"]) / 2 for before, after in changes]
+    svg = curve_panels(_panels(points, metrics), "Training curves", ends)
     caption = (
         "Points: one a step (of long runs, means of neighbouring steps). Lines: running mean over a tenth of them."
     )
-    if len({point["epoch"] for point in points}) > 1:
+    if ends:
         caption += " Dotted: an epoch ends."
     blocks: list[Block] = [Plot(svg, caption), _table(points, log, metrics)]
     lead = f"{len(points):,} steps over {sum(int(point['examples']) for point in points):,} examples."
@@ -175,12 +177,6 @@ def _label(name: str) -> str:
 
 def _values(points: Points, name: str) -> NDArray[np.float64]:
     return np.array([point[name] for point in points], dtype=np.float64)
-
-
-def _epoch_ends(points: Points) -> list[float]:
-    return [
-        (before["step"] + after["step"]) / 2 for before, after in pairwise(points) if before["epoch"] != after["epoch"]
-    ]
 
 
 def _table(points: Points, log: Points, metrics: Sequence[str]) -> Table:

@@ -64,11 +64,8 @@ class RunLog(Callback):
 
 def read_curve(folder: Folder) -> list[dict[str, Any]]:
     """Every step's point, in order; where a step was taken twice around a kill, the later one."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for name in folder.files():
-        if name.startswith(_PIECES):
-            for point in json.loads(folder.read_bytes(name)):
-                by_step[point["step"]] = point
+    pieces = (json.loads(folder.read_bytes(name)) for name in folder.files() if name.startswith(_PIECES))
+    by_step = {point["step"]: point for piece in pieces for point in piece}
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -266,14 +266,15 @@ def _write_pairs(pairs: PairTables, size: Size, folder: Path) -> None:
     if pairs.domain:  # two, each large enough for batches and clusters
         size = replace(size, documents=2 * size.documents, training_queries=2 * size.training_queries)
     toy = make_toy(str(folder), _splits(pairs), size)
-    by_split = {}
-    for split, queries in toy.queries.items():
-        by_split[split] = [
+    by_split = {
+        split: [
             {pairs.query: query.text, pairs.document: toy.documents[query.judged[0][0]].text, pairs.title: "A title"}
             | {pairs.relevance: query.judged[0][1], pairs.domain: f"domain{number % 2}"}
             | {column: toy.texts(query, 0)[0] for column in pairs.negatives}
             for number, query in enumerate(queries)
         ]
+        for split, queries in toy.queries.items()
+    }
     _write_splits(pairs, by_split, folder)
 
 
@@ -308,7 +309,8 @@ def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
     toy = make_toy(str(folder), splits, size)
     for name in source.documents:
         if plain_name(name).endswith(".tsv"):
-            _write_lines(_file(folder, name), (_columns(d, source.document_columns) for d in toy.documents))
+            rows = ([getattr(d, column, "-") for column in source.document_columns] for d in toy.documents)
+            _write_lines(_file(folder, name), rows)
         else:
             _write_text(_file(folder, name), "".join(_MARKED_UP.format(d.id, d.title, d.text) for d in toy.documents))
     _write_queries(source.queries, toy, splits, folder)
@@ -320,10 +322,6 @@ def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
             _write_lines(_file(folder, name), ())
     for split, names in source.triples.items():
         _write_lines(_file(folder, names[0]), ((q.id, q.judged[0][0], q.judged[-1][0]) for q in toy.queries[split]))
-
-
-def _columns(document: Document, names: Sequence[str]) -> list[str]:
-    return [getattr(document, name, "-") for name in names]
 
 
 def _write_queries(names: Sequence[str], toy: Toy, files: Mapping[str, Sequence[str]], folder: Path) -> None:

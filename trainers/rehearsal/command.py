@@ -126,7 +126,7 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
             if not isinstance(stage, Collect) and Path(path).exists():
                 values[f"{name}.{key}"] = str(Path(path).absolute())
             elif isinstance(stage, Collect) or key in named:
-                if not _stays_inside(path):
+                if Path(path).is_absolute() or "://" in path or ".." in Path(path).parts:
                     values[f"{name}.{key}"] = path = f"{_OUTSIDE}{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
                 if maker := _maker(path):
                     before[path] = maker
@@ -142,10 +142,6 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
     made = recipe_stages(replace(recipe, stages=apply_values(recipe.stages, values, "rehearsal")))
     earlier = [part for maker, until in before.values() for part in parts_of(maker, until)]
     return [*earlier, Part(recipe.name, {name: made[name] for name in names}, models)]
-
-
-def _stays_inside(path: str) -> bool:
-    return not (Path(path).is_absolute() or "://" in path or ".." in Path(path).parts)
 
 
 def _of_hub(model: str) -> bool:
@@ -220,10 +216,9 @@ def _shorter(config: RunSettings) -> dict[str, Any]:
     """A run of two steps, seen by nobody."""
     training = config.training
     wanted: dict[str, Any] = {"training.max_steps": _STEPS}
-    if training.epochs > _MOST:
-        wanted["training.epochs"] = _MOST
-    if training.batches_per_step > _MOST:
-        wanted["training.batches_per_step"] = _MOST
+    for name in ("epochs", "batches_per_step"):
+        if getattr(training, name) > _MOST:
+            wanted[f"training.{name}"] = _MOST
     if training.schedule.warmup_steps >= _STEPS:
         wanted["training.schedule.warmup_steps"] = 1
     if training.optimizer.kind == "adamw_8bit" and not find_spec("bitsandbytes"):

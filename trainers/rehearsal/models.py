@@ -126,6 +126,7 @@ def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path
     """The toy of a model with so many layers, whose tokenizer is made for ``texts``, in ``folder``."""
     import torch
     import transformers
+    from safetensors.torch import load_file, save_file
 
     transformers.logging.disable_progress_bar()
     family = FAMILIES[known.family]
@@ -144,7 +145,8 @@ def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path
     if known.pooling is not None:
         write_modules(known, folder)
     if known.prefix:
-        _rename(folder / "model.safetensors", known.prefix)
+        path = folder / "model.safetensors"
+        save_file({f"{known.prefix}{name}": value for name, value in load_file(path).items()}, path, {"format": "pt"})
 
 
 def _tokenizer(family: Family, texts: Sequence[str]) -> Any:
@@ -201,10 +203,3 @@ def write_modules(known: HubModel, folder: Path, width: int = _WIDTH) -> None:
         save_file({"linear.weight": torch.randn(width, width) / 8}, folder / "2_Dense" / "model.safetensors")
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
-
-
-def _rename(path: Path, prefix: str) -> None:
-    """Puts ``prefix`` before the name of every tensor of the file."""
-    from safetensors.torch import load_file, save_file
-
-    save_file({f"{prefix}{name}": tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})

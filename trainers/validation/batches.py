@@ -103,7 +103,11 @@ class BatchValidation:
                 problems.append(str(error))
             raise_together(problems, device)
             names = ["loss", *sorted(next(iter(rows.values())).keys() - {"loss"})]
-            self._check_measures(names)
+            if absent := [name for name in self._settings.measures if name not in names]:
+                raise UserError(
+                    f"validation.measure is '{absent[0]}', which this objective doesn't measure. It measures"
+                    f" {', '.join(names)}."
+                )
             table = torch.zeros(self._count, len(names), dtype=torch.float64)
             for number in rows.keys() & set(self._own()):
                 table[number] = torch.tensor([rows[number][name] for name in names], dtype=torch.float64)
@@ -130,11 +134,3 @@ class BatchValidation:
             seed_generators(self._settings.seed, number)  # the same at every evaluation, on any rank
             outcome = objective(to_device(batch, device))
             yield number, {"loss": float(outcome.loss)} | {name: float(v) for name, v in outcome.metrics.items()}
-
-    def _check_measures(self, names: Sequence[str]) -> None:
-        absent = [name for name in self._settings.measures if name not in names]
-        if absent:
-            raise UserError(
-                f"validation.measure is '{absent[0]}', which this objective doesn't measure. It measures"
-                f" {', '.join(names)}."
-            )

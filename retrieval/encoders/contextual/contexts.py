@@ -141,5 +141,4 @@ class CorpusContext:
 def copy_context(artifact: Artifact, writer: ShardWriter) -> None:
     """Adds the three files of ``artifact``, where it has them, to a shard."""
     for name in artifact.names("context/"):
-        writer.path(name).write_bytes(artifact.path(name).read_bytes())
-        writer.add(name)
+        writer.add_bytes(name, artifact.path(name).read_bytes())

@@ -8,7 +8,7 @@ Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encodi
 ``similarities`` (m, m) of any float type, each item's with all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ Normalization = Literal["none", "max", "max_min", "max_min_max", "max_min_batch_
 Weights = Literal["linear", "exponential"]
 Aggregation = Literal["mean", "sum", "max"]
 
+_AGGREGATED: dict[Aggregation, Callable[..., Tensor]] = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}
 _OVERLAP = 2 / 3  # of a neighbour's own neighbours: more than this share in common, and they are taken in
 _EXPONENT = 2.4
 _KEPT_BY_POSITIVES = 0.8  # of 'fully'
@@ -151,7 +152,7 @@ def smoothed_labels(similarities: Tensor, grades: Tensor, settings: SmoothingSet
     positives = len(grades)
     probes = torch.arange(1, positives + 1, device=similarities.device)
     evidence = mixed_similarities(similarities, probes, settings)[:, 1:] * grades.unsqueeze(1)
-    labels = _aggregated(evidence, settings.aggregation)
+    labels = _AGGREGATED[settings.aggregation](evidence, dim=0)
     if settings.redistribution == "fully":
         others = labels[positives:]
         shared = (1 - _KEPT_BY_POSITIVES) * grades.sum() * _quotients(others, others.sum())
@@ -159,12 +160,6 @@ def smoothed_labels(similarities: Tensor, grades: Tensor, settings: SmoothingSet
     boost = torch.ones_like(labels)
     boost[:positives] = settings.boost
     return labels * boost
-
-
-def _aggregated(evidence: Tensor, aggregation: Aggregation) -> Tensor:
-    if aggregation == "max":
-        return evidence.amax(dim=0)
-    return evidence.mean(dim=0) if aggregation == "mean" else evidence.sum(dim=0)
 
 
 class LabelSmoother:

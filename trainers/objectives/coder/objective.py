@@ -333,23 +333,18 @@ class Coder(Objective[CoderBatch]):
 def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
     """The objective over the vectors that ``settings`` name. Raises ``UserError`` where they don't fit ``encoder``."""
     vectors = StoredVectors(settings.documents)
-    if settings.scoring.query_encoder == "frozen":
-        _require_freezable(encoder)
+    fresh = any(".lora_" in name for name, _ in encoder.named_parameters())
+    if settings.scoring.query_encoder == "frozen" and fresh:
+        raise UserError(
+            "objective.scoring.query_encoder is 'frozen', but lora adds weights to it, which would never be trained."
+            " Set it to 'trained', or leave lora out."
+        )
     fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder)
     objective = Coder(encoder, settings, vectors)
     scorer = objective.list_scorer
     update = {"list_scorer": None if scorer is None else str(scorer.form)}
     encoder.contract = encoder.contract.model_copy(update=update)
     return objective
-
-
-def _require_freezable(encoder: TextEncoder) -> None:
-    """Nothing of an encoder that isn't trained may be fresh."""
-    if any(".lora_" in name for name, _ in encoder.named_parameters()):
-        raise UserError(
-            "objective.scoring.query_encoder is 'frozen', but lora adds weights to it, which would never be trained."
-            " Set it to 'trained', or leave lora out."
-        )
 
 
 def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_encoder: bool) -> None:
