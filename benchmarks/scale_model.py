@@ -138,8 +138,8 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
 def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
     """By the number of weights; a power of two of nodes takes part.
 
-    Queries, and documents of more than a chunk, are encoded twice, for the gradient cache. Gradients are exchanged behind
-    the backward pass of the last chunk.
+    Queries, and documents of more than a chunk, are encoded twice, for the gradient cache. Gradients are exchanged
+    behind the backward pass of the last chunk.
     """
     nodes = 2 ** (machines.nodes.bit_length() - 1)
     gpus = nodes * machines.gpus
