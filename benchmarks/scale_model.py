@@ -57,6 +57,7 @@ class Workload:
     embedders_per_gpu: int = 1  # workers of embed that share one, each with a core
     trained_dimension: int = 768
     trained_weights: float = 113e6  # of the layers of a BERT of 137 million weights
+    word_weights: float = 24e6  # of its vectors of words
     exchange_bytes: float = 4  # a gradient as it is sent
     pairs_per_step: int = 4_096
     passages: int = 21_000_000  # of the corpus that is searched
@@ -138,23 +139,24 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
 def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
     """By the number of weights; a power of two of nodes takes part.
 
-    Queries, and documents of more than a chunk, are encoded twice, for the gradient cache. Gradients are exchanged
-    behind the backward pass of the last chunk.
+    More than a chunk is encoded twice, for the gradient cache. Gradients of layers are exchanged behind the last
+    backward pass, of a chunk of documents; those of words are complete at its end.
     """
     nodes = 2 ** (machines.nodes.bit_length() - 1)
     gpus = nodes * machines.gpus
     steps = workload.epochs * workload.pairs / workload.pairs_per_step
     tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
-    of_queries = workload.query_bytes / (workload.query_bytes + workload.document_bytes)
-    operations = _FORWARD * (2 if tokens > CHUNK_TOKENS_ON_GPU else 1 + of_queries) + _BACKWARD
+    of_documents = workload.document_bytes / (workload.query_bytes + workload.document_bytes)
+    operations = _FORWARD * (2 if tokens > CHUNK_TOKENS_ON_GPU else 1) + _BACKWARD
     seconds = {
         "GPUs": tokens * operations * workload.trained_weights / machines.operations,
         "tokenizing": tokens * calibration.tokenize / TOKENIZING_THREADS,
     }
-    exchange = 2 * workload.exchange_bytes * workload.trained_weights / machines.network if nodes > 1 else 0.0
-    hidden = min(1.0, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * max(seconds.values())
+    of_weight = 2 * workload.exchange_bytes / machines.network if nodes > 1 else 0.0
+    last = min(of_documents, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * max(seconds.values())
+    exchange = max(0.0, of_weight * workload.trained_weights - last) + of_weight * workload.word_weights
     stored = workload.text_bytes * calibration.stored
-    return training_stage(gpus, steps, seconds, max(0.0, exchange - hidden), workload.epochs * stored)
+    return training_stage(gpus, steps, seconds, exchange, workload.epochs * stored)
 
 
 @dataclass(frozen=True)

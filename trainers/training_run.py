@@ -93,6 +93,11 @@ class RunSettings(Settings):
                     " says nothing of other queries. Make batches of a split that is held out, or validate by retrieval"
                     " (validation.kind: retrieval)."
                 )
+            if self.training.exchange_bf16 and self.sharding != "replicated":
+                raise UserError(
+                    f"training.exchange_bf16 is for whole gradients; sharding {self.sharding} sums its parts in"
+                    " float32. Leave one of the two out."
+                )
             require_evaluations(self.training.schedule, evaluated=self.validation is not None)
             if self.training.max_steps is not None:  # a run may be shorter than that, never longer
                 require_room_for_warmup(self.training.schedule, self.training.max_steps)
@@ -167,8 +172,7 @@ def objective_to_train(settings: RunSettings, located: LocatedModels, device: to
         round_frozen(objective)
     objective.to(device)
     if settings.sharding != "replicated":
-        whole_in_step = settings.sharding == "zero2"
-        shard(objective, bf16=settings.autocasts_alone, whole_in_step=whole_in_step, summed=settings.training.exchanged)
+        shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")
     return objective
 
 

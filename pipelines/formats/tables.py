@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
+from raytriever.errors import UserError, storage_error
 from retrieval.collections.reading import NOTHING, note_column, reading, reading_within, stretch_of
 from retrieval.collections.records import Place, Record
 from retrieval.collections.text_lines import json_records, numbered_lines, plain_name
@@ -289,8 +289,10 @@ def _whole_parquet(folder: Folder, name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and (error.errno or not folder.is_local):  # Arrow's own have no number
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):  # Arrow's own have no number
             raise
+        if isinstance(error, OSError) and not folder.is_local:
+            raise storage_error(folder.describe(name), error) from error
         raise UserError(
             f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS,"
             " fetch it again (git lfs pull)."

@@ -66,11 +66,21 @@ class ParquetRows:
     """Rows of several parquet files under one numbering, read by row group.
 
     A file is opened (and copied from an object store) when a row of it is asked for, those asked for last stay open: a
-    process may have a thousand open, a collection more. ``counts``: the rows of each; None: all files are asked.
+    process may have a thousand open, a collection more. ``counts``: the rows of each; None: all files are asked. Raises
+    ``UserError`` where a file has another number of rows.
     """
 
     def __init__(self, artifact: Artifact, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
-        self._footer = footer = cache(lambda file: pq.read_metadata(artifact.path(names[file])))
+        def read_footer(file: int) -> pq.FileMetaData:
+            found = pq.read_metadata(artifact.path(names[file]))
+            if counts and found.num_rows != counts[file]:
+                raise UserError(
+                    f"{artifact.folder.describe(names[file])} has {found.num_rows:,} rows, where its manifest says"
+                    f" {counts[file]:,}: the artifact was not made as a whole. Make it again."
+                )
+            return found
+
+        self._footer = footer = cache(read_footer)
         self._file = lru_cache(_MOST_OPEN_FILES)(
             lambda file: pq.ParquetFile(artifact.path(names[file]), metadata=footer(file))
         )

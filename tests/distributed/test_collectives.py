@@ -76,6 +76,7 @@ def test_gradients_are_sent_while_a_backward_pass_goes_on_in_one_order():
 
 def test_a_gradient_that_is_complete_twice_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "_group_of_gradients", lambda _: None)
     parameter = nn.Parameter(torch.zeros(2))
     other = nn.Parameter(torch.zeros(2))
     gradients = collectives.GradientSum([parameter, other])

@@ -18,7 +18,7 @@ from trainers.engine.sharding import is_sharded, like, shard, whole, whole_weigh
 NAME = "contrastive, cached"
 
 
-def test_collectives(one_rank: torch.device) -> None:
+def test_collectives(one_rank: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(3, 4, device=one_rank, requires_grad=True)
     gathered = collectives._Gather.apply(rows, [3], None)  # what more ranks would do
     assert torch.equal(gathered, rows)
@@ -27,10 +27,13 @@ def test_collectives(one_rank: torch.device) -> None:
     assert collectives.gather(rows) is rows
     assert collectives.sum_across_ranks(torch.ones(2, device=one_rank)).tolist() == [1.0, 1.0]
     module = torch.nn.Linear(3, 2).to(one_rank)
+    module(torch.ones(1, 3, device=one_rank)).sum().backward()
+    before = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    monkeypatch.setattr(collectives, "world_size", lambda _=None: 2)  # so that gradients are sent, to itself
     with collectives.GradientSum(module.parameters()) as total:
         total.start()
         module(torch.ones(1, 3, device=one_rank)).sum().backward()
-    before = [parameter.grad.clone() for parameter in module.parameters()]
     collectives.broadcast_weights(module)
     collectives.barrier()
     assert all(torch.equal(parameter.grad, old) for parameter, old in zip(module.parameters(), before, strict=True))

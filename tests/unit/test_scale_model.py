@@ -160,14 +160,15 @@ def test_a_fast_gpu_waits_for_the_tokens_of_two_threads() -> None:
 def test_exchange_of_gradients_hides_behind_the_backward_pass() -> None:
     workload = Workload()
     one, eight, many = (stage("train", machines=Machines(nodes=nodes)) for nodes in (1, 8, 64))
-    assert one.alone["exchange of gradients"] == eight.alone["exchange of gradients"] == 0
-    steps = workload.epochs * workload.pairs / workload.pairs_per_step
-    operations = 4 + 2 * (1 + 1 / 7)  # documents are one chunk, queries a seventh of the text
-    sent, backward = steps * 2 * 4 * workload.trained_weights / 50e9, many.phases[0].tasks[0] * 4 / operations
-    assert many.alone["exchange of gradients"] == pytest.approx(sent - backward)
+    bytes_sent = workload.epochs * workload.pairs / workload.pairs_per_step * 2 * 4
+    layers, words = (bytes_sent * weights / 50e9 for weights in (workload.trained_weights, workload.word_weights))
+    backward = many.phases[0].tasks[0] * 4 / 6 * 6 / 7  # of documents, six sevenths of the text, encoded once
+    assert one.alone["exchange of gradients"] == 0
+    assert eight.alone["exchange of gradients"] == pytest.approx(words)
+    assert many.alone["exchange of gradients"] == pytest.approx(layers - backward + words)
     rounded = stage("train", replace(workload, exchange_bytes=2), Machines(nodes=64))
-    assert rounded.alone["exchange of gradients"] == pytest.approx(sent / 2 - backward)
-    assert one.phases[0].tasks[0] == pytest.approx(64 * many.phases[0].tasks[0] * 8 / operations)  # all encoded twice
+    assert rounded.alone["exchange of gradients"] == pytest.approx((layers + words) / 2 - backward)
+    assert one.phases[0].tasks[0] == pytest.approx(64 * many.phases[0].tasks[0] * 8 / 6)  # encoded twice
 
 
 def test_no_task_of_pairs_grows_with_their_number() -> None:

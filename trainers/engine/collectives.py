@@ -13,6 +13,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ from trainers.engine.optimization import trainable_parameters
 
 _BUCKET_BYTES = 64 << 20
 _RANKS_NAMED = 8
+_PATIENCE = timedelta(minutes=30)  # with other ranks, as Ray Train gives the default group
 _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # before torch 2.13
 _MUST_AGREE = {
     "batches": "Give all machines the same batches: one folder that they share, or copies with one fingerprint.",
@@ -141,6 +143,8 @@ class GradientSum:
         whole = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]
         self._parameters = whole[::-1] if world_size() > 1 else []
         self._dtype = dtype
+        # made here, which all ranks reach together
+        self._group = _group_of_gradients(dist.group.WORLD) if self._parameters else None
         self._unsent = _buckets(self._parameters)
         self._complete = set[Tensor]()
         self._parts: list[Tensor] = []
@@ -172,7 +176,7 @@ class GradientSum:
             self._used.append(parameter.grad is not None)
             self._parts.append(part.zero_() if parameter.grad is None else part.copy_(parameter.grad.reshape(-1)))
             parameter.grad = None  # there is room for one of both
-        self._under_way.append(dist.all_reduce(flat, group=_group_of_gradients(dist.group.WORLD), async_op=True))
+        self._under_way.append(dist.all_reduce(flat, group=self._group, async_op=True))
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         for hook in self._hooks:
@@ -205,7 +209,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> deque[list[nn.Parameter]]:
 
 @lru_cache(maxsize=1)
 def _group_of_gradients(world: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001  # another one, another group
-    group: dist.ProcessGroup = dist.new_group()
+    group: dist.ProcessGroup = dist.new_group(timeout=_PATIENCE)
     return group
 
 

@@ -34,7 +34,8 @@ class TrainingSettings(Settings):
     bf16: bool | Literal["auto"] = "auto"
     """Bfloat16 autocast; 'auto': where the processor has it."""
     exchange_bf16: bool = False
-    """Ranks send one another gradients in bfloat16 and add them up so: half the bytes, and rounding. For many nodes."""
+    """Ranks send one another gradients in bfloat16 and add them up so: half the bytes, for many nodes. Where one rank
+    after another adds its own, more than a hundred or so lose what is small beside the sum."""
     tf32: bool = False
     """On a GPU, a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor); searches and
     clusterings are not touched."""

@@ -31,15 +31,12 @@ Batch = TypeVar("Batch")
 _RESHARDS = "_reshards_after_forward"
 
 
-def shard(
-    module: nn.Module, *, bf16: bool = False, whole_in_step: bool = False, summed: torch.dtype | None = None
-) -> None:
+def shard(module: nn.Module, *, bf16: bool = False, whole_in_step: bool = False) -> None:
     """Shares out every transformer in ``module``, in place; nothing where there is no process group.
 
     ``bf16``: whether it runs under bfloat16 autocast alone. Blocks then gather what their linear layers multiply by as
     autocast would round it, so in half the bytes and without a copy in each pass; their other weights (normalisations,
-    biases of positions) are few and stay whole in float32. Gradients are summed in float32 over chunks, and over
-    ranks as ``summed``, in their own precision where that is None.
+    biases of positions) are few and stay whole in float32. Gradients are summed in float32, over chunks and ranks.
 
     ``whole_in_step``: weights are gathered once a step and kept until ``end_step``, not for each pass (ZeRO-2:
     Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
@@ -61,9 +58,9 @@ def shard(
         rounded = {id(parameter) for parameter in linear_parameters(transformer)} if bf16 else set()
         for unit in (*transformer_blocks(transformer), transformer):
             reshards = unit is not transformer and not whole_in_step
-            policy, ignored = MixedPrecisionPolicy(reduce_dtype=summed), None
+            policy, ignored = MixedPrecisionPolicy(), None
             if bf16 and unit is not transformer:
-                policy = MixedPrecisionPolicy(torch.bfloat16, summed or torch.float32, cast_forward_inputs=False)
+                policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
                 ignored = {parameter for parameter in unit.parameters() if id(parameter) not in rounded}
             sharded = fully_shard(
                 unit, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy, ignored_params=ignored

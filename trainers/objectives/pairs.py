@@ -210,13 +210,14 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
         """Vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""
-        cached = self.settings.gradient_cache
-        several = cached and len(batch.documents.chunks) > 1  # what is encoded last is needed first, if it is one chunk
+        sides = (batch.documents, batch.queries) if batch.queries else (batch.documents,)
+        # of one chunk a side, documents and queries, little is saved
+        cached = self.settings.gradient_cache and any(len(side.chunks) > 1 for side in sides)
+        # documents first: their backward pass is the last one, behind which gradients are exchanged, and the longer
+        documents = encode_chunks(self.document_encoder, batch.documents, cached=cached)
         if batch.queries is None:
-            vectors = encode_chunks(self.document_encoder, batch.documents, cached=several)
-            return vectors[: len(batch)], vectors[len(batch) :]
-        queries = encode_chunks(self.query_encoder, batch.queries, cached=cached)
-        return queries, encode_chunks(self.document_encoder, batch.documents, cached=several)
+            return documents[: len(batch)], documents[len(batch) :]
+        return encode_chunks(self.query_encoder, batch.queries, cached=cached), documents
 
     def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
         """The ``loss`` of what is encoded already."""

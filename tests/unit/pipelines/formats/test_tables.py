@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines.formats import tables
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
+from raytriever.errors import StorageError, UserError
 from tests.unit.retrieval.collections.packed_files import write_files
 
 ROWS: list[dict[str, Any]] = [{"id": "1", "text": "one"}, {"id": "2", "text": "two, too"}, {"id": "3", "text": ""}]
@@ -198,8 +198,14 @@ def test_a_disk_or_a_store_that_fails_is_no_damage(tmp_path: Path, object_store:
     with pytest.raises(OSError, match="Input/output"), tables._whole_parquet(Folder(str(tmp_path)), "a.parquet"):
         raise failed
     refused = OSError("When reading information for key 'a.parquet': AWS Error NETWORK_CONNECTION")
-    with pytest.raises(OSError, match="NETWORK"), tables._whole_parquet(Folder(f"{object_store}/a"), "a.parquet"):
+    stored = Folder(f"{object_store}/a")
+    with (
+        pytest.raises(StorageError, match=r"s3://.*/a/a\.parquet: .*NETWORK"),
+        tables._whole_parquet(stored, "a.parquet"),
+    ):
         raise refused
+    with pytest.raises(MemoryError), tables._whole_parquet(Folder(str(tmp_path)), "a.parquet"):
+        raise pa.ArrowMemoryError("malloc of size 1 failed")
 
 
 def test_whether_quotes_of_tsv_are_text_is_asked(tmp_path: Path) -> None:

@@ -105,6 +105,17 @@ def test_an_empty_part_has_no_rows(tmp_path: Path) -> None:
     assert rows.take(np.array([], dtype=np.int64), ["id"]).schema == pa.schema([QUERIES.field("id")])
 
 
+def test_files_are_opened_when_a_row_is_asked_for(stored: StoredCollection) -> None:
+    names = stored.names("documents/")
+    rows = ParquetRows(stored, [*names[:2], "absent.parquet"], [*ROWS_PER_FILE[:2], 7])
+    assert len(rows) == 11
+    assert rows.take(np.array([3, 1]), ["id"])["id"].to_pylist() == ["d3", "d1"]
+    with pytest.raises(UserError, match=r"absent\.parquet is missing"):
+        rows.take(np.array([4]), ["id"])
+    with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, where its manifest says 2"):
+        ParquetRows(stored, names, [3, 2, 3]).take(np.array([4]), ["id"])
+
+
 def test_another_artifact_is_refused(tmp_path: Path) -> None:
     uri = make_artifact(tmp_path / "a", "vectors", {}, {}, {"x": "1"}, 0)
     with pytest.raises(UserError, match="one of kind 'collection' is needed"):
