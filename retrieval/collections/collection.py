@@ -80,10 +80,11 @@ class ParquetRows:
                 )
             return found
 
+        def open_file(file: int) -> pq.ParquetFile:
+            return pq.ParquetFile(artifact.path(names[file]), metadata=footer(file))
+
         self._footer = footer = cache(read_footer)
-        self._file = lru_cache(_MOST_OPEN_FILES)(
-            lambda file: pq.ParquetFile(artifact.path(names[file]), metadata=footer(file))
-        )
+        self._file = lru_cache(_MOST_OPEN_FILES)(open_file)
         self._files = range(len(names))
         self._starts = np.cumsum([0, *(counts or [footer(file).num_rows for file in self._files])])
 

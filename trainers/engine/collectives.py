@@ -208,9 +208,8 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> deque[list[nn.Parameter]]:
 
 
 @lru_cache(maxsize=1)
-def _group_of_gradients(world: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001  # another one, another group
-    group: dist.ProcessGroup = dist.new_group(timeout=_PATIENCE)
-    return group
+def _group_of_gradients(world: dist.ProcessGroup) -> Any:  # noqa: ARG001  # another one, another group
+    return dist.new_group(timeout=_PATIENCE)
 
 
 def broadcast_weights(module: nn.Module) -> None:
