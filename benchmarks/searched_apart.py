@@ -49,10 +49,8 @@ def measured_apart(
 ) -> dict[str, float]:
     """nDCG@10 of each domain's queries among its documents; ``of_documents`` (documents,): their domains."""
     queries, documents, found = sorted(judged), encoder.encode(tokens["documents"]), dict[str, float]()
-    vectors, of_queries = (
-        encoder.encode(tokens["queries"].take(collection.require("queries", queries))),
-        domains_of(queries),
-    )
+    vectors = encoder.encode(tokens["queries"].take(collection.require("queries", queries)))
+    of_queries = domains_of(queries)
     for domain in np.unique(of_queries).tolist():
         own, places = np.flatnonzero(of_documents == domain), np.flatnonzero(of_queries == domain)
         best = exact_top_k(vectors[places], documents[own], min(_DEPTH, len(own)))

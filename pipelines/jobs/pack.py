@@ -192,20 +192,21 @@ class Pack(Stage[PackConfig]):
         epoch, size, parts = shard.description["epoch"], self.config.packing.batch_size, shard.description.get("parts")
         records = [earlier_record(self.config.output, part) for part in parts or ()]
         writer.adopt([record.files[0] for record in records])
-        figures = [figures for record in records for figures in record.facts["figures"]]
-        left_out, rows = (sum(record.facts[name] for record in records) for name in ("left_out", "rows"))
         name = f"{shard.name}/packing.parquet"
         with _writer(writer.path(name)) as file:
             if parts:
                 self._deal(epoch, records, file)
+                figures = [domain for record in records for domain in record.facts["figures"]]
+                left_out = sum(record.facts["left_out"] for record in records)
             else:
                 figures, left_out = self._pack(shard, file)
-        dealt = pq.read_metadata(writer.path(name)).num_rows
-        if dealt or not parts:
+        own = pq.read_metadata(writer.path(name)).num_rows
+        if own or not parts:
             writer.add(name)
+        rows = own + sum(record.facts["rows"] for record in records)
         return writer.commit(
-            rows + dealt,
-            counts={"batches": (rows + dealt) // size},
+            rows,
+            counts={"batches": rows // size},
             dropped=self._dropped(left_out),
             facts={
                 "epoch": epoch,

@@ -83,7 +83,12 @@ class ParquetRows:
         def open_file(file: int) -> pq.ParquetFile:
             return pq.ParquetFile(artifact.path(names[file]), metadata=footer(file))
 
+        def read_group_starts(file: int) -> NDArray[np.int64]:
+            found = footer(file)
+            return np.cumsum([0, *(found.row_group(group).num_rows for group in range(found.num_row_groups))])
+
         self._footer = footer = cache(read_footer)
+        self._group_starts = cache(read_group_starts)
         self._file = lru_cache(_MOST_OPEN_FILES)(open_file)
         self._files = range(len(names))
         self._starts = np.cumsum([0, *(counts or [footer(file).num_rows for file in self._files])])
@@ -106,9 +111,7 @@ class ParquetRows:
         distinct, place = np.unique(rows, return_inverse=True)
         pieces = []
         for file, of_file in _by_stretch(distinct, self._starts):
-            footer = self._footer(file)
-            starts = np.cumsum([0, *(footer.row_group(group).num_rows for group in range(footer.num_row_groups))])
-            for group, of_group in _by_stretch(of_file, starts):
+            for group, of_group in _by_stretch(of_file, self._group_starts(file)):
                 pieces.append(self._file(file).read_row_group(group, columns=list(columns)).take(pa.array(of_group)))
         if not pieces:
             return self._file(0).schema_arrow.empty_table().select(list(columns))

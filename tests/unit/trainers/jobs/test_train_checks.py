@@ -77,6 +77,10 @@ def test_what_would_run_is_not_refused(check) -> None:
             "batches.judged_negatives=null,first.training.hard_negatives=2",
             "hard_negatives is 2, and .* will have no",
         ),
+        (
+            "first.training.exchange_bf16=true,first.sharding=zero2",
+            "exchange_bf16 is for whole gradients; sharding zero2",
+        ),
         ("first.validation.batches=batches", "the very batches that are trained on"),
         ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be shared by 3 work"),
         ("first.resources.workers=3", r"Batches of 4 rows \(.*/batches\) can't be cut into 3 equal slices"),
