@@ -213,11 +213,11 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         sides = (batch.documents, batch.queries) if batch.queries else (batch.documents,)
         # of one chunk a side, documents and queries, little is saved
         cached = self.settings.gradient_cache and any(len(side.chunks) > 1 for side in sides)
-        # documents first: their backward pass is the last one, behind which gradients are exchanged, and the longer
-        documents = encode_chunks(self.document_encoder, batch.documents, cached=cached)
         if batch.queries is None:
-            return documents[: len(batch)], documents[len(batch) :]
-        return encode_chunks(self.query_encoder, batch.queries, cached=cached), documents
+            vectors = encode_chunks(self.document_encoder, batch.documents, cached=cached)
+            return vectors[: len(batch)], vectors[len(batch) :]
+        queries = encode_chunks(self.query_encoder, batch.queries, cached=cached)
+        return queries, encode_chunks(self.document_encoder, batch.documents, cached=cached)
 
     def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
         """The ``loss`` of what is encoded already."""
