@@ -140,20 +140,20 @@ def _train(workload: Workload, calibration: Calibration, machines: Machines) -> 
     """By the number of weights; a power of two of nodes takes part.
 
     More than a chunk is encoded twice, for the gradient cache. Gradients of layers are exchanged behind the last
-    backward pass, of a chunk of queries; those of words are complete at its end.
+    backward pass, of a chunk of documents; those of words are complete at its end.
     """
     nodes = 2 ** (machines.nodes.bit_length() - 1)
     gpus = nodes * machines.gpus
     steps = workload.epochs * workload.pairs / workload.pairs_per_step
     tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
-    of_queries = workload.query_bytes / (workload.query_bytes + workload.document_bytes)
+    of_documents = workload.document_bytes / (workload.query_bytes + workload.document_bytes)
     operations = _FORWARD * (2 if tokens > CHUNK_TOKENS_ON_GPU else 1) + _BACKWARD
     seconds = {
         "GPUs": tokens * operations * workload.trained_weights / machines.operations,
         "tokenizing": tokens * calibration.tokenize / TOKENIZING_THREADS,
     }
     of_weight = 2 * workload.exchange_bytes / machines.network if nodes > 1 else 0.0
-    last = min(of_queries, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * max(seconds.values())
+    last = min(of_documents, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * max(seconds.values())
     exchange = max(0.0, of_weight * workload.trained_weights - last) + of_weight * workload.word_weights
     stored = workload.text_bytes * calibration.stored
     return training_stage(gpus, steps, seconds, exchange, workload.epochs * stored)

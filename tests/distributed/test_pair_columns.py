@@ -27,11 +27,11 @@ def step(rank: int, ranks: int, name: str, batches: int, share: str):
     if share == "batch":
         rows = as_one_batch(rows).drop_columns("batch")
     objective.batch_group = dist.group.WORLD if ranks > 1 else None
+    objective.may_hold = ranks > 1
     each = len(rows) // ranks
     outcome = objective(objective.collate(rows.slice(rank * each, each)))
     with collectives.GradientSum(objective.parameters()) as total:
-        total.start()
-        (outcome.loss / ranks).backward()
+        outcome.backward(ranks, before_last=total.start)
     told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
     return gradients_of(objective), told.tolist()
 

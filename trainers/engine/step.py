@@ -43,12 +43,12 @@ def compute_gradients(
             moved = to_device(batch, device)
             if sharded:
                 moved = equal_passes(moved, device)
+            is_last = piece is step.pieces[-1]
+            objective.may_hold = is_last and not sharded and collectives.world_size() > 1
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
                 outcome: Outcome = objective(moved)
-            if piece is step.pieces[-1]:
-                total.start()
-            torch.autograd.backward(outcome.loss / order.pieces_per_step)
-            outcomes.append(replace(outcome, loss=outcome.loss.detach()))
+            outcome.backward(order.pieces_per_step, before_last=total.start if is_last else None)
+            outcomes.append(replace(outcome, loss=outcome.loss.detach(), held=None))
         if sharded:
             end_step(objective)
     norm = clip_gradients(parameters, settings.optimizer.max_grad_norm)

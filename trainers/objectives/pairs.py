@@ -7,7 +7,7 @@ span several stored batches and several ranks; here is the one place that counts
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -26,7 +26,7 @@ from retrieval.encoders.specification import Role, require_prompt
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.draws import text_keys
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
+from trainers.objective import Comparisons, Held, Objective, ObjectiveSettings, Outcome
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
 
@@ -206,7 +206,11 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
-        return self.compare(batch, *self.encode(batch))
+        queries, documents = self.encode(batch)
+        if not self.may_hold or batch.queries is None or not isinstance(documents, Tensor):
+            return self.compare(batch, queries, documents)
+        held = Held(documents, documents.detach().requires_grad_(documents.requires_grad))
+        return replace(self.compare(batch, queries, held.leaf), held=held if held.leaf.requires_grad else None)
 
     def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
         """Vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""

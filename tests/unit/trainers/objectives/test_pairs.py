@@ -122,3 +122,33 @@ def test_tokens_are_those_that_are_encoded():
     lengths = [1 + len(text.split()) for text in set(rows["query"].to_pylist())]
     lengths += [min(4, 1 + len(text.split())) for text in set(documents)]
     assert outcome.tokens == sum(lengths)
+
+
+def test_held_documents_are_passed_back_last_and_gradients_stay_the_same():
+    rows = random_batch(5)
+
+    def gradients(may_hold: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        objective = tiny_objective(dropout=0.3, dtype=torch.float64)
+        objective.may_hold = may_hold
+        torch.manual_seed(1)
+        before_last: list[dict[str, np.ndarray]] = []
+        outcome = objective(objective.collate(rows))
+        outcome.backward(3, before_last=lambda: before_last.append(gradients_of(objective)))
+        return before_last[0], gradients_of(objective)
+
+    (nothing, expected), (of_queries, found) = gradients(may_hold=False), gradients(may_hold=True)
+    assert not nothing
+    assert found.keys() == expected.keys() == of_queries.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-12, atol=1e-15)
+        assert not np.array_equal(of_queries[name], gradient), name
+
+
+def test_nothing_is_held_where_queries_and_documents_are_read_together_or_nothing_is_trained():
+    rows, objective = random_batch(5), tiny_objective()
+    objective.may_hold = True
+    with torch.no_grad():
+        assert objective(objective.collate(rows)).held is None
+    layers = tiny_multi_layer(LAYERS, "self_contrastive")
+    layers.may_hold = True
+    assert layers(layers.collate(rows)).held is None
