@@ -56,7 +56,8 @@ def main() -> None:
     collection = StoredCollection(str(run / "corpus"))
     texts = collection.texts("queries", collection.queries_of("test")[: arguments.queries])
 
-    lexical = LexicalIndex.load(Artifact(str(run / "bm25_index"), INDEX).local_folder("lexical/") / "lexical")
+    bm25_index = Artifact(str(run / "bm25_index"), INDEX)
+    lexical = LexicalIndex.load(bm25_index, bm25_index.shards[0])
     times: dict[str, list[float]] = {}
     for text in texts:
         first, bm25 = _timed(lambda text=text: lexical.search([text], DEPTH))

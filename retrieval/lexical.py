@@ -1,26 +1,25 @@
-"""Lexical retrieval by BM25, in Lucene's form, over bm25s.
+"""Lexical retrieval by BM25, in Lucene's form; bm25s splits texts and stems their words.
 
-An index is a folder: bm25s's own files (sparse scores as ``.npy``, vocabulary and parameters as JSON) and
-``settings.json``, which also says how words were split. Nothing is pickled, equal texts and settings give equal bytes,
-and the scores are memory-mapped.
+Texts are counted part by part, and what words all parts have is added up: a text's score is the same whatever it shares
+a part with.
 """
 
-import json
-import logging
 from array import array
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
-import bm25s
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import Stemmer
 from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
+from scipy.sparse import csc_array, csr_array
 
-from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings, validate
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.settings.configuration import Settings
 from retrieval.indexes.top_k import Ranking
 from retrieval.words import words_of
 
@@ -29,9 +28,9 @@ StopWords = Literal[
     "norwegian", "portuguese", "russian", "spanish", "swedish", "turkish",
 ]  # fmt: skip
 
-_SETTINGS = "settings.json"
-
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, past the root logger's level
+ALL_WORDS = "lexical/all_words.parquet"
+_ARRAYS = ("data", "indices", "indptr")
+_FREQUENCIES = pa.schema([("word", pa.string()), ("texts", pa.int64())])
 
 
 class BM25Settings(Settings):
@@ -54,52 +53,90 @@ class BM25Settings(Settings):
         return value
 
 
-class LexicalIndex:
-    """BM25 scores of a collection's terms; rows number the texts in the order in which they were given."""
+class WordCounts(NamedTuple):
+    """How often each of ``words`` (w,) is in each of some texts: ``counts``, int32 (texts, w), by words."""
 
-    def __init__(self, scorer: Any, settings: BM25Settings) -> None:
-        """``scorer``: a ``bm25s.BM25`` that holds an index; use ``build`` or ``load``."""
-        self.settings = settings
-        self._scorer = scorer
-        self._tokenizer = _tokenizer_of(settings, scorer.vocab_dict)
+    words: list[str]
+    counts: csc_array
 
     @classmethod
-    def build(cls, texts: Iterable[str], settings: BM25Settings) -> "LexicalIndex":
-        """Indexes ``texts``, read once; of each, four bytes a token stay in memory.
-
-        Lucene's BM25 (Kamphuis et al., ECIR 2020, table 1): ``idf(t) tf / (tf + k1 (1 - b + b |d| /
-        avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``, of the words of ``words_of`` in lower case. Raises
-        ``UserError`` where there is no text.
-        """
+    def of(cls, texts: Iterable[str], settings: BM25Settings) -> Self:
+        """By the words of ``words_of`` in lower case. Texts are read once; of each, four bytes a word are in memory."""
         tokenizer = _tokenizer_of(settings)
-        tokens = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
-        documents = [array("i", ids) for ids in tokens]
-        if not documents:
-            raise UserError("BM25 was given no text to index. Is the collection empty, or everything filtered out?")
-        scorer = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numpy")
+        found = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
+        of_texts = [array("i", ids) for ids in found]
+        ids = np.concatenate([np.empty(0, dtype=np.int32), *of_texts])
+        starts = np.cumsum([0, *map(len, of_texts)])
         vocabulary = tokenizer.get_vocab_dict()
-        with np.errstate(invalid="ignore"):  # where no text has a word, the average length is 0
-            scorer.index((documents, vocabulary), create_empty_token=False, show_progress=False)
-        return cls(scorer, settings)
+        shape = (len(of_texts), len(vocabulary))
+        counts = csr_array((np.ones(len(ids), dtype=np.int32), ids, starts), shape).tocsc()
+        counts.sum_duplicates()
+        return cls(sorted(vocabulary, key=vocabulary.__getitem__), counts)
 
-    def save(self, folder: Path) -> None:
-        """Writes the index into ``folder``, which is made where absent."""
-        self._scorer.save(folder, show_progress=False)
-        text = json.dumps(self.settings.model_dump(mode="json"), indent=1, sort_keys=True)
-        (folder / _SETTINGS).write_text(text + "\n", encoding="utf-8")
+    def frequencies(self) -> pa.Table:
+        """Each ``word``, and how many ``texts`` have it."""
+        return pa.table([self.words, np.diff(self.counts.indptr)], schema=_FREQUENCIES)
+
+    def add_to(self, writer: ShardWriter, name: str) -> None:
+        """Puts files into an artifact that ``LexicalIndex.load`` reads as part ``name``."""
+        writer.add_table(words_of_part(name), self.frequencies())
+        for array_ in _ARRAYS:
+            writer.add_array(f"lexical/{name}/{array_}.npy", getattr(self.counts, array_))
+
+
+def words_of_part(name: str) -> str:
+    """The file of a part's ``frequencies``."""
+    return f"lexical/{name}/words.parquet"
+
+
+def add_up(tables: Iterable[pa.Table]) -> pa.Table:
+    """The ``frequencies`` of words over several parts."""
+    total = _FREQUENCIES.empty_table()
+    for table in tables:
+        by_word = pa.concat_tables([total, table]).group_by("word", use_threads=False)
+        total = by_word.aggregate([("texts", "sum")]).select(["word", "texts_sum"]).rename_columns(_FREQUENCIES.names)
+    return total
+
+
+class LexicalIndex:
+    """Finds texts of one part by BM25, Lucene's (Kamphuis et al., ECIR 2020, table 1).
+
+    ``idf(t) tf / (tf + k1 (1 - b + b |d| / avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``.
+    """
+
+    def __init__(
+        self, part: WordCounts, frequencies: pa.Table, texts: int, average: float, settings: BM25Settings
+    ) -> None:
+        """``frequencies`` of words in all ``texts``, which have ``average`` words."""
+        counts = part.counts
+        own = pc.index_in(pa.array(part.words, pa.string()), value_set=frequencies["word"])
+        found = frequencies["texts"].take(own).to_numpy()
+        idf = np.log(1 + (texts - found + 0.5) / (found + 0.5)).astype(np.float32)
+        saturation = settings.k1 * ((1 - settings.b) + settings.b * counts.sum(axis=1) / (average or 1))
+        shares = counts.data / (saturation[counts.indices] + counts.data)
+        scores = (np.repeat(idf, np.diff(counts.indptr)) * shares).astype(np.float32)
+        self._scores = csc_array((scores, counts.indices, counts.indptr), counts.shape)
+        self._tokenizer = _tokenizer_of(settings, {word: number for number, word in enumerate(part.words)})
 
     @classmethod
-    def load(cls, folder: Path) -> "LexicalIndex":
-        """Opens what ``save`` wrote. Raises ``UserError`` for a folder without such an index."""
-        try:
-            settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-            scorer = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder} holds no BM25 index ({error}). Build it again.") from error
-        return cls(scorer, validate(BM25Settings, settings, str(folder / _SETTINGS)))
+    def build(cls, texts: Iterable[str], settings: BM25Settings) -> Self:
+        """Of texts that are all there is."""
+        part = WordCounts.of(texts, settings)
+        number = part.counts.shape[0]
+        return cls(part, part.frequencies(), number, part.counts.sum() / number, settings)
 
-    def search(self, query_texts: Sequence[str], k: int) -> Ranking:
-        """The ``k`` best texts of each query, score descending, then row ascending.
+    @classmethod
+    def load(cls, index: Artifact, part: ShardRecord) -> Self:
+        """Of one of an artifact's shards."""
+        base, settings = f"lexical/{part.name}", BM25Settings.model_validate(index.config["index"]["bm25"])
+        words = pq.read_table(index.path(words_of_part(part.name)))["word"].to_pylist()
+        arrays = tuple(np.load(index.path(f"{base}/{name}.npy"), mmap_mode="r") for name in _ARRAYS)
+        counts = WordCounts(words, csc_array(arrays, (part.rows, len(words))))
+        average = index.manifest["counts"]["words"] / index.rows
+        return cls(counts, pq.read_table(index.path(ALL_WORDS)), index.rows, average, settings)
+
+    def search(self, query_texts: Sequence[str], k: int, first_row: int = 0) -> Ranking:
+        """The ``k`` best texts of each query, score descending, then row ascending, which counts from ``first_row``.
 
         A text that shares no term with the query is no result: such places have row -1 and score -inf.
         """
@@ -107,10 +144,17 @@ class LexicalIndex:
         tokenized = self._tokenizer.streaming_tokenize(query_texts, update_vocab=False, allow_empty=False)
         for query, tokens in enumerate(tokenized):
             if tokens:
-                found, found_scores = _best(self._scorer.get_scores_from_ids(tokens), k)
-                ranking.rows[query, : len(found)] = found
+                found, found_scores = _best(self._score(tokens), k)
+                ranking.rows[query, : len(found)] = first_row + found
                 ranking.scores[query, : len(found)] = found_scores
         return ranking
+
+    def _score(self, query: Sequence[int]) -> NDArray[np.float32]:
+        scores = np.zeros(self._scores.shape[0], dtype=np.float32)
+        for word in query:
+            place = slice(*self._scores.indptr[word : word + 2])
+            scores[self._scores.indices[place]] += self._scores.data[place]  # a word has a text once
+        return scores
 
 
 def _tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:

@@ -210,8 +210,8 @@ class Artifact:
         except FileNotFoundError as error:
             raise self._missing(name) from error
 
-    def local_folder(self, prefix: str = "") -> Path:
-        """A local folder with its files that begin so: its own, or links to copies of those in an object store.
+    def local_folder(self) -> Path:
+        """A local folder with its files: its own, or links to copies of those in an object store.
 
         Raises ``UserError`` as ``path``.
         """
@@ -219,7 +219,7 @@ class Artifact:
             self.check()
             return Path(self.uri)
         folder = cache_folder() / "folders" / self.fingerprint
-        for name in self.names(prefix):
+        for name in self.names():
             path, link = self.path(name), folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             # whoever else makes it at the same time; built outside of what is read as the artifact

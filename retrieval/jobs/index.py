@@ -27,12 +27,13 @@ from retrieval.indexes.faiss_factory import (
     require_gpu_form,
 )
 from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
-from retrieval.lexical import BM25Settings, LexicalIndex
+from retrieval.lexical import ALL_WORDS, BM25Settings, WordCounts, add_up, words_of_part
 from retrieval.rankings import require_names
 from retrieval.vectors import StoredVectors, VectorRows
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
+_WORDS = "words"
 _BLOCK_ROWS = 16_384
 _IDS_AT_ONCE = 1 << 19
 # FAISS's arrays double as they grow, and old and new are there at once
@@ -69,6 +70,8 @@ class LexicalIndexSettings(Settings):
     """Whether documents are read with their titles."""
     bm25: BM25Settings = BM25Settings()
     """How texts are analysed and scored."""
+    documents_per_shard: int = Field(default=1 << 18, gt=0)
+    """Documents of a shard, runs of rows."""
 
 
 class IndexConfig(StageConfig):
@@ -79,11 +82,11 @@ class IndexConfig(StageConfig):
 
 
 class Index(Stage[IndexConfig]):
-    """One task a shard; what quantizers learn is learnt once, before, from a sample."""
+    """One task a shard; what quantizers learn is learnt once, before, from a sample; words are added up afterwards."""
 
     command = "index"
     kind = INDEX
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = IndexConfig
     unit = "documents"
 
@@ -124,8 +127,7 @@ class Index(Stage[IndexConfig]):
         """A training shard, then a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
-            collection = StoredCollection(settings.collection)
-            return [Shard("00000", {"start": 0, "stop": collection.count("documents")})]
+            return _lexical_shards(StoredCollection(settings.collection), settings.documents_per_shard)
         stored = StoredVectors(settings.vectors)
         vectors = stored.part("documents")
         vectors.require_all()
@@ -163,23 +165,29 @@ class Index(Stage[IndexConfig]):
         return self._commit(shard, vectors.ids(start, stop), writer)
 
     def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        rows = StoredCollection(settings.collection).rows_of("documents")
+        if shard.name == _WORDS:
+            files = map(writer.read, shard.description["files"])
+            writer.add_table(ALL_WORDS, add_up(pq.read_table(pa.BufferReader(file)) for file in files))
+            return writer.commit(0)
+        documents, stop = StoredCollection(settings.collection).rows_of("documents"), shard.description["stop"]
         ids: list[pa.Array] = []
 
         def texts() -> Iterator[str]:
-            for table in rows.tables(["id", *text_columns("documents")]):
+            for start in range(shard.description["start"], stop, _BLOCK_ROWS):
+                rows = np.arange(start, min(start + _BLOCK_ROWS, stop))
+                table = documents.take(rows, ["id", *text_columns("documents")])
                 ids.extend(table["id"].chunks)
                 yield from texts_of(table, "documents", with_title=settings.with_title)
 
-        folder = writer.path("lexical/index").parent
-        LexicalIndex.build(texts(), settings.bm25).save(folder)
-        for path in sorted(folder.iterdir()):
-            writer.add(f"lexical/{path.name}")
-        return self._commit(shard, joined(ids), writer)
+        words = WordCounts.of(texts(), settings.bm25)
+        words.add_to(writer, shard.name)
+        return self._commit(shard, joined(ids), writer, {"words": int(words.counts.data.sum(dtype=np.int64))})
 
-    def _commit(self, shard: Shard, ids: pa.ChunkedArray, writer: ShardWriter) -> ShardRecord:
+    def _commit(
+        self, shard: Shard, ids: pa.ChunkedArray, writer: ShardWriter, counts: dict[str, int] | None = None
+    ) -> ShardRecord:
         writer.add_table(f"ids/{shard.name}.parquet", pa.table({"id": ids}))
-        return writer.commit(len(ids), facts={"first_row": shard.description["start"]})
+        return writer.commit(len(ids), counts=counts, facts={"first_row": shard.description["start"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """What the index belongs to: its collection, and the encoder whose queries it answers."""
@@ -212,6 +220,18 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
             f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
             " search_parameters of the stages that search it to null."
         )
+
+
+def _lexical_shards(collection: StoredCollection, documents_per_shard: int) -> list[Shard]:
+    """Runs of documents, then the words of all. Raises ``UserError`` where there is no document."""
+    total = collection.count("documents")
+    if not total:
+        raise UserError(f"{collection.uri} has no document, so there is nothing for BM25 to index.")
+    bounds = [*range(0, total, documents_per_shard), total]
+    runs = [
+        Shard(f"{number:05d}", {"start": start, "stop": stop}) for number, (start, stop) in enumerate(pairwise(bounds))
+    ]
+    return [*runs, Shard(_WORDS, {"files": [words_of_part(shard.name) for shard in runs]}, phase=1)]
 
 
 def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:

@@ -114,7 +114,7 @@ class Search(Stage[SearchConfig]):
         partial = [
             Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
             for block in blocks
-            for number, record in enumerate(index.shards)
+            for number, record in enumerate(_of_documents(index))
         ]
         merged = [
             Shard(_merged(block), {"shard": None, "block": block}, phase=1, intermediate=True) for block in blocks
@@ -140,16 +140,18 @@ class Search(Stage[SearchConfig]):
         if shard.description["shard"] is not None:
             write_ranking(writer, shard.name, self._search(index, shard.description["shard"], asked, block))
             return writer.commit(0)
-        partial = [read_ranking(writer, _partial(record, shard.description["block"])) for record in index.shards]
+        partial = [
+            read_ranking(writer, _partial(record, shard.description["block"])) for record in _of_documents(index)
+        ]
         merged, ids = merge_rankings(partial, config.top_k), _ids_of(asked, block).to_pylist()
         return write_ranking_block(writer, shard.name, ids, joined(id_blocks(index)), merged, config.tag)
 
     def _search(self, index: Artifact, number: int, asked: StoredCollection, rows: NDArray[np.int64]) -> Ranking:
-        if self.config.vectors is None:
-            lexical = LexicalIndex.load(index.local_folder("lexical/") / "lexical")
-            return lexical.search(asked.texts("queries", rows), self.config.top_k)
-        set_threads(max(1, int(self.config.resources.cpus)))
         record = index.shards[number]
+        if self.config.vectors is None:
+            lexical = LexicalIndex.load(index, record)
+            return lexical.search(asked.texts("queries", rows), self.config.top_k, record.facts["first_row"])
+        set_threads(max(1, int(self.config.resources.cpus)))
         opened = read_index(index.path(f"shards/{record.name}.faiss"))
         if self.config.search_parameters:
             set_search_parameters(opened, self.config.search_parameters)
@@ -181,6 +183,11 @@ class Search(Stage[SearchConfig]):
 
 def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.ChunkedArray:
     return take_texts(collection.rows_of("queries").read(["id"])["id"], rows)
+
+
+def _of_documents(index: Artifact) -> list[ShardRecord]:
+    """The shards that hold documents, which come first."""
+    return [record for record in index.shards if record.rows]
 
 
 def _partial(record: ShardRecord, block: int) -> str:

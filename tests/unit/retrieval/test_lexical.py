@@ -1,4 +1,4 @@
-"""BM25 against its formula written out, the defined order, and the saved files."""
+"""BM25 against its formula written out and bm25s's own scores, the defined order, and parts of the texts."""
 
 import json
 import math
@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
+import bm25s
 import numpy as np
 import pytest
 import Stemmer
@@ -16,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raytriever.errors import UserError
 from retrieval.evaluation.measures import evaluate
-from retrieval.lexical import BM25Settings, LexicalIndex
+from retrieval.indexes.top_k import merge_rankings
+from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, add_up
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
 TEXTS = [
@@ -108,54 +110,57 @@ def test_searching_leaves_the_index_as_it_was() -> None:
     np.testing.assert_array_equal(first.scores, again.scores)
 
 
-@pytest.mark.parametrize("config", [BM25Settings(), PLAIN], ids=repr)
-def test_a_loaded_index_answers_alike(config: BM25Settings, tmp_path: Path) -> None:
-    index = LexicalIndex.build(TEXTS, config)
-    index.save(tmp_path / "new" / "index")
-    loaded = LexicalIndex.load(tmp_path / "new" / "index")
-    assert loaded.settings == config
-    queries = ["the running cat", "Dächer", "dog dog roof", "nothing"]
-    expected, found = index.search(queries, 5), loaded.search(queries, 5)
+@settings(max_examples=50, deadline=None)
+@given(
+    texts=st.lists(st.lists(words, max_size=4).map(" ".join), min_size=1, max_size=25),
+    cuts=st.lists(st.integers(1, 24), max_size=3),
+    query=st.lists(words, max_size=3).map(" ".join),
+)
+def test_parts_score_as_the_whole(texts: list[str], cuts: list[int], query: str) -> None:
+    bounds = [0, *sorted({cut for cut in cuts if cut < len(texts)}), len(texts)]
+    parts = [WordCounts.of(texts[start:stop], PLAIN) for start, stop in pairwise(bounds)]
+    frequencies = add_up(part.frequencies() for part in parts)
+    average = sum(part.counts.sum() for part in parts) / len(texts)
+    rankings = [
+        LexicalIndex(part, frequencies, len(texts), average, PLAIN).search([query], 5, first_row=start)
+        for part, start in zip(parts, bounds, strict=False)
+    ]
+    expected, found = LexicalIndex.build(texts, PLAIN).search([query], 5), merge_rankings(rankings, 5)
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.scores, expected.scores)
 
 
-def test_equal_texts_give_equal_bytes_in_another_process_and_nothing_is_pickled(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from retrieval.lexical import *;"
-        "LexicalIndex.build(sys.argv[2:], BM25Settings()).save(Path(sys.argv[1]))"
-    )
-    files = []
+@pytest.mark.parametrize("config", [BM25Settings(), PLAIN, BM25Settings(k1=1.2, b=0.75)], ids=repr)
+def test_scores_are_those_of_bm25s_bit_for_bit(config: BM25Settings) -> None:
+    part = WordCounts.of(TEXTS, config)
+    tokens = [analyse(text, config) for text in TEXTS]
+    theirs = bm25s.BM25(k1=config.k1, b=config.b, method="lucene", backend="numpy")
+    theirs.index(tokens, show_progress=False, create_empty_token=False)
+    query = ["running cats", "the roof the roof"]
+    index = LexicalIndex(part, part.frequencies(), len(TEXTS), np.mean([len(text) for text in tokens]), config)
+    found = index.search(query, len(TEXTS))
+    for text, rows, scores in zip(query, found.rows, found.scores, strict=True):
+        expected = theirs.get_scores(analyse(text, config))
+        np.testing.assert_array_equal(scores[rows >= 0], expected[rows[rows >= 0]])
+
+
+def test_words_are_numbered_alike_in_every_process() -> None:
+    code = "import sys; from retrieval.lexical import *; print(WordCounts.of(sys.argv[1:], BM25Settings()).words)"
+    printed = set()
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", code, str(tmp_path / seed), *TEXTS]
-        subprocess.run(command, check=True, cwd=Path(__file__).parents[3], env=environment)
-        files.append({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()})
-    assert files[0] == files[1]
-    for name in files[0]:
-        if name.endswith(".npy"):
-            np.load(tmp_path / "1" / name, allow_pickle=False)
-        else:
-            json.loads(files[0][name])
+        command = [sys.executable, "-c", code, *TEXTS]
+        done = subprocess.run(
+            command, check=True, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True
+        )
+        printed.add(done.stdout)
+    assert len(printed) == 1
+    assert "runs" not in printed.pop()
 
 
 @pytest.mark.parametrize("texts", [["", "  "], ["the of", "and"]])
-def test_texts_without_a_single_word(texts: list[str], tmp_path: Path) -> None:
-    index = LexicalIndex.build(texts, BM25Settings())
-    index.save(tmp_path)
-    assert (LexicalIndex.load(tmp_path).search(["the cat", ""], 3).rows == -1).all()
-
-
-def test_wrong_input(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no text to index"):
-        LexicalIndex.build([], BM25Settings())
-    with pytest.raises(UserError, match="holds no BM25 index"):
-        LexicalIndex.load(tmp_path)
-    index = LexicalIndex.build(TEXTS, BM25Settings())
-    index.save(tmp_path)
-    (tmp_path / "settings.json").write_text('{"k1": 0.9, "bee": 0.4}')
-    with pytest.raises(UserError, match="'bee' is not a setting"):
-        LexicalIndex.load(tmp_path)
+def test_texts_without_a_single_word(texts: list[str]) -> None:
+    assert (LexicalIndex.build(texts, BM25Settings()).search(["the cat", ""], 3).rows == -1).all()
 
 
 @pytest.mark.parametrize(

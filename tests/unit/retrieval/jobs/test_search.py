@@ -188,7 +188,7 @@ def test_a_hostile_lexical_index_links_no_file_outside_of_its_folder(tmp_path: P
     manifest.write_text(manifest.read_text().replace("lexical/params.json", "lexical/../../escaped.py"))
     (tmp_path / "escaped.py").write_text("{}")
     with pytest.raises(UserError, match=r"'lexical/\.\./\.\./escaped\.py' is no name of a file inside the folder"):
-        Artifact(index).local_folder("lexical/")
+        Artifact(index).local_folder()
 
 
 def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vectors: str) -> None:
@@ -197,6 +197,11 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     run = search(tmp_path, index=lexical, collection=collection, top_k=20, queries_per_shard=4)
     assert run.system["index"] == "BM25"
     assert next(iter(read_ranking_file(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
+    in_shards = LexicalIndexSettings(collection=collection, documents_per_shard=7)
+    shards = make(Index(IndexConfig(index=in_shards, output=str(tmp_path / "shards"))))
+    assert [record.rows for record in Artifact(shards).shards if record.rows][:2] == [7, 7]
+    alike = search(tmp_path / "shards-run", index=shards, collection=collection, top_k=20)
+    assert alike.path("run.trec").read_bytes() == run.path("run.trec").read_bytes()
     with pytest.raises(UserError, match=r"search_parameters is 'nprobe=8', but .*bm25 is a BM25 index, which has none"):
         search(tmp_path / "set", index=lexical, collection=collection, search_parameters="nprobe=8")
     untitled = LexicalIndexSettings(collection=collection, with_title=False)
