@@ -185,12 +185,17 @@ def forecasts(workload: Workload, calibration: Calibration, machines: Machines) 
     for of_nodes in zip(*(stages(workload, calibration, each) for each in some), strict=True):
         tried = []
         for stage, each in zip(of_nodes, some, strict=True):
-            reading = stage.where_held(each.nodes, held)
+            reading = where_held(stage, each.nodes, held)
             tried.append(Forecast(reading, each.nodes, seconds_by_cause(reading, calibration, each)))
         best = min(tried, key=lambda forecast: forecast.seconds)
         held |= {name: max(best.nodes, held.get(name, 0)) for name in best.stage.copied}
         found.append(best)
     return found
+
+
+def where_held(stage: Stage, nodes: int, held: Mapping[str, int]) -> Stage:
+    """The same on so many nodes, of which as many as ``held`` says have copies of earlier stages' reading."""
+    return replace(stage, copied={name: size for name, size in stage.copied.items() if held.get(name, 0) < nodes})
 
 
 def total_hours(found: Sequence[Forecast]) -> float:

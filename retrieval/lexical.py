@@ -28,7 +28,7 @@ StopWords = Literal[
     "norwegian", "portuguese", "russian", "spanish", "swedish", "turkish",
 ]  # fmt: skip
 
-ALL_WORDS = "lexical/all_words.parquet"
+ALL_WORDS, WORDS_OF = "lexical/all_words.parquet", "lexical/{}/words.parquet"
 _ARRAYS = ("data", "indices", "indptr")
 _FREQUENCIES = pa.schema([("word", pa.string()), ("texts", pa.int64())])
 
@@ -79,14 +79,9 @@ class WordCounts(NamedTuple):
 
     def add_to(self, writer: ShardWriter, name: str) -> None:
         """Puts files into an artifact that ``LexicalIndex.load`` reads as part ``name``."""
-        writer.add_table(words_of_part(name), self.frequencies())
+        writer.add_table(WORDS_OF.format(name), self.frequencies())
         for array_ in _ARRAYS:
             writer.add_array(f"lexical/{name}/{array_}.npy", getattr(self.counts, array_))
-
-
-def words_of_part(name: str) -> str:
-    """The file of a part's ``frequencies``."""
-    return f"lexical/{name}/words.parquet"
 
 
 def add_up(tables: Iterable[pa.Table]) -> pa.Table:
@@ -129,7 +124,7 @@ class LexicalIndex:
     def load(cls, index: Artifact, part: ShardRecord) -> Self:
         """Of one of an artifact's shards."""
         base, settings = f"lexical/{part.name}", BM25Settings.model_validate(index.config["index"]["bm25"])
-        words = pq.read_table(index.path(words_of_part(part.name)))["word"].to_pylist()
+        words = pq.read_table(index.path(WORDS_OF.format(part.name)))["word"].to_pylist()
         arrays = tuple(np.load(index.path(f"{base}/{name}.npy"), mmap_mode="r") for name in _ARRAYS)
         counts = WordCounts(words, csc_array(arrays, (part.rows, len(words))))
         average = index.manifest["counts"]["words"] / index.rows

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
 import pyarrow as pa
 import torch
@@ -36,33 +36,27 @@ Value = TypeVar("Value")
 Part = TypeVar("Part")
 
 
-class Held(NamedTuple):
-    """``vectors``, and the ``leaf`` that the loss reads in their place: its gradient is passed on afterwards."""
-
-    vectors: Tensor
-    leaf: Tensor
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What one forward pass gives: the mean loss over ``examples`` rows, and detached scalar tensors by name.
 
     Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step. ``tokens``:
-    those that it encoded, without padding. ``held``: what the backward pass of ``loss`` leaves out.
+    those that it encoded, without padding. ``held``: vectors, and the leaf that the loss reads in their place, whose
+    gradient is passed on afterwards.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
     examples: int
     tokens: int = 0
-    held: Held | None = None
+    held: tuple[Tensor, Tensor] | None = None
 
     def backward(self, pieces: int, before_last: Callable[[], None] | None = None) -> None:
         """Adds the gradients of one of a step's ``pieces``; ``before_last`` is called when one pass is left to do."""
         end, gradient = self.loss / pieces, None
         if self.held is not None:
             torch.autograd.backward(end)
-            end, gradient = self.held.vectors, self.held.leaf.grad
+            end, gradient = self.held[0], self.held[1].grad
         if before_last is not None:
             before_last()
         torch.autograd.backward(end, gradient)

@@ -178,7 +178,11 @@ class Pairs(Stage[PairsConfig]):
                 table = self._joined(table, "queries", shard)
             case "answered":
                 table = self._joined(table, "documents", shard)
-                self._hand_on_positives(table, shard, writer)
+                # what batches mask, be it a pair or left out: by ranges of queries, one for each file of pairs
+                of, queries = shard.description["of"], _rows(table, "query")
+                keys = pair_keys(query_rows=queries, document_rows=_rows(table, "document"))
+                part_of = queries * of["pairs"] // shard.description["queries"]
+                write_parts(writer, _file(shard.name, "positives"), pa.table({"key": keys}), part_of, of["pairs"])
                 table = table.filter(table["is_pair"]).drop_columns("is_pair")
             case "distinct":
                 table, found = self._distinct(in_pair_order(table), shard, writer)
@@ -251,13 +255,6 @@ class Pairs(Stage[PairsConfig]):
                 part_of = number_parts(_rows(table, side).astype(np.uint64), parts)
         write_parts(writer, _file(shard.name), table, part_of, parts)
         return writer.commit(0, counts=found.get("counts"), dropped=found.get("dropped"), facts=facts)
-
-    def _hand_on_positives(self, table: pa.Table, shard: Shard, writer: ShardWriter) -> None:
-        """By ranges of queries, one for each file of pairs: what batches mask, be it a pair or left out."""
-        of, queries = shard.description["of"], _rows(table, "query")
-        keys = pair_keys(query_rows=queries, document_rows=_rows(table, "document"))
-        part_of = queries * of["pairs"] // shard.description["queries"]
-        write_parts(writer, _file(shard.name, "positives"), pa.table({"key": keys}), part_of, of["pairs"])
 
     def _read(self, step: str, shard: Shard, parts: Iterable[int], what: str = "") -> pa.Table:
         """What all shards of an earlier step wrote for these parts."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from raytriever.errors import UserError
 from raytriever.hashes import string_hashes
 from retrieval.collections.collection import SCHEMAS, Part, TextPart, passage_text
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord, in_chunks
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, in_chunks
 
 REASONS = (
     "repeated_documents",
@@ -72,16 +72,15 @@ def _compared(
         yield _JUDGED_QUERY, string_hashes(record.query_id for record in chunk), signs
         yield _JUDGED_PAIR, string_hashes(map(judged_pair, chunk)), signs
         return
-    texts = list(map(_text, chunk))
+    texts = [
+        passage_text(record.title, record.text) if isinstance(record, DocumentRecord) else record.text.strip()
+        for record in chunk
+    ]
     is_there = np.array([bool(text) for text in texts])
     compares_texts = format_.repeats and not format_.keeps_first
     hashes = np.maximum(string_hashes(texts), np.uint64(1)) if compares_texts else np.ones(len(texts), np.uint64)
     what = _DOCUMENT if part == "documents" else _QUERY
     yield what, string_hashes(record.id for record in chunk), np.where(is_there, hashes, _EMPTY)
-
-
-def _text(record: DocumentRecord | QueryRecord) -> str:
-    return passage_text(record.title, record.text) if isinstance(record, DocumentRecord) else record.text.strip()
 
 
 def unfit_rows(

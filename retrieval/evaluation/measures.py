@@ -143,7 +143,10 @@ def evaluate(
         ranked = {query: scores for query, scores in ranked.items() if scores}  # of self-hits alone nothing is left
         for lowest in {lowest for lowest, _ in values}:
             # no gain below 0, and trec_eval's code crashes at a query whose best grade is -2
-            grades = {query: _gains(qrels[query], lowest) for query in places}
+            grades = {
+                query: {name: int(grade) if grade >= lowest else 0 for name, grade in qrels[query].items()}
+                for query in places
+            }
             asked = [measure for gain, measure in values if gain == lowest]
             for metric in ir_measures.iter_calc(asked, grades, ranked):
                 values[lowest, metric.measure][places[metric.query_id]] = metric.value
@@ -217,10 +220,6 @@ def _ir_measure(parsed: Measure) -> Any:
 def _lowest_gain(parsed: Measure) -> int:
     """The lowest grade that gains something: ir-measures knows a level for binary measures alone."""
     return parsed.level or 1 if parsed.family == _GRADED else 1
-
-
-def _gains(grades: Mapping[str, int], lowest: int) -> dict[str, int]:
-    return {name: int(grade) if grade >= lowest else 0 for name, grade in grades.items()}
 
 
 def _guess(name: str) -> str:

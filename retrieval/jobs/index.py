@@ -27,7 +27,7 @@ from retrieval.indexes.faiss_factory import (
     require_gpu_form,
 )
 from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
-from retrieval.lexical import ALL_WORDS, BM25Settings, WordCounts, add_up, words_of_part
+from retrieval.lexical import ALL_WORDS, WORDS_OF, BM25Settings, WordCounts, add_up
 from retrieval.rankings import require_names
 from retrieval.vectors import StoredVectors, VectorRows
 
@@ -136,11 +136,7 @@ class Index(Stage[IndexConfig]):
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")
         count = settings.shards or math.ceil(total / _rows_that_fit(settings, vectors))
         bounds = [total * number // count for number in range(count + 1)]
-        runs = list(pairwise(bounds))
-        training = Shard("training", phase=0, intermediate=True)
-        return [training] + [
-            Shard(f"{number:05d}", {"start": start, "stop": stop}, phase=1) for number, (start, stop) in enumerate(runs)
-        ]
+        return [Shard("training", intermediate=True), *_runs_of_rows(bounds, phase=1)]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Builds one shard (or, first, trains what all shards share)."""
@@ -227,11 +223,13 @@ def _lexical_shards(collection: StoredCollection, documents_per_shard: int) -> l
     total = collection.count("documents")
     if not total:
         raise UserError(f"{collection.uri} has no document, so there is nothing for BM25 to index.")
-    bounds = [*range(0, total, documents_per_shard), total]
-    runs = [
-        Shard(f"{number:05d}", {"start": start, "stop": stop}) for number, (start, stop) in enumerate(pairwise(bounds))
-    ]
-    return [*runs, Shard(_WORDS, {"files": [words_of_part(shard.name) for shard in runs]}, phase=1)]
+    runs = _runs_of_rows([*range(0, total, documents_per_shard), total])
+    return [*runs, Shard(_WORDS, {"files": [WORDS_OF.format(shard.name) for shard in runs]}, phase=1)]
+
+
+def _runs_of_rows(bounds: list[int], phase: int = 0) -> list[Shard]:
+    runs = enumerate(pairwise(bounds))
+    return [Shard(f"{number:05d}", {"start": start, "stop": stop}, phase) for number, (start, stop) in runs]
 
 
 def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scale_model import DOMAINS, Workload, calibrated, forecasts, main, stages, total_hours
+from benchmarks.scale_model import DOMAINS, Workload, calibrated, forecasts, main, stages, total_hours, where_held
 from raytriever.errors import UserError
 from trainers.estimate.costs import Calibration, Phase, Stage, makespan, seconds_by_cause
 from trainers.estimate.machines import Machines
@@ -95,7 +95,7 @@ def test_what_a_node_holds_is_not_copied_again() -> None:
     assert found["cluster"].stage.copied == {"vectors": 2 * 2 * SMALL.pairs * 384}
     assert found["pack"].stage.copied == {}
     assert found["filter"].stage.copied.keys() == {"texts"}
-    on_more = stage("pack", SMALL).where_held(3, {"vectors": 2})
+    on_more = where_held(stage("pack", SMALL), 3, {"vectors": 2})
     assert on_more.copied == stage("pack", SMALL).copied
 
 

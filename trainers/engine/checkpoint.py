@@ -47,7 +47,7 @@ class Checkpoints:
         self._derivation = Derivation("checkpoint", "train", ALGORITHM_VERSION, dict(config), {})
         self._keep = keep
         self._pending: Future[None] | None = None
-        self._passed_over: tuple[int, ...] = ()
+        self._passed_over = set[int]()
 
     def of_run(self, training: Mapping[str, Any], batches: str) -> Self:
         """The same folder for one run: its settings and its batches' fingerprint."""
@@ -95,7 +95,10 @@ class Checkpoints:
         record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
         # unsorted: measures come back in the order in which an undisturbed run writes them out
         self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
-        self._forget_passed_over(state.steps)
+        # damaged ones have a record too: they would count as the newest, and good ones would go in their place
+        for steps in self._passed_over - {state.steps}:  # that one is whole again
+            self._delete(steps)
+        self._passed_over = set()
         self._prune(state.best_step)
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -122,10 +125,10 @@ class Checkpoints:
             self._load_weights(steps, record["files"], named)
             _restore_optimizer(optimizer, named, self._read(steps, record["files"], _OPTIMIZER))
             evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
-            self._passed_over = tuple(later for later in present if later > steps)
+            self._passed_over = {later for later in present if later > steps}
             log.info(f"  goes on from the checkpoint after {counted(steps, 'step')}")
             return State(steps, evaluations, record["best_step"])
-        self._passed_over = tuple(present)
+        self._passed_over = set(present)
         return State(0)
 
     def restore_weights(self, steps: int, module: nn.Module) -> None:
@@ -182,13 +185,6 @@ class Checkpoints:
     def _read(self, steps: int, files: Mapping[str, str], name: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))  # whose hash is as recorded
         return tensors
-
-    def _forget_passed_over(self, written: int) -> None:
-        """Damaged ones have a record too: they would count as the newest, and good ones would go in their place."""
-        for steps in self._passed_over:
-            if steps != written:  # that one is whole again
-                self._delete(steps)
-        self._passed_over = ()
 
     def _prune(self, best_step: int | None) -> None:
         present = self._present()

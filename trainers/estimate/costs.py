@@ -8,7 +8,7 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, isqrt, sqrt
 
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
@@ -22,7 +22,7 @@ from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
 from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.prefetching import TOKENIZING_THREADS
 from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
-from retrieval.jobs.index import VectorIndexSettings
+from retrieval.jobs.index import LexicalIndexSettings, VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
 from trainers.estimate.machines import Machines
 
@@ -36,6 +36,7 @@ _QUERIES_PER_SHARD: int = SearchConfig.model_fields["queries_per_shard"].default
 _CANDIDATES_PER_SHARD: int = MineConfig.model_fields["candidates_per_shard"].default
 _CHUNKED_BYTES: float = 1e6 * ChunkConfig.model_fields["megabytes_per_shard"].default
 _INDEX_BUDGET: int = VectorIndexSettings.model_fields["memory_budget"].default
+_INDEXED_DOCUMENTS: int = LexicalIndexSettings.model_fields["documents_per_shard"].default
 _INDEX_BLOCK, _INDEX_FACTOR = 16_384, 3  # rows read at once; memory of building over that of the index
 _REGION_PAIRS: int = PackingSettings.model_fields["region_pairs"].default
 _ACROSS = (1 + REFINEMENTS) * NEAR_CELLS  # cells whose clusters a point is compared with in the end, each time counted
@@ -147,14 +148,14 @@ class Phase:
     """Seconds of tasks that run side by side, one on a core or a GPU; the phase before is over when the first begins.
 
     ``slots``, ``largest``: what a phase waits for where all slots are busy, and where its longest task takes longer.
-    ``workers_per_gpu``: 0 where tasks need a core alone. ``starts``: on new workers.
+    ``workers_per_gpu``: 0 where tasks need a core alone. ``starts``: on new workers, not on those of a stage before.
     """
 
     tasks: Sequence[float]
     largest: str = "the longest task"
     slots: str = "cores"
     workers_per_gpu: int = 0
-    starts: bool = True
+    starts: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,6 @@ class Stage:
     copied: Mapping[str, float] = field(default_factory=dict)
     shared: float = 0
 
-    def where_held(self, nodes: int, held: Mapping[str, int]) -> "Stage":
-        """The same on so many nodes, of which as many as ``held`` says have copies of earlier stages' reading."""
-        return replace(self, copied={name: size for name, size in self.copied.items() if held.get(name, 0) < nodes})
-
 
 def _collect(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Pieces are read, ranges of hashes compared, pieces written."""
@@ -179,7 +176,7 @@ def _collect(size: Size, calibration: Calibration, _machines: Machines) -> Stage
     numbers = pieces, ceil(pieces / PIECES_OF_A_RANGE), pieces
     tasks = [[size.pairs * each / number] * number for each, number in zip(calibration.collect, numbers, strict=True)]
     shared = size.text_bytes * (1 + 2 * calibration.handed_on + calibration.stored)
-    return Stage("collect", [Phase(tasks[0]), *(Phase(each, starts=False) for each in tasks[1:])], shared=shared)
+    return Stage("collect", [Phase(tasks[0], starts=True), *map(Phase, tasks[1:])], shared=shared)
 
 
 def _chunk(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
@@ -215,7 +212,7 @@ def embedding_stage(
         tasks += [count / number * size / calibration.bytes_per_token * of_token] * number
         stored, vectors = stored + count * size * calibration.stored, vectors + count * encoder.dimension * 2
     slots = "GPUs" if computing >= tokenizing else "tokenizing"
-    encoding = Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu)
+    encoding = Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu, starts=True)
     return Stage(name, [encoding], shared=stored + vectors)
 
 
@@ -236,7 +233,7 @@ def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     phases, before = list[Phase](), 0
     for share, number in zip(calibration.pairs_phases, _tasks_of_pairs(size.pairs), strict=True):
         task = share / busy * measured.seconds * size.pairs / measured.pairs / number
-        phases.append(Phase([task + before * calibration.open_vectors] * number, starts=not phases))
+        phases.append(Phase([task + before * calibration.open_vectors] * number))
         before = number
     exchanged = 2 * size.pairs * calibration.exchanged
     return Stage("pairs", phases, shared=size.text_bytes * calibration.stored + exchanged)
@@ -259,8 +256,8 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
         k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
         parts = ceil(cell_sample(k) / PART_POINTS)
         finding = seconds * cell_sample(k) / n * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
-        phases.append(Phase([finding / parts] * parts, "the cells' sample", starts=False))
-        phases.append(Phase(_of_cells(seconds - finding, isqrt(k), calibration), "the largest cell", starts=False))
+        phases.append(Phase([finding / parts] * parts, "the cells' sample"))
+        phases.append(Phase(_of_cells(seconds - finding, isqrt(k), calibration), "the largest cell"))
         sums += calibration.sums * k * size.dimension * 8  # float64, which the driver adds up
     return Stage("cluster", phases, {"the driver": sums / machines.node_bandwidth}, copied=_vectors_of(size))
 
@@ -328,7 +325,7 @@ def training_stage(gpus: int, steps: float, causes: Mapping[str, float], exchang
     which ranks send one another gradients, afterwards.
     """
     slowest = max(causes, key=lambda cause: causes[cause])
-    working = Phase([steps * causes[slowest]] * gpus, slowest, slowest, workers_per_gpu=1)
+    working = Phase([steps * causes[slowest]] * gpus, slowest, slowest, workers_per_gpu=1, starts=True)
     return Stage("train", [working], {"exchange of gradients": steps * exchange}, shared=stored)
 
 
@@ -356,14 +353,14 @@ def _search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 
 def _words_index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    texts = size.documents * size.document_bytes
-    return Stage("index", [Phase([texts * calibration.words_index], _ONE)], shared=texts)
+    texts, number = size.documents * size.document_bytes, ceil(size.documents / _INDEXED_DOCUMENTS)
+    return Stage("index", [Phase([texts * calibration.words_index / number] * number)], shared=texts)
 
 
 def _words_search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Every document's score is added up for each query."""
-    blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
-    return Stage("search", [Phase([size.queries() / blocks * size.documents * calibration.words_search] * blocks)])
+    number = ceil(size.queries() / _QUERIES_PER_SHARD) * ceil(size.documents / _INDEXED_DOCUMENTS)
+    return Stage("search", [Phase([size.queries() * size.documents * calibration.words_search / number] * number)])
 
 
 def _mine(size: Size, calibration: Calibration, _machines: Machines) -> Stage:

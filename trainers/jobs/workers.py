@@ -61,11 +61,6 @@ GPU_VARIABLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUBLAS_
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
-def _worker_variables(cpus: float, gpus: float) -> dict[str, str]:
-    own = GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else GLIBC_KEEPS_MEMORY
-    return own | (_LOOPBACK if _is_one_machine() else {})
-
-
 def _is_one_machine() -> bool:
     """Whether Ray is this command's own, or this process's on one node; a cluster may get more while workers start."""
     return sys.platform == "linux" and not os.environ.get("RAY_ADDRESS") and len(ray.nodes()) == 1
@@ -75,10 +70,6 @@ def gpus_of_cluster() -> str:
     """The kinds of GPUs that Ray has found, as it calls them: ``A100``."""
     found = {name for node in ray.nodes() if node["Alive"] for name in node["Resources"]}
     return " ".join(name.partition(":")[2] for name in sorted(found) if name.startswith("accelerator_type:"))
-
-
-def _torch_config(backend: str) -> TorchConfig:
-    return _OneMachine(backend=backend) if _is_one_machine() else TorchConfig(backend=backend)
 
 
 class _OneMachine(TorchConfig):  # type: ignore[misc]
@@ -126,6 +117,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
     resources, fewest_workers, failures_survived = spread
     workers, gpus = resources.workers or 1, resources.gpus_per_worker
     cpus = resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
+    own = GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else GLIBC_KEEPS_MEMORY
     return TorchTrainer(
         worker,
         train_loop_config={**arguments, "threads": max(1, int(cpus))},
@@ -134,14 +126,14 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus > 0 else {}),
         ),
-        torch_config=_torch_config("nccl" if gpus > 0 else "gloo"),
+        torch_config=(_OneMachine if _is_one_machine() else TorchConfig)(backend="nccl" if gpus > 0 else "gloo"),
         run_config=RunConfig(
             # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
             name=f"attempt-{uuid.uuid4().hex[:8]}",
             storage_path=f"{arguments['settings'].output}/ray-train",
             failure_config=FailureConfig(max_failures=failures_survived),
             callbacks=[EndAtMistakes()],
-            worker_runtime_env={"env_vars": _worker_variables(cpus, gpus)},
+            worker_runtime_env={"env_vars": own | (_LOOPBACK if _is_one_machine() else {})},
         ),
     )
 

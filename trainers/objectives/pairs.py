@@ -26,7 +26,7 @@ from retrieval.encoders.specification import Role, require_prompt
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.draws import text_keys
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Comparisons, Held, Objective, ObjectiveSettings, Outcome
+from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
 
@@ -209,8 +209,9 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         queries, documents = self.encode(batch)
         if not self.may_hold or batch.queries is None or not isinstance(documents, Tensor):
             return self.compare(batch, queries, documents)
-        held = Held(documents, documents.detach().requires_grad_(documents.requires_grad))
-        return replace(self.compare(batch, queries, held.leaf), held=held if held.leaf.requires_grad else None)
+        leaf = documents.detach().requires_grad_(documents.requires_grad)
+        outcome = self.compare(batch, queries, leaf)
+        return replace(outcome, held=(documents, leaf)) if leaf.requires_grad else outcome
 
     def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
         """Vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""

@@ -21,6 +21,7 @@ from trainers.objective import Comparisons, Objective, map_nest
 
 _SAMPLED_BATCHES = 8
 _COUNTS = ("queries", "documents", "offered")
+_TOKENS = "mean {mean:.1f}, longest {longest:,} ({share_of_longest:.1%} are as long)"
 _SAMPLED_ROWS = 16_384  # enough for means; batches this large are not read eight times
 
 
@@ -91,7 +92,7 @@ def ledger_rows(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("queries", f"{compared['queries'] * per_step:,} a step, {compared['queries']:,} a batch"),
         *_compared_with(ledger),
         ("documents", f"{compared['documents'] * per_step:,} a step"),
-        *((f"tokens of {name}", _in_words(lengths)) for name, lengths in ledger["tokens"].items()),
+        *((f"tokens of {name}", _TOKENS.format_map(lengths)) for name, lengths in ledger["tokens"].items()),
         ("trained parameters", f"{ledger['trainable_parameters']:,} of {ledger['parameters']:,}"),
         ("learning rate", f"{ledger['learning_rate']:g} at its peak"),
         ("precision", ledger["precision"]),
@@ -117,11 +118,6 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     parts = ", ".join(f"{_number(count)} {what}" for what, count in counts.items() if count or what in always)
     negatives = f"{'at most ' if shared else ''}{_number(negatives_per_query(ledger))} a query: {parts}"
     return [("positives", f"{_number(compared['positives'])} a query"), ("negatives", negatives)]
-
-
-def _in_words(lengths: Mapping[str, Any]) -> str:
-    share = lengths["share_of_longest"]
-    return f"mean {lengths['mean']:.1f}, longest {lengths['longest']:,} ({share:.1%} are as long)"
 
 
 def _number(value: float) -> str:

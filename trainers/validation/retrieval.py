@@ -5,7 +5,7 @@ to float16 as vectors are stored, in the one order that every ranking has. Whate
 is its own affair.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,9 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
         qrels = {query: grades for query, grades in qrels.items() if query not in excluded}
     if settings.queries is not None and settings.queries < len(qrels):
         notes.append(f"{settings.queries:,} of the {len(qrels):,} queries of split '{settings.split}' are a sample")
-        qrels = _sampled_queries(qrels, settings.queries, settings.seed)
+        chosen = np.random.default_rng([settings.seed, 0]).choice(len(qrels), settings.queries, replace=False)
+        names = sorted(qrels)
+        qrels = {names[place]: qrels[names[place]] for place in np.sort(chosen)}
     if not any(grade > 0 for grades in qrels.values() for grade in grades.values()):
         raise UserError(
             f"No judgment of split '{settings.split}' of {collection.uri} is above 0 for the {len(qrels):,} queries"
@@ -136,12 +138,6 @@ def _in_row_order(collection: StoredCollection, ids: list[str]) -> tuple[NDArray
     rows = collection.require("queries", ids)
     order = np.argsort(rows)
     return rows[order], [ids[place] for place in order]
-
-
-def _sampled_queries(qrels: Mapping[str, dict[str, int]], count: int, seed: int) -> dict[str, dict[str, int]]:
-    names = sorted(qrels)
-    chosen = np.random.default_rng([seed, 0]).choice(len(names), count, replace=False)
-    return {names[place]: qrels[names[place]] for place in np.sort(chosen)}
 
 
 class RetrievalValidation:
