@@ -114,13 +114,6 @@ class LexicalIndex:
         self._tokenizer = _tokenizer_of(settings, {word: number for number, word in enumerate(part.words)})
 
     @classmethod
-    def build(cls, texts: Iterable[str], settings: BM25Settings) -> Self:
-        """Of texts that are all there is."""
-        part = WordCounts.of(texts, settings)
-        number = part.counts.shape[0]
-        return cls(part, part.frequencies(), number, part.counts.sum() / number, settings)
-
-    @classmethod
     def load(cls, index: Artifact, part: ShardRecord) -> Self:
         """Of one of an artifact's shards."""
         base, settings = f"lexical/{part.name}", BM25Settings.model_validate(index.config["index"]["bm25"])

@@ -25,7 +25,7 @@ from pipelines.packing.domain_groups import groups_of, unclustered
 from pipelines.packing.pack import PackingSettings, number_of_regions, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
 from pipelines.pairs.pairs import PAIRS, SmallDomains
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
@@ -189,7 +189,8 @@ class Pack(Stage[PackConfig]):
 
         Its files are those of its parts, then what regions have set aside, dealt domain by domain.
         """
-        epoch, size, parts = shard.description["epoch"], self.config.packing.batch_size, shard.description.get("parts")
+        config, epoch, parts = self.config, shard.description["epoch"], shard.description.get("parts")
+        size = config.packing.batch_size
         records = [earlier_record(self.config.output, part) for part in parts or ()]
         writer.adopt([record.files[0] for record in records])
         name = f"{shard.name}/packing.parquet"
@@ -211,7 +212,7 @@ class Pack(Stage[PackConfig]):
             facts={
                 "epoch": epoch,
                 "batch_size": size,
-                "origins": {"pairs": self._pairs_fingerprint()},
+                "origins": {"pairs": origin(Artifact(str(config.clusters or config.pairs)), PAIRS)},
                 **packing_facts(figures, size),
             },
         )
@@ -290,18 +291,11 @@ class Pack(Stage[PackConfig]):
     def _dropped(self, left_out: int) -> dict[str, int]:
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}
         if self.config.clusters is None:
-            assert self.config.pairs is not None
-            pairs = Artifact(self.config.pairs, PAIRS)
+            pairs = Artifact(str(self.config.pairs), PAIRS)
             groups = groups_of(pairs, self.config.packing.batch_size, self.config.small_domains)
             if groups.dropped:
                 dropped["pairs of small domains"] = groups.dropped
         return dropped
-
-    def _pairs_fingerprint(self) -> str:
-        if self.config.clusters:
-            return str(Artifact(self.config.clusters, CLUSTERS).manifest["inputs"]["pairs"])
-        assert self.config.pairs is not None
-        return Artifact(self.config.pairs, PAIRS).fingerprint
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Which pairs the numbers mean, and what became of small domains."""

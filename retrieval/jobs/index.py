@@ -127,7 +127,11 @@ class Index(Stage[IndexConfig]):
         """A training shard, then a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
-            return _lexical_shards(StoredCollection(settings.collection), settings.documents_per_shard)
+            documents = StoredCollection(settings.collection).count("documents")
+            parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents])
+            if not parts:
+                raise UserError(f"{settings.collection} has no document, so there is nothing for BM25 to index.")
+            return [*parts, Shard(_WORDS, {"files": [WORDS_OF.format(part.name) for part in parts]}, phase=1)]
         stored = StoredVectors(settings.vectors)
         vectors = stored.part("documents")
         vectors.require_all()
@@ -216,15 +220,6 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
             f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
             " search_parameters of the stages that search it to null."
         )
-
-
-def _lexical_shards(collection: StoredCollection, documents_per_shard: int) -> list[Shard]:
-    """Runs of documents, then the words of all. Raises ``UserError`` where there is no document."""
-    total = collection.count("documents")
-    if not total:
-        raise UserError(f"{collection.uri} has no document, so there is nothing for BM25 to index.")
-    runs = _runs_of_rows([*range(0, total, documents_per_shard), total])
-    return [*runs, Shard(_WORDS, {"files": [WORDS_OF.format(shard.name) for shard in runs]}, phase=1)]
 
 
 def _runs_of_rows(bounds: list[int], phase: int = 0) -> list[Shard]:

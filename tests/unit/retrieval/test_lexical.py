@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from retrieval.evaluation.measures import evaluate
 from retrieval.indexes.top_k import merge_rankings
 from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, add_up
+from tests.unit.retrieval.whole_lexical import index_whole
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
 TEXTS = [
@@ -67,7 +68,7 @@ def literal_bm25(texts: list[str], query: str, settings: BM25Settings) -> list[f
 )
 @pytest.mark.parametrize("query", ["running cats", "the roof the roof", "dächer", "unknown words", "", "the"])
 def test_scores_are_lucenes_bm25(config: BM25Settings, query: str) -> None:
-    found = LexicalIndex.build(TEXTS, config).search([query], len(TEXTS))
+    found = index_whole(TEXTS, config).search([query], len(TEXTS))
     expected = np.array(literal_bm25(TEXTS, query, config))
     order = sorted(np.flatnonzero(expected).tolist(), key=lambda row: (-expected[row], row))
     assert found.rows[0].tolist() == order + [-1] * (len(TEXTS) - len(order))
@@ -85,7 +86,7 @@ words = st.sampled_from(["red", "green", "blue", "black", "white"])
     k=st.integers(1, 30),
 )
 def test_ties_are_in_row_order_also_at_the_cut(texts: list[str], query: str, k: int) -> None:
-    index = LexicalIndex.build(texts, PLAIN)
+    index = index_whole(texts, PLAIN)
     every = index.search([query], len(texts))
     found = index.search([query], k)
     pairs = [(-score, row) for row, score in zip(every.rows[0], every.scores[0], strict=True) if row >= 0]
@@ -95,14 +96,14 @@ def test_ties_are_in_row_order_also_at_the_cut(texts: list[str], query: str, k: 
 
 
 def test_ties_at_the_cut_among_many_texts() -> None:
-    index = LexicalIndex.build(["red green", "red", "blue", "red red", "green"] * 100, PLAIN)
+    index = index_whole(["red green", "red", "blue", "red red", "green"] * 100, PLAIN)
     found = index.search(["red"], 130).rows[0]
     assert found[:100].tolist() == list(range(3, 500, 5))
     assert found[100:].tolist() == list(range(1, 150, 5))
 
 
 def test_searching_leaves_the_index_as_it_was() -> None:
-    index = LexicalIndex.build(TEXTS, BM25Settings())
+    index = index_whole(TEXTS, BM25Settings())
     first = index.search(["running dogs", "cat"], 6)
     index.search(["words never seen, running runners cats catting"], 6)
     again = index.search(["running dogs", "cat"], 6)
@@ -125,7 +126,7 @@ def test_parts_score_as_the_whole(texts: list[str], cuts: list[int], query: str)
         LexicalIndex(part, frequencies, len(texts), average, PLAIN).search([query], 5, first_row=start)
         for part, start in zip(parts, bounds, strict=False)
     ]
-    expected, found = LexicalIndex.build(texts, PLAIN).search([query], 5), merge_rankings(rankings, 5)
+    expected, found = index_whole(texts, PLAIN).search([query], 5), merge_rankings(rankings, 5)
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.scores, expected.scores)
 
@@ -160,7 +161,7 @@ def test_words_are_numbered_alike_in_every_process() -> None:
 
 @pytest.mark.parametrize("texts", [["", "  "], ["the of", "and"]])
 def test_texts_without_a_single_word(texts: list[str]) -> None:
-    assert (LexicalIndex.build(texts, BM25Settings()).search(["the cat", ""], 3).rows == -1).all()
+    assert (index_whole(texts, BM25Settings()).search(["the cat", ""], 3).rows == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_texts_without_a_single_word(texts: list[str]) -> None:
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_texts_of_any_script_are_found(values: dict[str, str], texts: list[str], queries: list[str]) -> None:
-    index = LexicalIndex.build(texts, BM25Settings.model_validate({"stemmer": None, "stop_words": None} | values))
+    index = index_whole(texts, BM25Settings.model_validate({"stemmer": None, "stop_words": None} | values))
     assert index.search(queries, 2).rows.tolist() == [[0, -1], [1, -1]]
 
 
@@ -204,7 +205,7 @@ def test_known_effectiveness_on_real_collections(name: str, ndcg: float, recall:
         query, document, grade = line.split("\t")
         qrels.setdefault(query, {})[document] = int(grade)
     texts = (f"{document['title']} {document['text']}" for document in documents)
-    found = LexicalIndex.build(texts, BM25Settings()).search([query["text"] for query in queries], 100)
+    found = index_whole(texts, BM25Settings()).search([query["text"] for query in queries], 100)
     run = {
         query["_id"]: {documents[row]["_id"]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
         for query, rows, scores in zip(queries, found.rows.tolist(), found.scores.tolist(), strict=True)

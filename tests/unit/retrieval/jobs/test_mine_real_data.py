@@ -11,9 +11,10 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.mining.candidates import StoredCandidates, mined_lists
 from retrieval.collections.collection import StoredCollection
-from retrieval.lexical import BM25Settings, LexicalIndex
+from retrieval.lexical import BM25Settings
 from tests.unit.pipelines.jobs.test_mine import make_run
 from tests.unit.retrieval.evaluation.test_answers import literal_has_answer
+from tests.unit.retrieval.whole_lexical import index_whole
 from tests.unit.small_run import make
 
 
@@ -31,7 +32,7 @@ def test_negatives_of_real_questions(tmp_path: Path) -> None:
     asked = collection.rows_of("queries").read(["id", "text"]).to_pylist()
     queries = [row for row in asked if row["id"] in judged]
     query_ids = [query["id"] for query in queries]
-    index = LexicalIndex.build(texts.values(), BM25Settings())
+    index = index_whole(texts.values(), BM25Settings())
     ranking = index.search([query["text"] for query in queries], 40)
     named = [{"_id": found["id"]} for found in documents]
     run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
