@@ -68,8 +68,7 @@ class WordCounts(NamedTuple):
         ids = np.concatenate([np.empty(0, dtype=np.int32), *of_texts])
         starts = np.cumsum([0, *map(len, of_texts)])
         vocabulary = tokenizer.get_vocab_dict()
-        shape = (len(of_texts), len(vocabulary))
-        counts = csr_array((np.ones(len(ids), dtype=np.int32), ids, starts), shape).tocsc()
+        counts = csr_array((np.ones(len(ids), dtype=np.int32), ids, starts), (len(of_texts), len(vocabulary))).tocsc()
         counts.sum_duplicates()
         return cls(sorted(vocabulary, key=vocabulary.__getitem__), counts)
 

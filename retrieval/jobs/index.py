@@ -224,7 +224,7 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
 
 def _runs_of_rows(bounds: list[int], phase: int = 0) -> list[Shard]:
     runs = enumerate(pairwise(bounds))
-    return [Shard(f"{number:05d}", {"start": start, "stop": stop}, phase) for number, (start, stop) in runs]
+    return [Shard(f"{number:05d}", {"start": run[0], "stop": run[1]}, phase) for number, run in runs]
 
 
 def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:

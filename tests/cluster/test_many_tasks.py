@@ -1,4 +1,4 @@
-"""Packing large domains and grouping, by many tasks: the same bytes for any number of workers, and when some die."""
+"""Packing large domains, grouping and BM25, by many tasks: the same bytes for any number of workers, when some die."""
 
 import os
 import signal
@@ -15,6 +15,7 @@ from pipelines.jobs.row_batches import Group
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage
+from retrieval.jobs.index import Index
 from tests.cluster.journaled import note, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
@@ -46,6 +47,10 @@ class KilledPack(Killed, Pack):
 
 class KilledGroup(Killed, Group):
     killed_at = ("stretches", "order-00000-00001", "epoch=00001-00002")
+
+
+class KilledIndex(Killed, Index):
+    killed_at = ("00002", "words")
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +96,10 @@ def test_sections_of_a_group(session, tmp_path, monkeypatch):
                 "batches_per_shard": 3}  # fmt: skip
     begun = check(Group, KilledGroup, settings, tmp_path, session)
     assert sum("order" in name for name in begun) > 2 * 2
+
+
+def test_parts_of_a_lexical_index(session, tmp_path):
+    collection = collection_of(tmp_path / "collection", chunks_of(SOURCES))
+    settings = {"index": {"kind": "lexical", "collection": collection, "documents_per_shard": 20}}
+    begun = check(Index, KilledIndex, settings, tmp_path, session)
+    assert len(begun) > 3

@@ -148,7 +148,7 @@ class Phase:
     """Seconds of tasks that run side by side, one on a core or a GPU; the phase before is over when the first begins.
 
     ``slots``, ``largest``: what a phase waits for where all slots are busy, and where its longest task takes longer.
-    ``workers_per_gpu``: 0 where tasks need a core alone. ``starts``: on new workers, not on those of a stage before.
+    ``workers_per_gpu``: 0 where tasks need a core alone. ``starts``: on new workers, not on an earlier stage's.
     """
 
     tasks: Sequence[float]
@@ -246,7 +246,7 @@ def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
 
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
-    """N·√K in a domain of many clusters, N·K in one of few. A large domain's cells are tasks; a small one is a task."""
+    """N·√K in a domain of many clusters, N·K in one of few. A large domain is many tasks, a small one is one."""
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
     phases = [Phase([size.pairs * calibration.cluster_rows], _ONE)]
     if small:
@@ -254,6 +254,9 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     sums = 0.0
     for n in (n for n in size.domains if n > LARGE_DOMAIN):
         k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
+        if k <= KMeansSettings().two_level_above:
+            phases.append(Phase([seconds * PART_POINTS / n] * ceil(n / PART_POINTS), "the largest domain"))
+            continue
         parts = ceil(cell_sample(k) / PART_POINTS)
         finding = seconds * cell_sample(k) / n * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
         phases.append(Phase([finding / parts] * parts, "the cells' sample"))
