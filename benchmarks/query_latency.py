@@ -50,13 +50,14 @@ def main() -> None:
         "CODER": _encoder(str(run / "model")),
     }
     index = Artifact(str(run / "index"), INDEX)
-    if len(index.shards) != 1:
-        parser.error(f"{index.uri} has {len(index.shards)} shards; this measures one.")
+    bm25_index = Artifact(str(run / "bm25_index"), INDEX)
+    for each in (index, bm25_index):
+        if len(each.shards) != 1:
+            parser.error(f"{each.uri} has {len(each.shards)} shards; this measures one.")
     dense = read_index(index.path(f"shards/{index.shards[0].name}.faiss"))
     collection = StoredCollection(str(run / "corpus"))
     texts = collection.texts("queries", collection.queries_of("test")[: arguments.queries])
 
-    bm25_index = Artifact(str(run / "bm25_index"), INDEX)
     lexical = LexicalIndex.load(bm25_index, bm25_index.shards[0])
     times: dict[str, list[float]] = {}
     for text in texts:

@@ -23,7 +23,7 @@ from benchmarks.batch_construction import in_topics
 from benchmarks.made_up_artifacts import make_collection, make_vectors
 from benchmarks.ray_train_share import MODEL, step_times
 from pipelines.formats.beir import BeirFolder
-from pipelines.jobs.cluster import Cluster, ClusterConfig
+from pipelines.jobs.cluster import LARGE_DOMAIN, Cluster, ClusterConfig
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("collection", type=Path, help="a BEIR folder, of which --texts documents are embedded")
     parser.add_argument("--batches", required=True, help="an artifact of `raytriever filter`, for training")
     parser.add_argument("--texts", type=int, default=1500)
-    parser.add_argument("--pairs", type=int, default=(1 << 19) + 1, help="for k-means and packing")
+    parser.add_argument("--pairs", type=int, default=LARGE_DOMAIN + 1, help="for k-means and packing")
     parser.add_argument("--domains", type=int, default=1, help="that the pairs are of")
     parser.add_argument("--epochs", type=int, default=2, help="that are packed")
     parser.add_argument("--steps", type=int, default=10)

@@ -1,7 +1,7 @@
 """Lexical retrieval by BM25, in Lucene's form; bm25s splits texts and stems their words.
 
-Texts are counted part by part, and what words all parts have is added up: a text's score is the same whatever it shares
-a part with.
+Words are counted part by part and document frequencies are summed over parts: a text's score is the same whatever it
+shares a part with.
 """
 
 from array import array
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from scipy.sparse import csc_array, csr_array
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.settings.configuration import Settings
+from raytriever.artifacts.artifact import Artifact, ShardRecord
+from raytriever.settings.configuration import Settings, validate
 from retrieval.indexes.top_k import Ranking
 from retrieval.words import words_of
 
@@ -28,9 +28,8 @@ StopWords = Literal[
     "norwegian", "portuguese", "russian", "spanish", "swedish", "turkish",
 ]  # fmt: skip
 
-ALL_WORDS, WORDS_OF = "lexical/all_words.parquet", "lexical/{}/words.parquet"
-_ARRAYS = ("data", "indices", "indptr")
-_FREQUENCIES = pa.schema([("word", pa.string()), ("texts", pa.int64())])
+WORDS, ARRAYS = "lexical/{}/words.parquet", "lexical/{}/{}.npy"
+_FREQUENCIES = pa.schema([("word", pa.string()), ("texts", pa.int64()), ("occurrences", pa.int64())])
 
 
 class BM25Settings(Settings):
@@ -61,7 +60,7 @@ class WordCounts(NamedTuple):
 
     @classmethod
     def of(cls, texts: Iterable[str], settings: BM25Settings) -> Self:
-        """By the words of ``words_of`` in lower case. Texts are read once; of each, four bytes a word are in memory."""
+        """By the words of ``words_of`` in lower case. Texts are read once; some 40 bytes a word are in memory."""
         tokenizer = _tokenizer_of(settings)
         found = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
         of_texts = [array("i", ids) for ids in found]
@@ -73,54 +72,58 @@ class WordCounts(NamedTuple):
         return cls(sorted(vocabulary, key=vocabulary.__getitem__), counts)
 
     def frequencies(self) -> pa.Table:
-        """Each ``word``, and how many ``texts`` have it."""
-        return pa.table([self.words, np.diff(self.counts.indptr)], schema=_FREQUENCIES)
-
-    def add_to(self, writer: ShardWriter, name: str) -> None:
-        """Puts files into an artifact that ``LexicalIndex.load`` reads as part ``name``."""
-        writer.add_table(WORDS_OF.format(name), self.frequencies())
-        for array_ in _ARRAYS:
-            writer.add_array(f"lexical/{name}/{array_}.npy", getattr(self.counts, array_))
+        """Each ``word``, how many ``texts`` have it, and its ``occurrences``."""
+        return pa.table([self.words, np.diff(self.counts.indptr), self.counts.sum(axis=0)], schema=_FREQUENCIES)
 
 
-def add_up(tables: Iterable[pa.Table]) -> pa.Table:
-    """The ``frequencies`` of words over several parts."""
-    total = _FREQUENCIES.empty_table()
-    for table in tables:
-        by_word = pa.concat_tables([total, table]).group_by("word", use_threads=False)
-        total = by_word.aggregate([("texts", "sum")]).select(["word", "texts_sum"]).rename_columns(_FREQUENCIES.names)
-    return total
+def sum_frequencies(parts: Iterable[pa.Table]) -> pa.Table:
+    """The ``frequencies`` of all parts as one table."""
+    total, waiting = _FREQUENCIES.empty_table(), list[pa.Table]()
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) > len(total):  # so that a row is summed a few times only
+            total, waiting = _summed([total, *waiting]), []
+    return _summed([total, *waiting])
+
+
+def _summed(tables: Sequence[pa.Table]) -> pa.Table:
+    by_word = pa.concat_tables(tables).group_by("word", use_threads=False)
+    sums = by_word.aggregate([("texts", "sum"), ("occurrences", "sum")])
+    return sums.select(["word", "texts_sum", "occurrences_sum"]).rename_columns(_FREQUENCIES.names)
+
+
+def bm25_scores(part: WordCounts, frequencies: pa.Table, texts: int, settings: BM25Settings) -> csc_array:
+    """Of a part's words and texts, float32 (texts of the part, words); ``frequencies`` are those in all ``texts``.
+
+    Lucene's (Kamphuis et al., ECIR 2020, table 1): ``idf(t) tf / (tf + k1 (1 - b + b |d| / avgdl))``, idf ``ln(1 +
+    (N - df + 0.5) / (df + 0.5))``.
+    """
+    counts = part.counts
+    places = pc.index_in(pa.array(part.words, pa.string()), value_set=frequencies["word"])
+    document_frequencies = frequencies["texts"].take(places).to_numpy()
+    idf = np.log(1 + (texts - document_frequencies + 0.5) / (document_frequencies + 0.5)).astype(np.float32)
+    average_length = max(1, pc.sum(frequencies["occurrences"], min_count=0).as_py()) / texts
+    saturation = settings.k1 * ((1 - settings.b) + settings.b * counts.sum(axis=1) / average_length)
+    shares = counts.data / (saturation[counts.indices] + counts.data)
+    scores = (np.repeat(idf, np.diff(counts.indptr)) * shares).astype(np.float32)
+    return csc_array((scores, counts.indices, counts.indptr), counts.shape)
 
 
 class LexicalIndex:
-    """Finds texts of one part by BM25, Lucene's (Kamphuis et al., ECIR 2020, table 1).
+    """Finds texts of one part by ``bm25_scores`` of its ``words``."""
 
-    ``idf(t) tf / (tf + k1 (1 - b + b |d| / avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``.
-    """
-
-    def __init__(
-        self, part: WordCounts, frequencies: pa.Table, texts: int, average: float, settings: BM25Settings
-    ) -> None:
-        """``frequencies`` of words in all ``texts``, which have ``average`` words."""
-        counts = part.counts
-        own = pc.index_in(pa.array(part.words, pa.string()), value_set=frequencies["word"])
-        found = frequencies["texts"].take(own).to_numpy()
-        idf = np.log(1 + (texts - found + 0.5) / (found + 0.5)).astype(np.float32)
-        saturation = settings.k1 * ((1 - settings.b) + settings.b * counts.sum(axis=1) / (average or 1))
-        shares = counts.data / (saturation[counts.indices] + counts.data)
-        scores = (np.repeat(idf, np.diff(counts.indptr)) * shares).astype(np.float32)
-        self._scores = csc_array((scores, counts.indices, counts.indptr), counts.shape)
-        self._tokenizer = _tokenizer_of(settings, {word: number for number, word in enumerate(part.words)})
+    def __init__(self, words: Sequence[str], scores: csc_array, settings: BM25Settings) -> None:
+        self._scores = scores
+        self._tokenizer = _tokenizer_of(settings, {word: number for number, word in enumerate(words)})
 
     @classmethod
     def load(cls, index: Artifact, part: ShardRecord) -> Self:
-        """Of one of an artifact's shards."""
-        base, settings = f"lexical/{part.name}", BM25Settings.model_validate(index.config["index"]["bm25"])
-        words = pq.read_table(index.path(WORDS_OF.format(part.name)))["word"].to_pylist()
-        arrays = tuple(np.load(index.path(f"{base}/{name}.npy"), mmap_mode="r") for name in _ARRAYS)
-        counts = WordCounts(words, csc_array(arrays, (part.rows, len(words))))
-        average = index.manifest["counts"]["words"] / index.rows
-        return cls(counts, pq.read_table(index.path(ALL_WORDS)), index.rows, average, settings)
+        """One of an artifact's shards; arrays are memory-mapped."""
+        words = pq.read_table(index.path(WORDS.format(part.name)), columns=["word"])["word"].to_pylist()
+        names = (ARRAYS.format(part.name, name) for name in ("scores", "indices", "indptr"))
+        arrays = tuple(np.load(index.path(name), mmap_mode="r") for name in names)
+        settings = validate(BM25Settings, index.config["index"]["bm25"], index.uri)
+        return cls(words, csc_array(arrays, (part.rows, len(words))), settings)
 
     def search(self, query_texts: Sequence[str], k: int, first_row: int = 0) -> Ranking:
         """The ``k`` best texts of each query, score descending, then row ascending, which counts from ``first_row``.
@@ -140,7 +143,7 @@ class LexicalIndex:
         scores = np.zeros(self._scores.shape[0], dtype=np.float32)
         for word in query:
             place = slice(*self._scores.indptr[word : word + 2])
-            scores[self._scores.indices[place]] += self._scores.data[place]  # a word has a text once
+            scores[self._scores.indices[place]] += self._scores.data[place]  # none twice
         return scores
 
 

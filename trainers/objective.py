@@ -1,7 +1,7 @@
 """The contract between the training loop and what it trains.
 
-The loop calls ``collate`` on rows of a stored batch, ``forward`` on the result, and backpropagates
-``Outcome.loss``. Everything else (encoders, losses, caches, look-ups) is the objective's own affair.
+The loop calls ``collate`` on rows of a stored batch, ``forward`` on the result, and ``Outcome.backward``. Everything
+else (encoders, losses, caches, look-ups) is the objective's own affair.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ class Outcome:
 
     Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step. ``tokens``:
     those that it encoded, without padding. ``held``: vectors, and the leaf that the loss reads in their place, whose
-    gradient is passed on afterwards.
+    gradient ``backward`` passes on afterwards.
     """
 
     loss: Tensor
@@ -53,13 +53,13 @@ class Outcome:
 
     def backward(self, pieces: int, before_last: Callable[[], None] | None = None) -> None:
         """Adds the gradients of one of a step's ``pieces``; ``before_last`` is called when one pass is left to do."""
-        end, gradient = self.loss / pieces, None
+        root, gradient = self.loss / pieces, None
         if self.held is not None:
-            torch.autograd.backward(end)
-            end, gradient = self.held[0], self.held[1].grad
+            torch.autograd.backward(root)
+            root, gradient = self.held[0], self.held[1].grad
         if before_last is not None:
             before_last()
-        torch.autograd.backward(end, gradient)
+        torch.autograd.backward(root, gradient)
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     """The ranks whose rows are one loss, in row order; None where every rank has losses of its own."""
 
     may_hold: bool = False
-    """Whether ``Outcome.held`` is heeded: the larger part of a backward pass comes last, behind which gradients are
-    sent."""
+    """Whether ``forward`` may set ``Outcome.held``: gradients are then sent behind the larger part of backward."""
 
     @property
     def joins_step(self) -> bool:

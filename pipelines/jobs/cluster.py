@@ -25,7 +25,7 @@ from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
-LARGE_DOMAIN = 1 << 17  # pairs; a domain of more is clustered by all workers together
+LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
 _LOOKUP = "lookup"
 _ARRAYS = {name: f"lookup/{name}.npy" for name in ("pairs", "query_rows", "document_rows")}
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded

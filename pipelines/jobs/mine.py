@@ -143,17 +143,15 @@ class Mine(Stage[MineConfig]):
                 writer.add_array(_lookup(shard.name), keys)
                 return writer.commit(0)
             case "lists":
-                inputs = self._open_inputs(collection, run, shard.description["keys"])
+                config, keys = self.config, shard.description["keys"]
+                rows = {name: map_array(config.output, "rows", _lookup(name)) for name in ROWS}
+                of_documents = np.concatenate([map_array(config.output, name, _lookup(name)) for name in keys])
+                vectors = StoredVectors(config.vectors) if config.vectors else None
+                inputs = MiningInputs(config.rules, collection, run, vectors, rows, of_documents)
                 return self._make_lists(inputs, shard, writer)
         audits = [json.loads(writer.read(f"audits/{number:05d}.json")) for number in range(len(self._blocks(run)))]
         writer.add_json("audit.json", merge_audits(audits))
         return writer.commit(0)
-
-    def _open_inputs(self, collection: StoredCollection, run: StoredRanking, keys: list[str]) -> MiningInputs:
-        rows = {name: map_array(self.config.output, "rows", _lookup(name)) for name in ROWS}
-        of_documents = np.concatenate([map_array(self.config.output, name, _lookup(name)) for name in keys])
-        vectors = StoredVectors(self.config.vectors) if self.config.vectors else None
-        return MiningInputs(self.config.rules, collection, run, vectors, rows, of_documents)
 
     def _make_lists(self, inputs: MiningInputs, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """``candidates/<name>.parquet`` and ``audits/<name>.json`` of one block of queries."""

@@ -113,11 +113,6 @@ class _JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        where = _submitted_job() | getattr(record, "fields", {})
+        submission = json.loads(os.environ.get(SUBMITTED) or "{}").get("metadata", {}).get("job_submission_id")
+        where = ({"job": submission} if submission else {}) | getattr(record, "fields", {})
         return json.dumps({"time": time, **where, "message": record.getMessage().strip()})
-
-
-def _submitted_job() -> dict[str, str]:
-    described = os.environ.get(SUBMITTED)
-    job = json.loads(described).get("metadata", {}).get("job_submission_id") if described else None
-    return {"job": job} if job else {}

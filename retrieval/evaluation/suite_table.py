@@ -132,7 +132,9 @@ def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], leve
             for column in table.columns
         ]
         if has_mean:
-            cells.append(Cell(f"{table.means[system]:.4f}", _marks(table, system, letters, level)))
+            compared = [(found["a"], found["b"], found["difference"], found["holm"]) for found in table.comparisons]
+            lower = "".join(sorted(letters.get(name, "") for name in worse_than(system, compared, level)))
+            cells.append(Cell(f"{table.means[system]:.4f}", lower))
         rows.append([letters.get(system, ""), system, *cells])
         if system in published and (figures := published_figures(table, published[system])):
             ours = {**values, **({MEAN: table.means[system]} if has_mean else {})}
@@ -146,12 +148,6 @@ def published_rows(row: PublishedRow, figures: Mapping[str, float], ours: Mappin
     printed = [f"{figures[column]:.4f}" if column in figures else "-" for column in ours]
     differences = [signed(ours[column] - figures[column]) if column in figures else "-" for column in ours]
     return [[f"  {row.paper}, table {row.table}: {row.row}", *printed], ["  difference", *differences]]
-
-
-def _marks(table: MeasureTable, system: str, letters: Mapping[str, str], level: float) -> str:
-    """The letters of the systems whose mean is significantly lower."""
-    compared = [(found["a"], found["b"], found["difference"], found["holm"]) for found in table.comparisons]
-    return "".join(sorted(letters.get(name, "") for name in worse_than(system, compared, level)))
 
 
 def _caption(table: MeasureTable, published: Mapping[str, PublishedRow], level: float) -> str:

@@ -1,5 +1,7 @@
 """`raytriever index`: a sharded FAISS index over vectors, or a BM25 index over texts."""
 
+import io
+import json
 import math
 from collections.abc import Iterator, Set
 from itertools import pairwise
@@ -9,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ByteSize, Field
+from scipy.sparse import csc_array
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.artifacts.long_columns import joined
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
@@ -27,13 +30,15 @@ from retrieval.indexes.faiss_factory import (
     require_gpu_form,
 )
 from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
-from retrieval.lexical import ALL_WORDS, WORDS_OF, BM25Settings, WordCounts, add_up
+from retrieval.lexical import ARRAYS, WORDS, BM25Settings, WordCounts, bm25_scores, sum_frequencies
 from retrieval.rankings import require_names
 from retrieval.vectors import StoredVectors, VectorRows
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
-_WORDS = "words"
+_COUNTS, _SUMS, _SUMMED = "counts-", "sums", "sums/words.parquet"
+_COUNTED = ("counts", "indices", "indptr")
+_TEXTS_AT_ONCE = 1_000  # as many as a row group has
 _BLOCK_ROWS = 16_384
 _IDS_AT_ONCE = 1 << 19
 # FAISS's arrays double as they grow, and old and new are there at once
@@ -71,7 +76,7 @@ class LexicalIndexSettings(Settings):
     bm25: BM25Settings = BM25Settings()
     """How texts are analysed and scored."""
     documents_per_shard: int = Field(default=1 << 18, gt=0)
-    """Documents of a shard, runs of rows."""
+    """Documents of a shard, runs of rows; fewer of long ones, as some 40 bytes a word are in memory."""
 
 
 class IndexConfig(StageConfig):
@@ -82,11 +87,11 @@ class IndexConfig(StageConfig):
 
 
 class Index(Stage[IndexConfig]):
-    """One task a shard; what quantizers learn is learnt once, before, from a sample; words are added up afterwards."""
+    """One task a shard; before, quantizers learn once from a sample, or words are counted by parts and summed up."""
 
     command = "index"
     kind = INDEX
-    algorithm_version = 5
+    algorithm_version = 4
     config_class = IndexConfig
     unit = "documents"
 
@@ -124,14 +129,15 @@ class Index(Stage[IndexConfig]):
         require_names(names, "A document id")
 
     def plan(self) -> list[Shard]:
-        """A training shard, then a shard for each run of rows."""
+        """What is found out of all documents, and a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             documents = StoredCollection(settings.collection).count("documents")
-            parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents])
-            if not parts:
+            if not documents:
                 raise UserError(f"{settings.collection} has no document, so there is nothing for BM25 to index.")
-            return [*parts, Shard(_WORDS, {"files": [WORDS_OF.format(part.name) for part in parts]}, phase=1)]
+            parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents], phase=2)
+            counts = [Shard(_COUNTS + part.name, part.description, intermediate=True) for part in parts]
+            return [*counts, Shard(_SUMS, {"parts": [part.name for part in parts]}, phase=1, intermediate=True), *parts]
         stored = StoredVectors(settings.vectors)
         vectors = stored.part("documents")
         vectors.require_all()
@@ -162,32 +168,44 @@ class Index(Stage[IndexConfig]):
         writer.add(name)
         if start == 0:
             copy_context(StoredVectors(settings.vectors), writer)  # by which queries are to be embedded
-        return self._commit(shard, vectors.ids(start, stop), writer)
+        writer.add_table(f"ids/{shard.name}.parquet", pa.table({"id": vectors.ids(start, stop)}))
+        return writer.commit(stop - start, facts={"first_row": start})
 
     def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        if shard.name == _WORDS:
-            files = map(writer.read, shard.description["files"])
-            writer.add_table(ALL_WORDS, add_up(pq.read_table(pa.BufferReader(file)) for file in files))
+        """Words of a part counted, those of all parts summed, or a part scored."""
+        if shard.name == _SUMS:
+            parts = (WORDS.format(part) for part in shard.description["parts"])
+            writer.add_table(_SUMMED, sum_frequencies(_table(writer, name) for name in parts))
             return writer.commit(0)
-        documents, stop = StoredCollection(settings.collection).rows_of("documents"), shard.description["stop"]
-        ids: list[pa.Array] = []
+        start, stop = shard.description["start"], shard.description["stop"]
+        if shard.name.startswith(_COUNTS):
+            return self._count_words(settings, shard.name.removeprefix(_COUNTS), range(start, stop), writer)
+        words = _table(writer, WORDS.format(shard.name))["word"].to_pylist()
+        arrays = (np.load(io.BytesIO(writer.read(ARRAYS.format(shard.name, name)))) for name in _COUNTED)
+        part = WordCounts(words, csc_array(tuple(arrays), (stop - start, len(words))))
+        documents = StoredCollection(settings.collection).count("documents")
+        scores = bm25_scores(part, _table(writer, _SUMMED), documents, settings.bm25)
+        writer.add_array(ARRAYS.format(shard.name, "scores"), scores.data)
+        counted = ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{_COUNTS}{shard.name}.json")))
+        writer.adopt([file for file in counted.files if file.name != ARRAYS.format(shard.name, "counts")])
+        return writer.commit(stop - start, facts={"first_row": start})
+
+    def _count_words(self, settings: LexicalIndexSettings, name: str, rows: range, writer: ShardWriter) -> ShardRecord:
+        documents, ids = StoredCollection(settings.collection).rows_of("documents"), list[pa.Array]()
 
         def texts() -> Iterator[str]:
-            for start in range(shard.description["start"], stop, _BLOCK_ROWS):
-                rows = np.arange(start, min(start + _BLOCK_ROWS, stop))
-                table = documents.take(rows, ["id", *text_columns("documents")])
+            for start in rows[::_TEXTS_AT_ONCE]:
+                chosen = np.arange(start, min(start + _TEXTS_AT_ONCE, rows.stop))
+                table = documents.take(chosen, ["id", *text_columns("documents")])
                 ids.extend(table["id"].chunks)
                 yield from texts_of(table, "documents", with_title=settings.with_title)
 
-        words = WordCounts.of(texts(), settings.bm25)
-        words.add_to(writer, shard.name)
-        return self._commit(shard, joined(ids), writer, {"words": int(words.counts.data.sum(dtype=np.int64))})
-
-    def _commit(
-        self, shard: Shard, ids: pa.ChunkedArray, writer: ShardWriter, counts: dict[str, int] | None = None
-    ) -> ShardRecord:
-        writer.add_table(f"ids/{shard.name}.parquet", pa.table({"id": ids}))
-        return writer.commit(len(ids), counts=counts, facts={"first_row": shard.description["start"]})
+        part = WordCounts.of(texts(), settings.bm25)
+        writer.add_table(WORDS.format(name), part.frequencies())
+        for array, values in zip(_COUNTED, (part.counts.data, part.counts.indices, part.counts.indptr), strict=True):
+            writer.add_array(ARRAYS.format(name, array), values)
+        writer.add_table(f"ids/{name}.parquet", pa.table({"id": joined(ids)}))
+        return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """What the index belongs to: its collection, and the encoder whose queries it answers."""
@@ -220,6 +238,10 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
             f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
             " search_parameters of the stages that search it to null."
         )
+
+
+def _table(writer: ShardWriter, name: str) -> pa.Table:
+    return pq.read_table(pa.BufferReader(writer.read(name)))
 
 
 def _runs_of_rows(bounds: list[int], phase: int = 0) -> list[Shard]:

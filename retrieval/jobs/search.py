@@ -114,7 +114,7 @@ class Search(Stage[SearchConfig]):
         partial = [
             Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
             for block in blocks
-            for number, record in enumerate(_parts(index))
+            for number, record in enumerate(index.shards)
         ]
         merged = [
             Shard(_merged(block), {"shard": None, "block": block}, phase=1, intermediate=True) for block in blocks
@@ -140,7 +140,7 @@ class Search(Stage[SearchConfig]):
         if shard.description["shard"] is not None:
             write_ranking(writer, shard.name, self._search(index, shard.description["shard"], asked, block))
             return writer.commit(0)
-        partial = [read_ranking(writer, _partial(record, shard.description["block"])) for record in _parts(index)]
+        partial = [read_ranking(writer, _partial(record, shard.description["block"])) for record in index.shards]
         merged, ids = merge_rankings(partial, config.top_k), _ids_of(asked, block).to_pylist()
         return write_ranking_block(writer, shard.name, ids, joined(id_blocks(index)), merged, config.tag)
 
@@ -181,11 +181,6 @@ class Search(Stage[SearchConfig]):
 
 def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.ChunkedArray:
     return take_texts(collection.rows_of("queries").read(["id"])["id"], rows)
-
-
-def _parts(index: Artifact) -> list[ShardRecord]:
-    """The shards that hold documents, which come first."""
-    return [record for record in index.shards if record.rows]
 
 
 def _partial(record: ShardRecord, block: int) -> str:

@@ -50,7 +50,7 @@ class KilledGroup(Killed, Group):
 
 
 class KilledIndex(Killed, Index):
-    killed_at = ("00002", "words")
+    killed_at = ("counts-00001", "sums", "00002")
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,7 @@ def compute_gradients(
             objective.may_hold = is_last and not sharded and collectives.world_size() > 1
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
                 outcome: Outcome = objective(moved)
+            objective.may_hold = False
             outcome.backward(order.pieces_per_step, before_last=total.start if is_last else None)
             outcomes.append(replace(outcome, loss=outcome.loss.detach(), held=None))
         if sharded:

@@ -92,7 +92,7 @@ class Calibration:
     evaluate: float = 7.1 / (2 * 10_000)  # a query of a run, with 100 results
     open_vectors: float = 115e-6  # a file of vectors, mapped
     task: float = 5e-3  # of the driver, for each task: 9.9 s for 2,000 that do nothing
-    start_up: float = 5.0  # by the clock, of the workers of a phase
+    start_up: float = 5.0  # by the clock, of new workers
     bytes_per_token: float = 4.6
     stored: float = 0.42  # bytes of texts as they are stored over those of the texts
     cell_iterations: int = 18  # of k-means within a cell
@@ -246,7 +246,7 @@ def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
 
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
-    """N·√K in a domain of many clusters, N·K in one of few. A large domain is many tasks, a small one is one."""
+    """N·√K in a domain of many clusters, N·K in one of few. A large domain's cells are tasks; a small one is a task."""
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
     phases = [Phase([size.pairs * calibration.cluster_rows], _ONE)]
     if small:
@@ -254,9 +254,6 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     sums = 0.0
     for n in (n for n in size.domains if n > LARGE_DOMAIN):
         k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
-        if k <= KMeansSettings().two_level_above:
-            phases.append(Phase([seconds * PART_POINTS / n] * ceil(n / PART_POINTS), "the largest domain"))
-            continue
         parts = ceil(cell_sample(k) / PART_POINTS)
         finding = seconds * cell_sample(k) / n * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
         phases.append(Phase([finding / parts] * parts, "the cells' sample"))
@@ -415,13 +412,9 @@ LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "mine": _mine,
     "evaluate": _evaluate,
     "group": _group,
-    "lists": _brief,
     "fuse": _fuse,
     "rerank": _rerank,
-    "mix": _brief,
-    "context": _brief,
-    "table": _brief,
-    "report": _brief,
+    **dict.fromkeys(("lists", "mix", "context", "table", "report"), _brief),
 }
 """The jobs that need no GPU, by name; of BM25 with ``words`` before it, of random batches alone with ``random``."""
 

@@ -207,7 +207,8 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
         queries, documents = self.encode(batch)
-        if not self.may_hold or batch.queries is None or not isinstance(documents, Tensor):
+        one_tower = batch.queries is not None and self.query_encoder is self.document_encoder
+        if not self.may_hold or not one_tower or not isinstance(documents, Tensor):
             return self.compare(batch, queries, documents)
         leaf = documents.detach().requires_grad_(documents.requires_grad)
         outcome = self.compare(batch, queries, leaf)

@@ -171,8 +171,11 @@ class RetrievalValidation:
         """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""
         less = _LESS_MEMORY.format(self._settings.token_budget or TOKENS_ON_GPU)
         with naming_full_memory("validation, not in training", less), isolated(objective, bf16=self._bf16) as device:
-            if objective.corpus_sample:
-                objective.read_corpus(self._sampled_corpus(objective.corpus_sample))
+            if count := objective.corpus_sample:
+                if self._corpus is None:  # the same on all ranks and at every evaluation
+                    seed, with_title = self._settings.seed, self._settings.with_title
+                    _, self._corpus = draw_documents(self._collection, count, seed, with_title=with_title)
+                objective.read_corpus(self._corpus)
             query_encoder = objective.encoder("query")
             queries, documents = self._shared_texts(query_encoder, "queries"), self._documents(objective)
             problems: list[str] = []
@@ -186,13 +189,6 @@ class RetrievalValidation:
                 found = self._rank_lists(sought, objective, objective.list_scorer, problems)
             raise_together(problems, device)
             return self._judged(merge_over_ranks(found, device), device)
-
-    def _sampled_corpus(self, count: int) -> list[str]:
-        """``count`` documents of the collection, the same on all ranks and at every evaluation."""
-        if self._corpus is None:
-            settings = self._settings
-            _, self._corpus = draw_documents(self._collection, count, settings.seed, with_title=settings.with_title)
-        return self._corpus
 
     def _documents(self, objective: Objective[Any]) -> Encoded:
         """This rank's share of the documents: as they are stored, or encoded now."""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from retrieval.evaluation.measures import evaluate
 from retrieval.indexes.top_k import merge_rankings
-from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, add_up
+from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, bm25_scores, sum_frequencies
 from tests.unit.retrieval.whole_lexical import index_whole
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
@@ -120,12 +120,11 @@ def test_searching_leaves_the_index_as_it_was() -> None:
 def test_parts_score_as_the_whole(texts: list[str], cuts: list[int], query: str) -> None:
     bounds = [0, *sorted({cut for cut in cuts if cut < len(texts)}), len(texts)]
     parts = [WordCounts.of(texts[start:stop], PLAIN) for start, stop in pairwise(bounds)]
-    frequencies = add_up(part.frequencies() for part in parts)
-    average = sum(part.counts.sum() for part in parts) / len(texts)
-    rankings = [
-        LexicalIndex(part, frequencies, len(texts), average, PLAIN).search([query], 5, first_row=start)
-        for part, start in zip(parts, bounds, strict=False)
-    ]
+    frequencies = sum_frequencies(part.frequencies() for part in parts)
+    rankings = []
+    for part, start in zip(parts, bounds, strict=False):
+        scores = bm25_scores(part, frequencies, len(texts), PLAIN)
+        rankings.append(LexicalIndex(part.words, scores, PLAIN).search([query], 5, first_row=start))
     expected, found = index_whole(texts, PLAIN).search([query], 5), merge_rankings(rankings, 5)
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.scores, expected.scores)
@@ -133,13 +132,11 @@ def test_parts_score_as_the_whole(texts: list[str], cuts: list[int], query: str)
 
 @pytest.mark.parametrize("config", [BM25Settings(), PLAIN, BM25Settings(k1=1.2, b=0.75)], ids=repr)
 def test_scores_are_those_of_bm25s_bit_for_bit(config: BM25Settings) -> None:
-    part = WordCounts.of(TEXTS, config)
     tokens = [analyse(text, config) for text in TEXTS]
     theirs = bm25s.BM25(k1=config.k1, b=config.b, method="lucene", backend="numpy")
     theirs.index(tokens, show_progress=False, create_empty_token=False)
     query = ["running cats", "the roof the roof"]
-    index = LexicalIndex(part, part.frequencies(), len(TEXTS), np.mean([len(text) for text in tokens]), config)
-    found = index.search(query, len(TEXTS))
+    found = index_whole(TEXTS, config).search(query, len(TEXTS))
     for text, rows, scores in zip(query, found.rows, found.scores, strict=True):
         expected = theirs.get_scores(analyse(text, config))
         np.testing.assert_array_equal(scores[rows >= 0], expected[rows[rows >= 0]])

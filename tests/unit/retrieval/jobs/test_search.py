@@ -182,7 +182,7 @@ def test_an_index_and_queries_of_different_encoders_are_refused(tmp_path: Path, 
         search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=other)
 
 
-def test_a_hostile_lexical_index_links_no_file_outside_of_its_folder(tmp_path: Path) -> None:
+def test_a_hostile_artifact_links_no_file_outside_of_its_folder(tmp_path: Path) -> None:
     index = make_artifact(tmp_path / "index", "index", {}, {}, {"lexical/params.json": "{}"}, 1)
     manifest = tmp_path / "index" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("lexical/params.json", "lexical/../../escaped.py"))
