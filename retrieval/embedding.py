@@ -99,7 +99,10 @@ def encode_texts(
 
     def forward(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        return _repeated(encoder(moved), encoder.vector_shape)
+        found, shape = encoder(moved), encoder.vector_shape
+        # the first vector of each text as often again as a text of that shape has more vectors
+        absent = shape[0] - found.shape[1] if len(shape) > 1 else 0
+        return torch.cat([found, found[:, :1].expand(-1, absent, -1)], dim=1) if absent else found
 
     with closing(prefetched(read, pieces, _PIECES_AHEAD, TOKENIZING_THREADS)) as ready:
         begun = list(islice(ready, 1))
@@ -109,9 +112,3 @@ def encode_texts(
                     # fetched from the device all at once: a GPU doesn't wait while the next batch is started
                     vectors[places] = torch.cat([forward(batch) for batch in batches]).cpu().numpy()
     return vectors[place]
-
-
-def _repeated(vectors: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """(n, m, d) with the first vector of each text as often again as a text of ``shape`` (m', d) has more vectors."""
-    absent = shape[0] - vectors.shape[1] if len(shape) > 1 else 0
-    return torch.cat([vectors, vectors[:, :1].expand(-1, absent, -1)], dim=1) if absent else vectors

@@ -120,12 +120,7 @@ def evaluate(
     Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a ranking that has no query of
     theirs.
     """
-    parsed = {}
-    for name in measures:
-        measure = parse_measure(name)
-        # the lowest grade that gains something: ir-measures knows a level for binary measures alone
-        lowest = measure.level or 1 if measure.family == _GRADED else 1
-        parsed[name] = (lowest, _ir_measure(measure))
+    parsed = {name: (_lowest_gain(parse_measure(name)), _ir_measure(parse_measure(name))) for name in measures}
     judged = {query for query, grades in qrels.items() if grades}
     positive = {query for query in judged if max(qrels[query].values()) > 0}
     if not positive:
@@ -220,6 +215,11 @@ def _ir_measure(parsed: Measure) -> Any:
     if parsed.level and parsed.family != _GRADED:
         measure = measure(rel=parsed.level)
     return measure @ parsed.cutoff if parsed.cutoff else measure
+
+
+def _lowest_gain(parsed: Measure) -> int:
+    """The lowest grade that gains something: ir-measures knows a level for binary measures alone."""
+    return parsed.level or 1 if parsed.family == _GRADED else 1
 
 
 def _guess(name: str) -> str:

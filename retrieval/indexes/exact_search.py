@@ -131,10 +131,8 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
             ranking.put(block, found)
             unproven.append(block[~is_proven])
         pending = np.concatenate(unproven)
-    every_row = np.arange(len(documents), dtype=np.int64)[None]
     for query in pending.tolist():
-        scores = pair_scores(sought[query][None], documents, every_row)
-        ranking.put(slice(query, query + 1), best_candidates(scores, every_row, k))
+        ranking.put(slice(query, query + 1), _score_all(sought[query], documents, k))
     return ranking
 
 
@@ -169,6 +167,11 @@ def pair_scores(
     scores = np.empty(rows.size, dtype=np.float32)
     scores[places] = ordered
     return scores.reshape(rows.shape)
+
+
+def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
+    rows = np.arange(len(documents), dtype=np.int64)[None]
+    return best_candidates(pair_scores(query[None], documents, rows), rows, k)
 
 
 def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: torch.Tensor | None = None) -> float:
