@@ -65,7 +65,8 @@ class WordCounts(NamedTuple):
         found = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
         of_texts = [array("i", ids) for ids in found]
         ids = np.concatenate([np.empty(0, dtype=np.int32), *of_texts])
-        starts = np.cumsum([0, *map(len, of_texts)])
+        # scipy numbers texts as wide as these are
+        starts = np.cumsum([0, *map(len, of_texts)], dtype=np.int32 if len(ids) < 1 << 31 else np.int64)
         vocabulary = tokenizer.get_vocab_dict()
         counts = csr_array((np.ones(len(ids), dtype=np.int32), ids, starts), (len(of_texts), len(vocabulary))).tocsc()
         counts.sum_duplicates()

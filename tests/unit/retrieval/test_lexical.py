@@ -152,6 +152,7 @@ def test_words_are_numbered_alike_in_every_process() -> None:
             command, check=True, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True
         )
         printed.add(done.stdout)
+    assert WordCounts.of(TEXTS, PLAIN).counts.indices.dtype == np.int32
     assert len(printed) == 1
     assert "runs" not in printed.pop()
 
