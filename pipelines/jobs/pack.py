@@ -191,7 +191,7 @@ class Pack(Stage[PackConfig]):
         """
         config, epoch, parts = self.config, shard.description["epoch"], shard.description.get("parts")
         size = config.packing.batch_size
-        records = [earlier_record(self.config.output, part) for part in parts or ()]
+        records = [earlier_record(config.output, part) for part in parts or ()]
         writer.adopt([record.files[0] for record in records])
         name = f"{shard.name}/packing.parquet"
         with _writer(writer.path(name)) as file:

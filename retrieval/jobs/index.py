@@ -134,7 +134,7 @@ class Index(Stage[IndexConfig]):
         if isinstance(settings, LexicalIndexSettings):
             documents = StoredCollection(settings.collection).count("documents")
             if not documents:
-                raise UserError(f"{settings.collection} has no document, so there is nothing for BM25 to index.")
+                raise UserError(f"{settings.collection} has no document for BM25. Collect one whose source has some.")
             parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents], phase=2)
             counts = [Shard(_COUNTS + part.name, part.description, intermediate=True) for part in parts]
             return [*counts, Shard(_SUMS, {"parts": [part.name for part in parts]}, phase=1, intermediate=True), *parts]

@@ -27,6 +27,7 @@ from retrieval.jobs.index import (
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking, read_ranking_file
+from tests.unit.pipelines.jobs.test_group import collection_of
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -189,6 +190,12 @@ def test_a_hostile_artifact_links_no_file_outside_of_its_folder(tmp_path: Path) 
     (tmp_path / "escaped.py").write_text("{}")
     with pytest.raises(UserError, match=r"'lexical/\.\./\.\./escaped\.py' is no name of a file inside the folder"):
         Artifact(index).local_folder()
+
+
+def test_no_document_is_nothing_to_index(tmp_path: Path) -> None:
+    empty = LexicalIndexSettings(collection=collection_of(tmp_path / "collection", []))
+    with pytest.raises(UserError, match=r"collection has no document for BM25\. Collect one"):
+        make(Index(IndexConfig(index=empty, output=str(tmp_path / "bm25"))))
 
 
 def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vectors: str) -> None:
