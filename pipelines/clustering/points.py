@@ -212,9 +212,12 @@ class LocalParts:
             torch.set_num_threads(torch.get_num_threads())  # else threads begun from now on would take the 1 for theirs
 
 
-def keep_what_fits(points: Sequence[Points]) -> None:
-    """Lets the first parts of one process, as many as fit in memory, hold their points. Results are the same."""
-    left = HELD_BYTES
+def keep_what_fits(points: Sequence[Points], share: int = 1) -> None:
+    """Lets the first parts of one process, as many as fit in its memory, hold their points. Results are the same.
+
+    ``share``: these parts may have one in so many of the bytes.
+    """
+    left = HELD_BYTES // share
     for part in points:
         left -= 4 * len(part) * part.width
         part.keep = left >= 0 and not part.spherical  # concatenations would be a copy twice as large as the vectors

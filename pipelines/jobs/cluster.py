@@ -26,6 +26,7 @@ from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
+WORKERS_OF_A_DOMAIN = 32  # a large domain more is clustered beside the first for each so many
 _LOOKUP = "lookup"
 _ARRAYS = {name: f"lookup/{name}.npy" for name in ("pairs", "query_rows", "document_rows")}
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded
@@ -104,7 +105,7 @@ class Cluster(Stage[ClusterConfig]):
         return sum(int(shard.description["pairs"]) for shard in shards)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Small domains side by side, then large ones one after another, each on all workers."""
+        """Small domains side by side, each on a worker, then large ones, the largest first, each on all workers."""
         large = [shard for shard in pending if shard.description["pairs"] > LARGE_DOMAIN and not session.shards_here]
         yield from super().execute([shard for shard in pending if shard not in large], session, progress)
         if not large:
@@ -112,13 +113,16 @@ class Cluster(Stage[ClusterConfig]):
         session.start()
         from pipelines.jobs.part_workers import PartWorkers
 
-        stage = self.for_workers()
-        with PartWorkers(self.config.resources) as workers:
-            stage._split = workers.split
-            for shard in large:
-                record = stage.make_shard(shard)
+        large.sort(key=lambda shard: int(shard.description["pairs"]), reverse=True)
+        with PartWorkers(self.config.resources, WORKERS_OF_A_DOMAIN) as workers:
+            for record in workers.map_domains(self._make_large, large):
                 progress.advance(record.rows)
                 yield record
+
+    def _make_large(self, shard: Shard, split: Split) -> ShardRecord:
+        stage = self.for_workers()
+        stage._split = split
+        return stage.make_shard(shard)
 
     _split: Split = LocalParts  # where the parts of a domain are
 

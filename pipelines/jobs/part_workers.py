@@ -1,13 +1,16 @@
 """Workers that hold parts of a large domain's points between the passes of k-means."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 import torch
 
-from pipelines.clustering.points import Points, keep_what_fits
+from pipelines.clustering.points import Points, Split, keep_what_fits
 from raytriever.errors import UserError
 from raytriever.stages.placement import workers_that_fit
 from raytriever.stages.stage import Resources
@@ -15,18 +18,25 @@ from raytriever.stages.stage import Resources
 _CALLS_AHEAD = 2  # of one worker, so that it doesn't wait for the driver
 _RESTARTS = 16
 
+Domain = TypeVar("Domain")
+Made = TypeVar("Made")
+
 
 class PartWorkers:
-    """Actors that hold parts of a large domain's points between the passes of k-means; a context manager.
+    """Actors that hold parts of large domains' points between the passes of k-means; a context manager.
 
     A worker that dies is started anew, and what it was asked is asked again: it makes its points once more from the
     stored vectors, and functions of parts are pure, so results are the same.
+
+    ``workers_of_a_domain``: a domain more is clustered beside the first for each so many workers. All of them work for
+    all of these domains: while one domain waits for its largest part, they have others' to do.
     """
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, workers_of_a_domain: int) -> None:
         self._resources = resources
+        self._workers_of_a_domain = workers_of_a_domain
         self._actors: list[Any] = []
-        self._splits = 0
+        self._splits = count()
 
     def __enter__(self) -> "PartWorkers":
         cpus, gpus = self._resources.cpus, self._resources.gpus_per_worker
@@ -35,26 +45,50 @@ class PartWorkers:
             num_cpus=cpus, num_gpus=gpus, max_restarts=_RESTARTS, max_task_retries=_RESTARTS
         )
         self._actors = [actor.remote() for _ in range(min(self._resources.workers or fitting, fitting))]
+        self._at_once = max(1, len(self._actors) // self._workers_of_a_domain)
+        self._threads = ThreadPoolExecutor(self._at_once)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for actor in self._actors:
-            ray.kill(actor)
+            ray.kill(actor)  # after an error, so that threads of other domains fail
+        self._threads.shutdown()
 
-    def split(self, points: Sequence[Points]) -> "RayParts":
-        """The parts shared out among the workers, which forget the points of those before."""
-        self._splits += 1
-        for number in range(len(self._actors)):
-            keep_what_fits(points[number :: len(self._actors)])
-        return RayParts(points, self._actors, self._splits)
+    def map_domains(self, make: Callable[[Domain, Split], Made], domains: Sequence[Domain]) -> Iterator[Made]:
+        """``make`` of each domain, begun in this order, as they are finished. Raises what the first to fail raises."""
+        lanes = SimpleQueue[Split]()
+        for number in range(self._at_once):
+            lanes.put(self.lane(number))
+
+        def run(domain: Domain) -> Made:
+            split = lanes.get()
+            try:
+                return make(domain, split)
+            finally:
+                lanes.put(split)
+
+        futures: list[Future[Made]] = [self._threads.submit(run, domain) for domain in domains]
+        for future in as_completed(futures):
+            yield future.result()
+
+    def lane(self, number: int) -> Split:
+        """Shares out parts among the workers, which forget the points of this lane's parts before."""
+
+        def split(points: Sequence[Points]) -> RayParts:
+            for worker in range(len(self._actors)):
+                keep_what_fits(points[worker :: len(self._actors)], share=self._at_once)
+            return RayParts(points, self._actors, (number, next(self._splits)))
+
+        return split
 
 
 class RayParts:
-    """Parts on workers: part i on worker i modulo their number."""
+    """Parts on workers: part i on worker i modulo their number. ``key``: the lane, and which of its splits it is."""
 
-    def __init__(self, points: Sequence[Points], actors: Sequence[Any], split: int) -> None:
+    def __init__(self, points: Sequence[Points], actors: Sequence[Any], key: tuple[int, int]) -> None:
         self.points = points
-        self._actors, self._split = actors, split
+        self._actors, self._key = actors, key
         self._described = [ray.put(part) for part in points]
 
     def map(
@@ -70,8 +104,9 @@ class RayParts:
             if waiting[worker]:
                 number = waiting[worker].pop()
                 own = [] if each is None else [each[number]]
-                key = (self._split, number)
-                answer = self._actors[worker].run.remote(key, self._described[number], function, *shared, *own)
+                answer = self._actors[worker].run.remote(
+                    self._key, number, self._described[number], function, *shared, *own
+                )
                 under_way[answer] = number
 
         for worker in range(count):
@@ -96,9 +131,15 @@ class _PartWorker:
     def __init__(self) -> None:
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
         torch.set_num_threads(max(1, int(cpus)))
-        self._points: dict[tuple[int, int], Points] = {}
+        self._lanes: dict[int, tuple[int, dict[int, Points]]] = {}
 
-    def run(self, key: tuple[int, int], points: Points, function: Callable[..., Any], *arguments: Any) -> Any:
+    def run(
+        self, key: tuple[int, int], number: int, points: Points, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """``function`` of one part; ``points`` describes it and is used where this worker does not hold it."""
-        self._points = {known: held for known, held in self._points.items() if known[0] == key[0]}
-        return function(self._points.setdefault(key, points), *arguments)
+        lane, split = key
+        known, held = self._lanes.get(lane, (split, {}))
+        if known != split:
+            held = {}
+        self._lanes[lane] = split, held
+        return function(held.setdefault(number, points), *arguments)

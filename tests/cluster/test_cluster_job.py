@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def workers(session: RaySession) -> Iterator[Any]:  # noqa: ARG001
     """Four, which take long to start, for all tests that kill none."""
     from pipelines.jobs.part_workers import PartWorkers
 
-    with PartWorkers(Resources(workers=4, cpus_per_worker=0.25)) as workers:
+    with PartWorkers(Resources(workers=4, cpus_per_worker=0.25), workers_of_a_domain=2) as workers:
         yield workers
 
 
@@ -78,10 +79,24 @@ def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, ex
     splits = count(1000 * number)  # a number of its own for each, by which workers know what they hold
 
     def split(points):
-        return RayParts(points, workers._actors[:number], next(splits))
+        return RayParts(points, workers._actors[:number], (0, next(splits)))
 
     for kind, values_expected in expected.items():
         assert values(clustered(stored(inputs), kind, split)) == values_expected, kind
+
+
+def test_domains_side_by_side_are_clustered_as_one_by_one(inputs, workers, expected, monkeypatch):
+    monkeypatch.setattr(parts, "PART_POINTS", 128)
+    lanes, both = set(), Barrier(2, timeout=60)
+
+    def make(kind: str, split: Split) -> tuple[str, tuple[Any, ...]]:
+        lanes.add(split)
+        if kind != "concatenated":
+            both.wait()  # the first two are under way at once
+        return kind, values(clustered(stored(inputs), kind, split))
+
+    assert dict(workers.map_domains(make, list(KINDS))) == expected
+    assert len(lanes) == 2
 
 
 def stage(inputs: dict[str, str], folder: Path) -> Cluster:
@@ -100,22 +115,24 @@ def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch)
     from pipelines.jobs.part_workers import RayParts
 
     make(stage(inputs, tmp_path / "in this process"))
-    monkeypatch.setattr(job, "LARGE_DOMAIN", 500)
-    monkeypatch.setattr(parts, "PART_POINTS", 128)
+    monkeypatch.setattr(job, "LARGE_DOMAIN", 50)
+    monkeypatch.setattr(job, "WORKERS_OF_A_DOMAIN", 1)  # both domains at once
+    monkeypatch.setattr(parts, "PART_POINTS", 32)
     passes: list[int] = []
     map_parts = RayParts.map
 
     def map_and_kill(self, *arguments, **named):
         passes.append(len(self.points))
+        number = len(passes)
         for place, found in enumerate(map_parts(self, *arguments, **named)):
-            if place == 1 and len(passes) in (1, 6):
-                ray.kill(self._actors[len(passes) % 2], no_restart=False)
+            if place == 1 and number in (1, 9):
+                ray.kill(self._actors[number // 8], no_restart=False)
             yield found
 
     monkeypatch.setattr(RayParts, "map", map_and_kill)
     run_stage(stage(inputs, tmp_path / "on Ray"), session)
     assert hashes(tmp_path / "on Ray") == hashes(tmp_path / "in this process")
-    assert len(passes) > 6
+    assert len(passes) > 9
 
 
 def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
@@ -123,6 +140,25 @@ def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
     queries[7] = np.inf
     bad = store(tmp_path, queries=queries, documents=documents, domains=["large"] * PAIRS)
     with pytest.raises(UserError, match="query vector of pair 7 "):
-        clustered(stored(bad), "flat", workers.split)
+        clustered(stored(bad), "flat", workers.lane(0))
     with pytest.raises(UserError, match="A GPU was asked for"):
-        cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.split, device="cuda")
+        cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.lane(0), device="cuda")
+
+
+@pytest.mark.slow  # workers of its own, which it takes down
+def test_a_domain_that_fails_ends_the_others(session, inputs):  # noqa: ARG001
+    from pipelines.jobs.part_workers import PartWorkers
+
+    begun = Barrier(2, timeout=60)
+
+    def make(kind: str, split: Split) -> None:
+        begun.wait()
+        while kind == "goes on":
+            clustered(stored(inputs), "flat", split)
+        raise UserError("No.")
+
+    with (
+        pytest.raises(UserError, match=r"^No\.$"),
+        PartWorkers(Resources(workers=2, cpus_per_worker=0.25), 1) as workers,
+    ):
+        list(workers.map_domains(make, ["goes on", "fails", "never begins"]))

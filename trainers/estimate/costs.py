@@ -14,7 +14,7 @@ from math import ceil, isqrt, sqrt
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
-from pipelines.jobs.cluster import LARGE_DOMAIN
+from pipelines.jobs.cluster import LARGE_DOMAIN, WORKERS_OF_A_DOMAIN
 from pipelines.jobs.collect import PIECES_OF_A_RANGE, CollectConfig
 from pipelines.jobs.filter import FilterConfig
 from pipelines.jobs.mine import MineConfig
@@ -246,19 +246,24 @@ def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
 
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
-    """N·√K in a domain of many clusters, N·K in one of few. A large domain's cells are tasks; a small one is a task."""
+    """N·√K in a domain of many clusters, N·K in one of few. A small domain is a task. Of large ones, some of which are
+    clustered side by side, the cells are tasks."""
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
+    large = sorted((n for n in size.domains if n > LARGE_DOMAIN), reverse=True)
     phases = [Phase([size.pairs * calibration.cluster_rows], _ONE)]
     if small:
         phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
-    sums = 0.0
-    for n in (n for n in size.domains if n > LARGE_DOMAIN):
-        k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
-        parts = ceil(cell_sample(k) / PART_POINTS)
-        finding = seconds * cell_sample(k) / n * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
-        phases.append(Phase([finding / parts] * parts, "the cells' sample"))
-        phases.append(Phase(_of_cells(seconds - finding, isqrt(k), calibration), "the largest cell"))
-        sums += calibration.sums * k * size.dimension * 8  # float64, which the driver adds up
+    sums, at_once = 0.0, max(1, machines.nodes * machines.cores // WORKERS_OF_A_DOMAIN)
+    for first in range(0, len(large), at_once):
+        sampling, refining = list[float](), list[float]()
+        for n in large[first : first + at_once]:
+            k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
+            parts, sample = ceil(cell_sample(k) / PART_POINTS), cell_sample(k) / n
+            finding = seconds * sample * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
+            sampling += [finding / parts] * parts
+            refining += _of_cells(seconds - finding, isqrt(k), calibration)
+            sums += calibration.sums * k * size.dimension * 8  # float64, which the driver adds up
+        phases += [Phase(sampling, "the cells' sample"), Phase(refining, "the largest cell")]
     return Stage("cluster", phases, {"the driver": sums / machines.node_bandwidth}, copied=_vectors_of(size))
 
 
