@@ -42,13 +42,18 @@ def batches_of(probe: Artifact) -> dict[str, str]:
     return {key.removeprefix("batches."): by_fingerprint[of] for key, of in inputs if key.startswith("batches.")}
 
 
-def student(encoder: str, layers: int, start: str, seed: int, folder: Path) -> Path:
-    """The encoder's first layers as a folder, with its own weights or random ones."""
+def student(encoder: str, layers: int, start: str, seed: int, folder: Path, width: int | None = None) -> Path:
+    """The encoder's first layers as a folder, with its own weights or random ones (``width`` numbers a token)."""
     is_random = start == "random"
-    target = folder / (f"{layers}-{start}-{seed}" if is_random else f"{layers}-{start}")
+    name = _name(layers, start, width)
+    target = folder / (f"{name}-{seed}" if is_random else name)
     if not target.exists():
         source = locate_named(ModelSettings(model=encoder)).path
         config = AutoConfig.from_pretrained(source, num_hidden_layers=layers)
+        if width:
+            heads = config.num_attention_heads * width // config.hidden_size  # as wide as the encoder's
+            size = {"hidden_size": width, "intermediate_size": 4 * width}
+            config.update(size | {"num_attention_heads": heads})
         torch.manual_seed(seed)
         model = AutoModel.from_config(config) if is_random else AutoModel.from_pretrained(source, config=config)
         model.save_pretrained(target)
@@ -56,12 +61,17 @@ def student(encoder: str, layers: int, start: str, seed: int, folder: Path) -> P
     return target
 
 
+def _name(layers: int, start: str, width: int | None) -> str:
+    return f"{layers}-{start}-{width}" if width else f"{layers}-{start}"
+
+
 def run_trial(
     batches: str | None, seed: int, arguments: argparse.Namespace, validation: RetrievalValidation
 ) -> dict[str, Any]:
     """Trains (``None``: not at all) and measures; settings are the probe's where transformers have them too."""
     started = time.perf_counter()
-    model = student(arguments.encoder, arguments.layers, arguments.start, seed, arguments.output / "students")
+    asked = arguments.encoder, arguments.layers, arguments.start
+    model = student(*asked, seed, arguments.output / "students", arguments.width)
     optimizer, schedule = {"learning_rate": arguments.learning_rate}, {"warmup_ratio": 0.06}
     settings = RunSettings.model_validate(
         {
@@ -82,7 +92,7 @@ def run_trial(
 
 def trials(arguments: argparse.Namespace, ways: Mapping[str, str]) -> dict[str, list[float]]:
     """The measure of each way's seeds; made where its file isn't there."""
-    folder = arguments.output / f"{arguments.layers}-{arguments.start}"
+    folder = arguments.output / _name(arguments.layers, arguments.start, arguments.width)
     folder.mkdir(parents=True, exist_ok=True)
     held_out = RetrievalValidationSettings(collection=arguments.held_out, split="test", others=())
     decides = Criterion(held_out.measure, higher_is_better=True)
@@ -125,12 +135,15 @@ def main() -> None:
     parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--start", choices=("pretrained", "random"), default="pretrained")
+    parser.add_argument("--width", type=int, help="of a token's vector, with random weights; else the encoder's")
     parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.width and arguments.start != "random":
+        parser.error("--width needs --start random")
     probe = Artifact(arguments.probe)
     foretold = probe.read_json(TRIALS)["ways"]
     found = trials(arguments, batches_of(probe))

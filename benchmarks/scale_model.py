@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.jobs.cluster import LARGE_DOMAIN
-from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS
 from raytriever.reports.table import counted
@@ -26,10 +25,10 @@ from trainers.estimate.costs import (
     LAWS,
     Calibration,
     Embedding,
-    Job,
     Size,
     Stage,
     embedding_stage,
+    makespan,
     seconds_by_cause,
     training_stage,
 )
@@ -109,10 +108,14 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
             " little about more: measure with benchmarks.batch_construction --pairs 1000000."
         )
     run = figures["runs"][str(size)]
-    regions = number_of_regions(size, size // int(figures["cluster_size"]), PackingSettings(batch_size=2).region_pairs)
-    used = dict.fromkeys(("pairs", "cluster", "filter"), cores) | {"pack": min(cores, regions)}
-    jobs: dict[str, Any] = {name: Job(run[name]["seconds"], size, of_job) for name, of_job in used.items()}
-    return Calibration(**jobs, cluster_rows=run["cluster"]["tasks"]["lookup"] / size)
+    pairs = Size(pairs=size, domains=(size,), rows=figures["batch_size"], cluster_size=figures["cluster_size"])
+    alike = Calibration(cluster_rows=run["cluster"]["tasks"]["lookup"] / size)
+    of_pair = {}
+    for job in ("pairs", "cluster", "pack", "filter"):
+        a_second_each = replace(alike, **{job: 1.0}, cluster_rows=0.0, open_vectors=0.0)
+        phases = LAWS[job](pairs, a_second_each, Machines(cores=cores)).phases
+        of_pair[job] = run[job]["seconds"] / sum(makespan(phase.tasks, cores) for phase in phases)
+    return replace(alike, **of_pair)
 
 
 def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:

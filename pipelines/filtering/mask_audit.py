@@ -45,35 +45,30 @@ class AuditedBatch:
 
 
 class MaskAudit:
-    """Gathers the audit of one file of batches, in their order."""
+    """Gathers the audit of one file of batches, in their order: ``found``, as this module describes it."""
 
     def __init__(self) -> None:
-        self._batches = self._negatives = 0
-        self._rows = dict.fromkeys(_ROWS, 0)
-        self._rules: dict[str, Audit] = {rule: {"negatives": 0, "batches": 0, "examples": []} for rule in RULES}
+        rules = {rule: {"negatives": 0, "batches": 0, "examples": []} for rule in RULES}
+        self.found: Audit = {"batches": 0, "negatives": 0, "rows": dict.fromkeys(_ROWS, 0), "rules": rules}
 
     def add(self, batch: AuditedBatch) -> None:
         """Counts one batch; its texts are read where it has an example to give."""
         size, columns = batch.rule_of.shape
-        self._batches += 1
-        self._negatives += size * (columns - 1)
-        masked = np.count_nonzero(batch.rule_of, axis=1)
-        self._rows["all"] += size
-        self._rows["with_half_masked"] += int(np.count_nonzero(2 * masked >= columns - 1))
-        self._rows["without_negatives"] += int(np.count_nonzero(masked == columns - 1))
+        rows, masked = self.found["rows"], np.count_nonzero(batch.rule_of, axis=1)
+        self.found["batches"] += 1
+        self.found["negatives"] += size * (columns - 1)
+        rows["all"] += size
+        rows["with_half_masked"] += int(np.count_nonzero(2 * masked >= columns - 1))
+        rows["without_negatives"] += int(np.count_nonzero(masked == columns - 1))
         counts = np.bincount(batch.rule_of.ravel(), minlength=len(RULES) + 1)
         for number, rule in enumerate(RULES, 1):
             if counts[number]:
-                found = self._rules[rule]
+                found = self.found["rules"][rule]
                 found["negatives"] += int(counts[number])
                 found["batches"] += 1
                 if len(found["examples"]) < EXAMPLES:
                     row, column = divmod(int(np.argmax(batch.rule_of == number)), columns)
                     found["examples"].append(_example(batch, row, column))
-
-    def to_json(self) -> Audit:
-        """The audit, as this module describes it."""
-        return {"batches": self._batches, "negatives": self._negatives, "rows": self._rows, "rules": self._rules}
 
 
 def _example(batch: AuditedBatch, row: int, column: int) -> Audit:

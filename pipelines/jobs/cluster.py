@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from pipelines.clustering.clusters import CLUSTERS
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
-from pipelines.jobs.lookups import map_array
-from pipelines.packing.domain_groups import DomainGroups, groups_of
+from pipelines.jobs.lookups import map_array, part_shards, shard_name
+from pipelines.packing.domain_groups import DomainGroups, groups_of, numbers_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
@@ -23,12 +24,12 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import ParquetRows
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
 WORKERS_OF_A_DOMAIN = 32  # a large domain more is clustered beside the first for each so many
 _LOOKUP = "lookup"
-_ARRAYS = {name: f"lookup/{name}.npy" for name in ("pairs", "query_rows", "document_rows")}
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded
 
 
@@ -83,22 +84,24 @@ class Cluster(Stage[ClusterConfig]):
                 )
         groups = self._groups()
         sizes = np.bincount(groups.labels[groups.labels >= 0], minlength=len(groups.names))
-        starts = np.cumsum(sizes) - sizes
+        parts = part_shards(_LOOKUP, Artifact(self.config.pairs, PAIRS), "pairs/")
+        of_all = {"domains": groups.names, "pairs": 0}
+        lookups = [replace(part, description=part.description | of_all) for part in parts]
         domains = [
             Shard(
                 f"{number:05d}",
                 {
                     "number": number,
                     "name": name,
-                    "first": int(starts[number]),
                     "pairs": int(sizes[number]),
                     "left_out": groups.dropped if number == 0 else 0,
+                    "lookups": len(parts),
                 },
                 phase=1,
             )
             for number, name in enumerate(groups.names)
         ]
-        return [Shard(_LOOKUP, {"pairs": 0}, intermediate=True), *domains]
+        return [*lookups, *domains]
 
     def total_rows(self, shards: list[Shard]) -> int:
         """Pairs of all domains."""
@@ -128,31 +131,38 @@ class Cluster(Stage[ClusterConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
-        return self._make_lookup(writer) if shard.name == _LOOKUP else self._make_domain(shard, writer)
+        return self._make_lookup(shard, writer) if "domains" in shard.description else self._make_domain(shard, writer)
 
-    def _make_lookup(self, writer: ShardWriter) -> ShardRecord:
-        """The pairs of all domains, one domain after the other, and their rows: each domain reads its own."""
-        groups = self._groups()
-        rows = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_row", "document_row"])
-        pairs = np.argsort(groups.labels, kind="stable")[groups.dropped :]
-        writer.add_array(_ARRAYS["pairs"], pairs)
-        writer.add_array(_ARRAYS["query_rows"], rows["query_row"].to_numpy()[pairs])
-        writer.add_array(_ARRAYS["document_rows"], rows["document_row"].to_numpy()[pairs])
+    def _make_lookup(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Some files' pairs, one domain after the other, and their rows: each domain reads its own."""
+        names, files = shard.description["domains"], shard.description["files"]
+        columns = ["domain", "query_row", "document_row"]
+        rows = pa.concat_tables(ParquetRows(Artifact(self.config.pairs, PAIRS), files).tables(columns))
+        merges = self.config.small_domains in ("merge", "merge_all")
+        labels = numbers_of(rows["domain"], names, others=len(names) - 1 if merges else -1)
+        order = np.argsort(labels, kind="stable")
+        of_pairs = [shard.description["first"] + order, *(rows[column].to_numpy()[order] for column in columns[1:])]
+        writer.add_array(_lookup_file(shard.name), np.stack(of_pairs))
+        writer.add_array(_bounds_file(shard.name), np.searchsorted(labels[order], np.arange(len(names) + 1)))
         return writer.commit(0)
 
-    def _of_domain(self, shard: Shard, array: str) -> NDArray[np.int64]:
-        """What ``_make_lookup`` wrote, of one domain, in the order of its pairs."""
-        first, count = shard.description["first"], shard.description["pairs"]
-        return np.array(map_array(self.config.output, _LOOKUP, _ARRAYS[array])[first : first + count])
+    def _pairs_of(self, shard: Shard) -> NDArray[np.int64]:
+        """Numbers, query rows and document rows (3, pairs) of one domain's pairs, in order, from all lookups."""
+        number, output, found = shard.description["number"], self.config.output, []
+        for lookup in [shard_name(_LOOKUP, part) for part in range(shard.description["lookups"])]:
+            bounds = map_array(output, lookup, _bounds_file(lookup))
+            found.append(map_array(output, lookup, _lookup_file(lookup))[:, bounds[number] : bounds[number + 1]])
+        return np.concatenate(found, axis=1)
 
     def _make_domain(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Clusters one domain's pairs; writes assignments and centroids."""
         number, name = shard.description["number"], shard.description["name"]
-        pairs = self._of_domain(shard, "pairs")
+        pairs, query_rows, document_rows = self._pairs_of(shard)
+        vectors = StoredVectors(self.config.vectors)
         k = number_of_clusters(len(pairs), self.config.cluster_size)
         seed = self.config.seed ^ zlib.crc32(name.encode("utf-8", "surrogatepass"))  # of the domain, wherever it stands
         clustering = cluster_in_parts(
-            self._stored(shard),
+            StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows, sides=self.config.kmeans.sides),
             k,
             self.config.kmeans,
             seed,
@@ -171,10 +181,6 @@ class Cluster(Stage[ClusterConfig]):
             facts={"domain": name, **_facts(clustering, k)},
         )
 
-    def _stored(self, shard: Shard) -> StoredPairs:
-        rows = {name: self._of_domain(shard, name) for name in ("query_rows", "document_rows")}
-        return StoredPairs(StoredVectors(self.config.vectors), **rows, sides=self.config.kmeans.sides)
-
     def _name(self, pair: int) -> str:
         ids = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_id", "document_id"]).slice(pair, 1).to_pylist()[0]
         return f"pair {pair} (query {ids['query_id']!r}, document {ids['document_id']!r})"
@@ -192,6 +198,14 @@ class Cluster(Stage[ClusterConfig]):
         """Pairs, clusters, domains."""
         clusters = counted(artifact.manifest["counts"]["clusters"], "cluster")
         return f"{counted(artifact.rows, 'pair')} in {clusters} of {counted(len(artifact.shards), 'domain')}"
+
+
+def _lookup_file(shard: str) -> str:
+    return f"lookup/{shard}.npy"
+
+
+def _bounds_file(shard: str) -> str:
+    return f"lookup/{shard}.bounds.npy"
 
 
 def _facts(clustering: Clustering, k: int) -> dict[str, Any]:

@@ -216,7 +216,7 @@ class Filter(Stage[FilterConfig]):
             for batch, audited in self._batches(parts).make(packed, rows, epoch, first, size, counts):
                 file.write(batch)
                 audit.add(audited)
-        found = audit.to_json()
+        found = audit.found
         masked = {f"masked by {rule}": of_rule["negatives"] for rule, of_rule in found["rules"].items()}
         writer.add_json(_audit_name(shard.name), found)
         return file.commit({"negatives": found["negatives"], **counts, **masked})

@@ -19,24 +19,21 @@ from raytriever.artifacts.storage import Folder
 from raytriever.stages.stage import Shard
 from retrieval.collections.collection import ParquetRows
 
-_ROWS_OF_A_PART = 1 << 19
+ROWS_OF_A_LOOKUP = 1 << 19
 _ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
 
 
 def part_shards(what: str, artifact: Artifact, prefix: str, *, intermediate: bool = True) -> list[Shard]:
-    """Shards ``<what>-<number>`` over the artifact's parquet files: each has whole files, in order."""
-    parts: list[list[str]] = []
-    room = 0
+    """Shards ``<what>-<number>`` over the artifact's parquet files: whole files, in order, from row ``first`` on."""
+    parts: list[dict[str, Any]] = []
+    before, full = 0, 0
     for name in artifact.names(prefix, ".parquet"):
-        if room <= 0:
-            parts.append([])
-            room = _ROWS_OF_A_PART
-        parts[-1].append(name)
-        room -= int(pq.read_metadata(artifact.path(name)).num_rows)
-    return [
-        Shard(shard_name(what, number), {"make": what, "files": files}, intermediate=intermediate)
-        for number, files in enumerate(parts)
-    ]
+        if before >= full:
+            parts.append({"make": what, "files": [], "first": before})
+            full = before + ROWS_OF_A_LOOKUP
+        parts[-1]["files"].append(name)
+        before += int(pq.read_metadata(artifact.path(name)).num_rows)
+    return [Shard(shard_name(what, number), part, intermediate=intermediate) for number, part in enumerate(parts)]
 
 
 def write_part(writer: ShardWriter, shard: Shard, schema: pa.Schema, tables: Iterable[pa.Table]) -> ShardRecord:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import count
-from queue import SimpleQueue
+from threading import get_ident
 from typing import Any, TypeVar
 
 import ray
@@ -57,34 +57,19 @@ class PartWorkers:
 
     def map_domains(self, make: Callable[[Domain, Split], Made], domains: Sequence[Domain]) -> Iterator[Made]:
         """``make`` of each domain, begun in this order, as they are finished. Raises what the first to fail raises."""
-        lanes = SimpleQueue[Split]()
-        for number in range(self._at_once):
-            lanes.put(self.lane(number))
-
-        def run(domain: Domain) -> Made:
-            split = lanes.get()
-            try:
-                return make(domain, split)
-            finally:
-                lanes.put(split)
-
-        futures: list[Future[Made]] = [self._threads.submit(run, domain) for domain in domains]
+        futures: list[Future[Made]] = [self._threads.submit(make, domain, self.split) for domain in domains]
         for future in as_completed(futures):
             yield future.result()
 
-    def lane(self, number: int) -> Split:
-        """Shares out parts among the workers, which forget the points of this lane's parts before."""
-
-        def split(points: Sequence[Points]) -> RayParts:
-            for worker in range(len(self._actors)):
-                keep_what_fits(points[worker :: len(self._actors)], share=self._at_once)
-            return RayParts(points, self._actors, (number, next(self._splits)))
-
-        return split
+    def split(self, points: Sequence[Points]) -> "RayParts":
+        """Shares out parts among the workers, which forget the points of those that this thread shared out before."""
+        for worker in range(len(self._actors)):
+            keep_what_fits(points[worker :: len(self._actors)], share=self._at_once)
+        return RayParts(points, self._actors, (get_ident(), next(self._splits)))
 
 
 class RayParts:
-    """Parts on workers: part i on worker i modulo their number. ``key``: the lane, and which of its splits it is."""
+    """Parts on workers: part i on worker i modulo their number. ``key``: of the thread and the split."""
 
     def __init__(self, points: Sequence[Points], actors: Sequence[Any], key: tuple[int, int]) -> None:
         self.points = points
@@ -131,15 +116,15 @@ class _PartWorker:
     def __init__(self) -> None:
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
         torch.set_num_threads(max(1, int(cpus)))
-        self._lanes: dict[int, tuple[int, dict[int, Points]]] = {}
+        self._held: dict[int, tuple[int, dict[int, Points]]] = {}
 
     def run(
         self, key: tuple[int, int], number: int, points: Points, function: Callable[..., Any], *arguments: Any
     ) -> Any:
         """``function`` of one part; ``points`` describes it and is used where this worker does not hold it."""
-        lane, split = key
-        known, held = self._lanes.get(lane, (split, {}))
+        thread, split = key
+        known, held = self._held.get(thread, (split, {}))
         if known != split:
             held = {}
-        self._lanes[lane] = split, held
+        self._held[thread] = split, held
         return function(held.setdefault(number, points), *arguments)

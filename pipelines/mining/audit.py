@@ -63,19 +63,8 @@ def block_audit(
             shown.append(cut | of_candidate | {"order": int(keys[query])})
         groups[name] = {"candidates": int(mask.sum()), "queries": int(mask.any(axis=1).sum()), "examples": shown}
     made = groups.pop("chosen")
-    return {"counts": _counts(rules, queries, rule_of, chosen, number), "rules": groups, "chosen": made}
-
-
-def _counts(
-    rules: MiningRules,
-    queries: QueryBlock,
-    rule_of: NDArray[np.uint8],
-    chosen: NDArray[np.bool_],
-    number: int | None,
-) -> dict[str, int]:
-    found, block = chosen.sum(axis=1), queries.candidates
-    reference = reference_scores(len(found), block.positives)
-    return {
+    found, reference = chosen.sum(axis=1), reference_scores(len(chosen), block.positives)
+    counts = {
         "queries": len(found),
         "queries_without_positive": queries.left_out,
         "positives": len(block.positives.ranks),
@@ -87,6 +76,7 @@ def _counts(
         "queries_without_answers": 0 if rules.answers == "ignore" else sum(not found for found in queries.answers),
         "queries_without_positive_score": int(np.isnan(reference).sum()) if rules.has_margin else 0,
     }
+    return {"counts": counts, "rules": groups, "chosen": made}
 
 
 def _pick(mask: NDArray[np.bool_], keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,6 +1,6 @@
 """Whose pairs are packed together: a domain's clusters, or, without clusters, a domain's pairs as they are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,13 +50,19 @@ def group_domains(
     return DomainGroups(group_of[codes], tuple(groups))
 
 
+def numbers_of(domains: pa.ChunkedArray, names: Sequence[str], others: int) -> NDArray[np.int64]:
+    """The group of each item, int64 (N,), by the ``names`` of groups; ``others`` where its domain is none of them."""
+    numbers = DomainNumbers()
+    codes = numbers.of(domains)
+    place = {name: number for number, name in enumerate(names)}
+    return np.array([place.get(name, others) for name in numbers.names], dtype=np.int64)[codes]
+
+
 def _in_order(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
     """Sorted names, and the number of each item's name."""
     numbers = DomainNumbers()
     codes = numbers.of(column)
-    names = sorted(numbers.names)
-    place = {name: number for number, name in enumerate(names)}
-    return names, np.array([place[name] for name in numbers.names], dtype=np.int64)[codes]
+    return sorted(numbers.names), np.argsort(np.argsort(np.array(numbers.names, dtype=object)))[codes]
 
 
 def groups_of(

@@ -137,6 +137,7 @@ class ShardRecord:
         return ShardRecord(**parts)
 
 
+_MISSING, _DAMAGED = "is missing though its manifest lists it", "is damaged: its SHA-256 differs from the manifest's"
 _MANIFEST = {"schema_version", "shards", "rows", "counts", "dropped", "facts"} | {
     each.name for each in fields(Derivation)
 }
@@ -208,7 +209,7 @@ class Artifact:
         try:
             return self.folder.local_path(name, self._files[name].sha256)
         except FileNotFoundError as error:
-            raise self._missing(name) from error
+            raise self._unfit(name, _MISSING) from error
 
     def local_folder(self) -> Path:
         """A local folder with its files: its own, or links to copies of those in an object store.
@@ -260,9 +261,9 @@ class Artifact:
         stored = self.folder.files()
         for name, file in self._files.items():
             if name not in stored:
-                raise self._missing(name)
+                raise self._unfit(name, _MISSING)
             if stored[name] != file.bytes:
-                raise self._damaged(name)
+                raise self._unfit(name, _DAMAGED)
 
     def verify(self) -> None:
         """Reads every file where it is stored and compares hashes. Raises ``UserError`` that names the damaged file."""
@@ -281,9 +282,9 @@ class Artifact:
                 return
             found = self.folder.sha256(name)
         except FileNotFoundError as error:
-            raise self._missing(name) from error
+            raise self._unfit(name, _MISSING) from error
         if found != self._files[name].sha256:
-            raise self._damaged(name)
+            raise self._unfit(name, _DAMAGED)
         if stamp is not None:
             self._stamps()[name] = stamp
 
@@ -293,17 +294,8 @@ class Artifact:
             self._checked = read_stamps(self.folder)
         return self._checked
 
-    def _damaged(self, name: str) -> UserError:
-        return UserError(
-            f"{self.folder.describe(name)} is damaged: its SHA-256 differs from the manifest's. Remove"
-            f" {self.uri} and make it again."
-        )
-
-    def _missing(self, name: str) -> UserError:
-        return UserError(
-            f"{self.folder.describe(name)} is missing though its manifest lists it. Remove {self.uri} and make it"
-            " again."
-        )
+    def _unfit(self, name: str, problem: str) -> UserError:
+        return UserError(f"{self.folder.describe(name)} {problem}. Remove {self.uri} and make it again.")
 
 
 def read_stamps(folder: Folder) -> dict[str, tuple[int, int]]:
@@ -476,13 +468,13 @@ def require_same_origin(name: str, *artifacts: Artifact) -> str:
     """
     first = artifacts[0]
     expected = origin(first, name)
-    for other in artifacts[1:]:
-        found = origin(other, name)
-        if expected is None or found != expected:
-            raise UserError(
-                f"{first.uri} and {other.uri} don't come from the same {name} ({(expected or 'unknown')[:12]} against"
-                f" {(found or 'unknown')[:12]}). Make both from one {name}."
-            )
     if expected is None:
-        raise UserError(f"{first.uri} doesn't say which {name} it comes from.")
+        raise UserError(f"{first.uri} doesn't say which {name} it comes from. Make it anew from one.")
+    for other in artifacts[1:]:
+        found = origin(other, name) or "unknown"
+        if found != expected:
+            raise UserError(
+                f"{first.uri} and {other.uri} don't come from the same {name} ({expected[:12]} against {found[:12]})."
+                f" Make both from one {name}."
+            )
     return expected

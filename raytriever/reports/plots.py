@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -121,21 +122,29 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
 
 def curve_panels(panels: Sequence[Panel], description: str, boundaries: Sequence[float] = ()) -> str:
     """Two panels beside each other; ``boundaries``: steps at which an epoch ends."""
-    rows = -(-len(panels) // 2)
+    draw = partial(_draw_panel, boundaries=boundaries)
+    return _panel_grid(draw, panels, columns=2, height=1.95, description=description)
 
-    def draw(figure: Figure) -> None:
-        grid = figure.subplots(rows, 2, squeeze=False).ravel()
+
+def _panel_grid(
+    draw: Callable[[Axes, Any], None], panels: Sequence[Any], *, columns: int, height: float, description: str
+) -> str:
+    """``height``: of a row, in inches."""
+    rows = -(-len(panels) // columns)
+
+    def draw_all(figure: Figure) -> None:
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, panel in zip(grid, panels, strict=False):
-            _draw_panel(axes, panel)
-            for boundary in boundaries:
-                axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
+            draw(axes, panel)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
 
-    return svg_of(draw, 1.95 * rows, description)
+    return svg_of(draw_all, height * rows, description)
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel, boundaries: Sequence[float]) -> None:
+    for boundary in boundaries:
+        axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
     x, y = thin(panel.steps.astype(np.float64)), thin(panel.values)
     if panel.smoothed:
         axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
@@ -180,17 +189,7 @@ def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def setting_panels(panels: Sequence[SettingPanel], description: str) -> str:
     """Panels beside each other: every setting is a dot with a bar of ± one deviation, the highest a large one."""
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-
-    def draw(figure: Figure) -> None:
-        grid = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes, panel in zip(grid, panels, strict=False):
-            _draw_settings(axes, panel)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-
-    return svg_of(draw, 2.6 * rows, description)
+    return _panel_grid(_draw_settings, panels, columns=min(2, len(panels)), height=2.6, description=description)
 
 
 def _draw_settings(axes: Axes, panel: SettingPanel) -> None:

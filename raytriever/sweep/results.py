@@ -1,6 +1,5 @@
 """What came out of a sweep: one result a trial, one row a setting, several seeds of a setting taken together."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,10 +80,8 @@ class Row:
 
 def best_row(rows: Sequence[Row], column: Column) -> int | None:
     """The number of the row with the highest mean (of equals the first); None where no trial finished."""
-    spreads = [row.spread(column) for row in rows]
-    means = [-math.inf if spread is None else spread.mean for spread in spreads]
-    best = max(means, default=-math.inf)
-    return None if best == -math.inf else means.index(best)
+    means = [(spread.mean, -place) for place, row in enumerate(rows) if (spread := row.spread(column))]
+    return -max(means)[1] if means else None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def sweep(
     until: UntilOption = None,
     measure: Annotated[list[str] | None, typer.Option(help="The first decides what is best; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="The evaluated system that is compared.")] = None,
-    concurrent: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
+    concurrent: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
     output: OutputOption = None,
     print_config: PrintOption = False,
 ) -> None:
@@ -109,10 +109,6 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
 def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSettings) -> None:
     if not axes and not seeds:
         raise UserError("A sweep needs a --grid, such as --grid model.objective.margin=0.1,0.2, or --seeds.")
-    if settings.concurrent < 1:
-        raise UserError(
-            f"sweep: 'concurrent' is {settings.concurrent}, and one trial at a time is the least. Raise it."
-        )
     keys = [key for key, _ in (*axes, *seeds)]
     for key in keys:
         if keys.count(key) > 1:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, get_ident
 from typing import Any
 
 import numpy as np
@@ -87,16 +87,16 @@ def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, ex
 
 def test_domains_side_by_side_are_clustered_as_one_by_one(inputs, workers, expected, monkeypatch):
     monkeypatch.setattr(parts, "PART_POINTS", 128)
-    lanes, both = set(), Barrier(2, timeout=60)
+    threads, both = set(), Barrier(2, timeout=60)
 
     def make(kind: str, split: Split) -> tuple[str, tuple[Any, ...]]:
-        lanes.add(split)
+        threads.add(get_ident())
         if kind != "concatenated":
             both.wait()  # the first two are under way at once
         return kind, values(clustered(stored(inputs), kind, split))
 
     assert dict(workers.map_domains(make, list(KINDS))) == expected
-    assert len(lanes) == 2
+    assert len(threads) == 2
 
 
 def stage(inputs: dict[str, str], folder: Path) -> Cluster:
@@ -140,9 +140,9 @@ def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
     queries[7] = np.inf
     bad = store(tmp_path, queries=queries, documents=documents, domains=["large"] * PAIRS)
     with pytest.raises(UserError, match="query vector of pair 7 "):
-        clustered(stored(bad), "flat", workers.lane(0))
+        clustered(stored(bad), "flat", workers.split)
     with pytest.raises(UserError, match="A GPU was asked for"):
-        cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.lane(0), device="cuda")
+        cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.split, device="cuda")
 
 
 @pytest.mark.slow  # workers of its own, which it takes down

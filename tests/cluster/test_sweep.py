@@ -156,7 +156,7 @@ def test_an_encoder_is_trained_for_each_value(
         (["--grid", "found.top_k=1", "--until", "found"], "no stage with job: evaluate"),
         (["--grid", "found.top_k=1:3"], "given: '1:3'"),
         ([], "needs a --grid"),
-        (["--grid", "found.top_k=1", "--concurrent", "0"], "'concurrent'"),
+        (["--grid", "found.top_k=1", "--concurrent", "0"], "--concurrent"),
     ],
 )
 def test_a_mistake_stops_the_sweep_before_anything_is_made(tmp_path: Path, arguments: list[str], expected: str) -> None:

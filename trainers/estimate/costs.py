@@ -17,6 +17,7 @@ from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN, WORKERS_OF_A_DOMAIN
 from pipelines.jobs.collect import PIECES_OF_A_RANGE, CollectConfig
 from pipelines.jobs.filter import FilterConfig
+from pipelines.jobs.lookups import ROWS_OF_A_LOOKUP
 from pipelines.jobs.mine import MineConfig
 from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
 from pipelines.packing.pack import PackingSettings, number_of_regions
@@ -40,39 +41,26 @@ _INDEXED_DOCUMENTS: int = LexicalIndexSettings.model_fields["documents_per_shard
 _INDEX_BLOCK, _INDEX_FACTOR = 16_384, 3  # rows read at once; memory of building over that of the index
 _REGION_PAIRS: int = PackingSettings.model_fields["region_pairs"].default
 _ACROSS = (1 + REFINEMENTS) * NEAR_CELLS  # cells whose clusters a point is compared with in the end, each time counted
+_MEASURED_PAIRS = 10_000_000
 _ONE = "one task"
 CANDIDATE = 12
 """Bytes of a list's entry on disk."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """A measured job of so many ``pairs``: seconds by the clock on so many ``cores``, all of them busy."""
-
-    seconds: float
-    pairs: int = 10_000_000
-    cores: int = 2
-
-    @property
-    def of_pair(self) -> float:
-        """Seconds of a core for a pair."""
-        return self.seconds * self.cores / self.pairs
-
-
-@dataclass(frozen=True)
 class Calibration:
     """Seconds of one core where nothing else is said; docs/scale.md and docs/benchmarks.md say how they were measured.
 
-    Jobs were measured with ten million pairs; the rest is for the unit named behind it.
+    Each is for the unit named behind it, of jobs one of ten million pairs, measured on two busy cores.
     """
 
-    pairs: Job = Job(84)
+    pairs: float = 84 * 2 / _MEASURED_PAIRS
     pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
     exchanged: float = 180  # bytes of a pair, written by all phases of pairs
-    cluster: Job = Job(767)
+    cluster: float = 767 * 2 / _MEASURED_PAIRS
     cluster_rows: float = 0.11e-6  # a pair whose rows are put where all workers find them
-    pack: Job = Job(144)  # of regions
-    filter: Job = Job(246)
+    pack: float = 144 * 2 / _MEASURED_PAIRS  # of regions
+    filter: float = 246 * 2 / _MEASURED_PAIRS
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
     collect: tuple[float, ...] = (31e-6, 2.4e-6, 3.2e-6)  # a pair: read, compared, written
     handed_on: float = 0.83  # bytes of what collect's tasks hand on, over those of the texts
@@ -227,22 +215,15 @@ def _vectors_of(size: Size) -> dict[str, float]:
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
     are cut. A task opens what all of the phase before wrote."""
-    measured = calibration.pairs
-    of_phases = zip(calibration.pairs_phases, _tasks_of_pairs(measured.pairs), strict=True)
-    busy = sum(share / number * ceil(number / measured.cores) for share, number in of_phases)
+    texts, parts = 2 * ceil(size.pairs / _HASHED_TEXTS), ceil(size.pairs / ROWS_OF_A_PART)
+    numbers = texts, parts, parts, parts, ceil(size.pairs / _PAIRS_PER_FILE)
     phases, before = list[Phase](), 0
-    for share, number in zip(calibration.pairs_phases, _tasks_of_pairs(size.pairs), strict=True):
-        task = share / busy * measured.seconds * size.pairs / measured.pairs / number
+    for share, number in zip(calibration.pairs_phases, numbers, strict=True):
+        task = size.pairs * share * calibration.pairs / number
         phases.append(Phase([task + before * calibration.open_vectors] * number))
         before = number
     exchanged = 2 * size.pairs * calibration.exchanged
     return Stage("pairs", phases, shared=size.text_bytes * calibration.stored + exchanged)
-
-
-def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
-    """Of each phase."""
-    texts, parts = 2 * ceil(pairs / _HASHED_TEXTS), ceil(pairs / ROWS_OF_A_PART)
-    return texts, parts, parts, parts, ceil(pairs / _PAIRS_PER_FILE)
 
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
@@ -250,7 +231,8 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     clustered side by side, the cells are tasks."""
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
     large = sorted((n for n in size.domains if n > LARGE_DOMAIN), reverse=True)
-    phases = [Phase([size.pairs * calibration.cluster_rows], _ONE)]
+    lookups = ceil(size.pairs / max(_PAIRS_PER_FILE, ROWS_OF_A_LOOKUP))  # whole files
+    phases = [Phase([size.pairs * calibration.cluster_rows / lookups] * lookups)]
     if small:
         phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
     sums, at_once = 0.0, max(1, machines.nodes * machines.cores // WORKERS_OF_A_DOMAIN)
@@ -272,7 +254,7 @@ def _clustering(n: int, size: Size, calibration: Calibration) -> float:
     k = number_of_clusters(n, size.cluster_size)
     if k <= KMeansSettings().two_level_above:
         return n * k * calibration.few_clusters
-    return n * calibration.cluster.of_pair * sqrt(n / calibration.cluster.pairs)
+    return n * calibration.cluster * sqrt(n / _MEASURED_PAIRS)
 
 
 def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[float]:
@@ -290,17 +272,16 @@ def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[floa
 def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N: a large domain's regions are a task each, of every epoch, small domains as many as fill one. Dividing a large
     domain is a task."""
-    of_pair = calibration.pack.of_pair
     dividing, packing, small = [], [], 0
     for n in size.domains:
         regions = number_of_regions(n, number_of_clusters(n, size.cluster_size), _REGION_PAIRS)
         if regions > 1:
             dividing.append(n * calibration.divide)
-            packing += [n / regions * of_pair] * regions
+            packing += [n / regions * calibration.pack] * regions
         else:
             small += n
     parts = ceil(small / _REGION_PAIRS)
-    packing += [small / parts * of_pair] * parts if parts else []
+    packing += [small / parts * calibration.pack] * parts if parts else []
     phases = [Phase(dividing, "the largest domain")] if dividing else []
     phases.append(Phase(packing * size.epochs, "the largest region"))
     return Stage("pack", phases, copied=_vectors_of(size))
@@ -317,7 +298,7 @@ def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     opening = 2 * _vector_files(size.pairs) * calibration.open_vectors
     runs = number * size.epochs
     first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
-    batches = [size.pairs * calibration.filter.of_pair / number + opening * first] * runs
+    batches = [size.pairs * calibration.filter / number + opening * first] * runs
     copied = _vectors_of(size) | {"texts": size.text_bytes}
     shared = size.text_bytes * (1 + size.epochs * calibration.stored)
     return Stage("filter", [Phase(batches)], copied=copied, shared=shared)

@@ -185,11 +185,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         dropped: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """Vectors (n, dimension) of texts behind what ``read_context`` read, normalised if the contract says so.
-
-        ``dropped`` bool (n, J): where the null vector stands in for a text's context vector (for a ``droppable``
-        prefix); ``hidden`` bool (n, J): where there is none, as if the context were smaller.
-        """
+        """Vectors (n, dimension) of texts behind what ``read_context`` read; the rest as in ``pooled``."""
         return self._finish(self.pooled(features, prefix, self.contract.pooling, dropped, hidden))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:

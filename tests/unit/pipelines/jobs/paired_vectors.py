@@ -26,7 +26,12 @@ def topics(pairs: int, dimension: int, number: int, seed: int = 0) -> tuple[NDAr
 
 
 def store(
-    folder: Path, *, queries: NDArray[np.float16], documents: NDArray[np.float16] | None, domains: list[str]
+    folder: Path,
+    *,
+    queries: NDArray[np.float16],
+    documents: NDArray[np.float16] | None,
+    domains: list[str],
+    per_file: int = 1 << 20,
 ) -> dict[str, str]:
     """The paths of ``pairs`` and ``vectors``; pair i is query i and, in reverse order, document N - 1 - i."""
     count = len(queries)
@@ -41,8 +46,12 @@ def store(
         for number in range(count)
     ]
     inputs = {"collection": COLLECTION}
-    table = pa.Table.from_pylist(rows, SCHEMA)
-    pairs = make_artifact(folder / "pairs", "pairs", inputs, {}, {"pairs/00000.parquet": table}, count)
+    starts = range(0, count, per_file)
+    tables = {
+        f"pairs/{number:05d}.parquet": pa.Table.from_pylist(rows[start : start + per_file], SCHEMA)
+        for number, start in enumerate(starts)
+    }
+    pairs = make_artifact(folder / "pairs", "pairs", inputs, {}, tables, count)
     files: dict[str, object] = {}
     for part, vectors in (("documents", None if documents is None else documents[::-1]), ("queries", queries)):
         for shard in range(3) if vectors is not None else ():

@@ -10,13 +10,13 @@ import torch
 
 from pipelines.clustering.clusters import DomainPairs, read_domain
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from pipelines.jobs import cluster as job
+from pipelines.jobs import lookups
 from pipelines.jobs.cluster import Cluster, ClusterConfig
-from pipelines.packing import domain_groups
-from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.stages.stage import Resources
+from retrieval.collections.collection import ParquetRows
+from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
 
@@ -53,21 +53,32 @@ def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) 
     assert artifact.manifest["counts"] == {"clusters": 30}
 
 
-def test_pairs_are_read_through_once_for_all_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small_domains", ["drop", "merge", "merge_all"])
+def test_parts_of_the_pairs_are_looked_up_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_domains: str
+) -> None:
+    domains = [f"domain {'ab'[number % 2]}" for number in range(590)] + [f"small {number // 4}" for number in range(10)]
+    queries, documents = topics(600, 12, 30)
+    inputs = store(tmp_path, queries=queries, documents=documents, domains=domains, per_file=70)
+
+    def clustered(output: str) -> dict[str, bytes]:
+        make(Cluster(config(tmp_path / output, inputs, smallest_domain=9, small_domains=small_domains)))
+        return contents(str(tmp_path / output / "clusters"))
+
     columns: list[str] = []
 
-    def read(artifact: Artifact, names: list[str]) -> Any:
+    def read(rows: ParquetRows, names: list[str]) -> Any:
         columns.extend(names)
-        return read_pairs(artifact, names)
+        return read_tables(rows, names)
 
-    monkeypatch.setattr(domain_groups, "read_pairs", read)
-    monkeypatch.setattr(job, "read_pairs", read)
-    names = [f"domain {number % 25}" for number in range(600)]
-    queries, documents = topics(600, 12, 30)
-    inputs = store(tmp_path, queries=queries, documents=documents, domains=names)
-    artifact = Artifact(make(Cluster(config(tmp_path, inputs, smallest_domain=9))))
-    assert len(artifact.shards) == 25
-    assert sorted(columns) == ["document_row", "domain", "domain", "query_row"]  # domains to plan with, too
+    read_tables = ParquetRows.tables
+    monkeypatch.setattr(ParquetRows, "tables", read)
+    together = clustered("together")
+    assert columns.count("query_row") == 1  # once, for all domains
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 100)
+    columns.clear()
+    assert clustered("apart") == together
+    assert columns.count("query_row") == 5  # 9 files, two to a part
 
 
 def test_queries_alone_need_no_documents(tmp_path: Path) -> None:

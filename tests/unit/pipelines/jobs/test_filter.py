@@ -145,7 +145,7 @@ def test_batches_are_those_of_a_literal_filter(
     world: World, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pair_batches, "_EXAMPLES_AT_ONCE", 2 * SIZE)
-    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 20)
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 20)
     if "negatives" in settings:
         settings = {**settings, "negatives": world.candidates}
     reader = run(world, tmp_path / "b", **settings)
@@ -293,7 +293,7 @@ def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, mo
     asked = {"negatives": world.candidates, "negatives_per_example": 2}
     run(world, tmp_path / "a", **asked)
     monkeypatch.setattr(pair_batches, "_EXAMPLES_AT_ONCE", 1)
-    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 1)
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
     run(world, tmp_path / "b", **asked)
     assert contents(str(tmp_path / "a")) == contents(str(tmp_path / "b"))
 

@@ -101,7 +101,7 @@ def test_batches_of_consecutive_chunks_of_few_sources(tmp_path: Path) -> None:
 
 
 def test_what_belongs_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 1)
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
     rows = chunks_of([("a", 4, "x"), ("b", 3, "x"), ("b", 2, "y"), ("b", 2, "x")])
     del rows[2]  # a chunk that was no text
     config = GroupConfig(collection=collection_of(tmp_path / "c", rows, per_file=2), output="")
@@ -135,7 +135,7 @@ def test_bytes_are_a_function_of_the_input_and_the_seed(tmp_path: Path, monkeypa
     first = contents(group(tmp_path / "a", collection, **asked).uri)
     assert first != contents(group(tmp_path / "s", collection, **asked, seed=1).uri)
     monkeypatch.setattr(row_batches, "_ROWS_AT_ONCE", 1)
-    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 1)
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
     assert contents(group(tmp_path / "b", collection, **asked).uri) == first
     assert {name.split("/")[0] for name in first} == {"manifest.json", "epoch=00000", "epoch=00001"}
     assert first["epoch=00000/batches-00000.parquet"] != first["epoch=00001/batches-00000.parquet"]

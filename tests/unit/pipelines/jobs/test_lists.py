@@ -104,7 +104,7 @@ def test_batches_do_not_depend_on_parts(
         return [reader.read(0, index) for index in range(reader.number_of_batches(0))]
 
     first = batches("a")
-    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 1)
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
     assert batches("b") == first
     assert batches("c", seed=3) != first
 
