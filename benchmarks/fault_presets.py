@@ -22,8 +22,8 @@ _QUICKSTART = (
     "base_vectors.texts_per_shard=60",
     "clusters.cluster_size=16",
     "clusters.smallest_domain=16",
-    "packing.packing.batch_size=16",
     *_SHORT_TRAINING,
+    *(setting.replace("model.", "random_model.", 1) for setting in _SHORT_TRAINING),
 )
 _SHORT_TEXTS = ("model.objective.query_max_length=32", "model.objective.document_max_length=32")
 _TRIPLETS = (

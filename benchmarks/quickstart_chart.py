@@ -13,7 +13,7 @@ from benchmarks.chart import chart
 from raytriever.reports.plots import BLUE, GREY, INK
 
 MEASURE = "nDCG@10"
-SYSTEMS = ("BM25", "base encoder", "trained encoder")
+SYSTEMS = ("BM25", "base encoder", "trained on random batches", "trained encoder")
 
 
 def draw(run: Path, target: Path) -> None:
@@ -22,8 +22,8 @@ def draw(run: Path, target: Path) -> None:
     values = [np.asarray(table[f"{system}/{MEASURE}"], dtype=np.float64) for system in SYSTEMS]
     means = [float(np.nanmean(each)) for each in values]
     errors = [1.96 * float(np.nanstd(each)) / len(each) ** 0.5 for each in values]
-    with chart(target, 2.1, "quickstart") as axes:
-        axes.barh(SYSTEMS, means, xerr=errors, color=[GREY, GREY, BLUE], ecolor=INK, height=0.62)
+    with chart(target, 2.4, "quickstart") as axes:
+        axes.barh(SYSTEMS, means, xerr=errors, color=[GREY, GREY, GREY, BLUE], ecolor=INK, height=0.62)
         for place, (mean, error) in enumerate(zip(means, errors, strict=True)):
             axes.text(mean + error + 0.008, place, f"{mean:.4f}", va="center", color=INK)
         axes.set_xlim(0, max(means) * 1.18)

@@ -1,6 +1,6 @@
 """What Ray Train costs a step, and how much of a step waits for data: the same training with Ray and without.
 
-    raytriever run quickstart --until batches
+    raytriever run quickstart --until batches --set packing.packing.batch_size=64
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without

@@ -1,6 +1,6 @@
 """What a second worker is worth: embedding, k-means, packing and training with one worker and with two, a thread each.
 
-    raytriever run quickstart --until batches
+    raytriever run quickstart --until batches --set packing.packing.batch_size=64
     python -m benchmarks.worker_efficiency data/nfcorpus_filtered --batches runs/quickstart/batches --rounds 2
 
 Needs two cores that nothing else uses. Each stage runs through its job on a local Ray, with one and with two workers in

@@ -15,14 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from raytriever.command_line import (
-    OutputOption,
-    PrintOption,
-    RecipeArgument,
-    SetOption,
-    UntilOption,
-    user_errors,
-)
+from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, user_errors
 from raytriever.jobs import COMMANDS, JOBS, load, stage_class
 from raytriever.reports.log import configure_log
 
@@ -52,12 +45,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for _name, (_, _line) in {**COMMANDS, **JOBS}.items():
     app.command(_name, help=_line)(lambda: None)
 

@@ -8,12 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.filtering.false_negatives import (
-    FalseNegativeSettings,
-    false_negatives,
-    own_columns,
-    to_columns,
-)
+from pipelines.filtering.false_negatives import FalseNegativeSettings, false_negatives, own_columns, to_columns
 from pipelines.filtering.hard_negatives import NegativeDraw, TeacherScores
 from pipelines.filtering.mask_audit import AuditedBatch
 from pipelines.mapped_rows import MappedRows

@@ -134,18 +134,8 @@ def find_columns(
     in_judgments = tables.open(next(iter(chosen.values()))).columns()
     return ColumnFiles(
         path=where,
-        documents=DocumentTable(
-            table=corpus,
-            id=_first_of(["_id", "id"], in_corpus),
-            title=TITLE,
-            domain=DOMAIN,
-        ),
-        queries=QueryTable(
-            table=queries,
-            id=_first_of(["_id", "id"], in_queries),
-            domain=DOMAIN,
-            answers=ANSWERS,
-        ),
+        documents=DocumentTable(table=corpus, id=_first_of(["_id", "id"], in_corpus), title=TITLE, domain=DOMAIN),
+        queries=QueryTable(table=queries, id=_first_of(["_id", "id"], in_queries), domain=DOMAIN, answers=ANSWERS),
         judgments=JudgmentTables(
             splits=chosen,
             query_id=_first_of(["query-id", "query_id"], in_judgments),

@@ -2,20 +2,17 @@
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.clustering.clusters import CLUSTERS
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
-from pipelines.jobs.lookups import map_array, part_shards, shard_name
-from pipelines.packing.domain_groups import DomainGroups, groups_of, numbers_of
+from pipelines.jobs.lookups import domain_shards, read_stretch, shard_name, write_by_domain
+from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
@@ -24,7 +21,6 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import ParquetRows
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
@@ -83,23 +79,20 @@ class Cluster(Stage[ClusterConfig]):
                     " clustered by one a side. Embed with an encoder that gives one."
                 )
         groups = self._groups()
-        sizes = np.bincount(groups.labels[groups.labels >= 0], minlength=len(groups.names))
-        parts = part_shards(_LOOKUP, Artifact(self.config.pairs, PAIRS), "pairs/")
-        of_all = {"domains": groups.names, "pairs": 0}
-        lookups = [replace(part, description=part.description | of_all) for part in parts]
+        lookups = domain_shards(_LOOKUP, Artifact(self.config.pairs, PAIRS), groups, ["query_row", "document_row"])
         domains = [
             Shard(
                 f"{number:05d}",
                 {
                     "number": number,
                     "name": name,
-                    "pairs": int(sizes[number]),
+                    "pairs": size,
                     "left_out": groups.dropped if number == 0 else 0,
-                    "lookups": len(parts),
+                    "lookups": len(lookups),
                 },
                 phase=1,
             )
-            for number, name in enumerate(groups.names)
+            for number, (name, size) in enumerate(zip(groups.names, groups.sizes, strict=True))
         ]
         return [*lookups, *domains]
 
@@ -131,33 +124,15 @@ class Cluster(Stage[ClusterConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
-        return self._make_lookup(shard, writer) if "domains" in shard.description else self._make_domain(shard, writer)
-
-    def _make_lookup(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Some files' pairs, one domain after the other, and their rows: each domain reads its own."""
-        names, files = shard.description["domains"], shard.description["files"]
-        columns = ["domain", "query_row", "document_row"]
-        rows = pa.concat_tables(ParquetRows(Artifact(self.config.pairs, PAIRS), files).tables(columns))
-        merges = self.config.small_domains in ("merge", "merge_all")
-        labels = numbers_of(rows["domain"], names, others=len(names) - 1 if merges else -1)
-        order = np.argsort(labels, kind="stable")
-        of_pairs = [shard.description["first"] + order, *(rows[column].to_numpy()[order] for column in columns[1:])]
-        writer.add_array(_lookup_file(shard.name), np.stack(of_pairs))
-        writer.add_array(_bounds_file(shard.name), np.searchsorted(labels[order], np.arange(len(names) + 1)))
-        return writer.commit(0)
-
-    def _pairs_of(self, shard: Shard) -> NDArray[np.int64]:
-        """Numbers, query rows and document rows (3, pairs) of one domain's pairs, in order, from all lookups."""
-        number, output, found = shard.description["number"], self.config.output, []
-        for lookup in [shard_name(_LOOKUP, part) for part in range(shard.description["lookups"])]:
-            bounds = map_array(output, lookup, _bounds_file(lookup))
-            found.append(map_array(output, lookup, _lookup_file(lookup))[:, bounds[number] : bounds[number + 1]])
-        return np.concatenate(found, axis=1)
+        if "domains" in shard.description:
+            return write_by_domain(writer, shard, Artifact(self.config.pairs, PAIRS))
+        return self._make_domain(shard, writer)
 
     def _make_domain(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Clusters one domain's pairs; writes assignments and centroids."""
         number, name = shard.description["number"], shard.description["name"]
-        pairs, query_rows, document_rows = self._pairs_of(shard)
+        lookups = [shard_name(_LOOKUP, part) for part in range(shard.description["lookups"])]
+        pairs, query_rows, document_rows = read_stretch(self.config.output, lookups, number)
         vectors = StoredVectors(self.config.vectors)
         k = number_of_clusters(len(pairs), self.config.cluster_size)
         seed = self.config.seed ^ zlib.crc32(name.encode("utf-8", "surrogatepass"))  # of the domain, wherever it stands
@@ -198,14 +173,6 @@ class Cluster(Stage[ClusterConfig]):
         """Pairs, clusters, domains."""
         clusters = counted(artifact.manifest["counts"]["clusters"], "cluster")
         return f"{counted(artifact.rows, 'pair')} in {clusters} of {counted(len(artifact.shards), 'domain')}"
-
-
-def _lookup_file(shard: str) -> str:
-    return f"lookup/{shard}.npy"
-
-
-def _bounds_file(shard: str) -> str:
-    return f"lookup/{shard}.bounds.npy"
 
 
 def _facts(clustering: Clustering, k: int) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Here a shard finds the files of an earlier phase as local paths, which it can ma
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
+from pipelines.packing.domain_groups import DomainGroups, numbers_of
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.stage import Shard
@@ -74,6 +76,48 @@ def shard_name(what: str, number: int) -> str:
 
 def _file(shard: str) -> str:
     return f"lookup/{shard}.arrow"
+
+
+def domain_shards(
+    what: str, pairs: Artifact, groups: DomainGroups, columns: Sequence[str] = (), seed: int | None = None
+) -> list[Shard]:
+    """Those of ``part_shards`` that write the pairs of some files, one domain after the other.
+
+    Numbers of pairs and these ``columns`` of theirs, in the order of the files, or drawn where there is a seed.
+    """
+    described = {"domains": groups.names, "others": groups.others, "columns": columns, "seed": seed, "pairs": 0}
+    return [replace(part, description=part.description | described) for part in part_shards(what, pairs, "pairs/")]
+
+
+def write_by_domain(writer: ShardWriter, shard: Shard, pairs: Artifact) -> ShardRecord:
+    """Makes one of ``domain_shards``."""
+    described, columns = shard.description, shard.description["columns"]
+    names, first, seed = described["domains"], described["first"], described["seed"]
+    rows = pa.concat_tables(ParquetRows(pairs, described["files"]).tables(["domain", *columns]))
+    labels = numbers_of(rows["domain"], names, described["others"])
+    order = np.arange(len(rows)) if seed is None else np.random.default_rng([seed, first]).permutation(len(rows))
+    order = order[np.argsort(labels[order], kind="stable")]
+    bounds = np.searchsorted(labels[order], np.arange(len(names) + 1))
+    add_stretches(writer, shard, [first + order, *(rows[column].to_numpy()[order] for column in columns)], bounds)
+    return writer.commit(0)
+
+
+def add_stretches(
+    writer: ShardWriter, shard: Shard, rows: Sequence[NDArray[np.integer]], bounds: Sequence[int] | NDArray[np.int64]
+) -> None:
+    """Numbers of some items, several of each, and where the stretches of items begin and end."""
+    writer.add_array(f"lookup/{shard.name}.npy", np.stack([row.astype(np.int64) for row in rows]))
+    writer.add_array(f"lookup/{shard.name}.bounds.npy", np.asarray(bounds))
+
+
+def read_stretch(output: str, shards: Sequence[str], number: int, share: int = 0, of: int = 1) -> NDArray[np.int64]:
+    """What ``shards`` have of stretch ``number``, (rows, items), one after the other; of each one of ``of`` shares."""
+    found = []
+    for shard in shards:
+        begin, end = map_array(output, shard, f"lookup/{shard}.bounds.npy")[number : number + 2].tolist()
+        first, stop = (begin + (end - begin) * place // of for place in (share, share + 1))
+        found.append(map_array(output, shard, f"lookup/{shard}.npy")[:, first:stop])
+    return np.concatenate(found, axis=1)
 
 
 def pair_row_shards(pairs: Artifact) -> list[Shard]:

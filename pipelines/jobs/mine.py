@@ -13,13 +13,7 @@ from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
 from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys, rows_of_ids
 from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys
-from raytriever.artifacts.artifact import (
-    Artifact,
-    ShardRecord,
-    ShardWriter,
-    require_own_queries,
-    require_same_origin,
-)
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
 from raytriever.settings.configuration import InputPath

@@ -1,7 +1,8 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
 from collections.abc import Iterator, Sequence, Set
-from pathlib import Path
+from contextlib import contextmanager
+from math import ceil
 from typing import Any, Self
 
 import numpy as np
@@ -14,15 +15,19 @@ from pipelines.clustering.bisection import divide
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import (
-    earlier_file,
+    add_stretches,
+    domain_shards,
     earlier_record,
     map_array,
     pair_row_shards,
     pair_rows,
+    read_stretch,
+    shard_name,
+    write_by_domain,
     write_pair_rows,
 )
-from pipelines.packing.domain_groups import groups_of, unclustered
-from pipelines.packing.pack import PackingSettings, number_of_regions, pack, packing_facts
+from pipelines.packing.domain_groups import DomainGroups, groups_of, unclustered, unclustered_domain
+from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
@@ -35,7 +40,9 @@ from retrieval.vectors import StoredVectors
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
 _REGIONS = ("pairs", "clusters", "regions", "bounds")  # arrays of a divided domain: the first two by region
+_DRAWN = "drawn"  # pairs without clusters, by domain
 _ROW_GROUP = 1 << 17
+_SHARE = 1  # in a seed: of the pairs that regions have set aside
 
 
 class PackConfig(StageConfig):
@@ -78,11 +85,11 @@ class PackConfig(StageConfig):
 
 class Pack(Stage[PackConfig]):
     """A shard is an epoch. Of many pairs, an epoch is packed in parts, a file each: a few domains, or one region of a
-    large domain, whose regions are found first."""
+    large domain, whose regions are found first. What these set aside is dealt anew, in as many shares."""
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 7
+    algorithm_version = 8
     config_class = PackConfig
     unit = "examples"
 
@@ -93,64 +100,80 @@ class Pack(Stage[PackConfig]):
 
     def plan(self) -> list[Shard]:
         """The regions, the pairs' rows, the parts, the epochs; refuses inputs that don't go together."""
-        config = self.config
-        regions, parts = list[Shard](), list[dict[str, Any]]()
-        if config.clusters:
-            clusters = Artifact(config.clusters, CLUSTERS)
-            most = config.packing.region_pairs
-            counts = [number_of_regions(shard.rows, int(shard.counts["clusters"]), most) for shard in clusters.shards]
-            parts = parts_of([shard.rows for shard in clusters.shards], counts, most)
-            large = {number: count for number, count in enumerate(counts) if count > 1}
-            regions = [
-                Shard(_regions_shard(number), {"divide": number, "regions": count}, intermediate=True)
-                for number, count in large.items()
-            ]
-            self._check_domains([str(shard.facts["domain"]) for shard in clusters.shards])
+        config, most = self.config, self.config.packing.region_pairs
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        rows = pair_row_shards(Artifact(str(config.pairs), PAIRS)) if config.packing.polish_sweeps else []
-        return [*regions, *rows, *self._epochs(parts, len(rows))]
-
-    def _epochs(self, parts: list[dict[str, Any]], rows: int) -> list[Shard]:
-        """An epoch is one shard, or, where there is more than one part, the parts and what joins them."""
-        shards = []
-        for epoch in range(self.config.epochs):
-            name = f"epoch={epoch:05d}"
-            described = {"epoch": epoch, "rows": rows}
-            if len(parts) < 2:
-                shards.append(Shard(name, described, phase=1))
-                continue
-            names = [f"{name}-part-{number:05d}" for number in range(len(parts))]
-            for part, of_part in zip(names, parts, strict=True):
-                shards.append(Shard(part, described | of_part, phase=1, intermediate=True))
-            shards.append(Shard(name, {"epoch": epoch, "parts": names}, phase=2))
-        return shards
-
-    def _check_pairs(self, pairs: Artifact) -> None:
-        config = self.config
         if config.clusters:
-            require_same_origin("pairs", Artifact(config.clusters, CLUSTERS), pairs)
+            shards = Artifact(config.clusters, CLUSTERS).shards
+            names, sizes = [str(shard.facts["domain"]) for shard in shards], [shard.rows for shard in shards]
+            counts = [number_of_regions(shard.rows, int(shard.counts["clusters"]), most) for shard in shards]
+            regions = [
+                Shard(_regions_shard(number), {"divide": number, "regions": count}, intermediate=True)
+                for number, count in enumerate(counts)
+                if count > 1
+            ]
         else:
-            self._check_domains(groups_of(pairs, config.packing.batch_size, config.small_domains).names)
-        if config.vectors:
-            require_same_origin("collection", pairs, StoredVectors(config.vectors))
-
-    def _check_domains(self, names: Sequence[str]) -> None:
-        for name in self.config.packing.shuffled_of_domains:
+            groups = self._groups()
+            names, sizes = list(groups.names), groups.sizes
+            counts = [number_of_regions(size, ceil(size / most), most) for size in sizes]
+            drawn = domain_shards(_DRAWN, Artifact(str(config.pairs), PAIRS), groups, seed=config.seed)
+            regions = drawn if sum(sizes) > most else []
+        for name in config.packing.shuffled_of_domains:
             if name not in names:
                 raise UserError(
                     f"packing.shuffled_of_domains names {name!r}, which is no domain.{did_you_mean(name, names)}"
                 )
+        rows = pair_row_shards(Artifact(str(config.pairs), PAIRS)) if config.packing.polish_sweeps else []
+        parts = [
+            part | {"names": names[slice(*part["domains"])], "of": counts[part["domains"][0]]}
+            for part in parts_of(sizes, counts, most)
+        ]
+        described = {"rows": len(rows), "drawn": 0 if config.clusters else len(regions)}
+        return [*regions, *rows, *self._epochs(parts, described)]
+
+    def _epochs(self, parts: list[dict[str, Any]], described: dict[str, Any]) -> list[Shard]:
+        """An epoch is one shard, or, where there is more than one part, the parts, the shares and what joins them."""
+        shards = []
+        for epoch in range(self.config.epochs):
+            name = f"epoch={epoch:05d}"
+            of_epoch = described | {"epoch": epoch}
+            if len(parts) < 2:
+                shards.append(Shard(name, of_epoch, phase=1))
+                continue
+            names = [f"{name}-part-{number:05d}" for number in range(len(parts))]
+            packed = [
+                Shard(at, of_epoch | part, phase=1, intermediate=True) for at, part in zip(names, parts, strict=True)
+            ]
+            dealt = []
+            for number, part in enumerate(parts):
+                if "region" in part and self.config.packing.shuffled_share(epoch, part["names"][0]):
+                    first = number - part["region"]
+                    share = {"epoch": epoch, "share": part, "parts": names[first : first + part["of"]]}
+                    dealt.append(Shard(f"{name}-dealt-{number:05d}", share, phase=2, intermediate=True))
+            joined = [shard.name for shard in (*packed, *dealt)]
+            shards += [*packed, *dealt, Shard(name, {"epoch": epoch, "parts": joined}, phase=3)]
+        return shards
+
+    def _groups(self) -> DomainGroups:
+        config = self.config
+        return groups_of(Artifact(str(config.pairs), PAIRS), config.packing.batch_size, config.small_domains)
+
+    def _check_pairs(self, pairs: Artifact) -> None:
+        if self.config.clusters:
+            require_same_origin("pairs", Artifact(self.config.clusters, CLUSTERS), pairs)
+        if self.config.vectors:
+            require_same_origin("collection", pairs, StoredVectors(self.config.vectors))
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
         if "divide" in shard.description:
             return self._make_regions(shard.description["divide"], shard.description["regions"], writer)
         if "make" in shard.description:
-            return write_pair_rows(writer, shard, Artifact(str(self.config.pairs), PAIRS))
-        if "domains" in shard.description:
-            return self._make_part(shard, writer)
-        return self._make_epoch(shard, writer)
+            write = write_by_domain if shard.description["make"] == _DRAWN else write_pair_rows
+            return write(writer, shard, Artifact(str(self.config.pairs), PAIRS))
+        if "share" in shard.description:
+            return self._make_share(shard, writer)
+        return self._make_part(shard, writer) if "domains" in shard.description else self._make_epoch(shard, writer)
 
     def _make_regions(self, number: int, count: int, writer: ShardWriter) -> ShardRecord:
         """Which region each cluster is in, and a domain's pairs, region after region.
@@ -175,36 +198,41 @@ class Pack(Stage[PackConfig]):
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
-        names = [f"{shard.name.replace('-', '/', 1)}.parquet", f"aside/{shard.name}.parquet"]
-        with _writer(writer.path(names[0])) as file, _writer(writer.path(names[1])) as aside:
-            figures, left_out = self._pack(shard, file, aside)
-        rows = pq.read_metadata(writer.path(names[0])).num_rows
-        for name in names:
-            writer.add(name)
-        facts = {"figures": figures, "left_out": left_out, "domain": shard.description["domains"][0], "rows": rows}
+        with _writer(writer, shard) as file:
+            facts, aside = self._pack(shard, file)
+        if "region" in shard.description:
+            add_stretches(writer, shard, aside, [0, len(aside[0])])
         return writer.commit(0, facts=facts)
+
+    def _make_share(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """As many of the pairs that each region of a domain has set aside, dealt anew."""
+        described, share, size = shard.description, shard.description["share"], self.config.packing.batch_size
+        pairs, clusters = read_stretch(self.config.output, described["parts"], 0, share["region"], share["of"])
+        domain = DomainPairs(share["names"][0], pairs, clusters.astype(np.int32), np.empty((0, 0), dtype=np.float32))
+        place = [share["domains"][0], share["region"], _SHARE]
+        order = np.random.default_rng([self.config.seed, described["epoch"], *place]).permutation(len(pairs))
+        batches = cut_into_batches(order, size)
+        with _writer(writer, shard) as file:
+            _write(file, domain, batches.ravel())
+        figures = [{"shuffled": len(batches)}]
+        return writer.commit(0, facts=_facts(figures, len(pairs) - batches.size, batches.size))
 
     def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch.
 
-        Its files are those of its parts, then what regions have set aside, dealt domain by domain.
+        Its files are those of its parts, then of the shares of what regions have set aside.
         """
         config, epoch, parts = self.config, shard.description["epoch"], shard.description.get("parts")
         size = config.packing.batch_size
-        records = [earlier_record(config.output, part) for part in parts or ()]
-        writer.adopt([record.files[0] for record in records])
-        name = f"{shard.name}/packing.parquet"
-        with _writer(writer.path(name)) as file:
-            if parts:
-                self._deal(epoch, records, file)
-                figures = [domain for record in records for domain in record.facts["figures"]]
-                left_out = sum(record.facts["left_out"] for record in records)
-            else:
-                figures, left_out = self._pack(shard, file)
-        own = pq.read_metadata(writer.path(name)).num_rows
-        if own or not parts:
-            writer.add(name)
-        rows = own + sum(record.facts["rows"] for record in records)
+        if parts:
+            records = [earlier_record(config.output, part) for part in parts]
+            writer.adopt([record.files[0] for record in records if record.facts["rows"]])
+            figures = [domain for record in records for domain in record.facts["figures"]]
+            left_out, rows = (sum(record.facts[name] for record in records) for name in ("left_out", "rows"))
+        else:
+            with _writer(writer, shard) as file:
+                facts, _ = self._pack(shard, file)
+            figures, left_out, rows = facts.values()
         return writer.commit(
             rows,
             counts={"batches": rows // size},
@@ -217,29 +245,14 @@ class Pack(Stage[PackConfig]):
             },
         )
 
-    def _deal(self, epoch: int, parts: list[ShardRecord], file: pq.ParquetWriter) -> None:
-        """Deals what regions have set aside, domain by domain."""
-        aside: dict[int, list[Path]] = {}
-        for part in parts:
-            path = earlier_file(self.config.output, part.name, part.files[1].name)
-            if pq.read_metadata(path).num_rows:
-                aside.setdefault(part.facts["domain"], []).append(path)
-        for number, paths in aside.items():
-            rows = pa.concat_tables(pq.read_table(path) for path in paths)
-            name = str(Artifact(str(self.config.clusters), CLUSTERS).shards[number].facts["domain"])
-            pairs, clusters = (rows[column].to_numpy() for column in ("pair", "cluster"))
-            order = np.random.default_rng([self.config.seed, epoch, number]).permutation(len(rows))
-            _write(file, DomainPairs(name, pairs, clusters, np.empty((0, 0), dtype=np.float32)), order)
-
-    def _pack(
-        self, shard: Shard, file: pq.ParquetWriter, aside: pq.ParquetWriter | None = None
-    ) -> tuple[list[dict[str, Any]], int]:
-        """Packs the shard's domains, all, some or a region of one: figures of each, and how many pairs are left out."""
+    def _pack(self, shard: Shard, file: pq.ParquetWriter) -> tuple[dict[str, Any], list[NDArray[np.integer]]]:
+        """Packs the shard's domains, all, some or a region of one: what came of it, and what is set aside."""
         config, described = self.config, shard.description
         region = described.get("region")
         figures: list[dict[str, Any]] = []
-        left_out = 0
-        for number, domain in self._domains(described.get("domains"), region):
+        left_out = rows = 0
+        aside: list[NDArray[np.integer]] = []
+        for number, domain in self._domains(described):
             packed = pack(
                 domain.clusters
                 if region is None
@@ -254,23 +267,30 @@ class Pack(Stage[PackConfig]):
                 region=region,
             )
             _write(file, domain, packed.batches.ravel())
-            if aside:
-                _write(aside, domain, packed.aside)
+            aside = [domain.pairs[packed.aside], domain.clusters[packed.aside]]
             figures.append(packed.figures)
+            rows += packed.batches.size
             left_out += len(domain.pairs) - packed.batches.size - len(packed.aside)
-        return figures, left_out
+        return _facts(figures, left_out, rows), aside
 
-    def _domains(self, bounds: list[int] | None, region: int | None) -> Iterator[tuple[int, DomainPairs]]:
+    def _domains(self, described: dict[str, Any]) -> Iterator[tuple[int, DomainPairs]]:
         """With their numbers, one after another: only one is held."""
-        config = self.config
+        config, region = self.config, described.get("region")
         if not config.clusters:
-            pairs = Artifact(str(config.pairs), PAIRS)
-            return enumerate(unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains)))
+            if "domains" not in described:
+                return enumerate(unclustered(self._groups()))
+            return ((number, self._drawn(number, described)) for number in range(*described["domains"]))
         clusters = Artifact(config.clusters, CLUSTERS)
-        chosen = range(*bounds) if bounds else range(len(clusters.shards))
+        chosen = range(*described.get("domains", [len(clusters.shards)]))
         if region is not None:
             return iter([(chosen[0], self._region(clusters, chosen[0], region))])
         return ((number, read_domain(clusters, number)) for number in chosen)
+
+    def _drawn(self, number: int, described: dict[str, Any]) -> DomainPairs:
+        """A domain without clusters, or as many pairs of it as a region has, drawn from all."""
+        parts = [shard_name(_DRAWN, part) for part in range(described["drawn"])]
+        (pairs,) = read_stretch(self.config.output, parts, number, described.get("region", 0), described["of"])
+        return unclustered_domain(described["names"][number - described["domains"][0]], np.sort(pairs))
 
     def _region(self, clusters: Artifact, number: int, region: int) -> DomainPairs:
         """What ``_make_regions`` wrote, of one region; the centroids are those of its clusters, in order."""
@@ -290,11 +310,8 @@ class Pack(Stage[PackConfig]):
 
     def _dropped(self, left_out: int) -> dict[str, int]:
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}
-        if self.config.clusters is None:
-            pairs = Artifact(str(self.config.pairs), PAIRS)
-            groups = groups_of(pairs, self.config.packing.batch_size, self.config.small_domains)
-            if groups.dropped:
-                dropped["pairs of small domains"] = groups.dropped
+        if self.config.clusters is None and (of_small := self._groups().dropped):
+            dropped["pairs of small domains"] = of_small
         return dropped
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
@@ -309,8 +326,19 @@ class Pack(Stage[PackConfig]):
         return f"{batches} of {size} in {counted(artifact.config['epochs'], 'epoch')}"
 
 
-def _writer(path: Path) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, SCHEMA, compression="zstd")
+@contextmanager
+def _writer(writer: ShardWriter, shard: Shard) -> Iterator[pq.ParquetWriter]:
+    """Of the shard's packed pairs: a file of its epoch."""
+    epoch, _, part = shard.name.partition("-")
+    name = f"{epoch}/{part or 'packing'}.parquet"
+    with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as file:
+        yield file
+    writer.add(name)
+
+
+def _facts(figures: list[dict[str, Any]], left_out: int, rows: int) -> dict[str, Any]:
+    """Of a part of an epoch."""
+    return {"figures": figures, "left_out": left_out, "rows": rows}
 
 
 def _write(file: pq.ParquetWriter, domain: DomainPairs, items: NDArray[np.int64]) -> None:

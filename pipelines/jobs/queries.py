@@ -30,10 +30,7 @@ class QueriesConfig(StageConfig):
 
     collection: InputPath
     """The collection whose documents queries are made from."""
-    queries: Annotated[
-        TitleQueries | HeadingQueries | CropQueries | DocstringQueries,
-        Field(discriminator="kind"),
-    ]
+    queries: Annotated[TitleQueries | HeadingQueries | CropQueries | DocstringQueries, Field(discriminator="kind")]
     """Which kind of queries."""
     split: str = Field(default="train", min_length=1)
     """The split that their judgments are of."""

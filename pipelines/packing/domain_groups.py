@@ -19,16 +19,24 @@ MERGED = "(merged)"
 class DomainGroups:
     """Which items are clustered and packed together.
 
-    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups.
+    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups; ``others``: the
+    group of domains that have no group of their name.
     """
 
     labels: NDArray[np.int64]
     names: tuple[str, ...]
+    others: int = -1
 
     @property
     def dropped(self) -> int:
         """Items in no group."""
         return int((self.labels < 0).sum())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Items of each group."""
+        sizes: list[int] = np.bincount(self.labels[self.labels >= 0], minlength=len(self.names)).tolist()
+        return sizes
 
 
 def group_domains(
@@ -41,13 +49,13 @@ def group_domains(
     """
     names, codes = _in_order(domains)
     counts = np.bincount(codes, minlength=len(names))
-    group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
+    group_of, others = keep_domains(names, counts, smallest, small_domains, "pairs", limit), -1
     groups = [names[at] for at in np.flatnonzero(~are_small(counts, smallest, small_domains))]
     if group_of.max() == len(groups):
         if MERGED in groups:
             raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
-        groups.append(MERGED)
-    return DomainGroups(group_of[codes], tuple(groups))
+        groups, others = [*groups, MERGED], len(groups)
+    return DomainGroups(group_of[codes], tuple(groups), others)
 
 
 def numbers_of(domains: pa.ChunkedArray, names: Sequence[str], others: int) -> NDArray[np.int64]:
@@ -77,5 +85,9 @@ def unclustered(groups: DomainGroups) -> Iterator[DomainPairs]:
     by_group = np.argsort(groups.labels, kind="stable")
     bounds = np.searchsorted(groups.labels[by_group], np.arange(len(groups.names) + 1))
     for number, name in enumerate(groups.names):
-        pairs = by_group[bounds[number] : bounds[number + 1]]
-        yield DomainPairs(name, pairs, np.full(len(pairs), -1, dtype=np.int32), np.zeros((1, 1), dtype=np.float32))
+        yield unclustered_domain(name, by_group[bounds[number] : bounds[number + 1]])
+
+
+def unclustered_domain(name: str, pairs: NDArray[np.int64]) -> DomainPairs:
+    """Pairs as if they were of one cluster, which has no number."""
+    return DomainPairs(name, pairs, np.full(len(pairs), -1, dtype=np.int32), np.zeros((1, 1), dtype=np.float32))

@@ -43,7 +43,8 @@ class PackingSettings(Settings):
     polish_margin: float = Field(default=0.0, ge=0)
     """The filter's: negatives that it will mask count for nothing in swaps."""
     region_pairs: int = Field(default=1 << 20, gt=0)
-    """A domain of more pairs is divided into regions of near clusters, each packed by a task of its own."""
+    """A domain of more pairs is divided into regions of near clusters (without clusters: of any pairs), each packed by a
+    task of its own; what is shuffled is dealt across them."""
 
     def shuffled_share(self, epoch: int, domain: str | None) -> float:
         """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
@@ -121,8 +122,8 @@ def pack(
         batches = cut_into_batches(generator.permutation(items), settings.batch_size)
         return Packing(batches, {"shuffled": len(batches)})
     if share and region is not None:
-        figures["shuffled"] = round(share * len(items) / settings.batch_size)
-        aside, items = np.split(generator.permutation(items), [figures["shuffled"] * settings.batch_size])
+        number = round(share * len(items) / settings.batch_size)
+        aside, items = np.split(generator.permutation(items), [number * settings.batch_size])
         items, share = np.sort(items), 0.0
     if not len(items):
         return Packing(cut_into_batches(items, settings.batch_size), figures, aside)

@@ -26,14 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.artifacts.storage import (
-    TEMPORARY_PREFIX,
-    Folder,
-    cache_folder,
-    is_sha256,
-    require_inside,
-    sha256_of,
-)
+from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder, cache_folder, is_sha256, require_inside, sha256_of
 from raytriever.errors import UserError
 
 SCHEMA_VERSION = 1

@@ -37,11 +37,7 @@ _QUIET_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 # Ray would serve them on all of the machine's addresses, to anybody; no port has the number -1
-_NO_METRICS = {
-    "RAY_enable_metrics_collection": "0",
-    "AUTOSCALER_METRIC_PORT": "-1",
-    "DASHBOARD_METRIC_PORT": "-1",
-}
+_NO_METRICS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
 
 
 class RaySession:

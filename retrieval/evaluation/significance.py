@@ -36,11 +36,7 @@ class SignificanceTest:
 
 
 def compare_systems(
-    systems: Mapping[str, PerQuery],
-    measures: Sequence[str],
-    seed: int,
-    margin: float,
-    pairs: Sequence[tuple[str, str]],
+    systems: Mapping[str, PerQuery], measures: Sequence[str], seed: int, margin: float, pairs: Sequence[tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """Each of the ``pairs`` of systems, as a - b, on every measure, over the queries that count for both.
 

@@ -6,13 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from raytriever.artifacts.artifact import (
-    Artifact,
-    ShardRecord,
-    ShardWriter,
-    is_artifact,
-    require_same_origin,
-)
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath

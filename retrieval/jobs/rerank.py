@@ -14,14 +14,7 @@ from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.evaluation.judging import made_with
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import (
-    RANKING,
-    Tag,
-    join_ranking_blocks,
-    open_ranking,
-    ranking_fingerprint,
-    write_ranking_block,
-)
+from retrieval.rankings import RANKING, Tag, join_ranking_blocks, open_ranking, ranking_fingerprint, write_ranking_block
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 

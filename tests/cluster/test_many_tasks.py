@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.jobs import row_batches
+from pipelines.jobs import lookups, row_batches
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack
 from pipelines.jobs.row_batches import Group
@@ -42,7 +42,11 @@ class Killed:
 
 
 class KilledPack(Killed, Pack):
-    killed_at = ("regions-00000", "epoch=00001-part-00002", "epoch=00000")
+    killed_at = ("regions-00000", "epoch=00001-part-00002", "epoch=00001-dealt-00001", "epoch=00000")
+
+
+class KilledRandomPack(Killed, Pack):
+    killed_at = ("drawn-00001", "epoch=00000-part-00001")
 
 
 class KilledGroup(Killed, Group):
@@ -58,7 +62,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
     queries, documents = topics(PAIRS, 16, 40)
     domains = ["large"] * (PAIRS - 100) + ["small"] * 100
-    inputs = store(folder, queries=queries, documents=documents, domains=domains)
+    inputs = store(folder, queries=queries, documents=documents, domains=domains, per_file=300)
     config = ClusterConfig.model_validate(
         {**inputs, "cluster_size": 4, "smallest_domain": 4, "output": str(folder / "c")}
     )
@@ -87,6 +91,14 @@ def check(kind: type[Stage[Any]], killed: Any, settings: dict[str, Any], folder:
 def test_regions_of_a_domain(settings, session, tmp_path):
     begun = check(Pack, KilledPack, settings, tmp_path, session)
     assert sum("part" in name for name in begun) == 2 * (5 + 1)
+    assert sum("dealt" in name for name in begun) == 5  # of the epoch that shuffles some
+
+
+def test_regions_without_clusters(settings, session, tmp_path, monkeypatch):
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 300)
+    random = {"pairs": settings["pairs"], "packing": {"batch_size": 4, "order": "random", "region_pairs": 120}}
+    begun = check(Pack, KilledRandomPack, random, tmp_path, session)
+    assert sum("drawn" in name for name in begun) == 2
 
 
 def test_sections_of_a_group(session, tmp_path, monkeypatch):

@@ -156,12 +156,13 @@ def test_an_encoder_is_trained_for_each_value(
         (["--grid", "found.top_k=1", "--until", "found"], "no stage with job: evaluate"),
         (["--grid", "found.top_k=1:3"], "given: '1:3'"),
         ([], "needs a --grid"),
-        (["--grid", "found.top_k=1", "--concurrent", "0"], "--concurrent"),
     ],
 )
 def test_a_mistake_stops_the_sweep_before_anything_is_made(tmp_path: Path, arguments: list[str], expected: str) -> None:
     recipe = lexical_recipe(tmp_path)
     assert expected in refused("sweep", recipe, *arguments, "--output", str(tmp_path / "out"))
+    none = sweep(recipe, "--grid", "found.top_k=1", "--concurrent", "0", "--output", str(tmp_path / "out"))
+    assert (none.exit_code, "0 is not in the range x>=1" in none.stderr) == (2, True)
     assert not (tmp_path / "out").exists()
 
 

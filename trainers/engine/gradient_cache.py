@@ -49,10 +49,7 @@ class Chunks:
 
 
 def cut_by_length(
-    features: Mapping[str, Tensor],
-    chunk_size: int | None,
-    rows: Tensor | None = None,
-    chunk_tokens: int | None = None,
+    features: Mapping[str, Tensor], chunk_size: int | None, rows: Tensor | None = None, chunk_tokens: int | None = None
 ) -> Chunks:
     """Sorts texts by length, longest first, and cuts them into chunks, each trimmed to its own longest text.
 

@@ -163,11 +163,7 @@ class ScheduleSettings(Settings):
 
 
 def learning_rate(
-    step: int,
-    total_steps: int,
-    peak: float,
-    settings: ScheduleSettings,
-    evaluations: Sequence[DecidingValue] = (),
+    step: int, total_steps: int, peak: float, settings: ScheduleSettings, evaluations: Sequence[DecidingValue] = ()
 ) -> float:
     """The rate of ``step`` (0-based) in a run of ``total_steps``.
 

@@ -19,12 +19,7 @@ from trainers.objective import Objective, Outcome, to_device
 
 
 def compute_gradients(
-    objective: Objective[Any],
-    step: Step,
-    collated: Sequence[Any],
-    order: Order,
-    settings: TrainingSettings,
-    uri: str,
+    objective: Objective[Any], step: Step, collated: Sequence[Any], order: Order, settings: TrainingSettings, uri: str
 ) -> dict[str, Any]:
     """Leaves the gradient of the step's mean loss in the parameters: equal on all ranks, its norm clipped.
 

@@ -231,8 +231,7 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     clustered side by side, the cells are tasks."""
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
     large = sorted((n for n in size.domains if n > LARGE_DOMAIN), reverse=True)
-    lookups = ceil(size.pairs / max(_PAIRS_PER_FILE, ROWS_OF_A_LOOKUP))  # whole files
-    phases = [Phase([size.pairs * calibration.cluster_rows / lookups] * lookups)]
+    phases = [_by_domain(size, calibration)]
     if small:
         phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
     sums, at_once = 0.0, max(1, machines.nodes * machines.cores // WORKERS_OF_A_DOMAIN)
@@ -271,25 +270,36 @@ def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[floa
 
 def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N: a large domain's regions are a task each, of every epoch, small domains as many as fill one. Dividing a large
-    domain is a task."""
-    dividing, packing, small = [], [], 0
+    domain is a task, and so is a share of what its regions have set aside, at most all."""
+    dividing, packing, dealt, small = list[float](), list[float](), list[float](), 0
     for n in size.domains:
         regions = number_of_regions(n, number_of_clusters(n, size.cluster_size), _REGION_PAIRS)
         if regions > 1:
             dividing.append(n * calibration.divide)
             packing += [n / regions * calibration.pack] * regions
+            dealt += [n / regions * calibration.shuffle] * regions
         else:
             small += n
     parts = ceil(small / _REGION_PAIRS)
     packing += [small / parts * calibration.pack] * parts if parts else []
     phases = [Phase(dividing, "the largest domain")] if dividing else []
     phases.append(Phase(packing * size.epochs, "the largest region"))
+    if dealt:
+        phases.append(Phase(dealt * size.epochs, "the largest region"))
     return Stage("pack", phases, copied=_vectors_of(size))
 
 
 def _random_pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """N, an epoch a task."""
-    return Stage("pack", [Phase([size.pairs * calibration.shuffle] * size.epochs)], shared=size.pairs * size.epochs)
+    """N: pairs are put by domain, by parts, then shuffled by regions in every epoch."""
+    regions = sum(ceil(n / _REGION_PAIRS) for n in size.domains)
+    shuffled = [size.pairs * calibration.shuffle / regions] * regions * size.epochs
+    return Stage("pack", [_by_domain(size, calibration), Phase(shuffled)], shared=size.pairs * size.epochs)
+
+
+def _by_domain(size: Size, calibration: Calibration) -> Phase:
+    """Pairs are put by domain, as many files' together as make a task."""
+    tasks = ceil(size.pairs / max(_PAIRS_PER_FILE, ROWS_OF_A_LOOKUP))
+    return Phase([size.pairs * calibration.cluster_rows / tasks] * tasks)
 
 
 def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:

@@ -17,13 +17,7 @@ from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.jobs.lookups import earlier_file, earlier_record, map_array, part_shards
 from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
-from raytriever.artifacts.artifact import (
-    Artifact,
-    ShardRecord,
-    ShardWriter,
-    origin,
-    require_same_origin,
-)
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.report import Plot, Section, render

@@ -16,13 +16,7 @@ from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper
-from trainers.objectives.pairs import (
-    Candidates,
-    PairSettings,
-    TripletObjective,
-    Triplets,
-    unit_vectors,
-)
+from trainers.objectives.pairs import Candidates, PairSettings, TripletObjective, Triplets, unit_vectors
 
 Pairing = Literal["paper", "released"]
 ErrorFunction = Literal["squared", "absolute", "soft"]

@@ -29,14 +29,7 @@ from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.engine.sharding import equal_passes, is_sharded
 from trainers.objective import Outcome, Paper, Run
 from trainers.objectives.contrastive import contrast
-from trainers.objectives.pairs import (
-    Candidates,
-    PairBatch,
-    PairObjective,
-    PairSettings,
-    positives_in_step,
-    texts_of,
-)
+from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, PairSettings, positives_in_step, texts_of
 
 _FIRST_STAGE = "objective.first_stage"  # among a run's settings
 _MOST_OF_A_BATCH = 0.5  # as context, beyond which most pairs lack a document that others have

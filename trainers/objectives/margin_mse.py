@@ -21,14 +21,7 @@ from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper
-from trainers.objectives.pairs import (
-    Candidates,
-    PairBatch,
-    PairSettings,
-    TripletObjective,
-    Triplets,
-    unit_vectors,
-)
+from trainers.objectives.pairs import Candidates, PairBatch, PairSettings, TripletObjective, Triplets, unit_vectors
 
 
 class MarginMseSettings(PairSettings):

@@ -44,10 +44,7 @@ def validation_blocks(
     caption = "Measures of validation by the steps done."
     if best:
         caption += f" Orange: step {best.step:,}, the best by {decisive}, whose weights are the model's."
-    return [
-        Plot(curve_panels(panels, "Validation"), caption),
-        _measure_table(evaluations, best, names, points, log),
-    ]
+    return [Plot(curve_panels(panels, "Validation"), caption), _measure_table(evaluations, best, names, points, log)]
 
 
 def _measure_table(

@@ -35,11 +35,7 @@ from trainers.engine.early_stopping import Criterion
 from trainers.engine.settings import naming_full_memory
 from trainers.objective import Objective
 from trainers.validation.batches import BatchValidation, isolated
-from trainers.validation.settings import (
-    BatchValidationSettings,
-    RetrievalValidationSettings,
-    ValidationSettings,
-)
+from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
 from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
@@ -162,10 +158,7 @@ class RetrievalValidation:
         how = f"{len(selected.document_rows):,} documents searched"
         if selected.candidates is not None:
             how = f"{selected.candidates.shape[1]:,} candidates of each ranked anew"
-        self.notes = (
-            f"{what} of {self._collection.uri}, {how}, every {settings.every:,} steps",
-            *self._selected.notes,
-        )
+        self.notes = (f"{what} of {self._collection.uri}, {how}, every {settings.every:,} steps", *self._selected.notes)
 
     def measure(self, objective: Objective[Any]) -> dict[str, float]:
         """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""

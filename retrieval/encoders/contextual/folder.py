@@ -90,11 +90,7 @@ def is_contextual(path: Path) -> bool:
 
 
 def load_contextual(
-    settings: EncoderSettings,
-    path: Path,
-    fingerprint: str,
-    dropout: float | None = None,
-    fresh_seed: int | None = None,
+    settings: EncoderSettings, path: Path, fingerprint: str, dropout: float | None = None, fresh_seed: int | None = None
 ) -> ContextualEncoder:
     """Loads what ``ContextualEncoder.save`` wrote, as ``load_encoder`` does; no context is set.
 

@@ -22,11 +22,7 @@ from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Outcome, Paper
 from trainers.objectives.chunks import ChunkObjective, ChunkSettings, EncodedTwice, same_source_share
-from trainers.objectives.revela.language_model import (
-    InBatchLanguageModel,
-    LanguageModelSettings,
-    load_language_model,
-)
+from trainers.objectives.revela.language_model import InBatchLanguageModel, LanguageModelSettings, load_language_model
 
 Precision = Literal["float32", "bfloat16"]
 

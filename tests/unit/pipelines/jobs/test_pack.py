@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from pipelines.clustering.clusters import CLUSTERS, read_domain
+from pipelines.jobs import lookups
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, parts_of
@@ -22,6 +24,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from tests.unit import small_run
+from tests.unit.pipelines.jobs.paired_vectors import store, topics
 
 SIZE = 4
 
@@ -132,13 +135,13 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
         PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
     ).plan()
     assert Counter(shard.name.rstrip("0123456789") for shard in planned) == {
-        "regions-": 2, "rows-": 1, "epoch=": 2, "epoch=00000-part-": 6, "epoch=00001-part-": 6,
+        "regions-": 2, "rows-": 1, "epoch=": 2, "epoch=00000-part-": 6, "epoch=00001-part-": 6, "epoch=00001-dealt-": 6,
     }  # fmt: skip
     found = packed(tmp_path / "a", packing=settings, **inputs)
     for epoch, shard in enumerate(found.shards):
         table = check(found, run["pairs"], epoch)
         assert found.manifest["dropped"]["pairs that fill no batch of their domain in an epoch"] > 0
-        assert len(table) > small_run.PAIRS - 6 * SIZE
+        assert len(table) > small_run.PAIRS - (6 + 6 * epoch) * SIZE  # less than a batch of each region and share
         assert shard.facts["polish"]["hardness_after"] >= shard.facts["polish"]["hardness_before"]
         assert shard.facts["tour"]["length"] > 0
         assert (epoch == 1) == ("shuffled" in shard.facts)
@@ -152,6 +155,53 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
     assert folders == {"epoch=00000", "epoch=00001"}  # intermediate ones are removed
     random = packed(tmp_path / "b", packing={"region_pairs": 10, "order": "random"}, **inputs)
     check(random, run["pairs"], 1)
+
+
+def test_what_regions_set_aside_is_dealt_across_all_of_them(tmp_path: Path) -> None:
+    queries, documents = topics(400, 12, 40)
+    inputs = store(tmp_path, queries=queries, documents=documents, domains=["one"] * 400)
+    clusters = small_run.make(
+        Cluster(ClusterConfig(**inputs, cluster_size=5, smallest_domain=SIZE, output=str(tmp_path / "clusters")))
+    )
+    none, all_, half = (
+        packed(tmp_path / str(share), clusters=clusters, packing={"region_pairs": 100, "shuffled": share}, epochs=2)
+        for share in (0.0, 1.0, 0.5)
+    )
+    regions = [set(pq.read_table(none.path(file.name))["pair"].to_pylist()) for file in none.shards[0].files]
+    assert len(regions) == 4
+    for epoch in range(2):
+        for found, files in ((all_, 4), (half, 8)):
+            table, shard = check(found, inputs["pairs"], epoch), found.shards[epoch]
+            (left_out,) = shard.dropped.values()
+            assert (len(shard.files), len(table) + left_out) == (files, 400)
+            dealt = [pq.read_table(found.path(file.name)) for file in shard.files if "dealt" in file.name]
+            assert shard.facts["shuffled"] * SIZE == sum(map(len, dealt))
+            for rows in dealt:
+                shares = [len(region & set(rows["pair"].to_pylist())) / len(rows) for region in regions]
+                assert min(shares) > 0.15
+    assert all_.shards[0].facts["shuffled"] == len(epoch_of(all_, 0)) // SIZE
+    assert epoch_of(all_, 0) != epoch_of(all_, 1)
+
+
+def test_many_pairs_without_clusters_are_dealt_to_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    domains = [("large", "large", "a", "large", "b")[number % 5] for number in range(590)] + ["tiny"] * 3
+    queries, documents = topics(len(domains), 12, 30)
+    pairs = store(tmp_path, queries=queries, documents=documents, domains=domains, per_file=70)["pairs"]
+    random: dict[str, Any] = {"pairs": pairs, "small_domains": "drop", "epochs": 2}
+    whole = packed(tmp_path / "whole", packing={"order": "random"}, **random)
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 100)
+    found = packed(tmp_path / "regions", packing={"order": "random", "region_pairs": 120}, **random)
+    assert found.manifest["dropped"]["pairs of small domains"] == 2 * 3
+    for epoch in range(2):
+        table = check(found, pairs, epoch)
+        small, *regions = found.shards[epoch].files
+        assert len(table) > 590 - (2 + len(regions)) * SIZE
+        of_small = epoch_of(whole, epoch).filter(pc.not_equal(epoch_of(whole, epoch)["domain"], "large"))
+        assert pq.read_table(found.path(small.name)) == of_small  # small data keep their bytes
+        assert len(regions) == 3
+        for region in regions:
+            numbers = pq.read_table(found.path(region.name))["pair"].to_numpy()
+            assert np.histogram(numbers, bins=6, range=(0, 590))[0].min() > 10  # from all files
 
 
 def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> None:
@@ -206,7 +256,7 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
         ]
         assert replace(of_parts, files=()) == replace(of_whole, files=())  # all facts
     assert [epoch_of(parts, epoch) for epoch in range(2)] == [epoch_of(whole, epoch) for epoch in range(2)]
-    assert not [name for name in Folder(parts.uri).files() if name.startswith("aside/")]
+    assert not [name for name in Folder(parts.uri).files() if name.startswith("lookup/")]
 
 
 def test_parts_have_domains_after_one_another() -> None:

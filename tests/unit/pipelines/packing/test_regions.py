@@ -58,7 +58,6 @@ def test_a_region_sets_aside_what_is_shuffled(share: float, aside: int) -> None:
         found = pack(clusters, points, chosen, 0, epoch, region=3)
         assert found.batches.shape == (12 - aside, 4)
         assert len(found.aside) == 4 * aside
-        assert found.figures.get("shuffled", 0) == aside
         used = np.concatenate([found.batches.ravel(), found.aside])
         assert len(np.unique(used)) == 48
         left_out |= set(range(50)) - set(used.tolist())
