@@ -49,6 +49,10 @@ class KilledRandomPack(Killed, Pack):
     killed_at = ("drawn-00001", "epoch=00000-part-00001")
 
 
+class KilledCluster(Killed, Cluster):
+    killed_at = ("lookup-00001", "00001")
+
+
 class KilledGroup(Killed, Group):
     killed_at = ("stretches", "order-00000-00001", "epoch=00001-00002")
 
@@ -99,6 +103,13 @@ def test_regions_without_clusters(settings, session, tmp_path, monkeypatch):
     random = {"pairs": settings["pairs"], "packing": {"batch_size": 4, "order": "random", "region_pairs": 120}}
     begun = check(Pack, KilledRandomPack, random, tmp_path, session)
     assert sum("drawn" in name for name in begun) == 2
+
+
+def test_lookups_of_a_clustering(settings, session, tmp_path, monkeypatch):
+    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 300)
+    asked = {name: settings[name] for name in ("pairs", "vectors")} | {"cluster_size": 4, "smallest_domain": 4}
+    begun = check(Cluster, KilledCluster, asked, tmp_path, session)
+    assert sum("lookup" in name for name in begun) == 2
 
 
 def test_sections_of_a_group(session, tmp_path, monkeypatch):
