@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.clustering.kmeans import KMeansSettings, number_of_clusters
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS
@@ -102,10 +103,12 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
     Raises ``UserError`` where that is of too few pairs for their k-means to run on all cores.
     """
     cores, size = int(figures["cores"]), max(map(int, figures["runs"]))
-    if size <= LARGE_DOMAIN:
+    clusters, levels = number_of_clusters(size, figures["cluster_size"]), KMeansSettings().two_level_above
+    if size <= LARGE_DOMAIN or clusters <= levels:
         raise UserError(
-            f"The largest run has {size:,} pairs. Up to {LARGE_DOMAIN:,} are clustered in one task, which says"
-            " little about more: measure with benchmarks.batch_construction --pairs 1000000."
+            f"The largest run has {size:,} pairs in {clusters:,} clusters. Up to {LARGE_DOMAIN:,} are clustered in one"
+            f" task, up to {levels:,} clusters in one level, which says little about more: measure with"
+            " benchmarks.batch_construction --pairs 1000000."
         )
     run = figures["runs"][str(size)]
     pairs = Size(pairs=size, domains=(size,), rows=figures["batch_size"], cluster_size=figures["cluster_size"])

@@ -24,7 +24,8 @@ from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
-WORKERS_OF_A_DOMAIN = 32  # a large domain more is clustered beside the first for each so many
+WORKERS_OF_A_DOMAIN = 32  # for each so many one large domain is clustered at a time,
+MOST_AT_ONCE = 8  # and no more than these, whose sums are in the driver's memory
 _LOOKUP = "lookup"
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded
 
@@ -110,7 +111,7 @@ class Cluster(Stage[ClusterConfig]):
         from pipelines.jobs.part_workers import PartWorkers
 
         large.sort(key=lambda shard: int(shard.description["pairs"]), reverse=True)
-        with PartWorkers(self.config.resources, WORKERS_OF_A_DOMAIN) as workers:
+        with PartWorkers(self.config.resources, WORKERS_OF_A_DOMAIN, MOST_AT_ONCE) as workers:
             for record in workers.map_domains(self._make_large, large):
                 progress.advance(record.rows)
                 yield record

@@ -1,4 +1,4 @@
-"""What all shards of a stage look rows up in: written once, by shards of a first phase, and removed at the end.
+"""What shards of a stage look rows up in: written once, by shards of an earlier phase, and removed at the end.
 
 Here a shard finds the files of an earlier phase as local paths, which it can map into memory.
 """
@@ -22,6 +22,7 @@ from raytriever.stages.stage import Shard
 from retrieval.collections.collection import ParquetRows
 
 ROWS_OF_A_LOOKUP = 1 << 19
+_ORDER = (0, 0, 0, 1)  # behind a seed: longer than where epochs and domains stand there, so that no stream is another's
 _ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
 
 
@@ -95,7 +96,8 @@ def write_by_domain(writer: ShardWriter, shard: Shard, pairs: Artifact) -> Shard
     names, first, seed = described["domains"], described["first"], described["seed"]
     rows = pa.concat_tables(ParquetRows(pairs, described["files"]).tables(["domain", *columns]))
     labels = numbers_of(rows["domain"], names, described["others"])
-    order = np.arange(len(rows)) if seed is None else np.random.default_rng([seed, first]).permutation(len(rows))
+    drawn = None if seed is None else np.random.default_rng([seed, first, *_ORDER])
+    order = np.arange(len(rows)) if drawn is None else drawn.permutation(len(rows))
     order = order[np.argsort(labels[order], kind="stable")]
     bounds = np.searchsorted(labels[order], np.arange(len(names) + 1))
     add_stretches(writer, shard, [first + order, *(rows[column].to_numpy()[order] for column in columns)], bounds)
@@ -111,12 +113,16 @@ def add_stretches(
 
 
 def read_stretch(output: str, shards: Sequence[str], number: int, share: int = 0, of: int = 1) -> NDArray[np.int64]:
-    """What ``shards`` have of stretch ``number``, (rows, items), one after the other; of each one of ``of`` shares."""
+    """What ``shards`` have of stretch ``number``, (rows, items), one after the other; of each one of ``of`` shares.
+
+    Shares of one shard differ by an item at most, and so do those of all, where shards have as many as each other.
+    """
     found = []
-    for shard in shards:
+    for place, shard in enumerate(shards):
         begin, end = map_array(output, shard, f"lookup/{shard}.bounds.npy")[number : number + 2].tolist()
-        first, stop = (begin + (end - begin) * place // of for place in (share, share + 1))
-        found.append(map_array(output, shard, f"lookup/{shard}.npy")[:, first:stop])
+        first, stop = (begin + ((end - begin) * cut + place % of) // of for cut in (share, share + 1))
+        if first < stop or place == 0:  # else the array needn't be had
+            found.append(map_array(output, shard, f"lookup/{shard}.npy")[:, first:stop])
     return np.concatenate(found, axis=1)
 
 

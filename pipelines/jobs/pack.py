@@ -42,7 +42,7 @@ SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa
 _REGIONS = ("pairs", "clusters", "regions", "bounds")  # arrays of a divided domain: the first two by region
 _DRAWN = "drawn"  # pairs without clusters, by domain
 _ROW_GROUP = 1 << 17
-_SHARE = 1  # in a seed: of the pairs that regions have set aside
+_SHARE = 2  # in a seed: of the pairs that regions have set aside
 
 
 class PackConfig(StageConfig):
@@ -100,7 +100,7 @@ class Pack(Stage[PackConfig]):
 
     def plan(self) -> list[Shard]:
         """The regions, the pairs' rows, the parts, the epochs; refuses inputs that don't go together."""
-        config, most = self.config, self.config.packing.region_pairs
+        config, most, of_small = self.config, self.config.packing.region_pairs, 0
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
         if config.clusters:
@@ -114,10 +114,9 @@ class Pack(Stage[PackConfig]):
             ]
         else:
             groups = self._groups()
-            names, sizes = list(groups.names), groups.sizes
-            counts = [number_of_regions(size, ceil(size / most), most) for size in sizes]
-            drawn = domain_shards(_DRAWN, Artifact(str(config.pairs), PAIRS), groups, seed=config.seed)
-            regions = drawn if sum(sizes) > most else []
+            names, sizes, of_small = list(groups.names), groups.sizes, groups.dropped
+            counts = [ceil(size / most) for size in sizes]
+            regions = domain_shards(_DRAWN, Artifact(str(config.pairs), PAIRS), groups, seed=config.seed)
         for name in config.packing.shuffled_of_domains:
             if name not in names:
                 raise UserError(
@@ -128,8 +127,8 @@ class Pack(Stage[PackConfig]):
             part | {"names": names[slice(*part["domains"])], "of": counts[part["domains"][0]]}
             for part in parts_of(sizes, counts, most)
         ]
-        described = {"rows": len(rows), "drawn": 0 if config.clusters else len(regions)}
-        return [*regions, *rows, *self._epochs(parts, described)]
+        described = {"rows": len(rows), "drawn": 0 if config.clusters else len(regions), "of_small": of_small}
+        return [*(regions if len(parts) > 1 else ()), *rows, *self._epochs(parts, described)]
 
     def _epochs(self, parts: list[dict[str, Any]], described: dict[str, Any]) -> list[Shard]:
         """An epoch is one shard, or, where there is more than one part, the parts, the shares and what joins them."""
@@ -151,7 +150,7 @@ class Pack(Stage[PackConfig]):
                     share = {"epoch": epoch, "share": part, "parts": names[first : first + part["of"]]}
                     dealt.append(Shard(f"{name}-dealt-{number:05d}", share, phase=2, intermediate=True))
             joined = [shard.name for shard in (*packed, *dealt)]
-            shards += [*packed, *dealt, Shard(name, {"epoch": epoch, "parts": joined}, phase=3)]
+            shards += [*packed, *dealt, Shard(name, of_epoch | {"parts": joined}, phase=3)]
         return shards
 
     def _groups(self) -> DomainGroups:
@@ -198,9 +197,10 @@ class Pack(Stage[PackConfig]):
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
+        described = shard.description
         with _writer(writer, shard) as file:
             facts, aside = self._pack(shard, file)
-        if "region" in shard.description:
+        if "region" in described and self.config.packing.shuffled_share(described["epoch"], described["names"][0]):
             add_stretches(writer, shard, aside, [0, len(aside[0])])
         return writer.commit(0, facts=facts)
 
@@ -233,10 +233,12 @@ class Pack(Stage[PackConfig]):
             with _writer(writer, shard) as file:
                 facts, _ = self._pack(shard, file)
             figures, left_out, rows = facts.values()
+        dropped = {"pairs that fill no batch of their domain in an epoch": left_out}
+        dropped["pairs of small domains"] = shard.description["of_small"]
         return writer.commit(
             rows,
             counts={"batches": rows // size},
-            dropped=self._dropped(left_out),
+            dropped={reason: count for reason, count in dropped.items() if count},
             facts={
                 "epoch": epoch,
                 "batch_size": size,
@@ -307,12 +309,6 @@ class Pack(Stage[PackConfig]):
         query_rows, document_rows = pair_rows(self.config.output, parts, domain.pairs)
         vectors = StoredVectors(str(self.config.vectors))
         return StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows).take
-
-    def _dropped(self, left_out: int) -> dict[str, int]:
-        dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}
-        if self.config.clusters is None and (of_small := self._groups().dropped):
-            dropped["pairs of small domains"] = of_small
-        return dropped
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Which pairs the numbers mean, and what became of small domains."""

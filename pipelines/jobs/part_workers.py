@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextvars import copy_context
 from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
@@ -28,13 +29,13 @@ class PartWorkers:
     A worker that dies is started anew, and what it was asked is asked again: it makes its points once more from the
     stored vectors, and functions of parts are pure, so results are the same.
 
-    ``workers_of_a_domain``: a domain more is clustered beside the first for each so many workers. All of them work for
-    all of these domains: while one domain waits for its largest part, they have others' to do.
+    ``workers_of_a_domain``: for each so many workers a domain is clustered at a time, one at least and ``most_at_once``
+    at most. All work for all of these domains: while one domain waits for its largest part, they have others' to do.
     """
 
-    def __init__(self, resources: Resources, workers_of_a_domain: int) -> None:
+    def __init__(self, resources: Resources, workers_of_a_domain: int, most_at_once: int) -> None:
         self._resources = resources
-        self._workers_of_a_domain = workers_of_a_domain
+        self._workers_of_a_domain, self._most_at_once = workers_of_a_domain, most_at_once
         self._actors: list[Any] = []
         self._splits = count()
 
@@ -45,7 +46,7 @@ class PartWorkers:
             num_cpus=cpus, num_gpus=gpus, max_restarts=_RESTARTS, max_task_retries=_RESTARTS
         )
         self._actors = [actor.remote() for _ in range(min(self._resources.workers or fitting, fitting))]
-        self._at_once = max(1, len(self._actors) // self._workers_of_a_domain)
+        self._at_once = max(1, min(self._most_at_once, len(self._actors) // self._workers_of_a_domain))
         self._threads = ThreadPoolExecutor(self._at_once)
         return self
 
@@ -57,7 +58,10 @@ class PartWorkers:
 
     def map_domains(self, make: Callable[[Domain, Split], Made], domains: Sequence[Domain]) -> Iterator[Made]:
         """``make`` of each domain, begun in this order, as they are finished. Raises what the first to fail raises."""
-        futures: list[Future[Made]] = [self._threads.submit(make, domain, self.split) for domain in domains]
+        self._at_once = max(1, min(self._at_once, len(domains)))
+        futures: list[Future[Made]] = [
+            self._threads.submit(copy_context().run, make, domain, self.split) for domain in domains
+        ]
         for future in as_completed(futures):
             yield future.result()
 

@@ -43,8 +43,8 @@ class PackingSettings(Settings):
     polish_margin: float = Field(default=0.0, ge=0)
     """The filter's: negatives that it will mask count for nothing in swaps."""
     region_pairs: int = Field(default=1 << 20, gt=0)
-    """A domain of more pairs is divided into regions of near clusters (without clusters: of any pairs), each packed by a
-    task of its own; what is shuffled is dealt across them."""
+    """A domain of more pairs is divided into regions of near clusters, or, without clusters, of any pairs. Each is
+    packed by a task of its own; what is shuffled is dealt across them."""
 
     def shuffled_share(self, epoch: int, domain: str | None) -> float:
         """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
@@ -78,8 +78,8 @@ class Packing:
 
     ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean);
     ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``: batches whose pairs were
-    dealt anew. ``aside`` int64 (n,): of a region, items of that many batches, which are to be
-    dealt with those of the domain's other regions.
+    dealt anew. ``aside`` int64 (n,): of a region, items of whole batches, which are to be dealt with those of the
+    domain's other regions.
     """
 
     batches: NDArray[np.int64]

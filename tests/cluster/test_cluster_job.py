@@ -62,7 +62,7 @@ def workers(session: RaySession) -> Iterator[Any]:  # noqa: ARG001
     """Four, which take long to start, for all tests that kill none."""
     from pipelines.jobs.part_workers import PartWorkers
 
-    with PartWorkers(Resources(workers=4, cpus_per_worker=0.25), workers_of_a_domain=2) as workers:
+    with PartWorkers(Resources(workers=4, cpus_per_worker=0.25), workers_of_a_domain=2, most_at_once=8) as workers:
         yield workers
 
 
@@ -159,6 +159,6 @@ def test_a_domain_that_fails_ends_the_others(session, inputs):  # noqa: ARG001
 
     with (
         pytest.raises(UserError, match=r"^No\.$"),
-        PartWorkers(Resources(workers=2, cpus_per_worker=0.25), 1) as workers,
+        PartWorkers(Resources(workers=2, cpus_per_worker=0.25), 1, 8) as workers,
     ):
         list(workers.map_domains(make, ["goes on", "fails", "never begins"]))

@@ -182,9 +182,10 @@ def test_no_task_of_pairs_grows_with_their_number() -> None:
 
 def test_a_region_of_an_epoch_is_a_task() -> None:
     workload = Workload(domains=(8_000_000, 1_500_000, 300_000, 100_000), epochs=3)
-    dividing, packing = (phase.tasks for phase in stage("pack", workload).phases)
+    dividing, packing, dealing = (phase.tasks for phase in stage("pack", workload).phases)
     assert [task / dividing[0] for task in dividing] == pytest.approx([1, 1.5 / 8])
     assert len(packing) == 3 * (8 + 2 + 1)
+    assert len(dealing) == 3 * (8 + 2)  # shares of what regions have set aside
     assert max(packing[:8]) == pytest.approx(sum(packing[:8]) / 8)
 
 
@@ -238,7 +239,9 @@ def test_runs_of_another_machine_come_back() -> None:
 
 def test_few_pairs_calibrate_nothing() -> None:
     with pytest.raises(UserError, match=r"100,000 pairs.*batch_construction --pairs 1000000"):
-        calibrated({"cores": 2, "runs": {"100000": {}}})
+        calibrated({"cores": 2, "cluster_size": 64, "runs": {"100000": {}}})
+    with pytest.raises(UserError, match="up to 4,096 clusters in one level"):
+        calibrated({"cores": 2, "cluster_size": 256, "runs": {"1000000": {}}})
 
 
 def test_handing_out_many_small_tasks_bounds_a_stage() -> None:

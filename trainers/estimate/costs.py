@@ -14,7 +14,7 @@ from math import ceil, isqrt, sqrt
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
-from pipelines.jobs.cluster import LARGE_DOMAIN, WORKERS_OF_A_DOMAIN
+from pipelines.jobs.cluster import LARGE_DOMAIN, MOST_AT_ONCE, WORKERS_OF_A_DOMAIN
 from pipelines.jobs.collect import PIECES_OF_A_RANGE, CollectConfig
 from pipelines.jobs.filter import FilterConfig
 from pipelines.jobs.lookups import ROWS_OF_A_LOOKUP
@@ -234,7 +234,8 @@ def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     phases = [_by_domain(size, calibration)]
     if small:
         phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
-    sums, at_once = 0.0, max(1, machines.nodes * machines.cores // WORKERS_OF_A_DOMAIN)
+    sums, workers = 0.0, machines.nodes * machines.cores
+    at_once = max(1, min(MOST_AT_ONCE, workers // WORKERS_OF_A_DOMAIN))
     for first in range(0, len(large), at_once):
         sampling, refining = list[float](), list[float]()
         for n in large[first : first + at_once]:
@@ -291,9 +292,10 @@ def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 def _random_pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N: pairs are put by domain, by parts, then shuffled by regions in every epoch."""
-    regions = sum(ceil(n / _REGION_PAIRS) for n in size.domains)
-    shuffled = [size.pairs * calibration.shuffle / regions] * regions * size.epochs
-    return Stage("pack", [_by_domain(size, calibration), Phase(shuffled)], shared=size.pairs * size.epochs)
+    regions = ceil(size.pairs / _REGION_PAIRS)
+    shuffled = Phase([size.pairs * calibration.shuffle / regions] * regions * size.epochs)
+    phases = [_by_domain(size, calibration), shuffled] if regions > 1 else [shuffled]
+    return Stage("pack", phases, shared=size.pairs * size.epochs)
 
 
 def _by_domain(size: Size, calibration: Calibration) -> Phase:
