@@ -29,6 +29,7 @@ NO_CUTS = np.empty(0, np.int64)
         ("a" * 64 + " " + "b" * 65, 5),
         ("\u200b", 1),  # zero width, but no white space
         ("\ud800 \udfff", 2),
+        ("0\u02ea", 2),  # a tone mark of Bopomofo
         ("中" * 1_000_000, 1_000_000),
         ("x" * 1_000_000, 31_250),
     ],
@@ -37,7 +38,10 @@ def test_words_of_a_text(text: str, words: int) -> None:
     assert count_words(text) == words
 
 
-@given(st.text(alphabet=st.characters(max_codepoint=0xDFF, exclude_categories=["Cs"])))
+BOPOMOFO_TONES = "\u02ea\u02eb"  # the only characters below the scripts of South-East Asia whose script has no spaces
+
+
+@given(st.text(st.characters(max_codepoint=0xDFF, exclude_categories=["Cs"], exclude_characters=BOPOMOFO_TONES)))
 def test_words_are_those_of_split_where_no_script_goes_without_spaces(text: str) -> None:
     assert count_words(text) == sum(-(-len(word) // 32) for word in text.split())
 
