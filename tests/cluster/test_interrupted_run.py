@@ -24,7 +24,6 @@ SMALL = {
     "functions.source.limit": "500",
     "clusters.cluster_size": "16",
     "clusters.smallest_domain": "16",
-    "packing.packing.batch_size": "16",
     "base_vectors.texts_per_shard": "100",
     "base_vectors.encoder.dtype": "float32",
     "base_vectors.encoder.pooling": "mean",
@@ -34,7 +33,6 @@ SMALL = {
     "model.resources.cpus_per_worker": "1",  # as many threads as the process of the tests has
     "model.training.checkpoint_every": "1",
     "model.training.max_steps": "20",
-    "model.training.schedule.warmup_steps": "2",
     "model.training.optimizer.learning_rate": "1e-3",
 }
 
