@@ -108,7 +108,7 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
         raise UserError(
             f"The largest run has {size:,} pairs in {clusters:,} clusters. Up to {LARGE_DOMAIN:,} are clustered in one"
             f" task, up to {levels:,} clusters in one level, which says little about more: measure with"
-            " benchmarks.batch_construction --pairs 1000000."
+            " benchmarks.batch_construction --pairs 1000000, or more where --cluster-size is above 200."
         )
     run = figures["runs"][str(size)]
     pairs = Size(pairs=size, domains=(size,), rows=figures["batch_size"], cluster_size=figures["cluster_size"])

@@ -111,7 +111,8 @@ class Cluster(Stage[ClusterConfig]):
         from pipelines.jobs.part_workers import PartWorkers
 
         large.sort(key=lambda shard: int(shard.description["pairs"]), reverse=True)
-        with PartWorkers(self.config.resources, WORKERS_OF_A_DOMAIN, MOST_AT_ONCE) as workers:
+        most = min(MOST_AT_ONCE, len(large))
+        with PartWorkers(self.config.resources, WORKERS_OF_A_DOMAIN, most) as workers:
             for record in workers.map_domains(self._make_large, large):
                 progress.advance(record.rows)
                 yield record

@@ -39,7 +39,7 @@ from retrieval.vectors import StoredVectors
 
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
-_REGIONS = ("pairs", "clusters", "regions", "bounds")  # arrays of a divided domain: the first two by region
+_OF_CLUSTERS = "lookup/{}.clusters.npy"  # of a divided domain: the region of each cluster
 _DRAWN = "drawn"  # pairs without clusters, by domain
 _ROW_GROUP = 1 << 17
 _SHARE = 2  # in a seed: of the pairs that regions have set aside
@@ -166,7 +166,7 @@ class Pack(Stage[PackConfig]):
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
         if "divide" in shard.description:
-            return self._make_regions(shard.description["divide"], shard.description["regions"], writer)
+            return self._make_regions(shard, writer)
         if "make" in shard.description:
             write = write_by_domain if shard.description["make"] == _DRAWN else write_pair_rows
             return write(writer, shard, Artifact(str(self.config.pairs), PAIRS))
@@ -174,11 +174,12 @@ class Pack(Stage[PackConfig]):
             return self._make_share(shard, writer)
         return self._make_part(shard, writer) if "domains" in shard.description else self._make_epoch(shard, writer)
 
-    def _make_regions(self, number: int, count: int, writer: ShardWriter) -> ShardRecord:
-        """Which region each cluster is in, and a domain's pairs, region after region.
+    def _make_regions(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Which region each cluster is in, and a domain's pairs with their clusters, region after region.
 
         Regions are of near clusters where a tour is to visit them, else of any.
         """
+        number, count = shard.description["divide"], shard.description["regions"]
         domain = read_domain(Artifact(str(self.config.clusters), CLUSTERS), number)
         sizes = np.bincount(domain.clusters, minlength=len(domain.centroids))
         if self.config.packing.order == "tour":
@@ -190,9 +191,8 @@ class Pack(Stage[PackConfig]):
         of_pairs = regions[domain.clusters]
         by_region = np.argsort(of_pairs, kind="stable")
         bounds = np.cumsum([0, *np.bincount(of_pairs, minlength=count)])
-        arrays: list[NDArray[Any]] = [domain.pairs[by_region], domain.clusters[by_region], regions, bounds]
-        for name, array in zip(_REGIONS, arrays, strict=True):
-            writer.add_array(_regions_file(number, name), array)
+        add_stretches(writer, shard, [domain.pairs[by_region], domain.clusters[by_region]], bounds)
+        writer.add_array(_OF_CLUSTERS.format(shard.name), regions)
         return writer.commit(0)
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
@@ -227,12 +227,12 @@ class Pack(Stage[PackConfig]):
         if parts:
             records = [earlier_record(config.output, part) for part in parts]
             writer.adopt([record.files[0] for record in records if record.facts["rows"]])
-            figures = [domain for record in records for domain in record.facts["figures"]]
-            left_out, rows = (sum(record.facts[name] for record in records) for name in ("left_out", "rows"))
+            found = [record.facts for record in records]
         else:
             with _writer(writer, shard) as file:
-                facts, _ = self._pack(shard, file)
-            figures, left_out, rows = facts.values()
+                found = [self._pack(shard, file)[0]]
+        figures = [domain for facts in found for domain in facts["figures"]]
+        left_out, rows = (sum(facts[name] for facts in found) for name in ("left_out", "rows"))
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out}
         dropped["pairs of small domains"] = shard.description["of_small"]
         return writer.commit(
@@ -296,13 +296,13 @@ class Pack(Stage[PackConfig]):
 
     def _region(self, clusters: Artifact, number: int, region: int) -> DomainPairs:
         """What ``_make_regions`` wrote, of one region; the centroids are those of its clusters, in order."""
-        files = (_regions_file(number, name) for name in _REGIONS)
-        found = (map_array(self.config.output, _regions_shard(number), name) for name in files)
-        pairs, of_pairs, regions, bounds = found
-        own = slice(bounds[region], bounds[region + 1])
+        shard = _regions_shard(number)
+        pairs, of_pairs = read_stretch(self.config.output, [shard], region)
+        regions = map_array(self.config.output, shard, _OF_CLUSTERS.format(shard))
         centroids = np.load(clusters.path(clusters.shards[number].files[1].name), mmap_mode="r")
         name = str(clusters.shards[number].facts["domain"])
-        return DomainPairs(name, pairs[own], of_pairs[own], centroids[np.flatnonzero(regions == region)])
+        own = centroids[np.flatnonzero(regions == region)]
+        return DomainPairs(name, pairs, of_pairs.astype(np.int32), own)
 
     def _vectors(self, domain: DomainPairs, parts: int) -> VectorsOf:
         """Reads the vectors of the domain's items by number, those of a few at a time."""
@@ -346,10 +346,6 @@ def _write(file: pq.ParquetWriter, domain: DomainPairs, items: NDArray[np.int64]
 
 def _regions_shard(number: int) -> str:
     return f"regions-{number:05d}"
-
-
-def _regions_file(number: int, name: str) -> str:
-    return f"regions/{number:05d}.{name}.npy"
 
 
 def _check_clusters(clusters: Artifact, config: PackConfig) -> None:

@@ -58,7 +58,6 @@ class PartWorkers:
 
     def map_domains(self, make: Callable[[Domain, Split], Made], domains: Sequence[Domain]) -> Iterator[Made]:
         """``make`` of each domain, begun in this order, as they are finished. Raises what the first to fail raises."""
-        self._at_once = max(1, min(self._at_once, len(domains)))
         futures: list[Future[Made]] = [
             self._threads.submit(copy_context().run, make, domain, self.split) for domain in domains
         ]
