@@ -127,6 +127,19 @@ def _spearman(ours: NDArray[np.floating], theirs: NDArray[np.floating]) -> float
     return float(np.corrcoef(rankdata(ours), rankdata(theirs))[0, 1])
 
 
+def spreads(of_seeds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Standard deviations: of the ways' means, of one way's seeds, and of these without what a seed adds to all ways.
+
+    Ways of one seed begin at the same weights, so the last is the noise of a comparison of two ways.
+    """
+    values = np.array(of_seeds, dtype=np.float64)  # a row a way, a column a seed
+    means = values.mean(axis=1, keepdims=True)
+    left = values - means - (values - means).mean(axis=0)
+    freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
+    one = float(np.sqrt(values.var(axis=1, ddof=1).mean()))
+    return float(means.std(ddof=1)), one, float(np.sqrt((left**2).sum() / freedom))
+
+
 def main() -> None:
     """Runs what is missing, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,10 +165,10 @@ def main() -> None:
         print(f"{name:26} {static:.4f} {np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}")
     names = [name for name in found if name != UNTRAINED]
     of_seeds = [found[name] for name in names]
-    spread = float(np.std([np.mean(values) for values in of_seeds], ddof=1))
-    seeds = float(np.sqrt(np.mean([np.var(values, ddof=1) for values in of_seeds])))
+    ways, seeds, paired = spreads(of_seeds)
     rho, low, high = correlation([foretold[name]["of_seeds"] for name in names], of_seeds)
-    print(f"spread of ways {spread:.4f}, of seeds {seeds:.4f}; Spearman's rho {rho:.2f} [{low:.2f}, {high:.2f}]")
+    print(f"spread of ways {ways:.4f}, of seeds {seeds:.4f}, way against way {paired:.4f}")
+    print(f"Spearman's rho {rho:.2f} [{low:.2f}, {high:.2f}]")
 
 
 if __name__ == "__main__":

@@ -381,13 +381,13 @@ def _group(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 
 def _fuse(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    return Stage("fuse", [Phase([size.results * calibration.fuse], _ONE)])
+    blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
+    return Stage("fuse", [Phase([size.results * calibration.fuse / blocks] * blocks)])
 
 
 def _rerank(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """Blocks of queries, then one ranking of them all."""
     blocks, scored = ceil(size.queries() / _QUERIES_PER_SHARD), size.results * size.dimension * calibration.rerank
-    return Stage("rerank", [Phase([scored / blocks] * blocks), Phase([size.results * calibration.fuse], _ONE)])
+    return Stage("rerank", [Phase([scored / blocks] * blocks)])
 
 
 def _brief(_size: Size, _calibration: Calibration, _machines: Machines) -> Stage:

@@ -144,9 +144,6 @@ def count_step(
     collated = Reader(batches, objective, training.seed, training.hard_negatives).read_step(step)
     kind = "adamw" if states_in_bytes else training.optimizer.kind  # which no CPU has
     optimizer = build_optimizer(objective, training.optimizer.model_copy(update={"kind": kind}))
-    for group in optimizer.param_groups:
-        if "fused" in group:  # as on a GPU
-            group["fused"], group["foreach"] = True, False
     objective.train()
     trained = [each for each in objective.parameters() if each.requires_grad]
     marks: list[int] = []

@@ -178,12 +178,11 @@ def test_betas_at_their_bound_are_taken(kind):
     build_optimizer(TinyEncoder(), OptimizerSettings(kind=kind, betas=(0.0, 0.0)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "device", "fused"), [("adamw", "cuda", True), ("adam", "cuda", True), ("adam", "cpu", None)]
-)
-def test_a_gpu_updates_in_one_kernel(kind: str, device: str, fused: bool | None):
+@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_all_weights_are_updated_in_one_kernel(kind: str, device: str):
     module = nn.Module()
     with FakeTensorMode():
         module.weight, module.bias = (nn.Parameter(torch.empty(2, device=device)) for _ in range(2))
     optimizer = build_optimizer(module, OptimizerSettings(kind=kind))
-    assert [group["fused"] for group in optimizer.param_groups] == [fused, fused]
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
