@@ -61,7 +61,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 7
+    algorithm_version = 8
     config_class = TrainConfig
     unit = "examples"
     results = ("",)
