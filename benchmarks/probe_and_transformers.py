@@ -134,7 +134,8 @@ def spreads(of_seeds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """
     values = np.array(of_seeds, dtype=np.float64)  # a row a way, a column a seed
     means = values.mean(axis=1, keepdims=True)
-    left = values - means - (values - means).mean(axis=0)
+    left = values - means
+    left -= left.mean(axis=0)
     freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
     one = float(np.sqrt(values.var(axis=1, ddof=1).mean()))
     return float(means.std(ddof=1)), one, float(np.sqrt((left**2).sum() / freedom))

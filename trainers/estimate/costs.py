@@ -334,6 +334,11 @@ def _shards(size: Size) -> int:
     return ceil(size.documents / room)
 
 
+def _query_blocks(size: Size) -> int:
+    """Searched, fused or ranked anew apart."""
+    return ceil(size.queries() / _QUERIES_PER_SHARD)
+
+
 def _index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     passages, dimension, shards = size.documents, size.dimension, _shards(size)
     opening = _vector_files(passages) * calibration.open_vectors
@@ -345,7 +350,7 @@ def _index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 def _search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Blocks of queries against each shard."""
     passages, dimension, shards = size.documents, size.dimension, _shards(size)
-    blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
+    blocks = _query_blocks(size)
     searching = size.queries() / blocks * passages / shards * dimension * calibration.search
     return Stage("search", [Phase([searching] * shards * blocks)], shared=passages * dimension * 4)
 
@@ -357,7 +362,7 @@ def _words_index(size: Size, calibration: Calibration, _machines: Machines) -> S
 
 def _words_search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Every document's score is added up for each query."""
-    number = ceil(size.queries() / _QUERIES_PER_SHARD) * ceil(size.documents / _INDEXED_DOCUMENTS)
+    number = _query_blocks(size) * ceil(size.documents / _INDEXED_DOCUMENTS)
     return Stage("search", [Phase([size.queries() * size.documents * calibration.words_search / number] * number)])
 
 
@@ -381,12 +386,12 @@ def _group(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 
 def _fuse(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
+    blocks = _query_blocks(size)
     return Stage("fuse", [Phase([size.results * calibration.fuse / blocks] * blocks)])
 
 
 def _rerank(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    blocks, scored = ceil(size.queries() / _QUERIES_PER_SHARD), size.results * size.dimension * calibration.rerank
+    blocks, scored = _query_blocks(size), size.results * size.dimension * calibration.rerank
     return Stage("rerank", [Phase([scored / blocks] * blocks)])
 
 
