@@ -86,7 +86,7 @@ class Evaluate(Stage[EvaluateConfig]):
 
     command = "evaluate"
     kind = EVALUATION
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = EvaluateConfig
     unit = "runs"
 

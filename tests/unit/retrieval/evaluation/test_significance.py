@@ -17,14 +17,14 @@ from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.significance import (
     TESTS,
     SignificanceTest,
-    bootstrap_interval,
+    bootstrap_intervals,
     comparable_pairs,
     compare,
     compare_systems,
     equivalence_test,
     holm,
     paired_t_test,
-    permutation_test,
+    permutation_tests,
 )
 
 Values = NDArray[np.float64]
@@ -47,6 +47,16 @@ def pair(queries: int, shift: float, seed: int = 0) -> tuple[Values, Values]:
     generator = np.random.default_rng(seed)
     b = generator.beta(2, 3, queries)
     return np.clip(b + shift + 0.1 * generator.standard_normal(queries), 0, 1), b
+
+
+def permutation_of(difference: Values, *, seed: int, resamples: int = 10_000) -> SignificanceTest:
+    (test,) = permutation_tests(difference[None], seed=seed, resamples=resamples)
+    return test
+
+
+def interval_of(difference: Values, *, seed: int, confidence: float = 0.95) -> tuple[float, float]:
+    (interval,) = bootstrap_intervals(difference[None], seed=seed, confidence=confidence)
+    return interval
 
 
 @pytest.mark.parametrize(("queries", "shift"), [(2, 0.1), (20, 0.0), (200, 0.02), (1000, -0.03)])
@@ -85,7 +95,7 @@ def test_few_queries_are_permuted_exhaustively(numbers: list[int]) -> None:
         for signs in itertools.product([-1, 1], repeat=len(numbers))
     ]
     expected = sum(mean >= abs(sum(numbers)) for mean in means) / len(means)
-    result = permutation_test(difference, seed=0)
+    result = permutation_of(difference, seed=0)
     assert result.p_value == pytest.approx(expected, abs=1e-15)
     assert result.statistic == pytest.approx(np.mean(difference))
 
@@ -96,18 +106,18 @@ def test_exhaustive_permutation_is_scipys(monkeypatch: pytest.MonkeyPatch) -> No
         (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", n_resamples=np.inf
     )
     monkeypatch.setattr(significance, "_NUMBERS_AT_ONCE", 300)
-    result = permutation_test(a - b, seed=0)
+    result = permutation_of(a - b, seed=0)
     assert result.p_value == pytest.approx(expected.pvalue, abs=1e-12)
     assert result.statistic == pytest.approx(expected.statistic)
 
 
 def test_random_permutation_comes_near_the_exact_p_value_and_never_gives_zero() -> None:
     a, b = pair(14, 0.06, seed=2)
-    exact = permutation_test(a - b, seed=0, resamples=2**14)
-    drawn = permutation_test(a - b, seed=0, resamples=2**14 - 1)
+    exact = permutation_of(a - b, seed=0, resamples=2**14)
+    drawn = permutation_of(a - b, seed=0, resamples=2**14 - 1)
     assert exact.p_value != drawn.p_value
     assert drawn.p_value == pytest.approx(exact.p_value, abs=4 * np.sqrt(exact.p_value / 2**14))
-    different = permutation_test(np.ones(400), seed=1, resamples=999)
+    different = permutation_of(np.ones(400), seed=1, resamples=999)
     assert different.p_value == 1 / 1000
 
 
@@ -115,26 +125,26 @@ def test_p_values_of_equal_systems_are_uniform() -> None:
     generator = np.random.default_rng(7)
     p_values = []
     for seed in range(200):
-        p_values.append(permutation_test(0.1 * generator.standard_normal(30), seed=seed, resamples=499).p_value)
+        p_values.append(permutation_of(0.1 * generator.standard_normal(30), seed=seed, resamples=499).p_value)
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
 def test_seeds_repeat_and_differ() -> None:
     a, b = pair(40, 0.03)
-    assert permutation_test(a - b, seed=1) == permutation_test(a - b, seed=1)
-    assert permutation_test(a - b, seed=1) != permutation_test(a - b, seed=2)
-    assert bootstrap_interval(a - b, seed=1) == bootstrap_interval(a - b, seed=1)
-    assert bootstrap_interval(a - b, seed=1) != bootstrap_interval(a - b, seed=2)
+    assert permutation_of(a - b, seed=1) == permutation_of(a - b, seed=1)
+    assert permutation_of(a - b, seed=1) != permutation_of(a - b, seed=2)
+    assert interval_of(a - b, seed=1) == interval_of(a - b, seed=1)
+    assert interval_of(a - b, seed=1) != interval_of(a - b, seed=2)
 
 
 def test_bootstrap_interval_has_the_normal_width_and_narrows() -> None:
     a, b = pair(1500, 0.02)
-    low, high = bootstrap_interval(a - b, seed=0)
+    low, high = interval_of(a - b, seed=0)
     error = stats.sem(a - b)
     center = np.mean(a - b)
     assert low == pytest.approx(center - 1.96 * error, abs=0.1 * error)
     assert high == pytest.approx(center + 1.96 * error, abs=0.1 * error)
-    inner = bootstrap_interval(a - b, seed=0, confidence=0.5)
+    inner = interval_of(a - b, seed=0, confidence=0.5)
     assert low < inner[0] < inner[1] < high
 
 
@@ -162,7 +172,7 @@ def test_constant_differences_are_tested_by_their_signs(constant: float) -> None
     b = np.random.default_rng(0).random(30)
     a = b + constant  # rounding makes the differences unequal in the last bit
     with np.errstate(all="raise"):
-        result = compare(a, b, seed=0, margin=0.15)
+        (result,) = compare(a[None], b[None], seed=0, margin=0.15)
     sign = np.sign(constant)
     infinite = sign * np.inf if sign else 0.0
     assert result["t_test"]["statistic"] == result["effect_size"] == infinite
@@ -181,7 +191,7 @@ def test_a_constant_difference_has_the_p_value_of_the_exact_permutation(queries:
     a, b = np.ones(queries), np.full(queries, 0.5)
     t_test = paired_t_test(a - b)
     assert t_test == SignificanceTest(np.inf, 2.0 ** (1 - queries))
-    assert t_test.p_value == permutation_test(a - b, seed=0).p_value
+    assert t_test.p_value == permutation_of(a - b, seed=0).p_value
     assert paired_t_test(b - a) == SignificanceTest(-np.inf, 2.0 ** (1 - queries))
     assert equivalence_test(a - b, 0.6).p_value == equivalence_test(b - a, 0.6).p_value == 2.0**-queries
 
@@ -199,13 +209,13 @@ def test_small_but_real_variance_is_not_taken_for_rounding() -> None:
 def test_comparison_gathers_the_single_results() -> None:
     a, b = pair(80, 0.02)
     a[:5] = b[:5]
-    result = compare(a, b, seed=4, margin=0.04, confidence=0.9)
+    (result,) = compare(a[None], b[None], seed=4, margin=0.04, confidence=0.9)
     assert result["queries"] == 80
     assert result["mean_difference"] == pytest.approx(result["mean_a"] - result["mean_b"])
     assert result["t_test"] == asdict(paired_t_test(a - b))
-    assert result["permutation"] == asdict(permutation_test(a - b, seed=4))
+    assert result["permutation"] == asdict(permutation_of(a - b, seed=4))
     assert result["equivalence"] == asdict(equivalence_test(a - b, 0.04))
-    assert result["interval"] == bootstrap_interval(a - b, seed=4, confidence=0.9)
+    assert result["interval"] == interval_of(a - b, seed=4, confidence=0.9)
     assert result["effect_size"] == pytest.approx(np.mean(a - b) / np.std(a - b, ddof=1))
     assert tuple(result[count] for count in ("wins", "ties", "losses")) == (int((a > b).sum()), 5, int((a < b).sum()))
 
@@ -251,3 +261,23 @@ def test_queries_that_do_not_count_for_one_are_not_paired() -> None:
     with pytest.raises(UserError, match="'a' and 'b' can't be compared by RR: 0 queries can't be tested"):
         compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
     assert comparable_pairs(given, ["RR"]) == []
+
+
+def test_a_pair_is_tested_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(significance, "_TESTS_AT_ONCE", 4)
+    given = systems("abcde")
+    given["c"].values["RR"][:10] = np.nan
+    pairs = comparable_pairs(given, ["RR"])
+    for pair_of, found in zip(pairs, compare_systems(given, ["RR"], 3, 0.05, pairs), strict=True):
+        (alone,) = compare_systems(given, ["RR"], 3, 0.05, [pair_of])
+        assert (found["a"], found["b"]) == pair_of
+        assert found["details"].pop("interval") == pytest.approx(alone["details"].pop("interval"), rel=1e-12)
+        assert found["details"] == alone["details"]
+
+
+def test_bootstrap_interval_is_scipys() -> None:
+    a, b = pair(50, 0.03)
+    expected = stats.bootstrap(
+        (a - b,), np.mean, n_resamples=10_000, confidence_level=0.9, method="percentile", rng=np.random.default_rng(5)
+    )
+    assert interval_of(a - b, seed=5, confidence=0.9) == pytest.approx(tuple(expected.confidence_interval), rel=1e-12)
