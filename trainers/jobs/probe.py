@@ -97,6 +97,7 @@ class Probe(Stage[ProbeConfig]):
     kind = EVALUATION
     config_class = ProbeConfig
     unit = "pairs"
+    algorithm_version = 2
     keeps_state = True
     results = (PAGE, RECOMMENDED)
 
