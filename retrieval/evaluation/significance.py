@@ -50,15 +50,13 @@ def compare_systems(
     for measure in measures:
         of_pair: dict[tuple[str, str], dict[str, Any]] = {}
         for together in _pairs_of_the_same_queries(systems, measure, pairs):
-            first, second = (
-                np.stack(values)
-                for values in zip(*(shared_values(systems, a, b, measure) for a, b in together), strict=True)
-            )
+            values = np.array([shared_values(systems, a, b, measure) for a, b in together])  # (pairs, 2, queries)
             try:
-                of_pair |= dict(zip(together, compare(first, second, seed=seed, margin=margin), strict=True))
+                compared = compare(values[:, 0], values[:, 1], seed=seed, margin=margin)
             except UserError as error:
                 a, b = together[0]
                 raise UserError(f"'{a}' and '{b}' can't be compared by {measure}: {error}") from error
+            of_pair |= dict(zip(together, compared, strict=True))
         details = [of_pair[pair] for pair in pairs]
         p_values = np.array([[detail[test]["p_value"] for test in TESTS] for detail in details]).reshape(-1, len(TESTS))
         corrected = np.apply_along_axis(holm, 0, p_values)
@@ -202,7 +200,7 @@ def permutation_tests(differences: Values, *, seed: int, resamples: int = _RESAM
     All 2^n sign patterns are tried where these are no more than ``resamples`` (the p-value is exact), else
     ``resamples`` random ones, by which p = (hits + 1) / (resamples + 1) (Phipson and Smyth, 2010). The statistic is the
     mean of a row of ``differences`` (tests, queries), all of which have the same signs: it is
-    ``scipy.stats.permutation_test`` as one product of matrices, in a hundredth of the time.
+    ``scipy.stats.permutation_test`` as one product of matrices.
     """
     queries = differences.shape[1]
     rounding = 1e-12 * np.abs(differences).sum(axis=1)

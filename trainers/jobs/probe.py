@@ -95,9 +95,9 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
+    algorithm_version = 2
     config_class = ProbeConfig
     unit = "pairs"
-    algorithm_version = 2
     keeps_state = True
     results = (PAGE, RECOMMENDED)
 
