@@ -103,7 +103,8 @@ class Cluster(Stage[ClusterConfig]):
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Small domains side by side, each on a worker, then large ones, the largest first, each on all workers."""
-        large = [shard for shard in pending if shard.description["pairs"] > LARGE_DOMAIN and not session.shards_here]
+        spread = not self.is_made_here(pending, session)
+        large = [shard for shard in pending if spread and shard.description["pairs"] > LARGE_DOMAIN]
         yield from super().execute([shard for shard in pending if shard not in large], session, progress)
         if not large:
             return

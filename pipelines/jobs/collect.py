@@ -25,7 +25,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import BYTES_A_SECOND, Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.reading import Limits, Piece, reading_within
 from retrieval.collections.records import CrossValidation, Source
@@ -107,6 +107,17 @@ class Collect(Stage[CollectConfig]):
                 description = {**of, "number": number}
                 shards.append(Shard(_shard("compare", number, name), description, 1, intermediate=True))
         return sorted(shards, key=lambda shard: shard.phase)
+
+    def seconds_here(self, pending: list[Shard]) -> float:
+        """Of reading the sources' files."""
+        return len(pending) * min(self.config.bytes_per_shard, self._bytes()) / BYTES_A_SECOND
+
+    def _bytes(self) -> int:
+        count = 0
+        for format_ in (self._open(name).format for name in self._names()):
+            sizes = format_.folder.files() if format_.files else {}
+            count += sum(sizes.get(file, 0) for file in set(format_.files))
+        return count
 
     def _pieces(self, name: str) -> list[Piece | None]:
         """None: all of the source. Folds need all judgments together."""

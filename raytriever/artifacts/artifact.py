@@ -184,6 +184,11 @@ class Artifact:
         return sum(shard.rows for shard in self.shards)
 
     @property
+    def bytes(self) -> int:
+        """Bytes of all files that its manifest lists."""
+        return sum(file.bytes for file in self._files.values())
+
+    @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration it was made with."""
         return dict(self.manifest["config"])

@@ -1,6 +1,8 @@
-"""How many workers of which size the nodes of a cluster hold."""
+"""How many workers of which size the nodes of a cluster hold, and how many threads a worker has."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from raytriever.reports.log import log
@@ -64,3 +66,24 @@ def workers_that_fit(cpus: float, gpus: float) -> int:
 def tokenizing_threads(cpus: float) -> dict[str, str]:
     """The variables of a worker with a GPU, which would wait for one thread: as many as it has CPUs."""
     return {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(max(1, int(cpus)))}
+
+
+@contextmanager
+def threads_of_a_worker(cpus: float) -> Iterator[None]:
+    """Gives this process's libraries as many threads as those of a worker with ``cpus`` have: sums depend on it.
+
+    A library that is loaded meanwhile reads the number from the environment.
+    """
+    from threadpoolctl import threadpool_limits
+
+    threads, name = max(1, int(cpus)), "OMP_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = str(threads)
+    try:
+        with threadpool_limits(threads):
+            yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

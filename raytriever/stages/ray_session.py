@@ -20,6 +20,7 @@ from raytriever.errors import UserError
 from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
 
+_START_SECONDS = 8  # that Ray and its workers take to start, with what these import
 _WATCH_SECONDS = 0.5
 _SIGNAL_SECONDS = 2  # by which this process may take to shut Ray down, where a signal to all has ended that first
 
@@ -46,11 +47,11 @@ class RaySession:
     As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
     names, is used and left running. Raises ``UserError`` where that cluster can't be reached or refuses the token.
 
-    ``shards_here``: stages make their shards in this process, in which starting a worker would take longer than that.
+    ``shards_here``: whether stages make their shards in this process; None: where workers wouldn't be faster.
     """
 
-    def __init__(self, cpus: int | None = None, *, shards_here: bool = False) -> None:
-        self.shards_here = shards_here
+    def __init__(self, cpus: int | None = None, *, shards_here: bool | None = None) -> None:
+        self._shards_here = shards_here
         self._cpus = cpus
         self._owned = False
         self._closing = threading.Event()
@@ -65,6 +66,23 @@ class RaySession:
             self._closing.set()
             ray.shutdown()
             self._owned = False
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that its Ray would have on this machine."""
+        return self._cpus or usable_cpus()
+
+    def makes_here(self, seconds_saved: float, *, is_spread: bool) -> bool:
+        """Whether this process makes what Ray's workers would make in so many seconds less.
+
+        It does where these are fewer than workers take to start. On a cluster, and where the user says how the work
+        ``is_spread`` over workers, they always do it.
+        """
+        if self._shards_here is not None:
+            return self._shards_here
+        ray = sys.modules.get("ray")
+        others = ray is not None and ray.is_initialized() and not self._owned
+        return not (is_spread or others or os.environ.get("RAY_ADDRESS")) and seconds_saved <= _START_SECONDS
 
     def start(self) -> None:
         """Makes sure that Ray runs."""
@@ -90,7 +108,7 @@ class RaySession:
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
             try:
                 with _native_stderr_closed():  # else it reports that it read the line above
-                    ray.init(**_local_arguments(self._cpus))
+                    ray.init(**_local_arguments(self.cpus))
             except Exception as error:  # Ray raises a plain one where its processes are too slow to come up
                 raise UserError(
                     f"Ray can't be started on this machine: {(str(error).strip().splitlines() or [repr(error)])[0]} Is"
@@ -237,9 +255,14 @@ def _make_token() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def _local_arguments(cpus: int | None) -> dict[str, Any]:
+def usable_cpus() -> int:
+    """CPUs that this process and its container may use; Ray counts all of the machine's."""
     import joblib
 
+    return int(joblib.cpu_count())
+
+
+def _local_arguments(cpus: int) -> dict[str, Any]:
     # Workers import the packages from where this process did.
     paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -249,7 +272,7 @@ def _local_arguments(cpus: int | None) -> dict[str, Any]:
         "include_dashboard": False,
         "logging_level": "error",
         "log_to_driver": False,
-        "num_cpus": cpus or joblib.cpu_count(),  # of what this process and its container may use; Ray counts all
+        "num_cpus": cpus,
     }
     if sys.platform == "linux":
         # Loopback: Ray replaces 127.0.0.1 by the machine's outer address. One of this session's own, as Ray's agent has

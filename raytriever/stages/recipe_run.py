@@ -71,7 +71,7 @@ def _makers(stage: Stage[Any], stages: Stages) -> dict[str, Stage[Any] | None]:
 
 
 def run_recipe(
-    stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False, shards_here: bool = False
+    stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False, shards_here: bool | None = None
 ) -> None:
     """Makes the stages of these ``names`` of ``recipe``, then says what came out.
 

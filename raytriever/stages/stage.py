@@ -17,14 +17,16 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 from numpy.typing import NDArray
 
 from raytriever import errors
-from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder, absolute, storage_errors
 from raytriever.errors import NotLocal, UserError
 from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
-from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads, workers_that_fit
+from raytriever.stages.placement import cpus_of_a_worker, threads_of_a_worker, tokenizing_threads, workers_that_fit
 from raytriever.stages.ray_session import RaySession
+
+BYTES_A_SECOND = 2e6  # of inputs that a process reads, and writes what it makes of them
 
 
 class Resources(Settings):
@@ -127,13 +129,22 @@ class Stage(Generic[Config]):
         """Makes one shard and commits it. Raises ``Unfinishable`` where the inputs allow no such artifact."""
         raise NotImplementedError
 
+    def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
+        """About how long one process takes for the pending shards of a phase. By default: for reading all inputs."""
+        paths = [path for path in input_paths(self.config).values() if is_artifact(path)]
+        return sum(Artifact(path).bytes for path in paths) / BYTES_A_SECOND
+
+    def is_made_here(self, pending: list[Shard], session: RaySession) -> bool:
+        """Whether this process makes the pending shards of a phase, and not workers."""
+        saved = self.seconds_here(pending) * (1 - 1 / min(len(pending), session.cpus))
+        return session.makes_here(saved, is_spread=self.config.resources != Resources())
+
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Makes the pending shards of one phase on Ray, in any order, or in this process, as the session says."""
+        """Makes the pending shards of one phase on Ray, in any order, or in this process."""
         if not pending:
             return
-        if session.shards_here:
-            self.load()
-            records: Iterator[ShardRecord] = map(self.make_shard, pending)
+        if self.is_made_here(pending, session):
+            records = make_here(self, pending)
         else:
             session.start()  # before anything imports Ray, which reads its environment once
             records = map_shards(self, pending)
@@ -210,6 +221,15 @@ def warned_of_on_a_cluster() -> Iterator[None]:
         if not os.environ.get("RAY_ADDRESS"):
             raise
         log.warning(f"Warning: {error} (Other machines of the cluster may have it; this one doesn't.)")
+
+
+def make_here(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
+    """Makes ``shards`` in this process as a worker would; yields their records. What it loads goes with it."""
+    told, stage = stage, stage.for_workers()
+    with threads_of_a_worker(stage.config.resources.cpus):
+        stage.load()
+        yield from map(stage.make_shard, shards)
+    told.measured.update(stage.measured)
 
 
 # Ray Data as the scheduler of shards: a dataset of shard descriptions, mapped over a pool of workers.

@@ -52,9 +52,14 @@ PINNED_REVISIONS = {
     "sentence-transformers/msmarco-distilbert-base-tas-b": "b12d9352e776979147078a8975a4885042984fd1",
 }
 
-_WEIGHTS = "model.safetensors"
+_WEIGHTS, _WEIGHT_FILES = "model.safetensors", "*.safetensors"
 _LOADED_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors"]  # at any depth
 _CODE = "*.py"  # a model's own, which trust_remote_code runs
+
+
+TOKENS_A_BYTE = 0.7  # of texts as artifacts hold them, compressed to a third
+_BYTES_OF_A_WEIGHT = 4
+_MULTIPLICATIONS_A_SECOND = 3e10  # of a CPU core and a half
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,11 @@ class LocatedModel:
     path: Path
     origin: str
     fingerprint: str
+
+    def seconds_of_tokens(self, tokens: float) -> float:
+        """About how long one process computes for a forward pass of so many tokens: each meets every weight."""
+        weights = sum(file.stat().st_size for file in self.path.rglob(_WEIGHT_FILES)) / _BYTES_OF_A_WEIGHT
+        return tokens * weights / _MULTIPLICATIONS_A_SECOND
 
 
 @dataclass(frozen=True)

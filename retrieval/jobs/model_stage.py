@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Generic, Self
 
 import torch
 
+from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.errors import NotLocal, UserError
-from raytriever.stages.stage import Config, Stage
+from raytriever.settings.configuration import input_paths
+from raytriever.stages.stage import Config, Shard, Stage
 from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.modules import CONTEXTUAL_FILE, TextSettings, read_json, read_modules, read_text_settings
-from retrieval.encoders.pretrained import LocatedModel, find_base, locate_named
+from retrieval.encoders.pretrained import TOKENS_A_BYTE, LocatedModel, find_base, locate_named
 from retrieval.encoders.specification import (
     EncoderSettings,
     ModelSettings,
@@ -145,6 +147,13 @@ class ModelStage(Stage[Config], Generic[Config]):
         source: Any = getattr(self.config, self.model_setting)
         if self.has_model(there):
             check_model(source, folder_of(self.model_setting, source), self.model_setting, {})
+
+    def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
+        """Of a forward pass of the model over all texts of its inputs."""
+        own = f"{self.model_setting}."
+        paths = [path for key, path in input_paths(self.config).items() if not key.startswith(own)]
+        texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))
+        return self.located.seconds_of_tokens(texts * TOKENS_A_BYTE)
 
     def placement(self) -> tuple[torch.device, torch.dtype]:
         """Where this worker's model computes, and in which precision.

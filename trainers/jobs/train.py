@@ -12,8 +12,9 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.ray_session import RaySession, open_board
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
+from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, Stages
+from retrieval.encoders.pretrained import TOKENS_A_BYTE
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.optimization import require_room_for_warmup
@@ -141,8 +142,11 @@ class Train(Stage[TrainConfig]):
         return min(steps, training.max_steps or steps)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Trains on Ray Train's workers; the first of them exports."""
+        """Trains on Ray Train's workers, of which the first exports, or in this process."""
         if not pending:
+            return
+        if self.is_made_here(pending, session):
+            yield self._train_here(progress)
             return
         session.start()  # before anything imports Ray, which reads its environment once
         from trainers.jobs.workers import Spread, gpus_of_cluster, log_estimate, outcome_of, train_on_worker, trainer_of
@@ -154,6 +158,27 @@ class Train(Stage[TrainConfig]):
         if config.resources.gpus_per_worker:  # while workers start
             log_estimate.remote(stage, gpus_of_cluster(), board)
         yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
+
+    def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
+        """Of the passes of a step, forward and twice as much backward, over all texts of the batches."""
+        tokens = BatchReader(self.config.batches).artifact.bytes * TOKENS_A_BYTE
+        passes = sum(model.seconds_of_tokens(tokens) for model in self._located.values())
+        return 3 * passes * self.config.training.epochs
+
+    def is_made_here(self, pending: list[Shard], session: RaySession) -> bool:
+        """Whether it is over before workers would have started; these survive more."""
+        return session.makes_here(self.seconds_here(pending), is_spread=self.config.resources != Resources())
+
+    def _train_here(self, progress: ProgressLine) -> ShardRecord:
+        import torch
+
+        from trainers.jobs.recorded_training import ShownProgress, recorded_training
+
+        stage = self.for_workers()
+        torch.set_num_threads(usable_cpus())
+        record = recorded_training(stage.config, self.derivation(), torch.device("cpu"), [ShownProgress(progress)])
+        assert record is not None  # of the only rank
+        return record
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Steps, losses, evaluations, the encoder's contract."""

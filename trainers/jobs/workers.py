@@ -7,7 +7,6 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch
 from ray.util.queue import Queue
 
 from raytriever.artifacts.artifact import ShardRecord
-from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.errors import StorageError, UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.progress import ProgressLine
@@ -39,12 +37,9 @@ from raytriever.stages.metrics import (
 from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
 from raytriever.stages.ray_session import session_folder
 from raytriever.stages.stage import Resources, Stage
-from trainers.engine.collectives import failing_together
 from trainers.engine.loop import Callback
+from trainers.jobs.recorded_training import ShownProgress, recorded_training
 from trainers.record.ledger import negatives_per_query
-from trainers.record.run_log import RunLog
-from trainers.record.trackers import open_trackers, tracked_training
-from trainers.training_run import run_training, write_model
 
 _POLL_SECONDS = 0.5
 
@@ -159,29 +154,16 @@ def train_on_worker(arguments: dict[str, Any]) -> str:
     Returns JSON: on the first rank the shard's ``record``, or of a single worker the ``error`` for the user.
     """
     settings, board = arguments["settings"], arguments["board"]
-    output = settings.output
     torch.set_num_threads(arguments["threads"])
     context, device = ray.train.get_context(), get_device()
     is_first = context.get_world_rank() == 0
-    callbacks: list[Callback] = [RayCheckpoints()]
-    record = None
+    own: list[Callback] = [RayMetrics(settings.output), RelayedProgress(board)] if is_first else []
     try:
         # what concerns the run is logged by all ranks alike and shown once, and warnings of storage by any
         level = logging.INFO if is_first else logging.WARNING
-        with log_to(board.actor.put_nowait.remote, level), ExitStack() as stack:
-            located = settings.located()  # all ranks at once: none waits while another hashes weights
-            run_log = RunLog(Folder(output), device)
-            with failing_together(device):
-                if is_first:
-                    training = tracked_training(settings.tracking, output, arguments["derivation"])
-                    trackers = open_trackers(settings.tracking, training)
-                    callbacks = [trackers, run_log, RayMetrics(output), RelayedProgress(board), *callbacks]
-            for callback in callbacks:  # left in the reverse order: trackers are told of whatever fails
-                stack.enter_context(callback)
-            with storage_errors(output):  # trying again in vain would cost as many starts as failures_survived
-                objective, trained = run_training(settings, located, output, device, callbacks)
-            if is_first:
-                record = write_model(settings, arguments["derivation"], objective, trained, run_log)
+        with log_to(board.actor.put_nowait.remote, level):
+            callbacks = [*own, RayCheckpoints()]
+            record = recorded_training(settings, arguments["derivation"], device, callbacks, is_first=is_first)
     except UserError as error:
         if context.get_world_size() > 1:
             raise  # others may wait for this rank, and Ray Train stops them; where one returns, it waits with them
@@ -247,17 +229,14 @@ def outcome_of(fit: Callable[[], Any], board: Queue, progress: ProgressLine) -> 
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    started = False
+    shown = ShownProgress(progress)
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         for item in board.get_nowait_batch(board.size()):
             if isinstance(item, logging.LogRecord):
                 log.handle(item)
                 continue
-            if not started:
-                progress.start_at((item["step"] - 1) * item["examples"])
-                started = True
-            progress.advance(item["examples"], f"loss {item['loss']:.3f}, learning rate {item['learning_rate']:.1e}")
+            shown.on_step(item)
     board.shutdown(force=True)
     return _record(outcome)
 

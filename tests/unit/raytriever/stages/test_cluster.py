@@ -54,6 +54,28 @@ def test_a_ray_of_someone_else_is_used_and_left_running(monkeypatch: pytest.Monk
         session.start()
 
 
+@pytest.mark.parametrize(
+    ("saved", "is_spread", "address", "others", "here"),
+    [
+        (0.0, False, None, False, True),
+        (7.9, False, None, False, True),
+        (8.1, False, None, False, False),  # workers would be faster
+        (0.0, True, None, False, False),  # the user says how many
+        (0.0, False, "10.0.0.9:6379", False, False),  # a cluster was asked for
+        (0.0, False, None, True, False),  # another session's Ray runs here
+    ],
+)
+def test_this_process_makes_what_workers_would_not_make_sooner(
+    monkeypatch: pytest.MonkeyPatch, saved: float, is_spread: bool, address: str | None, others: bool, here: bool
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: others)
+    if address is not None:
+        cluster.os.environ["RAY_ADDRESS"] = address
+    assert RaySession().makes_here(saved, is_spread=is_spread) is here
+    for fixed in (True, False):
+        assert RaySession(shards_here=fixed).makes_here(saved, is_spread=is_spread) is fixed
+
+
 def test_a_session_that_is_not_needed_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", None)
     monkeypatch.setattr(ray, "shutdown", None)
@@ -83,4 +105,4 @@ def test_a_local_ray_stays_on_this_machine_and_finds_the_checkout(monkeypatch: p
     assert arguments["include_dashboard"] is False
     assert cluster.os.environ["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/mine"]
     monkeypatch.setattr("joblib.cpu_count", lambda: 7)
-    assert cluster._local_arguments(None)["num_cpus"] == 7
+    assert RaySession().cpus == 7

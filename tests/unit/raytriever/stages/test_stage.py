@@ -2,15 +2,18 @@
 
 import errno
 import json
+import os
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
 import pytest
+import threadpoolctl
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import storage_errors
@@ -19,6 +22,7 @@ from raytriever.errors import Unfinishable, UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages import stage as stages
+from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
 from tests.unit.small_run import make_artifact
@@ -266,3 +270,60 @@ def test_threads_of_a_worker_load_once_and_each_line_and_number_arrives_once(
     del maker  # with whom its taking of the log ends
     log.info("here again")
     assert logged == ["here again"]
+
+
+class Squares(Stage[NumbersConfig]):
+    """What a worker loads, measures, and has as threads, made where the session says."""
+
+    command = "squares"
+    kind = "squares"
+    config_class = NumbersConfig
+    loaded: ClassVar[list[int]] = []
+
+    def plan(self):
+        return [Shard(name, {"number": number}) for number, name in enumerate("abc")]
+
+    def load(self) -> None:
+        self.loaded.append(threadpoolctl.ThreadpoolController().info()[0]["num_threads"])
+        self._loaded = True
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        assert self._loaded
+        self.measured["shards"] += 1
+        writer.add_bytes(f"{shard.name}.txt", os.environ["OMP_NUM_THREADS"].encode())
+        return writer.commit(1)
+
+
+def test_small_shards_are_made_in_this_process_as_a_worker_would_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded once, with a worker's threads, which this process has back afterwards; and no Ray is started."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(RaySession, "start", None)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    source = make_artifact(tmp_path / "source", "any", {}, {}, {"x": "1"}, 1)
+    stage = Squares(NumbersConfig(output=str(tmp_path / "out"), source=source))
+    before = threadpoolctl.ThreadpoolController().info()
+    artifact = run_stage(stage, RaySession())
+    assert threadpoolctl.ThreadpoolController().info() == before
+    assert os.environ["OMP_NUM_THREADS"] == "5"
+    assert Squares.loaded == [1]
+    assert [artifact.path(f"{name}.txt").read_text() for name in "abc"] == ["1"] * 3
+    assert stage.measured["shards"] == 3
+    assert not hasattr(stage, "_loaded")  # nothing that was loaded stays
+
+
+def test_a_stage_is_as_long_as_its_inputs_take_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And workers save the more of it the more of them there are."""
+    source = make_artifact(tmp_path / "source", "any", {}, {}, {"x": "1" * 999_999, "y": "2"}, 1)
+    stage, asked = Squares(NumbersConfig(output=str(tmp_path / "out"), source=source)), []
+    monkeypatch.setattr(RaySession, "makes_here", lambda _, saved, is_spread: asked.append((saved, is_spread)))
+    shards = stage.plan()
+    for cpus, pending in ((4, shards), (2, shards), (4, shards[:1])):
+        stage.is_made_here(pending, RaySession(cpus))
+    seconds = Artifact(source).bytes / stages.BYTES_A_SECOND
+    assert seconds == pytest.approx(0.5, rel=0.01)
+    assert asked == [(pytest.approx(seconds * share), False) for share in (2 / 3, 1 / 2, 0)]
+    Squares(stage.config.model_copy(update={"resources": Resources(workers=1)})).is_made_here(shards, RaySession(4))
+    assert asked[-1][1]

@@ -37,7 +37,7 @@ def test_an_error_is_raised_where_other_workers_may_wait(
 
     board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=None)))
     arguments = {"settings": SimpleNamespace(located=refuse, output=str(tmp_path)), "board": board}
-    arguments |= {"threads": torch.get_num_threads()}
+    arguments |= {"threads": torch.get_num_threads(), "derivation": None}
     monkeypatch.setattr(workers, "get_device", lambda: torch.device("cpu"))
 
     def train(world_size: int) -> str:
