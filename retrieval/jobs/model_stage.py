@@ -19,7 +19,7 @@ from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Config, Shard, Stage
 from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.modules import CONTEXTUAL_FILE, TextSettings, read_json, read_modules, read_text_settings
-from retrieval.encoders.pretrained import TOKENS_A_BYTE, LocatedModel, find_base, locate_named
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModel, find_base, locate_named
 from retrieval.encoders.specification import (
     EncoderSettings,
     ModelSettings,
@@ -31,6 +31,7 @@ from retrieval.encoders.specification import (
 from retrieval.encoders.transformer import has_tokenizer, read_longest_text, require_tokenizer
 
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT, DistilBERT, T5 and GPT-2 call them
+_COMPRESSED = 3  # times that texts are smaller in an artifact
 
 
 def is_there(key: str, model: ModelSettings, there: Set[str]) -> bool:
@@ -153,7 +154,7 @@ class ModelStage(Stage[Config], Generic[Config]):
         own = f"{self.model_setting}."
         paths = [path for key, path in input_paths(self.config).items() if not key.startswith(own)]
         texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))
-        return self.located.seconds_of_tokens(texts * TOKENS_A_BYTE)
+        return self.located.seconds_of_tokens(_COMPRESSED * texts / BYTES_OF_A_TOKEN)
 
     def placement(self) -> tuple[torch.device, torch.dtype]:
         """Where this worker's model computes, and in which precision.

@@ -14,7 +14,7 @@ from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, Stages
-from retrieval.encoders.pretrained import TOKENS_A_BYTE
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.optimization import require_room_for_warmup
@@ -161,9 +161,10 @@ class Train(Stage[TrainConfig]):
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
         """Of the passes of a step, forward and twice as much backward, over all texts of the batches."""
-        tokens = BatchReader(self.config.batches).artifact.bytes * TOKENS_A_BYTE
-        passes = sum(model.seconds_of_tokens(tokens) for model in self._located.values())
-        return 3 * passes * self.config.training.epochs
+        batches = BatchReader(self.config.batches)
+        steps = self._steps(batches) * self.config.training.batches_per_step
+        tokens = steps * batches.read(0, 0).nbytes / BYTES_OF_A_TOKEN
+        return 3 * sum(model.seconds_of_tokens(tokens) for model in self._located.values())
 
     def is_made_here(self, pending: list[Shard], session: RaySession) -> bool:
         """Whether it is over before workers would have started; these survive more."""
