@@ -5,10 +5,29 @@
 #   make quickstart ARGS="--set model.training.epochs=1"
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?=
+# without an NVIDIA driver the CPU build, gigabytes smaller, where the index has it
+HAS_GPU := $(shell command -v nvidia-smi)
+CPU_BUILD := $(if $(HAS_GPU),,$(shell sed -n 's/^torch==.*/&+cpu/p' constraints.txt))
+ROOM := $(if $(HAS_GPU),12,4)
 ARGS ?=
+
+# what would fail only after minutes, said in one sentence before anything is installed
+define CHECK
+import os, platform, shutil, sys
+cpu = "/proc/cpuinfo"
+flags = open(cpu).read() if platform.machine() == "x86_64" and os.path.exists(cpu) else "avx2"
+free = shutil.disk_usage(os.path.dirname(os.path.abspath("$(VENV)"))).free / 1e9
+if sys.version_info < (3, 11):
+    sys.exit(f"Raytriever needs Python 3.11 or later, and $(PYTHON) is {platform.python_version()}: make PYTHON=<another>")
+if "avx2" not in flags:
+    sys.exit("Raytriever needs a processor with AVX2, and this one has none: its libraries are built for it.")
+if free < $(ROOM):
+    sys.exit(f"$(VENV) needs $(ROOM) GB of disk, and {free:.1f} GB are free: make VENV=<a folder with more>")
+endef
+export CHECK
 
 .PHONY: quickstart test gpu-check lint audit install clean
 
@@ -36,12 +55,13 @@ audit: $(BIN)/python
 install: $(VENV)/installed
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Raytriever needs Python 3.11 or later")'
+	@$(PYTHON) -c "$$CHECK"
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: with it in place, no other package pulls another build of it
+TORCH := $(BIN)/python -m pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 $(VENV)/torch: $(BIN)/python constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(if $(CPU_BUILD),$(TORCH) $(CPU_BUILD) 2>/dev/null ||) $(TORCH) torch
 	touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
