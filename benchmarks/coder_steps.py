@@ -22,9 +22,11 @@ from raytriever.artifacts.writer import ArtifactWriter
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
-from trainers.engine.loop import Callback, train
+from trainers.engine.callback import Callback
+from trainers.engine.loop import train
 from trainers.engine.settings import TrainingSettings
-from trainers.objectives.coder.objective import CoderSettings, load_coder
+from trainers.objectives.coder.objective import load_coder
+from trainers.objectives.coder.settings import CoderSettings
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUERIES, CANDIDATES, DIMENSION, ROWS_PER_SHARD = 32, 1_000, 384, 16_384

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_pairs import MODEL, read_pairs
-from retrieval.encoders.contextual.encoder import ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.specification import ContextualForm, EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 

@@ -25,7 +25,8 @@ from raytriever.settings.configuration import apply_values
 from retrieval.encoders.specification import has_bfloat16
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.loop import train
-from trainers.training_run import RunSettings, objective_to_train
+from trainers.run_settings import RunSettings
+from trainers.training_run import objective_to_train
 from trainers.validation.retrieval import RetrievalValidation
 from trainers.validation.settings import RetrievalValidationSettings
 

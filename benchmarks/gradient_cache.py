@@ -28,8 +28,9 @@ from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from trainers.objective import Objective
-from trainers.objectives.contextual import Contextual, ContextualSettings, contextual_encoder
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.objectives.contextual import Contextual, contextual_encoder
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import ContextualSettings, ContrastiveSettings
 
 _PAIRS_READ = 5_000  # from which those with a document of their own are taken
 

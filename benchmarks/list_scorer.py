@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.in_batch_attention import compare, kept_bytes
-from retrieval.encoders.list_scorer import ListScorer, ListScorerForm
+from retrieval.encoders.list_scorer import ListScorer
+from retrieval.encoders.specification import ListScorerForm
 
 DIMENSION = 384
 

@@ -26,15 +26,11 @@ from benchmarks.training_pairs import MODEL, read_pairs
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.towers import load_towers
-from trainers.objective import Objective, ObjectiveSettings, build_objective
-from trainers.objectives.adaptive_margin import (
-    AdaptiveMarginSettings,
-    distributed_residuals,
-    mean_error,
-)
-from trainers.objectives.contrastive import ContrastiveSettings
-from trainers.objectives.multi_layer import MultiLayerSettings
+from trainers.objective import Objective, build_objective
+from trainers.objectives.adaptive_margin import distributed_residuals, mean_error
+from trainers.objectives.pair_settings import AdaptiveMarginSettings, ContrastiveSettings, MultiLayerSettings
 from trainers.objectives.pairs import Triplets, unit_vectors
+from trainers.objectives.settings import ObjectiveSettings
 
 PADDED = {"query": 30, "document": 200, "negative": 200}
 

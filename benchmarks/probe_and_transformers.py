@@ -27,7 +27,8 @@ from retrieval.encoders.specification import ModelSettings, has_bfloat16
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.loop import train
 from trainers.jobs.probe import TRIALS, UNTRAINED
-from trainers.training_run import RunSettings, objective_to_train
+from trainers.run_settings import RunSettings
+from trainers.training_run import objective_to_train
 from trainers.validation.retrieval import RetrievalValidation
 from trainers.validation.settings import RetrievalValidationSettings
 

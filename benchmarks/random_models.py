@@ -17,12 +17,14 @@ from zlib import crc32
 import torch
 
 from retrieval.encoders.pretrained import LocatedModel, named_models
+from trainers.engine.callback import Callback
 from trainers.engine.checkpoint import Checkpoints
-from trainers.engine.loop import Callback, train
+from trainers.engine.loop import train
 from trainers.estimate import outlines
 from trainers.estimate.made_up import MadeUpBatches, Shape, made_up_lookups
 from trainers.objective import Objective
-from trainers.training_run import RunSettings, objective_to_train
+from trainers.run_settings import RunSettings
+from trainers.training_run import objective_to_train
 
 _WORDS = 900  # that texts are made up of
 _TRIPLETS = {"hard_negatives": 1}

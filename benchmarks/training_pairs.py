@@ -25,10 +25,11 @@ from retrieval.collections.collection import passage_text
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
-from trainers.engine.loop import Callback, train
-from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
-from trainers.engine.settings import TrainingSettings
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.engine.callback import Callback
+from trainers.engine.loop import train
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import ContrastiveSettings
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEMPERATURE = 0.05

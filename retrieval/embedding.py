@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from raytriever.prefetching import TOKENIZING_THREADS, prefetched
 from retrieval.encoders.specification import Role
-from retrieval.encoders.text_encoder import TextEncoder
+
+if TYPE_CHECKING:
+    from retrieval.encoders.text_encoder import TextEncoder
 
 # padded tokens in one forward pass that suit the processor
 TOKENS_ON_CPU = 2_048
@@ -60,9 +62,8 @@ def token_budget_batches(lengths: Sequence[int], budget: int) -> list[NDArray[np
     return batches
 
 
-@torch.inference_mode()
 def encode_texts(
-    encoder: TextEncoder,
+    encoder: "TextEncoder",
     texts: Sequence[str],
     role: Role,
     *,
@@ -78,6 +79,8 @@ def encode_texts(
     on a CPU, where tokenizing takes a hundredth of the time and the same cores. ``prompt``: instead of the role's.
     ``turns``: of the threads that share the encoder; its turn comes when the first texts are tokenized.
     """
+    import torch
+
     first: dict[str, int] = {}
     place = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
     distinct = list(first)
@@ -104,7 +107,7 @@ def encode_texts(
         absent = shape[0] - found.shape[1] if len(shape) > 1 else 0
         return torch.cat([found, found[:, :1].expand(-1, absent, -1)], dim=1) if absent else found
 
-    with closing(prefetched(read, pieces, _PIECES_AHEAD, TOKENIZING_THREADS)) as ready:
+    with torch.inference_mode(), closing(prefetched(read, pieces, _PIECES_AHEAD, TOKENIZING_THREADS)) as ready:
         begun = list(islice(ready, 1))
         with turns.turn:
             for _, (places, batches, seconds) in chain(begun, ready):

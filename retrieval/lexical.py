@@ -6,22 +6,23 @@ shares a part with.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import Stemmer
-from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
-from scipy.sparse import csc_array, csr_array
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord
 from raytriever.settings.configuration import Settings, validate
 from retrieval.indexes.top_k import Ranking
 from retrieval.words import words_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csc_array
 
 StopWords = Literal[
     "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
@@ -56,11 +57,13 @@ class WordCounts(NamedTuple):
     """How often each of ``words`` (w,) is in each of some texts: ``counts``, int32 (texts, w), by words."""
 
     words: list[str]
-    counts: csc_array
+    counts: "csc_array"
 
     @classmethod
     def of(cls, texts: Iterable[str], settings: BM25Settings) -> Self:
         """By the words of ``words_of`` in lower case. Texts are read once; some 40 bytes a word are in memory."""
+        from scipy.sparse import csr_array
+
         tokenizer = _tokenizer_of(settings)
         found = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
         of_texts = [array("i", ids) for ids in found]
@@ -93,12 +96,14 @@ def _summed(tables: Sequence[pa.Table]) -> pa.Table:
     return sums.select(["word", "texts_sum", "occurrences_sum"]).rename_columns(_FREQUENCIES.names)
 
 
-def bm25_scores(part: WordCounts, frequencies: pa.Table, texts: int, settings: BM25Settings) -> csc_array:
+def bm25_scores(part: WordCounts, frequencies: pa.Table, texts: int, settings: BM25Settings) -> "csc_array":
     """Of a part's words and texts, float32 (texts of the part, words); ``frequencies`` are those in all ``texts``.
 
     Lucene's (Kamphuis et al., ECIR 2020, table 1): ``idf(t) tf / (tf + k1 (1 - b + b |d| / avgdl))``, idf ``ln(1 +
     (N - df + 0.5) / (df + 0.5))``.
     """
+    from scipy.sparse import csc_array
+
     counts = part.counts
     places = pc.index_in(pa.array(part.words, pa.string()), value_set=frequencies["word"])
     document_frequencies = frequencies["texts"].take(places).to_numpy()
@@ -113,13 +118,15 @@ def bm25_scores(part: WordCounts, frequencies: pa.Table, texts: int, settings: B
 class LexicalIndex:
     """Finds texts of one part by ``bm25_scores`` of its ``words``."""
 
-    def __init__(self, words: Sequence[str], scores: csc_array, settings: BM25Settings) -> None:
+    def __init__(self, words: Sequence[str], scores: "csc_array", settings: BM25Settings) -> None:
         self._scores = scores
         self._tokenizer = _tokenizer_of(settings, {word: number for number, word in enumerate(words)})
 
     @classmethod
     def load(cls, index: Artifact, part: ShardRecord) -> Self:
         """One of an artifact's shards; arrays are memory-mapped."""
+        from scipy.sparse import csc_array
+
         words = pq.read_table(index.path(WORDS.format(part.name)), columns=["word"])["word"].to_pylist()
         names = (ARRAYS.format(part.name, name) for name in ("scores", "indices", "indptr"))
         arrays = tuple(np.load(index.path(name), mmap_mode="r") for name in names)
@@ -150,6 +157,8 @@ class LexicalIndex:
 
 def _tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:
     """bm25s's tokenizer; it knows the terms of ``vocabulary`` (term to number), none by default."""
+    from bm25s.tokenization import Tokenizer
+
     stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
     without_either: dict[str, Any] = {"stopwords": settings.stop_words, "stemmer": stemmer}  # both may be None
     tokenizer = Tokenizer(lower=True, splitter=words_of, **without_either)

@@ -11,7 +11,6 @@ classification, else the first texts that are embedded (Morris & Rush 2024, sect
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from retrieval.encoders.pretrained import locate_named
 from retrieval.encoders.specification import EncoderSettings, Role, require_prompt, resolve_dtype
 from retrieval.encoders.structure import place_module
 from retrieval.encoders.towers import Towers, load_towers
+from retrieval.mteb_tasks import result_name
 
 # what Nomic's models and CDE put before the texts of MTEB's types of tasks
 _NAMES = dict.fromkeys(
@@ -207,8 +207,3 @@ def _model_meta(encoder: Towers, name: str, experiment: Mapping[str, Any]) -> An
             "use_instructions": any(contract.named_prompts.values()),
         }
     )
-
-
-def result_name(model: str) -> str:
-    """A hub name as it is; for a folder, ``raytriever/`` and its last part."""
-    return model if model.count("/") == 1 and not Path(model).exists() else f"raytriever/{Path(model).name}"

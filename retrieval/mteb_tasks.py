@@ -21,6 +21,11 @@ def mteb_version() -> str:
         raise UserError("MTEB is not installed: pip install 'raytriever[mteb]'.") from error
 
 
+def result_name(model: str) -> str:
+    """A hub name as it is; for a folder, ``raytriever/`` and its last part."""
+    return model if model.count("/") == 1 and not Path(model).exists() else f"raytriever/{Path(model).name}"
+
+
 def find_tasks(benchmark: str | None, names: Sequence[str]) -> list[Any]:
     """Tasks by name, of a benchmark where one is named: then all of it without names, in its languages and splits.
 

@@ -8,28 +8,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings, without_inputs
+from raytriever.jobs import load
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.list_scorer import ListScorer
-from retrieval.encoders.pretrained import LocatedModel
-from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.pretrained import LocatedModels
+from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
-from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_CPU, CHUNK_TOKENS_ON_GPU, Chunks, cut_by_length
-from trainers.engine.settings import TrainingSettings
-from trainers.validation.settings import EvaluationSettings
+from trainers.objectives.settings import ObjectiveSettings, Run
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -80,100 +77,6 @@ class Comparisons:
     offered: int | None = None
 
 
-class Run(Protocol):
-    """What an objective may ask of the rest of a run's settings."""
-
-    @property
-    def encoder(self) -> EncoderSettings: ...
-    @property
-    def document_encoder(self) -> EncoderSettings | None: ...
-    @property
-    def dropout(self) -> float | None: ...
-    @property
-    def training(self) -> TrainingSettings: ...
-    @property
-    def validation(self) -> EvaluationSettings | None: ...
-
-
-@dataclass(frozen=True)
-class Paper:
-    """Where an objective comes from."""
-
-    authors: str
-    title: str
-    year: int
-    url: str
-
-    def cited(self) -> str:
-        """As a line of Markdown."""
-        return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
-
-
-class ObjectiveSettings(Settings):
-    """The base of every objective's settings: what it asks of the rest of a run, and how it is built.
-
-    Each has a field ``kind``, the literal by which a recipe chooses it.
-    """
-
-    paper: ClassVar[Paper]
-    """Where the loss is from, for the model card."""
-
-    trains: ClassVar[Literal["one_encoder", "two_encoders", "several_vectors", "contextual"]] = "one_encoder"
-    """Which encoders: one for queries and documents; or one for each; or documents of several vectors too; or one of
-    two stages."""
-
-    needs_hard_negatives: ClassVar[bool] = False
-    """Whether batches made without hard negatives are refused before they are made."""
-
-    freezes_documents: ClassVar[bool] = False
-    """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
-
-    chunk_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that are encoded together, padding included, of texts of about one length; None: 2,048 on a CPU, 16,384 on
-    a GPU."""
-    chunk_size: int | None = Field(default=None, ge=1)
-    """Instead of so many tokens, so many texts of about one length."""
-    gradient_cache: bool = False
-    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
-
-    @model_validator(mode="after")
-    def _one_measure_of_chunks(self) -> Self:
-        if self.chunk_tokens is not None and self.chunk_size is not None:
-            raise ValueError(
-                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, two measures of what is encoded"
-                " together: leave one out"
-            )
-        return self
-
-    def cut(self, features: Mapping[str, Tensor], encoder: nn.Module, rows: Tensor | None = None) -> Chunks:
-        """``cut_by_length`` of texts that ``encoder`` will read, on whose processor the default depends."""
-        tokens = self.chunk_tokens
-        if tokens is None and self.chunk_size is None:
-            on_cpu = next(encoder.parameters()).device.type == "cpu"
-            tokens = CHUNK_TOKENS_ON_CPU if on_cpu else CHUNK_TOKENS_ON_GPU
-        return cut_by_length(features, self.chunk_size, rows, tokens)
-
-    @abstractmethod
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Objective[Any]":
-        """The objective around ``towers``, which are what ``trains`` says; see ``build_objective``."""
-
-    def check_run(self, run: Run) -> None:  # noqa: ARG002
-        """Raises ``UserError`` where the rest of a run's settings doesn't fit the objective."""
-        return
-
-    def shaping(self) -> dict[str, Any]:
-        """What the weights depend on, as JSON values, without inputs.
-
-        A gradient cache repeats a chunk's computation, dropout included, bit for bit but where a GPU's kernels add up
-        in any order: whatever is set, its default is recorded, and a run may be resumed with another.
-        """
-        return without_inputs(self) | {"gradient_cache": False}
-
-    def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:  # noqa: ARG002
-        """The encoders as the objective trains them, before LoRA and the like; ``models``: by the run's dotted keys."""
-        return towers
-
-
 class Objective(nn.Module, ABC, Generic[Batch]):
     """A loss with the modules it trains. Parameters that require gradients are trained, all others are left alone."""
 
@@ -194,6 +97,19 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     may_hold: bool = False
     """Whether ``forward`` may set ``Outcome.held``: gradients are then sent behind the larger part of backward."""
+
+    @classmethod
+    def prepare(cls, settings: Any, towers: Towers, run: Run, models: LocatedModels) -> Towers:  # noqa: ARG003
+        """The encoders as they are trained, before LoRA and the like; ``models``: by the run's dotted keys."""
+        return towers
+
+    @classmethod
+    def build(cls, settings: Any, towers: Towers, models: LocatedModels, seed: int, /) -> "Objective[Any]":  # noqa: ARG003
+        """The objective of ``settings`` around ``towers``, which are what they train; see ``build_objective``.
+
+        By default around the one encoder.
+        """
+        return cls(towers.query, settings)
 
     @property
     def joins_step(self) -> bool:
@@ -270,8 +186,13 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         return [of_slice for (of_slice,) in collectives.exchange([count], device, self.batch_group)]
 
 
+def objective_class(settings: ObjectiveSettings) -> type[Objective[Any]]:
+    """What is built of ``settings``."""
+    return cast(type[Objective[Any]], load(settings.implementation))
+
+
 def build_objective(
-    settings: ObjectiveSettings, towers: Towers, models: Mapping[str, LocatedModel] | None = None, seed: int = 0
+    settings: ObjectiveSettings, towers: Towers, models: LocatedModels | None = None, seed: int = 0
 ) -> Objective[Any]:
     """The objective of these settings around its encoders.
 
@@ -294,7 +215,7 @@ def build_objective(
         unfit = "several vectors a document (encoder.form)"
     if unfit is not None:
         raise UserError(f"The objective {kind} doesn't train {unfit}. The kind multi_layer does.")
-    return settings.build(towers, models or {}, seed)
+    return objective_class(settings).build(settings, towers, models or {}, seed)
 
 
 def pinned(value: Value, device: torch.device) -> Value:

@@ -4,124 +4,42 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Derivation, ShardRecord, ShardWriter
-from raytriever.artifacts.storage import absolute
-from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.settings.configuration import InputPath, Settings, without_inputs
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
-from retrieval.encoders.pretrained import LocatedModel, locate_models
+from retrieval.encoders.pretrained import LocatedModel, LocatedModels
 from retrieval.encoders.specification import ROLES, EncoderSettings
 from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from trainers.engine import collectives
+from trainers.engine.callback import Callback
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.collectives import check_ranks_agree, failing_together
 from trainers.engine.early_stopping import Trained
-from trainers.engine.loop import Callback, train
-from trainers.engine.optimization import require_evaluations, require_room_for_warmup
+from trainers.engine.loop import train
 from trainers.engine.order import Order
 from trainers.engine.precision import restore_frozen, round_frozen
 from trainers.engine.reading import Reader, run_order
-from trainers.engine.settings import IN_TRAINING, TrainingSettings, naming_full_memory, require_precision
+from trainers.engine.settings import (
+    IN_TRAINING,
+    TrainingSettings,
+    naming_full_memory,
+    require_precision,
+)
 from trainers.engine.sharding import gather_weights, shard
-from trainers.objective import Objective, build_objective
-from trainers.objectives.union import AnyObjectiveSettings
+from trainers.objective import Objective, build_objective, objective_class
 from trainers.record.ledger import measure_ledger, require_negatives
 from trainers.record.model_card import Measured, model_card
 from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING, RunLog, read_curve, without_times
+from trainers.run_settings import RunSettings, fingerprints_of, shaping
 from trainers.validation.retrieval import build_validation
-from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
-
-
-class RunSettings(Settings):
-    """What is trained on which batches, by which objective, for how long."""
-
-    batches: InputPath
-    """Stored batches."""
-    encoder: EncoderSettings
-    """What is trained; of queries alone where documents have an encoder of their own."""
-    document_encoder: EncoderSettings | None = None
-    """With weights of its own; None: queries and documents share one."""
-    dropout: float | None = Field(default=None, ge=0, lt=1)
-    """None: as the encoder's configuration says."""
-    lora: LoraSettings | None = None
-    """Trains an adapter in place of all weights."""
-    activation_checkpointing: bool = False
-    """Computes activations again in the backward pass, which saves memory."""
-    compile: bool = False
-    """Compiles the transformer's blocks."""
-    sharding: Literal["replicated", "zero2", "sharded"] = "replicated"
-    """'sharded' divides weights, gradients and optimizer states among the ranks (FSDP2), for models that can't be
-    trained on one device; the weights alone must fit on each, where they are whole in evaluations. 'zero2' gathers them
-    once a step, not in each pass of each chunk: faster with many chunks, as large as whole weights."""
-    objective: AnyObjectiveSettings
-    """By which loss."""
-    training: TrainingSettings = TrainingSettings()
-    """For how long, on how much at once, with which optimizer."""
-    validation: ValidationSettings | None = None
-    """What chooses the state that is kept; None: the last one."""
-    checkpoints_kept: int = Field(default=2, gt=0)
-    """The newest so many, besides the best."""
-
-    @model_validator(mode="after")
-    def _settings_fit_one_another(self) -> Self:
-        try:
-            if self.document_encoder is not None and self.encoder.form is not None:
-                raise UserError(
-                    f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, whose form"
-                    " alone counts. Set document_encoder.form to it, and leave encoder.form out."
-                )
-            self.objective.check_run(self)
-            if self.objective.needs_hard_negatives and self.training.hard_negatives == 0:
-                raise UserError(
-                    "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has"
-                    " one. Set it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have"
-                    " just one."
-                )
-            validated = self.validation.batches if isinstance(self.validation, BatchValidationSettings) else None
-            if validated is not None and absolute(validated) == absolute(self.batches):
-                raise UserError(
-                    f"validation.batches is {validated}, the very batches that are trained on: how well they are learnt"
-                    " says nothing of other queries. Make batches of a split that is held out, or validate by retrieval"
-                    " (validation.kind: retrieval)."
-                )
-            if self.training.exchange_bf16 and self.sharding != "replicated":
-                raise UserError(
-                    f"training.exchange_bf16 is for whole gradients; sharding {self.sharding} sums its parts in"
-                    " float32. Leave one of the two out."
-                )
-            require_evaluations(self.training.schedule, evaluated=self.validation is not None)
-            if self.training.max_steps is not None:  # a run may be shorter than that, never longer
-                require_room_for_warmup(self.training.schedule, self.training.max_steps)
-        except UserError as error:
-            raise ValueError(str(error).rstrip(".")) from error
-        return self
-
-    @property
-    def autocasts_alone(self) -> bool:
-        """Whether all that the run computes by a transformer is under bfloat16 autocast, its validation too."""
-        return self.training.bf16 is True and (self.validation is None or self.validation.bf16 is not False)
-
-    def located(self) -> "LocatedModels":
-        """Where the models' files are on this machine. Raises ``UserError`` where they can't be had."""
-        return locate_models(self)
-
-
-LocatedModels = Mapping[str, LocatedModel]
-"""The files of all models that a run names, by the dotted names of the settings that do."""
-
-
-def fingerprints_of(located: LocatedModels) -> dict[str, str]:
-    """By the names of the settings."""
-    return {f"{key}.model": model.fingerprint for key, model in located.items()}
+from trainers.validation.settings import RetrievalValidationSettings, ValidationSettings
 
 
 def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
@@ -135,7 +53,7 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         own = _load_towers(settings.document_encoder, located["document_encoder"], settings)
         require_one_contract(towers.query, own.document, "encoder", "document_encoder")
         towers = Towers(towers.query, own.document)
-    towers = settings.objective.prepare(towers, settings, located)
+    towers = objective_class(settings.objective).prepare(settings.objective, towers, settings, located)
     for transformer in towers.transformers():
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
@@ -251,17 +169,6 @@ def _ledger(
             " batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
         )
     return ledger.to_json()
-
-
-# what changes no weight: how often they are stored, and how memory is saved
-_UNSHAPING = ("checkpoints_kept", "sharding", "activation_checkpointing")
-
-
-def shaping(settings: RunSettings) -> dict[str, Any]:
-    """The settings that the weights depend on, without inputs and the training's own."""
-    values = without_inputs(settings) | {"objective": settings.objective.shaping()}
-    own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
-    return {name: value for name, value in values.items() if name in own}
 
 
 def write_model(

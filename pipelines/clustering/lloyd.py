@@ -13,7 +13,6 @@ from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from pipelines.clustering.nearest_centroids import CentroidSearch, inner_products, nearest_centroids
 from pipelines.clustering.points import BLOCK_ROWS, Parts, Points
@@ -59,6 +58,8 @@ class Solution:
 
 def cluster_sums(points: NDArray[np.floating], clusters: NDArray[np.integer], k: int) -> NDArray[np.float64]:
     """The sum of each cluster's points, float64 (k, width), added in the order of the points."""
+    from scipy.sparse import csr_array
+
     sums = np.zeros((k, points.shape[1]))
     for begin in range(0, len(points), max(SUMMED_ROWS, k)):
         part = slice(begin, begin + max(SUMMED_ROWS, k))

@@ -5,11 +5,15 @@ centroids could be a point's best; where there are several, they are compared in
 float64 arithmetic, the lowest index on ties, on any processor or GPU and any number of threads.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 PRODUCTS_AT_ONCE, PRODUCTS_ON_GPU = 1 << 20, 1 << 26
 PAIRS_AT_ONCE = 1 << 12
@@ -27,6 +31,8 @@ class CentroidSearch:
     """
 
     def __init__(self, centroids: NDArray[np.float32], *, euclidean: bool, device: str = "cpu") -> None:
+        import torch
+
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError(
                 "A GPU was asked for, but torch finds none here. Install a torch built for CUDA, or set"
@@ -48,8 +54,10 @@ class CentroidSearch:
         self._rounding = _LONGER * float(torch.linalg.vector_norm(exact - rounded.float(), dim=1).max())
         self._largest_half = float(halves.max())
 
-    def assign(self, points: NDArray[np.float32], held: torch.Tensor | None = None) -> NDArray[np.int32]:
+    def assign(self, points: NDArray[np.float32], held: "torch.Tensor | None" = None) -> NDArray[np.int32]:
         """The best centroid of each of ``points`` (n, dimension), int32 (n,); ``held``: those on the device already."""
+        import torch
+
         assignments = np.empty(len(points), dtype=np.int32)
         held = torch.from_numpy(points).to(self._device) if held is None else held
         most, at_once = (2048, PRODUCTS_AT_ONCE) if self._device == "cpu" else (1 << 17, PRODUCTS_ON_GPU)
@@ -61,9 +69,11 @@ class CentroidSearch:
         return assignments
 
     def _assign_block(
-        self, points: NDArray[np.float32], exact: torch.Tensor, left: torch.Tensor, assignments: NDArray[np.int32]
+        self, points: NDArray[np.float32], exact: "torch.Tensor", left: "torch.Tensor", assignments: NDArray[np.int32]
     ) -> None:
         """Fills ``assignments``; ``left`` (n, dimension and more columns of ones) is room for the rounded points."""
+        import torch
+
         left[:, : points.shape[1]] = exact
         scores = (left @ self._right).float()
         best, second, best_score = _best_two(scores)
@@ -94,6 +104,8 @@ class CentroidSearch:
         score s is off by the rounding of point and centroid, at most |x - x'|·|c| + |x'|·|c - c'|, by that of a float32
         sum, and by that of the result, a share of s.
         """
+        import torch
+
         rounded = lengths + rounding
         sums = (self.centroids.shape[1] + 8) * 2.0**-23
         error = rounding * self._longest + rounded * self._rounding
@@ -151,14 +163,18 @@ def inner_products(left: NDArray[np.floating], right: NDArray[np.floating]) -> N
     return products
 
 
-def product_dtype() -> torch.dtype:
+def product_dtype() -> "torch.dtype":
     """bfloat16 where this processor has instructions for it (several times faster than float32)."""
+    import torch
+
     able = torch.cpu.get_capabilities()
     return torch.bfloat16 if able.get("amx_bf16") or able.get("avx512_bf16") else torch.float32
 
 
-def _best_two(scores: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+def _best_two(scores: "torch.Tensor") -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
     """Of each row the place of the highest score, the second highest score (-inf where there is none), the highest."""
+    import torch
+
     # on the processor NumPy's argmax is several times faster than torch's
     best = scores.numpy().argmax(axis=1) if scores.device.type == "cpu" else scores.argmax(dim=1).cpu().numpy()
     place = torch.from_numpy(best).to(scores.device)[:, None]
@@ -167,8 +183,10 @@ def _best_two(scores: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float
     return best, scores.amax(dim=1).cpu().numpy(), highest[:, 0].cpu().numpy()
 
 
-def _split(numbers: NDArray[np.float64], dtype: torch.dtype) -> torch.Tensor:
+def _split(numbers: NDArray[np.float64], dtype: "torch.dtype") -> "torch.Tensor":
     """``numbers`` (n,) as sums of numbers of a coarser type, (n, 3): exact to the 24 bits of float32."""
+    import torch
+
     columns = []
     for _ in range(_HALF_COLUMNS):
         columns.append(torch.from_numpy(numbers).to(dtype))

@@ -7,14 +7,16 @@ as there are hold every bit. Such sums don't depend on the order of additions, h
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pipelines.clustering.nearest_centroids import inner_products, squared_distances
 from pipelines.clustering.pair_vectors import PairVectors, Places
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK_ROWS = 4096
 _FLOAT64_BITS = 53
@@ -111,11 +113,13 @@ class Points:
             self._held = held
         return self.frame.apply(self._make(places)) if self._held is None else self._held[places]
 
-    def on_device(self, part: slice) -> torch.Tensor | None:
+    def on_device(self, part: slice) -> "torch.Tensor | None":
         """``take`` on a GPU, where points that are held go once; else None."""
         if self.device == "cpu" or self._held is None:
             return None
         if self._on_device is None:
+            import torch
+
             self._on_device = torch.from_numpy(self._held).to(self.device)
         return self._on_device[part]
 
@@ -195,6 +199,7 @@ class LocalParts:
         self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
     ) -> Iterator[tuple[int, Any]]:
         """In the order of the parts."""
+        import torch
 
         def run(number: int) -> Any:
             return function(self.points[number], *arguments, *(() if each is None else (each[number],)))

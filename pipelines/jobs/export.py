@@ -230,7 +230,7 @@ class Export(Stage[ExportConfig]):
         return _EXAMPLES[config.format](examples, folder)
 
     def _check_encoder(self, located: "LocatedModel") -> None:
-        from retrieval.encoders.contextual.folder import is_contextual
+        from retrieval.encoders.modules import is_contextual
 
         if not is_contextual(located.path):
             raise UserError(

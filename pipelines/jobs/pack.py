@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from math import ceil
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ from pipelines.jobs.lookups import (
 )
 from pipelines.packing.domain_groups import DomainGroups, groups_of, unclustered, unclustered_domain
 from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts
-from pipelines.packing.polish import VectorsOf
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
@@ -36,6 +35,9 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
+
+if TYPE_CHECKING:
+    from pipelines.packing.polish import VectorsOf
 
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
@@ -304,7 +306,7 @@ class Pack(Stage[PackConfig]):
         own = centroids[np.flatnonzero(regions == region)]
         return DomainPairs(name, pairs, of_pairs.astype(np.int32), own)
 
-    def _vectors(self, domain: DomainPairs, parts: int) -> VectorsOf:
+    def _vectors(self, domain: DomainPairs, parts: int) -> "VectorsOf":
         """Reads the vectors of the domain's items by number, those of a few at a time."""
         query_rows, document_rows = pair_rows(self.config.output, parts, domain.pairs)
         vectors = StoredVectors(str(self.config.vectors))

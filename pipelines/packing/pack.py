@@ -7,17 +7,17 @@ joins small ones with near ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.polish import VectorsOf, polish_batches
-from pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
+
+if TYPE_CHECKING:
+    from pipelines.packing.polish import VectorsOf
 
 Order = Literal["tour", "random", "topics"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -94,7 +94,7 @@ def pack(
     seed: int,
     epoch: int,
     domain: int = 0,
-    vectors: VectorsOf | None = None,
+    vectors: "VectorsOf | None" = None,
     name: str | None = None,
     region: int | None = None,
 ) -> Packing:
@@ -132,13 +132,13 @@ def pack(
     else:
         if settings.order == "tour":
             random_order = np.random.default_rng([seed, epoch, *place, _RANDOM_ORDER]).permutation(len(centroids))
-            order = greedy_tour(find_neighbours(centroids), int(generator.integers(len(centroids))))
-            lengths = (tour_length(centroids, each) for each in (order, random_order))
-            figures["tour"] = dict(zip(_LENGTHS, lengths, strict=True))
+            order, figures["tour"] = _tour(centroids, int(generator.integers(len(centroids))), random_order)
         else:
             order = generator.permutation(len(centroids))
         batches = cut_into_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
     if settings.polish_sweeps and vectors is not None:
+        from pipelines.packing.polish import polish_batches
+
         polished = polish_batches(batches, vectors, settings.polish_sweeps, settings.polish_margin)
         batches, swaps = polished.batches, list(polished.swaps)
         sums = {"before": polished.before, "after": polished.after, "swaps": swaps}
@@ -147,6 +147,18 @@ def pack(
         figures["shuffled"] = round(share * len(batches))
         batches = shuffle_some(batches, figures["shuffled"], generator)
     return Packing(batches, figures, aside)
+
+
+def _tour(
+    centroids: NDArray[np.float32], start: int, random_order: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], dict[str, float]]:
+    """The clusters' order, and its length beside that of a random one."""
+    from pipelines.packing.neighbours import find_neighbours
+    from pipelines.packing.tour import greedy_tour, tour_length
+
+    order = greedy_tour(find_neighbours(centroids), start)
+    lengths = (tour_length(centroids, each) for each in (order, random_order))
+    return order, dict(zip(_LENGTHS, lengths, strict=True))
 
 
 def shuffle_some(batches: NDArray[np.int64], number: int, generator: np.random.Generator) -> NDArray[np.int64]:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from raytriever.reports.table import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK = "#1c2630"
 GREY = "#9aa5ae"
@@ -98,8 +98,9 @@ class SettingPanel:
 
 def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, description: str) -> str:
     """For each measure a panel: dots with their intervals and a line at 0; hollow dots are not significant."""
+    from matplotlib.ticker import MaxNLocator
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: "Figure") -> None:
         row_of_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, intervals) in zip(row_of_axes, panels.items(), strict=True):
             axes.axvline(0, color=INK, linewidth=0.8)
@@ -127,12 +128,12 @@ def curve_panels(panels: Sequence[Panel], description: str, boundaries: Sequence
 
 
 def _panel_grid(
-    draw: Callable[[Axes, Any], None], panels: Sequence[Any], *, columns: int, height: float, description: str
+    draw: "Callable[[Axes, Any], None]", panels: Sequence[Any], *, columns: int, height: float, description: str
 ) -> str:
     """``height``: of a row, in inches."""
     rows = -(-len(panels) // columns)
 
-    def draw_all(figure: Figure) -> None:
+    def draw_all(figure: "Figure") -> None:
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, panel in zip(grid, panels, strict=False):
             draw(axes, panel)
@@ -142,7 +143,9 @@ def _panel_grid(
     return svg_of(draw_all, height * rows, description)
 
 
-def _draw_panel(axes: Axes, panel: Panel, boundaries: Sequence[float]) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, boundaries: Sequence[float]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for boundary in boundaries:
         axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
     x, y = thin(panel.steps.astype(np.float64)), thin(panel.values)
@@ -164,8 +167,9 @@ def _draw_panel(axes: Axes, panel: Panel, boundaries: Sequence[float]) -> None:
 
 def heat_map(values: NDArray[np.float32], left_out: NDArray[np.bool_], description: str) -> str:
     """A matrix (n, m), its first row on top: the darker, the larger; orange: cells that are left out."""
+    import matplotlib as mpl
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         colours = mpl.colormaps["Blues"].with_extremes(bad=ORANGE)
         image = axes.imshow(np.ma.masked_array(values, left_out), cmap=colours, interpolation="nearest")
@@ -192,7 +196,7 @@ def setting_panels(panels: Sequence[SettingPanel], description: str) -> str:
     return _panel_grid(_draw_settings, panels, columns=min(2, len(panels)), height=2.6, description=description)
 
 
-def _draw_settings(axes: Axes, panel: SettingPanel) -> None:
+def _draw_settings(axes: "Axes", panel: SettingPanel) -> None:
     numbers = _numbers(panel.names)
     if numbers is None:
         names = list(dict.fromkeys(panel.names))
@@ -230,8 +234,11 @@ def shown(text: str, longest: int = 40) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> str:
+def svg_of(draw: "Callable[[Figure], None]", height: float, description: str) -> str:
     """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     buffer = io.StringIO()
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text

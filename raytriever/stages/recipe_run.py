@@ -6,7 +6,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -42,17 +42,30 @@ def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
     return stages
 
 
-def check_before_run(stages: Stages, names: Iterable[str]) -> None:
+def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
     """Checks the stages of these ``names``: their settings, and the inputs that come from outside the run.
 
-    Raises ``UserError``.
+    Returns those that are finished and will be reused, whose making has checked them. Raises ``UserError``.
     """
+    finished: set[str] = set()
     for name in names:
         with _naming(name):
             check_output(stages[name].config.output)
-            stages[name].check_settings(stages)
             makers = _makers(stages[name], stages)
+            if all(maker is None or maker in map(stages.get, finished) for maker in makers.values()):
+                with suppress(UserError):  # which is raised again, in its turn, where the stage is to be made
+                    if is_finished(stages[name]):
+                        finished.add(name)
+                        continue
+            stages[name].check_settings(stages)
             stages[name].check_inputs({key for key, maker in makers.items() if maker is None})
+    return finished
+
+
+def is_finished(stage: Stage[Any]) -> bool:
+    """Whether the artifact is there and made with these settings from these inputs, which are there themselves."""
+    output = stage.config.output
+    return is_artifact(output) and ArtifactWriter(output, stage.derivation(), replace=True).complete
 
 
 @contextmanager
@@ -78,7 +91,7 @@ def run_recipe(
     All are checked before the first begins, and what a later one reads as soon as it is made. ``force``: as
     ``run_stage`` takes it; ``shards_here``: as ``RaySession``.
     """
-    check_before_run(stages, names)
+    reused = check_before_run(stages, names)
     makers = {name: _makers(stages[name], stages) for name in names}
     finished: list[tuple[Stage[Any], Artifact]] = []
     with RaySession(shards_here=shards_here) as session:
@@ -88,7 +101,7 @@ def run_recipe(
                 artifact = run_stage(stage, session, replace=True, force=force, label=name, recipe=recipe)
             finished.append((stage, artifact))
             for later in names[place:]:
-                if made := {key for key, maker in makers[later].items() if maker is stage}:
+                if later not in reused and (made := {key for key, maker in makers[later].items() if maker is stage}):
                     with _naming(later):
                         stages[later].check_inputs(made)
     for line in closing_lines(finished):

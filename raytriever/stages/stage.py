@@ -284,10 +284,13 @@ def _use_assigned_cpus(*, on_gpu: bool) -> None:
     cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
     if on_gpu:
         os.environ.update(tokenizing_threads(cpus))
+    threads = max(1, int(cpus))
     if "torch" in sys.modules:
         import torch
 
-        torch.set_num_threads(max(1, int(cpus)))
+        torch.set_num_threads(threads)
+    else:  # it may be imported by what the stage computes with
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:

@@ -9,17 +9,15 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import absolute
-from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
 from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession, check_output
-from raytriever.stages.recipe_run import check_before_run, recipe_stages, run_stage
-from raytriever.stages.stage import Stage, Stages, warned_of_on_a_cluster
+from raytriever.stages.recipe_run import check_before_run, is_finished, recipe_stages, run_stage
+from raytriever.stages.stage import Stages, warned_of_on_a_cluster
 from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis
 from raytriever.sweep.plan import StageGroup, Trial, check_keys, groups_of, plan_trial
 from raytriever.sweep.report import sweep_lines, write_sweep
@@ -169,17 +167,11 @@ def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: di
     for group in groups:
         if any(other.is_part_of(group) for other in failed):
             continue
-        if all(_is_finished(stage) for stage in group.stages.values()):
+        if all(is_finished(stage) for stage in group.stages.values()):
             log.info(f"{group.name}: reused")
         else:
             missing.append(group)
     return missing
-
-
-def _is_finished(stage: Stage[Any]) -> bool:
-    """Whether the artifact is there and made with these settings from these inputs, which are there themselves."""
-    output = stage.config.output
-    return is_artifact(output) and ArtifactWriter(output, stage.derivation(), replace=True).complete
 
 
 def _result(columns: Sequence[Column], trial: Trial, failures: dict[str, Failure]) -> Result:

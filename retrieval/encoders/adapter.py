@@ -6,40 +6,20 @@ A saved adapter is a small folder that names the base model it belongs to.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
-from retrieval.encoders.modules import read_json, read_modules, require_safetensors
+from retrieval.encoders.modules import ADAPTER_CONFIG, read_json, require_safetensors
+from retrieval.encoders.specification import LoraSettings
 
-_CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 _ATTENTION = re.compile("attn|attention", re.IGNORECASE)
-
-
-class LoraSettings(Settings):
-    """Trains two small matrices beside each of ``targets`` instead of the transformer's weights.
-
-    Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models": W x + (alpha / rank) B A dropout(x), with B
-    zero at first.
-    """
-
-    rank: int = Field(default=16, ge=1)
-    """Width of the two matrices."""
-    alpha: float = Field(default=32, gt=0)
-    """Weight of what they add, over their rank."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of what they read."""
-    targets: list[str] | Literal["attention", "all_linear"] = "attention"
-    """The matrices of the attention, those and the feed-forward ones, or modules by the ends of their names, such as
-    'query' or 'layer.0.attention.self.query'."""
 
 
 def add_adapter(transformer: nn.Module, settings: LoraSettings, seed: int = 0) -> nn.Module:
@@ -121,24 +101,6 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
                 yield owner_name, name, tensor
 
 
-def has_adapter(path: Path) -> bool:
-    """Whether the encoder in the folder ``path`` is an adapter rather than a whole model."""
-    return (read_modules(path).transformer / _CONFIG).exists()
-
-
-def named_base(path: Path) -> tuple[str, str | None]:
-    """Name and revision of the base model under the adapter at ``path``. Raises ``UserError`` where it names none."""
-    listing = read_modules(path).transformer / _CONFIG
-    config = read_json(listing)
-    name = config.get("base_model_name_or_path")
-    if not name:
-        raise UserError(
-            f"{listing} names no base_model_name_or_path. Say which model the adapter was trained on: set the encoder's"
-            " base_model."
-        )
-    return str(name), config.get("revision")
-
-
 def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
     """``base`` with the LoRA weights in ``folder`` added to its own; trainable is what was trainable before.
 
@@ -148,9 +110,9 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
 
     trainable = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
     require_safetensors(folder)
-    kind = read_json(folder / _CONFIG).get("peft_type")
+    kind = read_json(folder / ADAPTER_CONFIG).get("peft_type")
     if kind != "LORA":
-        raise UserError(f"{folder / _CONFIG} is an adapter of kind {kind}; LORA alone is supported.")
+        raise UserError(f"{folder / ADAPTER_CONFIG} is an adapter of kind {kind}; LORA alone is supported.")
     try:
         config = PeftConfig.from_pretrained(str(folder))
         weights = load_file(folder / _WEIGHTS)

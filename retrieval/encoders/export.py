@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from retrieval.encoders.adapter import merged_weights
+from retrieval.encoders.dense import width_behind
 from retrieval.encoders.modules import (
     CONTEXTUAL_FILE,
     DOCUMENT_MODEL_FILE,
@@ -18,7 +19,6 @@ from retrieval.encoders.modules import (
     POOLING_MODES,
     SCORING_FILE,
     read_json,
-    width_behind,
     write_json,
 )
 from retrieval.encoders.specification import EncoderContract, Pooling, Role, VectorForm

@@ -11,35 +11,16 @@ import math
 from pathlib import Path
 
 import torch
-from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
-from retrieval.encoders.modules import SCORING_FILE, load_weights, read_json, reading, write_json
+from retrieval.encoders.dense import load_weights
+from retrieval.encoders.modules import SCORING_FILE, read_json, reading, write_json
 from retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.specification import ListScorerForm
 
 _WEIGHTS = "scoring.safetensors"
-
-
-class ListScorerForm(Settings):
-    """How large the transformer is; defaults as in the paper's appendix A.4 and table 3."""
-
-    layers: int = Field(default=2, ge=1)
-    """Blocks of attention and feed-forward layers."""
-    heads: int = Field(default=8, ge=1)
-    """Heads of the attention."""
-    width: int | None = Field(default=None, ge=1)
-    """Width of its states; None: that of the vectors."""
-    feed_forward: int | None = Field(default=None, ge=1)
-    """Width of the feed-forward layers; None: four times the other."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Of what attention and feed-forward layers add."""
-
-    def __str__(self) -> str:
-        width = "" if self.width is None else f", width {self.width}"
-        return f"transformer over lists, {self.layers} layers, {self.heads} heads{width}"
 
 
 class ListAttentionBlock(nn.Module):

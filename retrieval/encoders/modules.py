@@ -7,19 +7,16 @@ the folder, no pickle and no code in it is read here.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.specification import Pooling, Role
+from retrieval.encoders.specification import Pooling, Role, VectorForm
 
 FORM_FILE = "vector_form.json"  # beside an exported encoder's modules: which vectors documents have
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
@@ -27,7 +24,23 @@ SCORING_FILE = "scoring.json"  # beside the modules of an encoder of queries tha
 CONTEXTUAL_FILE = "contextual.json"  # beside the modules of a contextual encoder's second stage
 FIRST_STAGE = "first_stage"  # the folder of its first stage there
 CONTEXTUAL_TRANSFORMER = "ContextualTransformer"  # a contextual encoder's, in place of transformer and pooling
+ADAPTER_CONFIG = "adapter_config.json"  # PEFT's, beside an adapter's weights
 LAYER_POOLING = "WeightedLayerPooling"  # of sentence-transformers: documents that average several layers
+
+_VOCABULARY = (
+    "tokenizer.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "tokenizer.model",
+)
+TOKENIZER_FILES = (
+    *_VOCABULARY,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    "config.json",  # of the model beside it, which may say of which class the tokenizer is
+)
+"""All that may be read of a tokenizer's folder."""
 
 _CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
 POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
@@ -222,44 +235,6 @@ def _pooling_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-class DenseLayer(nn.Module):
-    """A linear map after pooling, with the activation its folder names."""
-
-    def __init__(self, linear: nn.Linear, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear = linear
-        self.activation = activation
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(n, in) to (n, out) in float32, or in float64 where the weights are; computed in the weights' precision."""
-        mapped: Tensor = self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
-        return at_least_float32(mapped)
-
-
-def width_behind(transformer: nn.Module, dense: Sequence[nn.Module]) -> int:
-    """Numbers of a vector behind the pooling of ``transformer`` and ``dense`` layers."""
-    last: Any = dense[-1] if dense else None
-    config: Any = transformer.config
-    return int(config.hidden_size if last is None else last.linear.out_features)
-
-
-def load_dense(folder: Path) -> DenseLayer:
-    """A Dense module's layer. Raises ``UserError`` where it isn't whole, or does what a ``DenseLayer`` can't."""
-    from sentence_transformers.base.modules import Dense
-
-    require_safetensors(folder)
-    with reading("The Dense layer in", folder):
-        # without code of its own sentence-transformers would put a tanh in the place of an activation
-        activation = Dense.load_config(str(folder), local_files_only=True).get("activation_function", "torch.")
-        layer = Dense.load(str(folder), local_files_only=True)
-    if not activation.startswith("torch."):
-        raise UserError(f"{folder}/config.json names activation {activation!r}; supported are torch's own modules.")
-    reads = [layer.module_input_name, layer.module_output_name]
-    if layer.use_residual or reads != ["sentence_embedding"] * 2:
-        raise UserError(f"{folder}/config.json asks for a residual connection, or maps tokens; neither is supported.")
-    return DenseLayer(layer.linear, layer.activation_function)
-
-
 def require_safetensors(folder: Path) -> None:
     """Raises ``UserError`` where a folder's weights are pickles, which may run any code, or lie outside of it."""
     pickles = [*folder.glob("*.bin"), *folder.glob("*.pt")]
@@ -276,18 +251,6 @@ def require_safetensors(folder: Path) -> None:
             raise UserError(f"{listing} names {name!r}; weights are read from safetensors files beside it alone.")
 
 
-def load_weights(module: nn.Module, names: Set[str], path: Path) -> None:
-    """Reads the safetensors file ``path`` into the parameters ``names`` of ``module``, which it holds and no others.
-
-    Raises ``UserError`` where it can't be read, or holds others.
-    """
-    with reading("The weights", path):
-        found = load_file(path)
-        if differing := sorted(names ^ found.keys()):
-            raise ValueError(f"either it or the form beside it has no {', '.join(differing)}")
-        module.load_state_dict(found, strict=False)
-
-
 def read_json(path: Path) -> Any:
     """The file's value, an empty mapping where it is absent. Raises ``UserError`` where it can't be read."""
     try:
@@ -302,6 +265,56 @@ def write_json(path: Path, value: Any) -> None:
     """Writes what ``read_json`` reads, the same bytes for equal values."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def has_adapter(path: Path) -> bool:
+    """Whether the encoder in the folder ``path`` is an adapter rather than a whole model."""
+    return (read_modules(path).transformer / ADAPTER_CONFIG).exists()
+
+
+def named_base(path: Path) -> tuple[str, str | None]:
+    """Name and revision of the base model under the adapter at ``path``. Raises ``UserError`` where it names none."""
+    listing = read_modules(path).transformer / ADAPTER_CONFIG
+    config = read_json(listing)
+    name = config.get("base_model_name_or_path")
+    if not name:
+        raise UserError(
+            f"{listing} names no base_model_name_or_path. Say which model the adapter was trained on: set the encoder's"
+            " base_model."
+        )
+    return str(name), config.get("revision")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder holds a tokenizer's files."""
+    return any((folder / name).exists() for name in _VOCABULARY)
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raises ``UserError`` where the folder holds no tokenizer's files."""
+    if not has_tokenizer(folder):
+        raise UserError(
+            f"{folder} holds no tokenizer (none of {', '.join(_VOCABULARY)}). Save the tokenizer beside the weights:"
+            " tokenizer.save_pretrained(folder). Or, of an encoder, name the folder that has it in 'tokenizer'."
+        )
+
+
+def is_contextual(path: Path) -> bool:
+    """Whether the folder holds a contextual encoder."""
+    return (path / CONTEXTUAL_FILE).exists()
+
+
+def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Sequence[float] | None]:
+    """The form of a document's vectors, ``wanted`` or as the folder says, and the alphas stored with just that form.
+
+    Raises ``UserError`` where the folder's form can't be read.
+    """
+    listing = path / FORM_FILE
+    with reading("The form of vectors", listing):
+        values = read_json(listing)
+        alpha = values.pop("alpha", None)
+        stored = VectorForm.model_validate(values)
+    return (stored, alpha) if wanted in (None, stored) else (wanted or stored, None)
 
 
 def read_document_model(path: Path) -> str | None:

@@ -3,7 +3,7 @@
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
-from retrieval.encoders.adapter import has_adapter, named_base
+from retrieval.encoders.modules import TOKENIZER_FILES, has_adapter, has_tokenizer, named_base, require_tokenizer
 from retrieval.encoders.specification import EncoderSettings, ModelSettings
-from retrieval.encoders.transformer import TOKENIZER_FILES, has_tokenizer, require_tokenizer
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,10 @@ class LocatedModel:
         """About how long one process computes for a forward pass of so many tokens: each meets every weight."""
         weights = sum(file.stat().st_size for file in self.path.rglob(_WEIGHT_FILES)) / _BYTES_OF_A_WEIGHT
         return tokens * weights / _WEIGHTS_A_SECOND
+
+
+LocatedModels = Mapping[str, LocatedModel]
+"""The files of all models that a run names, by the dotted names of the settings that do."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def named_models(settings: BaseModel, prefix: str = "") -> dict[str, ModelSettin
     return found
 
 
-def locate_models(settings: BaseModel) -> dict[str, LocatedModel]:
+def locate_models(settings: BaseModel) -> LocatedModels:
     """Every model of ``named_models``, as ``locate_named`` finds it."""
     return {key: locate_named(model) for key, model in named_models(settings).items()}
 

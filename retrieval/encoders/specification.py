@@ -1,9 +1,14 @@
 """What an encoder is: the settings that choose one, and the contract under which its vectors may meet others."""
 
+import ctypes
 import hashlib
 import json
 import operator
+import platform
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -184,6 +189,98 @@ class EncoderSettings(ModelSettings):
         return found
 
 
+class LoraSettings(Settings):
+    """Trains two small matrices beside each of ``targets`` instead of the transformer's weights.
+
+    Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models": W x + (alpha / rank) B A dropout(x), with B
+    zero at first.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    """Width of the two matrices."""
+    alpha: float = Field(default=32, gt=0)
+    """Weight of what they add, over their rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of what they read."""
+    targets: list[str] | Literal["attention", "all_linear"] = "attention"
+    """The matrices of the attention, those and the feed-forward ones, or modules by the ends of their names, such as
+    'query' or 'layer.0.attention.self.query'."""
+
+
+class ListScorerForm(Settings):
+    """How large the transformer is; defaults as in the paper's appendix A.4 and table 3."""
+
+    layers: int = Field(default=2, ge=1)
+    """Blocks of attention and feed-forward layers."""
+    heads: int = Field(default=8, ge=1)
+    """Heads of the attention."""
+    width: int | None = Field(default=None, ge=1)
+    """Width of its states; None: that of the vectors."""
+    feed_forward: int | None = Field(default=None, ge=1)
+    """Width of the feed-forward layers; None: four times the other."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Of what attention and feed-forward layers add."""
+
+    def __str__(self) -> str:
+        width = "" if self.width is None else f", width {self.width}"
+        return f"transformer over lists, {self.layers} layers, {self.heads} heads{width}"
+
+
+class ContextualForm(Settings):
+    """The second stage's sequence is [context vectors | prompt vectors | text].
+
+    As Morris & Rush 2024 ("Contextual Document Embeddings") describe it by default; ``RELEASED`` is what their released
+    model adds.
+    """
+
+    context_documents: int = Field(default=64, ge=1)
+    """J, how many documents the context has."""
+    vectors_per_document: int = Field(default=1, ge=1)
+    """k, vectors that each of them has."""
+    prompts: int = Field(default=0, ge=0)
+    """Learnt vectors between context and text."""
+    residual_head: bool = False
+    """Whether a perceptron follows the pooling, added to its input."""
+    text_positions: Literal["from_zero", "behind_prefix"] = "from_zero"
+    """A text's first token stands at position 0, or as many places on as there are vectors before it; then the prompt
+    vectors have positions too."""
+    pooled: Literal["text", "all"] = "text"
+    """What is averaged: the text's tokens, or the vectors before it too."""
+    prefix_attends: Literal["all", "prefix"] = "all"
+    """The vectors before the text read the whole sequence, or only each other: then the layers' work on them is done
+    once for all texts; what a text is not to read, its context may still tell it in part."""
+
+    @model_validator(mode="after")
+    def _prefix_alone_is_plain(self) -> Self:
+        if self.prefix_attends == "prefix" and (self.prompts or self.pooled == "all"):
+            raise ValueError(
+                f"prefix_attends 'prefix' goes without prompt vectors (prompts is {self.prompts}) and with the text's"
+                f" tokens pooled alone (pooled is {self.pooled!r}). Set prompts to 0 and pooled to 'text', or"
+                " prefix_attends to 'all'"
+            )
+        return self
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a whole context."""
+        return self.context_documents * self.vectors_per_document
+
+    def __str__(self) -> str:
+        """In words, for reports and contracts: 'contextual, 64 vectors'."""
+        words = [f"contextual, {self.vectors} vectors"]
+        if self.vectors_per_document > 1:
+            words.append(f"{self.vectors_per_document} a document")
+        for name in ("prompts", "residual_head", "text_positions", "pooled", "prefix_attends"):
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                words.append(f"{name} {value}")
+        return ", ".join(words)
+
+
+RELEASED = {"prompts": 8, "residual_head": True, "text_positions": "behind_prefix"}
+"""What the authors' released code has that the paper doesn't mention; its first stage also ends in a perceptron."""
+
+
 class EncoderContract(Settings):
     """Everything that makes two vectors comparable; stored with vectors and indexes, compared where they meet."""
 
@@ -313,13 +410,51 @@ def resolve_dtype(dtype: Literal[Dtype, "auto"], *, gpu: bool = False) -> Dtype:
 
 
 def has_bfloat16(*, gpu: bool = False) -> bool:
-    """Whether this machine's CPU (or GPU) has bfloat16 instructions; a GPU that only workers have counts as one."""
+    """Whether this machine's CPU (or GPU) has bfloat16 instructions; a GPU that only workers have counts as one.
+
+    It is torch's answer, for which torch is imported only where the system doesn't give it.
+    """
+    known = None
+    if "torch" not in sys.modules:
+        known = _without_cuda() if gpu else _of_this_cpu()
+    if known is not None:
+        return known
     import torch
 
     if gpu:
         return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+
+
+def _without_cuda() -> bool | None:
+    """True where the driver's library can't be loaded, without which torch has no CUDA; else None."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return None
+
+
+def _of_this_cpu() -> bool | None:
+    try:
+        return bfloat16_of_x86(Path("/proc/cpuinfo").read_text(encoding="utf-8"), platform.release())
+    except OSError:
+        return None
+
+
+def bfloat16_of_x86(cpuinfo: str, release: str) -> bool | None:
+    """Whether Linux names the instructions; None of other processors, and where kernel ``release`` knows not all names.
+
+    ``cpuinfo``: the text of /proc/cpuinfo.
+    """
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    if flags is None:
+        return None
+    if {"avx512_bf16", "amx_bf16"} & set(flags[1].split()):
+        return True
+    version = [int(number) for number in re.findall(r"\d+", release)[:2]]
+    return False if version >= [5, 16] else None
 
 
 def require_dtype(dtype: Dtype, host: str, *, gpu: bool = False) -> None:

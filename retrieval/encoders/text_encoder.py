@@ -21,19 +21,18 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import merge_adapter
 from retrieval.encoders.attention import last_states, mark_full
+from retrieval.encoders.dense import DenseLayer, load_dense, width_behind
 from retrieval.encoders.export import EncoderParts, write_sentence_transformers_folder
 from retrieval.encoders.list_scorer import list_scorer_beside
 from retrieval.encoders.modules import (
-    DenseLayer,
     Modules,
+    has_tokenizer,
     has_two_towers,
-    load_dense,
     pools_prompt,
     read_document_model,
     read_modules,
     read_pooling,
     read_text_settings,
-    width_behind,
 )
 from retrieval.encoders.pooling import pool
 from retrieval.encoders.pretrained import find_base, find_tokenizer
@@ -48,7 +47,6 @@ from retrieval.encoders.specification import (
 )
 from retrieval.encoders.structure import is_bidirectional_decoder
 from retrieval.encoders.transformer import (
-    has_tokenizer,
     load_tokenizer,
     load_transformer,
     require_embeddings,

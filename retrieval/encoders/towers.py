@@ -1,15 +1,14 @@
 """The encoders behind a role: of queries, and of documents, which may have several vectors or a tower of their own."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
 from retrieval.encoders.contextual.encoder import ContextualEncoder
-from retrieval.encoders.contextual.folder import is_contextual, load_contextual
-from retrieval.encoders.modules import FORM_FILE, has_two_towers, read_json, reading
+from retrieval.encoders.contextual.folder import load_contextual
+from retrieval.encoders.modules import has_two_towers, is_contextual, resolve_form
 from retrieval.encoders.multi_vector import MultiVectorEncoder
-from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role, VectorForm
+from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 
@@ -58,16 +57,3 @@ def load_towers(
         document = load_encoder(alike, path, fingerprint, dropout, "document", fresh_seed)
         query.contract.require_same(document.contract, f"the queries of {path}", "its documents")
     return Towers(query, document if form.kind == "single" else MultiVectorEncoder(document, form, alpha))
-
-
-def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Sequence[float] | None]:
-    """The form of a document's vectors, ``wanted`` or as the folder says, and the alphas stored with just that form.
-
-    Raises ``UserError`` where the folder's form can't be read.
-    """
-    listing = path / FORM_FILE
-    with reading("The form of vectors", listing):
-        values = read_json(listing)
-        alpha = values.pop("alpha", None)
-        stored = VectorForm.model_validate(values)
-    return (stored, alpha) if wanted in (None, stored) else (wanted or stored, None)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
-from retrieval.encoders.modules import read_json, require_safetensors
+from retrieval.encoders.modules import read_json, require_safetensors, require_tokenizer
 from retrieval.encoders.specification import EncoderSettings, require_positions
 from retrieval.encoders.structure import (
     has_own_code,
@@ -25,16 +25,9 @@ from retrieval.encoders.structure import (
     transformer_blocks,
 )
 
-_FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model")
 # what transformers raises for configurations that ask for the impossible, beside what it means to raise
 _MEANINGLESS = (LookupError, TypeError, ArithmeticError, AttributeError, StrictDataclassError)
 _UNREADABLE = (OSError, ValueError, RuntimeError, ImportError, *_MEANINGLESS)
-TOKENIZER_FILES = (
-    *_FILES,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    "config.json",  # of the model beside it, which may say of which class the tokenizer is
-)
-"""All that may be read of a tokenizer's folder."""
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
 _OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
@@ -149,20 +142,6 @@ def _freeze_pooler(transformer: nn.Module, path: Path, missing: set[str]) -> Non
     for name, parameter in transformer.named_parameters():
         if name.startswith("pooler."):
             parameter.requires_grad_(False)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder holds a tokenizer's files."""
-    return any((folder / name).exists() for name in _FILES)
-
-
-def require_tokenizer(folder: Path) -> None:
-    """Raises ``UserError`` where the folder holds no tokenizer's files."""
-    if not has_tokenizer(folder):
-        raise UserError(
-            f"{folder} holds no tokenizer (none of {', '.join(_FILES)}). Save the tokenizer beside the weights:"
-            " tokenizer.save_pretrained(folder). Or, of an encoder, name the folder that has it in 'tokenizer'."
-        )
 
 
 def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any:

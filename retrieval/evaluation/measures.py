@@ -1,11 +1,10 @@
 """Retrieval measures of each query, by ir-measures (trec_eval's definitions)."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ir_measures
 import numpy as np
 from numpy.typing import NDArray
 
@@ -142,13 +141,8 @@ def evaluate(
         ranked = {query: distinct_scores(query, ranking[query], conventions) for query in places}
         ranked = {query: scores for query, scores in ranked.items() if scores}  # of self-hits alone nothing is left
         for lowest in {lowest for lowest, _ in values}:
-            # no gain below 0, and trec_eval's code crashes at a query whose best grade is -2
-            grades = {
-                query: {name: int(grade) if grade >= lowest else 0 for name, grade in qrels[query].items()}
-                for query in places
-            }
             asked = [measure for gain, measure in values if gain == lowest]
-            for metric in ir_measures.iter_calc(asked, grades, ranked):
+            for metric in _calculated(asked, {query: qrels[query] for query in places}, ranked, lowest):
                 values[lowest, metric.measure][places[metric.query_id]] = metric.value
     return PerQuery(
         tuple(query_ids),
@@ -159,6 +153,25 @@ def evaluate(
         self_hits=sum(query in ranking[query] for query in judged & ranking.keys()),
         depth=max(len(documents) for documents in ranking.values()),
     )
+
+
+def _calculated(
+    measures: Sequence[Any],
+    qrels: Mapping[str, Mapping[str, int]],
+    ranking: Mapping[str, Mapping[str, float]],
+    lowest: int,
+) -> Iterator[Any]:
+    """What ir-measures says of each query, grades below ``lowest`` taken for 0.
+
+    So none is below 0: trec_eval's code crashes at a query whose best grade is -2.
+    """
+    import ir_measures
+
+    grades = {
+        query: {name: int(grade) if grade >= lowest else 0 for name, grade in judged.items()}
+        for query, judged in qrels.items()
+    }
+    yield from ir_measures.iter_calc(measures, grades, ranking)
 
 
 def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conventions) -> dict[str, float]:
@@ -209,6 +222,8 @@ def parse_measure(name: str) -> Measure:
 
 
 def _ir_measure(parsed: Measure) -> Any:
+    import ir_measures
+
     if parsed.by_answers:
         raise UserError(f"{parsed.name} is measured by answers in the documents' texts, not by judgments.")
     measure = getattr(ir_measures, parsed.family)

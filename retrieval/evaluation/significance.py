@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
@@ -154,6 +153,8 @@ def paired_t_test(difference: Values) -> SignificanceTest:
     if _is_constant(difference):
         constant = float(difference[0])
         return SignificanceTest(_limit(constant), 2 * _p_of_equal_signs(difference) if constant else 1.0)
+    from scipy import stats
+
     result = stats.ttest_1samp(difference, 0.0)
     return SignificanceTest(float(result.statistic), float(result.pvalue))
 
@@ -174,6 +175,8 @@ def stratified_z_test(differences: Sequence[Values], weights: Sequence[float]) -
     if variance == 0.0:
         queries = sum(map(len, differences))
         return SignificanceTest(_limit(total), math.ldexp(1.0, 1 - queries) if total else 1.0)
+    from scipy import stats
+
     statistic = total / math.sqrt(variance)
     return SignificanceTest(statistic, float(2 * stats.norm.sf(abs(statistic))))
 
@@ -188,6 +191,8 @@ def equivalence_test(difference: Values, margin: float) -> SignificanceTest:
         constant = float(difference[0])
         p_value = _p_of_equal_signs(difference) if abs(constant) < margin else 1.0
         return SignificanceTest(_limit(constant - margin if constant > 0 else constant + margin), p_value)
+    from scipy import stats
+
     above = stats.ttest_1samp(difference, -margin, alternative="greater")
     below = stats.ttest_1samp(difference, margin, alternative="less")
     weaker = above if above.pvalue >= below.pvalue else below

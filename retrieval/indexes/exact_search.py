@@ -25,9 +25,7 @@ from retrieval.indexes.top_k import (
     LOW_BITS,
     Ranking,
     best_candidates,
-    order_keys,
-    ranking_of_keys,
-    scores_of_keys,
+    ordered_bits,
 )
 
 # Queries and documents of one product; its scores stay in the cache until the best are picked from them.
@@ -41,6 +39,25 @@ _MARGIN = 8  # documents fetched beyond k, and a sixteenth of k more: these lie 
 _WIDER = 4  # times as many are fetched for the queries that the first search doesn't prove
 _QUERIES_AT_ONCE = 1024
 _LONGEST = 1e18  # the product of two such lengths is far from float32's end
+
+
+def order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Packs score and row into an int64; descending keys are the defined order, and no two keys tie."""
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal scores: make them equal bits
+    found: torch.Tensor = (ordered_bits(bits).to(torch.int64) << 32) | (LOW_BITS - rows)
+    return found
+
+
+def scores_of_keys(keys: torch.Tensor) -> torch.Tensor:
+    """The float32 scores in keys, -inf of ``ABSENT``."""
+    scores: torch.Tensor = ordered_bits((keys >> 32).to(torch.int32)).view(torch.float32)
+    return scores.masked_fill(keys == ABSENT, -np.inf)
+
+
+def ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
+    """Keys (queries, k) in descending order as a ranking; ``first_row`` is added to their rows."""
+    rows = (LOW_BITS - (keys & LOW_BITS) + first_row).masked_fill(keys == ABSENT, -1)
+    return Ranking(rows.cpu().numpy(), scores_of_keys(keys).cpu().numpy())
 
 
 def exact_top_k(

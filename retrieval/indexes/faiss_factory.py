@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from raytriever.errors import UserError
 
 if TYPE_CHECKING:
@@ -161,6 +159,8 @@ def to_gpu(index: "Index") -> "Index":
             " raytriever[gpu] (or raytriever[cuvs], with NVIDIA's kernels), or set gpus_per_worker to 0."
         )
     if not faiss.get_num_gpus():
+        import torch
+
         raise UserError(
             f"A GPU was asked for, but FAISS sees none (torch sees {torch.cuda.device_count()}, being built for CUDA"
             f" {torch.version.cuda or 'no GPU'}; FAISS's wheels need a driver for CUDA 12.6 or later). Check nvidia-smi"
@@ -185,6 +185,8 @@ def import_faiss() -> Any:
         import faiss
     except (ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) or "libcu" in str(error):
+            import torch
+
             raise UserError(
                 f"FAISS for GPUs is installed, but can't be loaded: {error}. Its wheels are built for CUDA 12.6,"
                 f" whatever CUDA torch brings (here {torch.version.cuda or 'none'}): both sets of libraries are"

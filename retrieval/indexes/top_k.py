@@ -9,13 +9,10 @@ A score and a row are packed into one int64 **key**, so that sorting keys sorts 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:  # what reads rankings without sorting any starts in half the time
-    import torch
 
 CANDIDATES_AT_ONCE = 1 << 22
 """Candidates of all queries of a block that are sorted at a time."""
@@ -48,29 +45,6 @@ class Ranking:
         self.rows[place], self.scores[place] = found.rows, found.scores
 
 
-def order_keys(scores: "torch.Tensor", rows: "torch.Tensor") -> "torch.Tensor":
-    """Packs score and row into an int64; descending keys are the defined order, and no two keys tie."""
-    import torch
-
-    bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal scores: make them equal bits
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats order as their bits do, negative ones reversed
-    return (ordered.to(torch.int64) << 32) | (LOW_BITS - rows)
-
-
-def scores_of_keys(keys: "torch.Tensor") -> "torch.Tensor":
-    """The float32 scores in keys, -inf of ``ABSENT``."""
-    import torch
-
-    ordered = (keys >> 32).to(torch.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32).masked_fill(keys == ABSENT, -np.inf)
-
-
-def ranking_of_keys(keys: "torch.Tensor", first_row: int) -> Ranking:
-    """Keys (queries, k) in descending order as a ranking; ``first_row`` is added to their rows."""
-    rows = (LOW_BITS - (keys & LOW_BITS) + first_row).masked_fill(keys == ABSENT, -1)
-    return Ranking(rows.cpu().numpy(), scores_of_keys(keys).cpu().numpy())
-
-
 def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
     """The ``k`` best documents of each query over the rankings of shards, in the defined order.
 
@@ -86,21 +60,29 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
 
 def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
     """Orders candidates (queries, n), cut or padded to ``k``; row -1 with score -inf stands for none."""
-    import torch
-
     if rows.max(initial=-1) > LOW_BITS:  # beyond what a key holds
         order = np.lexsort((rows, -scores), axis=1)[:, :k]
         ordered = Ranking(np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1))
     else:
-        writeable = [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in (scores, rows)]
-        keys = order_keys(*writeable)
-        keys[torch.from_numpy(rows < 0)] = ABSENT
-        descending = np.sort(keys.numpy(), axis=1)[:, ::-1][:, :k]
-        ordered = ranking_of_keys(torch.from_numpy(descending.copy()), 0)
+        bits = ordered_bits((scores + np.float32(0)).view(np.int32))  # -0.0 and 0.0 are equal scores: equal bits
+        keys = (bits.astype(np.int64) << 32) | (LOW_BITS - rows)
+        keys[rows < 0] = ABSENT
+        keys = np.sort(keys, axis=1)[:, ::-1][:, :k]
+        ordered = Ranking(LOW_BITS - (keys & LOW_BITS), ordered_bits((keys >> 32).astype(np.int32)).view(np.float32))
+        is_absent = keys == ABSENT
+        ordered.rows[is_absent], ordered.scores[is_absent] = -1, -np.inf
     padding = ((0, 0), (0, k - ordered.rows.shape[1]))
     return Ranking(
         np.pad(ordered.rows, padding, constant_values=-1), np.pad(ordered.scores, padding, constant_values=-np.inf)
     )
+
+
+def ordered_bits(bits: Any) -> Any:
+    """Whole numbers in the order of the float32 whose ``bits`` these are (int32, of NumPy or torch); its own inverse.
+
+    Floats order as their bits do, negative ones reversed.
+    """
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ranking:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Set
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,12 @@ from retrieval.encoders.contextual.contexts import (
     draw_documents,
     rows_of_domains,
 )
-from retrieval.encoders.contextual.encoder import ContextualEncoder
-from retrieval.encoders.contextual.folder import is_contextual
+from retrieval.encoders.modules import is_contextual
 from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.structure import place_module
-from retrieval.encoders.towers import load_towers
 from retrieval.jobs.model_stage import ModelStage
+
+if TYPE_CHECKING:
+    from retrieval.encoders.contextual.encoder import ContextualEncoder
 
 
 class ContextConfig(StageConfig):
@@ -92,10 +92,13 @@ class Context(ModelStage[ContextConfig]):
 
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
+        from retrieval.encoders.structure import place_module
+        from retrieval.encoders.towers import load_towers
+
         placement, located = self.placement(), self.located
         towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
         place_module(towers, *placement)
-        self._encoder = cast(ContextualEncoder, towers.document)  # others were refused before the run
+        self._encoder = cast("ContextualEncoder", towers.document)  # others were refused before the run
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Draws the documents and reads them by the first stage."""

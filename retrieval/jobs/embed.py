@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
@@ -19,12 +18,8 @@ from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, EncoderTurns, encode_texts
 from retrieval.encoders.contextual.contexts import CorpusContext
-from retrieval.encoders.contextual.encoder import ContextualEncoder
-from retrieval.encoders.contextual.folder import is_contextual
-from retrieval.encoders.modules import read_document_model
+from retrieval.encoders.modules import is_contextual, read_document_model, resolve_form
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
-from retrieval.encoders.structure import place_module
-from retrieval.encoders.towers import load_towers, resolve_form
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import open_ranking, ranking_fingerprint
 from retrieval.vectors import ROW, VECTORS
@@ -193,6 +188,12 @@ class Embed(ModelStage[EmbedConfig]):
 
     def load(self) -> None:
         """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
+        import torch
+
+        from retrieval.encoders.contextual.encoder import ContextualEncoder
+        from retrieval.encoders.structure import place_module
+        from retrieval.encoders.towers import load_towers
+
         placement, located = self.placement(), self.located
         self._towers = towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
         place_module(towers, *placement)

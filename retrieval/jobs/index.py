@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ByteSize, Field
-from scipy.sparse import csc_array
 
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.artifacts.long_columns import joined
@@ -29,7 +28,6 @@ from retrieval.indexes.faiss_factory import (
     index_of_any_dimension,
     require_gpu_form,
 )
-from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
 from retrieval.lexical import ARRAYS, WORDS, BM25Settings, WordCounts, bm25_scores, sum_frequencies
 from retrieval.rankings import require_names
 from retrieval.vectors import StoredVectors, VectorRows
@@ -153,6 +151,8 @@ class Index(Stage[IndexConfig]):
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             return self._make_lexical(settings, shard, writer)
+        from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
+
         set_threads(max(1, int(self.config.resources.cpus)))
         vectors = StoredVectors(settings.vectors).part("documents")
         if shard.name == "training":
@@ -173,6 +173,8 @@ class Index(Stage[IndexConfig]):
 
     def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Words of a part counted, those of all parts summed, or a part scored."""
+        from scipy.sparse import csc_array
+
         if shard.name == _SUMS:
             parts = (WORDS.format(part) for part in shard.description["parts"])
             writer.add_table(_SUMMED, sum_frequencies(_table(writer, name) for name in parts))

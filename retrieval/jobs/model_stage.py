@@ -9,16 +9,22 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Config, Shard, Stage
-from retrieval.encoders.adapter import has_adapter
-from retrieval.encoders.modules import CONTEXTUAL_FILE, TextSettings, read_json, read_modules, read_text_settings
+from retrieval.encoders.modules import (
+    TextSettings,
+    has_adapter,
+    has_tokenizer,
+    is_contextual,
+    read_json,
+    read_modules,
+    read_text_settings,
+    require_tokenizer,
+)
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModel, find_base, locate_named
 from retrieval.encoders.specification import (
     EncoderSettings,
@@ -28,7 +34,9 @@ from retrieval.encoders.specification import (
     require_positions,
     resolve_dtype,
 )
-from retrieval.encoders.transformer import has_tokenizer, read_longest_text, require_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT, DistilBERT, T5 and GPT-2 call them
 _COMPRESSED = 3  # times that texts are smaller in an artifact
@@ -99,7 +107,7 @@ class _EncoderFolder:
 def _check_encoder(
     settings: EncoderSettings, known: _EncoderFolder, path: Path, key: str, lengths: Mapping[str, int | None]
 ) -> None:
-    if (path / CONTEXTUAL_FILE).exists():
+    if is_contextual(path):
         return  # another folder knows more of it
     if settings.tokenizer is None and not has_tokenizer(known.transformer):
         require_tokenizer(known.base)
@@ -109,6 +117,8 @@ def _check_encoder(
         settings.form.require_last_layer(count, f"{key}.form.layers", settings.model)
     if settings.max_length is None and not any(lengths.values()):
         return
+    from retrieval.encoders.transformer import read_longest_text
+
     positions = read_longest_text(known.base)
     if isinstance(positions, int):
         require_positions(settings.max_length, positions, f"{key}.max_length", settings.model)
@@ -156,12 +166,14 @@ class ModelStage(Stage[Config], Generic[Config]):
         texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))
         return self.located.seconds_of_tokens(_COMPRESSED * texts / BYTES_OF_A_TOKEN)
 
-    def placement(self) -> tuple[torch.device, torch.dtype]:
+    def placement(self) -> "tuple[torch.device, torch.dtype]":
         """Where this worker's model computes, and in which precision.
 
         Raises ``UserError`` where torch finds no GPU for a worker that was given one, or where the processor lacks the
         precision, which the driver chose.
         """
+        import torch
+
         dtype = resolve_dtype(getattr(self.config, self.model_setting).dtype)
         host, gpus = socket.gethostname(), self.config.resources.gpus_per_worker
         if gpus and not torch.cuda.is_available():

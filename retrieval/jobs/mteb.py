@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Set
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -12,15 +12,16 @@ from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardW
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Shard, StageConfig, Stages
-from retrieval.encoders.contextual.folder import is_contextual
+from retrieval.encoders.modules import is_contextual, resolve_form
 from retrieval.encoders.specification import EncoderSettings, require_prompt
-from retrieval.encoders.towers import resolve_form
 from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
 from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
 from retrieval.jobs.model_stage import ModelStage, prompts_ahead
-from retrieval.mteb_encoder import RaytrieverEncoder, result_name
-from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version
+from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version, result_name
+
+if TYPE_CHECKING:
+    from retrieval.mteb_encoder import RaytrieverEncoder
 
 MTEB = "mteb"
 RESULTS = "results.json"
@@ -125,7 +126,9 @@ class Mteb(ModelStage[MtebConfig]):
         return [*tasks, Shard("results", {"tasks": list(self._tasks)}, phase=1)]
 
     @cached_property
-    def _encoder(self) -> RaytrieverEncoder:
+    def _encoder(self) -> "RaytrieverEncoder":
+        from retrieval.mteb_encoder import RaytrieverEncoder
+
         config = self.config
         encoder = RaytrieverEncoder(
             config.encoder.model,

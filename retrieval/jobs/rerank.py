@@ -10,12 +10,10 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
-from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.evaluation.judging import made_with
 from retrieval.indexes.top_k import Ranking
 from retrieval.rankings import RANKING, Tag, join_ranking_blocks, open_ranking, ranking_fingerprint, write_ranking_block
-from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 
 
@@ -92,6 +90,9 @@ class Rerank(Stage[RerankConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Scores one block of queries, or joins all blocks."""
+        from retrieval.encoders.list_scorer import load_list_scorer
+        from retrieval.rerank import rerank, rerank_lists
+
         collection = StoredCollection(self.config.collection)
         given = open_ranking(self.config.run, collection)
         query_ids = given.query_ids()
@@ -122,6 +123,8 @@ class Rerank(Stage[RerankConfig]):
         first_stage = {key: value for key, value in made_first.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
         if self._scoring is not None:
+            from retrieval.encoders.list_scorer import list_scorer_beside
+
             system["scoring"] = list_scorer_beside(self._scoring.path)
         system["top_k"] = self.config.top_k or self.config.depth
         return {"origins": {"collection": require_same_origin("collection", collection, vectors)}, "system": system}
@@ -129,6 +132,8 @@ class Rerank(Stage[RerankConfig]):
 
 def _require_scorer_of(model: str, located: LocatedModel, queries: StoredVectors, documents: StoredVectors) -> None:
     """The module was trained with the encoder behind the queries, over these documents; ``UserError`` where not."""
+    from retrieval.encoders.list_scorer import load_list_scorer
+
     load_list_scorer(located.path)
     trained_for = queries.contract.document_model
     if (queries.contract.model, trained_for) != (located.fingerprint, documents.contract.fingerprint):

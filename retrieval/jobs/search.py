@@ -17,7 +17,6 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.faiss_factory import index_of_any_dimension, require_gpu_form
 from retrieval.indexes.top_k import Ranking, merge_rankings
-from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
 from retrieval.jobs.index import INDEX, VectorIndexSettings, id_blocks
 from retrieval.lexical import LexicalIndex
 from retrieval.rankings import (
@@ -76,6 +75,8 @@ class Search(Stage[SearchConfig]):
     def _check_index(self, factory: str) -> None:
         index = index_of_any_dimension(factory)
         if index is not None and self.config.search_parameters:
+            from retrieval.indexes.vector_index import set_search_parameters
+
             set_search_parameters(index, self.config.search_parameters)
         if index is not None and self.config.resources.gpus_per_worker:
             require_gpu_form(index, factory)
@@ -149,6 +150,8 @@ class Search(Stage[SearchConfig]):
         if self.config.vectors is None:
             lexical = LexicalIndex.load(index, record)
             return lexical.search(asked.texts("queries", rows), self.config.top_k, record.facts["first_row"])
+        from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
+
         set_threads(max(1, int(self.config.resources.cpus)))
         opened = read_index(index.path(f"shards/{record.name}.faiss"))
         if self.config.search_parameters:

@@ -10,7 +10,8 @@ from tests.unit.trainers.candidate_batches import candidate_batch, store_vectors
 from tests.unit.trainers.tiny import TinyEncoder
 from trainers.engine import collectives
 from trainers.objective import to_device
-from trainers.objectives.coder.objective import Coder, CoderSettings
+from trainers.objectives.coder.objective import Coder
+from trainers.objectives.coder.settings import CoderSettings
 
 CASES = [
     {},

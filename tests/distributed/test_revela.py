@@ -13,7 +13,8 @@ from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
 from trainers.engine import collectives
 from trainers.engine.sharding import is_sharded, shard, whole
-from trainers.objectives.revela.objective import RevelaSettings, load_revela
+from trainers.objectives.chunk_settings import RevelaSettings
+from trainers.objectives.revela.objective import load_revela
 
 CASES: list[dict[str, Any]] = [
     {},

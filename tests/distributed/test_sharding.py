@@ -13,8 +13,8 @@ from transformers import BertConfig, BertModel
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.adapter import add_adapter, merged_weights
+from retrieval.encoders.specification import EncoderSettings, LoraSettings
 from retrieval.encoders.towers import load_towers
 from retrieval.encoders.transformer import checkpoint_activations
 from tests.distributed.processes import run_in_processes
@@ -24,8 +24,9 @@ from trainers.engine import collectives
 from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.engine.loop import train
-from trainers.engine.optimization import OptimizerSettings, build_optimizer, trainable_parameters
+from trainers.engine.optimization import build_optimizer, trainable_parameters
 from trainers.engine.precision import round_frozen
+from trainers.engine.settings import OptimizerSettings
 from trainers.engine.sharding import (
     clip_gradients,
     end_step,
@@ -37,8 +38,10 @@ from trainers.engine.sharding import (
     whole,
     whole_weights,
 )
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from trainers.training_run import RunSettings, run_training
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import ContrastiveSettings
+from trainers.run_settings import RunSettings
+from trainers.training_run import run_training
 
 RANKS = 2
 PIECES = 2  # forward and backward passes a step

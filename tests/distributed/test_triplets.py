@@ -8,8 +8,9 @@ from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import Reports, TinyEncoder, figures_of, gradients_of, tiny_settings
 from tests.unit.trainers.triplet_batches import TripletBatches
 from trainers.engine.loop import train
-from trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
-from trainers.objectives.margin_mse import MarginMse, MarginMseSettings
+from trainers.objectives.adaptive_margin import AdaptiveMargin
+from trainers.objectives.margin_mse import MarginMse
+from trainers.objectives.pair_settings import AdaptiveMarginSettings, MarginMseSettings
 
 FORMS = [
     {"target": "static", "margin": 0.3},

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import NomicBertConfig, NomicBertModel
 
 from retrieval.encoders.contextual.context_reader import Context
-from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
-from retrieval.encoders.modules import DenseLayer
-from retrieval.encoders.specification import EncoderContract
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.dense import DenseLayer
+from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderContract
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.gradient_cache import Encode, cut_by_length, encode_chunks
 from trainers.objectives.masked_contrastive import masked_contrastive_loss

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.engine.optimization import OptimizerSettings, ScheduleSettings, build_optimizer, learning_rate
-from trainers.objectives.coder.labels import (
-    SmoothingSettings,
-    jaccard,
-    mixed_similarities,
-    nearest,
-    neighbourhoods,
-    smoothed_labels,
-)
+from trainers.engine.optimization import build_optimizer, learning_rate
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings
+from trainers.objectives.coder.labels import jaccard, mixed_similarities, nearest, neighbourhoods, smoothed_labels
+from trainers.objectives.coder.settings import SmoothingSettings
 
 FOLDER = Path(__file__).parent
 CASE = dict(np.load(FOLDER / "coder_rnn_case_a.npz", allow_pickle=False))

@@ -11,9 +11,9 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.pretrained import LocatedModel, locate_model
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import EncoderSettings, LoraSettings
 from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
@@ -22,8 +22,10 @@ from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.tiny import random_batch
 from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.objective import Objective, build_objective
-from trainers.objectives.contextual import ContextualSettings, contextual_encoder
-from trainers.objectives.replug import SCORES, score_table
+from trainers.objectives.chunk_settings import SCORES
+from trainers.objectives.contextual import contextual_encoder
+from trainers.objectives.pair_settings import ContextualSettings
+from trainers.objectives.replug import score_table
 from trainers.objectives.union import AnyObjectiveSettings
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.gpu.objectives import KINDS, make_objective, make_rows
-from trainers.engine.optimization import OptimizerSettings, build_optimizer
+from trainers.engine.optimization import build_optimizer
 from trainers.engine.order import Order
-from trainers.engine.settings import TrainingSettings
+from trainers.engine.settings import OptimizerSettings, TrainingSettings
 from trainers.engine.step import compute_gradients
 from trainers.objective import Objective, pinned
 from trainers.objectives import multi_layer

@@ -11,8 +11,8 @@ from tests.gpu.devices import CUDA
 from tests.gpu.objectives import make_objective
 from tests.gpu.test_objectives import cosine, gradients_of, step
 from trainers.engine import collectives
-from trainers.engine.optimization import OptimizerSettings, build_optimizer
-from trainers.engine.settings import IN_TRAINING, naming_full_memory
+from trainers.engine.optimization import build_optimizer
+from trainers.engine.settings import IN_TRAINING, OptimizerSettings, naming_full_memory
 from trainers.engine.sharding import is_sharded, like, shard, whole, whole_weights
 
 NAME = "contrastive, cached"

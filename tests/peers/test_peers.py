@@ -33,7 +33,8 @@ from pipelines.jobs.pairs import Pairs, PairsConfig
 from raytriever.settings.configuration import validate
 from tests.unit.retrieval.encoders.tiny_models import load_tiny
 from tests.unit.small_run import make
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import ContrastiveSettings
 
 ROOT = Path(__file__).parents[2]
 SIZE = 16

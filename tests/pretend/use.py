@@ -14,7 +14,7 @@ from tests.unit.trainers.tiny import Reports, TinyBatches, figures_of, tiny_sett
 from tests.unit.trainers.validation.made_up import PairObjective, encoder_settings, load, make_collection, spread
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.loop import train
-from trainers.engine.optimization import ScheduleSettings
+from trainers.engine.settings import ScheduleSettings
 from trainers.objective import Objective
 from trainers.validation.batches import BatchValidation
 from trainers.validation.retrieval import build_validation

@@ -1,10 +1,10 @@
 """The training loop. It knows no objective and none of its callbacks: it takes steps, validates, keeps checkpoints."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
@@ -12,48 +12,19 @@ from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS, prefetched
 from raytriever.reports.log import log
 from trainers.engine import collectives
+from trainers.engine.callback import Callback
 from trainers.engine.checkpoint import Checkpoints, require_common_start
 from trainers.engine.early_stopping import Criterion, Evaluation, State, Trained, deciding_values, should_stop
 from trainers.engine.mfu import seconds_at_peak
-from trainers.engine.optimization import build_optimizer, learning_rate, require_evaluations, require_room_for_warmup
+from trainers.engine.optimization import build_optimizer, learning_rate
 from trainers.engine.reading import BatchSource, Reader, run_order
-from trainers.engine.settings import TrainingSettings
+from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup
 from trainers.engine.sharding import whole_weights
 from trainers.engine.step import compute_gradients
 from trainers.objective import Objective
 
 _STEPS_READ_AHEAD = 3
 _MEASURES_SHOWN = 4
-
-
-class Callback:
-    """Gets what a run reports, on the rank that it is given to; it does nothing with what it doesn't override.
-
-    It is entered before the run and left after it, with the error that ended it if there is one.
-    """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        return
-
-    def on_start(self, ledger: Mapping[str, Any]) -> None:
-        """The run in numbers, before its first step: a ``trainers.record.ledger.Ledger`` as JSON values."""
-
-    def on_step(self, point: Mapping[str, Any]) -> None:
-        """One step, all ranks taken together: a flat mapping.
-
-        ``step`` counts from 1, ``epoch`` from 0; ``learning_rate``; what ``compute_gradients`` measured; ``seconds``,
-        wall-clock, and ``waiting_seconds``, the part of them spent waiting for data; on GPUs that are known
-        ``peak_seconds``, what its arithmetic would take at their peak.
-        """
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        """What validation measured."""
-
-    def on_checkpoint(self, steps: int) -> None:
-        """The steps done, just before the checkpoint is written."""
 
 
 class Validation(Protocol):

@@ -2,40 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Any, cast
 
 import torch
-from pydantic import Field, model_validator
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
 from trainers.engine.early_stopping import Criterion, DecidingValue
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerSettings(Settings):
-    """The optimizer, its peak learning rate and the limit on the gradient.
-
-    'adamw_8bit' keeps its two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
-    Quantization"), for weights of 4,096 numbers or more, and needs the extra ``optimizers``; without decay it is Adam.
-    """
-
-    kind: Literal["adamw", "adam", "radam", "adamw_8bit"] = "adamw"
-    """Which optimizer."""
-    learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
-    """At the peak of the schedule."""
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Decoupled, but of adam an L2 penalty; biases, normalisation layers and single numbers are exempt."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """How much of the two running means a step keeps."""
-    epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
-    """Added to the denominator of an update."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """The global norm that gradients are scaled down to; None: no limit."""
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings, require_package
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -83,19 +58,6 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def require_package(settings: OptimizerSettings) -> Any:
-    """The module of optimizers in 8 bits, None for others. Raises ``UserError`` where it isn't installed."""
-    if settings.kind != "adamw_8bit":
-        return None
-    try:
-        return import_module("bitsandbytes.optim")
-    except ImportError as error:
-        raise UserError(
-            f"training.optimizer.kind is {settings.kind}, which comes with the package bitsandbytes, and that is not"
-            " installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
-        ) from error
-
-
 def _exempt_from_decay(module: nn.Module) -> set[str]:
     exempt = set()
     for owner_name, owner in module.named_modules():
@@ -106,59 +68,6 @@ def _exempt_from_decay(module: nn.Module) -> set[str]:
             if is_norm or is_bias or is_scalar:
                 exempt.add(f"{owner_name}.{name}" if owner_name else name)
     return exempt
-
-
-_BELONGS_TO = {
-    "decay": ("exponential",),
-    "minimum": ("linear", "plateau"),
-    "factor": ("plateau",),
-    "patience": ("plateau",),
-    "threshold": ("plateau",),
-}
-
-
-class ScheduleSettings(Settings):
-    """How the learning rate moves: up in a warm-up, then level, towards zero, by a factor a step, or on a plateau."""
-
-    kind: Literal["constant", "linear", "exponential", "plateau"] = "linear"
-    """What follows the warm-up; a plateau goes by the evaluations of the run."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps until the peak."""
-    warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
-    """The same as a share of the run's steps, rounded up."""
-    decay: float | None = Field(default=None, gt=0, le=1)
-    """The factor a step of kind 'exponential'."""
-    minimum: float = Field(default=0.0, ge=0, le=1)
-    """The share of the peak that 'linear' ends at and 'plateau' stays above."""
-    factor: float = Field(default=0.5, gt=0, lt=1)
-    """What 'plateau' multiplies the rate by."""
-    patience: int = Field(default=3, ge=0)
-    """It does after more than so many evaluations in a row without improvement."""
-    threshold: float = Field(default=1e-4, ge=0)
-    """An improvement is by more than this share of the best."""
-
-    @model_validator(mode="after")
-    def _settings_fit_the_kind(self) -> Self:
-        if self.kind == "exponential" and self.decay is None:
-            raise ValueError("kind 'exponential' needs decay, the factor a step (0.9999, say)")
-        for name, kinds in _BELONGS_TO.items():
-            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} belongs to kind {' or '.join(map(repr, kinds))}, not to {self.kind!r}")
-        if self.warmup_steps and self.warmup_ratio is not None:
-            raise ValueError(
-                "warmup_steps and warmup_ratio both say how long the warm-up is: give one of them, and set the other to"
-                " 0 (warmup_steps) or null (warmup_ratio)"
-            )
-        return self
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the rate of a step depends on how many steps the run has."""
-        return self.kind == "linear" or bool(self.warmup_ratio)
-
-    def steps_of_warmup(self, total_steps: int) -> int:
-        """Steps until the peak in a run of ``total_steps``."""
-        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * total_steps)
 
 
 def learning_rate(
@@ -207,22 +116,3 @@ def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings
             fraction = max(fraction * settings.factor, settings.minimum)
             bad = 0
     return fraction
-
-
-def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> None:
-    """Raises ``UserError`` where the run ends before its warm-up does."""
-    warmup = settings.steps_of_warmup(total_steps)
-    if warmup and warmup >= total_steps:
-        given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
-        raise UserError(
-            f"training.schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
-            " it would end before the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
-        )
-
-
-def require_evaluations(settings: ScheduleSettings, *, evaluated: bool) -> None:
-    """Raises ``UserError`` where the rate goes by evaluations and the run makes none."""
-    if settings.kind == "plateau" and not evaluated:
-        raise UserError(
-            "training.schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too."
-        )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pipelines.batches import epoch_permutation
@@ -24,6 +23,8 @@ from raytriever.errors import UserError
 
 def seed_generators(*position: int) -> None:
     """Seeds torch, NumPy and Python, each by numbers of its own: a function of ``position`` alone (non-negative)."""
+    import torch
+
     words = np.random.SeedSequence(position).generate_state(3)
     for_torch, for_numpy, for_python = (int(word) for word in words)
     torch.manual_seed(for_torch)

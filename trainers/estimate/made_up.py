@@ -16,10 +16,11 @@ from torch import Tensor
 
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.estimate.outlines import text_of
-from trainers.objective import ObjectiveSettings
 from trainers.objectives import replug
 from trainers.objectives.coder import objective as coder
 from trainers.objectives.coder.candidates import DocumentVectors
+from trainers.objectives.coder.settings import CoderSettings
+from trainers.objectives.settings import ObjectiveSettings
 
 _SPREAD = 0.5  # standard deviation of the logarithm of a text's tokens
 _DOCUMENTS = 1_000_000  # that candidates are drawn from
@@ -102,7 +103,7 @@ def made_up_lookups(shape: Shape) -> Iterator[None]:
     """Objectives that are built in it look up made-up vectors and scores."""
     load = coder.load_coder
 
-    def load_coder(encoder: TextEncoder, settings: coder.CoderSettings) -> coder.Coder:
+    def load_coder(encoder: TextEncoder, settings: CoderSettings) -> coder.Coder:
         class Documents(DocumentVectors):  # zeros, as many as are asked for
             def __init__(self, _: Any) -> None:
                 self.uri, self.total = MadeUpBatches.uri, _DOCUMENTS

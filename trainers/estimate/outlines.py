@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, read_yaml
-from retrieval.encoders import modules, text_encoder, transformer
+from retrieval.encoders import dense, text_encoder, transformer
 from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel
 from trainers.estimate.costs import Calibration
 from trainers.rehearsal.models import HUB_MODELS, write_modules
@@ -88,7 +88,7 @@ def without_weights(fake: FakeTensorMode) -> Iterator[None]:
 
     def load_dense(folder: Path) -> nn.Module:  # from a file, which fake tensors can't be read of
         with unset_fake_temporarily():
-            return _replace_tensors(modules.load_dense(folder), fake.from_tensor)
+            return _replace_tensors(dense.load_dense(folder), fake.from_tensor)
 
     from transformers import AutoTokenizer, PreTrainedModel
 

@@ -36,7 +36,7 @@ from trainers.estimate.sizes import size_of
 from trainers.estimate.step import StepCost, outlined_objective, step_cost
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objectives.revela.language_model import load_language_model
-from trainers.training_run import RunSettings
+from trainers.run_settings import RunSettings
 
 _ANY = "a100"  # of which memory alone is said
 _LAUNCH = 6e-6  # seconds of the host for each kernel

@@ -28,7 +28,8 @@ from trainers.estimate.outlines import outline, without_weights
 from trainers.objective import Objective, map_nest
 from trainers.objectives.revela.cross_attention import Readers, find_readers
 from trainers.objectives.revela.language_model import InBatchLanguageModel
-from trainers.training_run import RunSettings, objective_to_train
+from trainers.run_settings import RunSettings
+from trainers.training_run import objective_to_train
 
 _CHUNKS_COUNTED = 2  # of a side, and twice as many, where a batch is cut into more: a step is linear in them
 

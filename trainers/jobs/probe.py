@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -27,7 +27,6 @@ from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.encoders.pretrained import LocatedModel, locate_named
 from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import PerQuery, evaluate
@@ -43,6 +42,9 @@ from retrieval.evaluation.stored import (
 )
 from trainers.probe.static_encoder import StaticEncoder, TokenLists
 from trainers.probe.trial import read_epoch, search, train
+
+if TYPE_CHECKING:
+    from retrieval.encoders.text_encoder import TextEncoder
 
 UNTRAINED = "before training"
 TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
@@ -106,7 +108,9 @@ class Probe(Stage[ProbeConfig]):
         return locate_named(self.config.encoder)
 
     @cached_property
-    def _encoder(self) -> TextEncoder:
+    def _encoder(self) -> "TextEncoder":
+        from retrieval.encoders.text_encoder import load_encoder
+
         settings = self.config.encoder.model_copy(update={"pooling": "mean"})  # as the static encoders have it
         return load_encoder(settings, self._located.path, self._located.fingerprint)
 

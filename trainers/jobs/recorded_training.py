@@ -9,8 +9,8 @@ import torch
 from raytriever.artifacts.artifact import Derivation, ShardRecord
 from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.reports.progress import ProgressLine
+from trainers.engine.callback import Callback
 from trainers.engine.collectives import failing_together
-from trainers.engine.loop import Callback
 from trainers.record.run_log import RunLog
 from trainers.record.trackers import open_trackers, tracked_training
 from trainers.training_run import run_training, write_model

@@ -1,11 +1,10 @@
 """`raytriever score`: a frozen language model scores the chunks of every batch by one another, for REPLUG."""
 
 from collections.abc import Set
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
 from pydantic import Field
-from torch import nn
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -14,11 +13,11 @@ from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.encoders.specification import Dtype
-from retrieval.encoders.structure import place_module, position_limit
-from retrieval.encoders.transformer import outline_transformer
 from retrieval.jobs.model_stage import ModelStage
-from trainers.objectives.replug import SCHEMA, SCORES, conditional_likelihoods, score_table
-from trainers.objectives.revela.language_model import LanguageModelSettings, load_language_model
+from trainers.objectives.chunk_settings import SCORES, LanguageModelSettings
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _SEPARATOR_TOKENS = 8  # at most, of what stands between two chunks
 
@@ -62,6 +61,8 @@ class Score(ModelStage[ScoreConfig]):
         """A model that can't be had or lacks a tokenizer or positions, and batches of another layout."""
         super().check_inputs(there)
         if self.has_model(there):
+            from retrieval.encoders.transformer import outline_transformer
+
             outline = outline_transformer(self.located.path)
             if outline is not None:
                 self._require_positions(outline)
@@ -74,7 +75,9 @@ class Score(ModelStage[ScoreConfig]):
                 " chunks (raytriever chunk, then group)."
             )
 
-    def _require_positions(self, model: nn.Module) -> None:
+    def _require_positions(self, model: "nn.Module") -> None:
+        from retrieval.encoders.structure import position_limit
+
         settings, positions = self.config.language_model, position_limit(model)
         if positions is not None and 2 * settings.max_length + _SEPARATOR_TOKENS > positions:
             raise UserError(
@@ -103,6 +106,9 @@ class Score(ModelStage[ScoreConfig]):
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
+        from retrieval.encoders.structure import place_module
+        from trainers.objectives.revela.language_model import load_language_model
+
         model, tokenizer = load_language_model(self.located.path)
         self._require_positions(model)
         model = model.eval().requires_grad_(False)
@@ -112,6 +118,8 @@ class Score(ModelStage[ScoreConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Scores one range of batches, each a row group."""
+        from trainers.objectives.replug import SCHEMA
+
         epoch, (first, last) = shard.description["epoch"], shard.description["batches"]
         name = f"epoch={epoch:05d}/scores-{shard.description['number']:05d}.parquet"
         size = self._batches.batch_size
@@ -124,6 +132,8 @@ class Score(ModelStage[ScoreConfig]):
         return writer.commit((last - first) * size, counts={"batches": last - first}, facts=facts)
 
     def _scored(self, texts: list[str], epoch: int, number: int) -> Any:
+        from trainers.objectives.replug import conditional_likelihoods, score_table
+
         model, tokenizer = self._loaded
         contexts, targets = self._tokenized(tokenizer, texts)
         where = f"Batch {number} of epoch {epoch} in {self._batches.uri}"

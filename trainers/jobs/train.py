@@ -14,10 +14,10 @@ from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, Stages
-from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
-from trainers.engine.optimization import require_room_for_warmup
+from trainers.engine.settings import require_room_for_warmup
 from trainers.jobs.train_checks import (
     check_batches,
     check_models,
@@ -29,7 +29,7 @@ from trainers.jobs.train_checks import (
     training_set_warnings,
 )
 from trainers.record.trackers import TrackingSettings
-from trainers.training_run import LocatedModels, RunSettings, fingerprints_of, shaping
+from trainers.run_settings import RunSettings, fingerprints_of, shaping
 from trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"

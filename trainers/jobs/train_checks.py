@@ -11,11 +11,11 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import require_prompt
 from retrieval.jobs.model_stage import check_model, folder_of, is_there, prompts_ahead
-from trainers.engine.optimization import OptimizerSettings, require_package
 from trainers.engine.order import can_share
-from trainers.objectives.pairs import PairSettings
+from trainers.engine.settings import OptimizerSettings, require_package
+from trainers.objectives.settings import PairSettings
 from trainers.record.trackers import TrackingSettings, require_packages
-from trainers.training_run import RunSettings
+from trainers.run_settings import RunSettings
 from trainers.validation.settings import RetrievalValidationSettings
 
 _SAMPLED_BATCHES = 8

@@ -37,7 +37,7 @@ from raytriever.stages.metrics import (
 from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
 from raytriever.stages.ray_session import session_folder
 from raytriever.stages.stage import Resources, Stage
-from trainers.engine.loop import Callback
+from trainers.engine.callback import Callback
 from trainers.jobs.recorded_training import ShownProgress, recorded_training
 from trainers.record.ledger import negatives_per_query
 

@@ -4,71 +4,14 @@ Gienapp, Deckers, Scells and Potthast 2024, "Learning Effective Representations 
 with Adaptive Relevance Margins".
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
-
 import pyarrow as pa
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
-from retrieval.encoders.towers import Towers
-from trainers.objective import Comparisons, Paper
-from trainers.objectives.pairs import Candidates, PairSettings, TripletObjective, Triplets, unit_vectors
-
-Pairing = Literal["paper", "released"]
-ErrorFunction = Literal["squared", "absolute", "soft"]
-
-
-class AdaptiveMarginSettings(PairSettings):
-    """Which margin a triplet should have, and how the difference from it is punished."""
-
-    paper: ClassVar = Paper(
-        "Gienapp, Deckers, Potthast & Scells",
-        "Learning Effective Representations for Retrieval Using Self-Distillation with Adaptive Relevance Margins",
-        2025,
-        "https://arxiv.org/abs/2407.21515",
-    )
-    needs_hard_negatives: ClassVar = True
-
-    kind: Literal["adaptive_margin"] = "adaptive_margin"
-    target: Literal["static", "adaptive", "distributed"] = "distributed"
-    """One margin (eq. 1), the scaled similarity of document and negative (eq. 2), or those of all negatives (eq. 3)."""
-    margin: float | None = Field(default=None, ge=0, le=2)
-    """Epsilon of the static target: 1 is the paper's baseline, its tuned values are 0.1 to 0.6."""
-    in_batch: bool | None = None
-    """Whether other triplets' negatives count too; None: where the target is distributed, which needs them."""
-    pairing: Pairing = "paper"
-    """In-batch residuals by the equations, or as their code pairs them: row i's negative j with row j's positive."""
-    error: ErrorFunction = "squared"
-    """The square (eq. 4, 5), or |l| or log(1 + exp(-l)), options of the authors' code."""
-
-    @property
-    def uses_batch(self) -> bool:
-        """Whether other rows' negatives are part of a row's loss."""
-        return self.target == "distributed" or bool(self.in_batch)
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
-        if (self.target == "static") != (self.margin is not None):
-            raise ValueError(
-                "margin is given exactly where target is 'static': 1 is the paper's untuned baseline, its tuned values"
-                " are 0.1 to 0.6"
-            )
-        if self.target == "distributed" and self.in_batch is False:
-            raise ValueError(
-                "target 'distributed' spreads targets over the batch's negatives, so it has no form without them; leave"
-                " in_batch out, or set target to 'adaptive'"
-            )
-        if self.share_negatives == "step" and not self.uses_batch:
-            raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
-        return self
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "AdaptiveMargin":  # noqa: ARG002
-        """Around the one encoder."""
-        return AdaptiveMargin(towers.query, self)
+from trainers.objective import Comparisons
+from trainers.objectives.pair_settings import AdaptiveMarginSettings, ErrorFunction, Pairing
+from trainers.objectives.pairs import Candidates, TripletObjective, Triplets, unit_vectors
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:

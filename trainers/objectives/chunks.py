@@ -8,12 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, Self, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from pipelines.batches import BatchReader
@@ -22,27 +21,11 @@ from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Batch, Comparisons, Objective, ObjectiveSettings
+from trainers.objective import Batch, Comparisons, Objective
+from trainers.objectives.settings import ChunkSettings
 
 _FEWEST_CHUNKS = 3
 _WORD = re.compile(r"\S+")
-
-
-class ChunkSettings(ObjectiveSettings):
-    """How the chunks of a batch are encoded."""
-
-    similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
-    """Compares queries with passages, or passages with passages."""
-    first_half: bool | list[str] = False
-    """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
-    max_length: int | None = Field(default=None, ge=2)
-    """Tokens of a chunk for the retriever; None: as the encoder says."""
-
-    @model_validator(mode="after")
-    def _symmetric_has_no_queries(self) -> Self:
-        if self.similarity == "symmetric" and self.first_half:
-            raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
-        return self
 
 
 @dataclass(frozen=True)

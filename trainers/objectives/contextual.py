@@ -7,120 +7,37 @@ stage's chunks, gathers in the context's vectors, and goes on through the chunks
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self, cast
+from typing import Any, Self, cast
 
 import pyarrow as pa
 import torch
-from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
-from retrieval.encoders.contextual.folder import contextual_from, is_contextual
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.contextual.folder import contextual_from
 from retrieval.encoders.contextual.second_stage import Prefix
-from retrieval.encoders.pretrained import LocatedModel
-from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.modules import is_contextual
+from retrieval.encoders.pretrained import LocatedModels
+from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.towers import Towers
 from trainers.engine.draws import next_random, text_keys
 from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.engine.sharding import equal_passes, is_sharded
-from trainers.objective import Outcome, Paper, Run
+from trainers.objective import Outcome
 from trainers.objectives.contrastive import contrast
-from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, PairSettings, positives_in_step, texts_of
+from trainers.objectives.pair_settings import ContextualSettings
+from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, positives_in_step, texts_of
+from trainers.objectives.settings import Run
 
 _FIRST_STAGE = "objective.first_stage"  # among a run's settings
 _MOST_OF_A_BATCH = 0.5  # as context, beyond which most pairs lack a document that others have
 
 
 _KEY = "key"  # beside a text's tokens
-
-
-class ContextualSettings(PairSettings):
-    """What the context is, what it is drawn from, and the loss over cosines.
-
-    A context's documents are drawn anew each epoch from the documents of what is one loss: a batch, or with
-    ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own document, nor
-    a query its answers, unless ``own_documents_in_context``. Left out, it marks its pair: no other texts lack just that
-    vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
-
-    An encoder that is contextual already keeps both stages, and all of its form but ``context_documents``.
-    """
-
-    paper: ClassVar = Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525")
-    trains: ClassVar = "contextual"
-
-    kind: Literal["contextual"] = "contextual"
-    similarity_temperature: float = Field(default=0.02, gt=0)
-    """Divides the cosines; 0.02 is the paper's."""
-    context_documents: int = Field(default=64, ge=1)
-    """Documents in a context (J)."""
-    vectors_per_document: int = Field(default=1, ge=1)
-    """Of the first stage, of each document in the context."""
-    context_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a document in the context; None: as the first stage says."""
-    own_documents_in_context: bool = False
-    """Whether a text may read its own document, as in the paper."""
-    sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
-    """Probability that the null vector stands in for a context vector."""
-    first_stage: EncoderSettings | None = None
-    """Where the first stage begins; None: at a copy of the encoder."""
-    first_stage_layers: int | None = Field(default=None, ge=1)
-    """The first so many of the first stage's layers; None: all."""
-    variant: Literal["paper", "released"] = "paper"
-    """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
-    prefix_attends: Literal["all", "prefix"] = "all"
-    """What context vectors read: all, as in the paper, or one another alone, which makes long contexts cheap."""
-    seed: int = 0
-    """By which contexts are drawn."""
-
-    @model_validator(mode="after")
-    def _form_is_one(self) -> Self:
-        try:
-            self.form()
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-        return self
-
-    def check_run(self, run: Run) -> None:
-        """One encoder, of one vector a text."""
-        if run.document_encoder is not None or run.encoder.form is not None:
-            raise UserError(
-                "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
-                " out document_encoder and encoder.form"
-            )
-
-    def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:
-        """The encoder as the second stage of a contextual one."""
-        first = None
-        if self.first_stage is not None:
-            found = models[_FIRST_STAGE]
-            if is_contextual(found.path):
-                raise UserError(
-                    f"{_FIRST_STAGE} is {self.first_stage.model}, which is a contextual encoder with two stages of its"
-                    " own. Name a plain encoder, or train that one on as the encoder."
-                )
-            first = load_encoder(self.first_stage, found.path, found.fingerprint, run.dropout)
-        encoder = contextual_encoder(towers.query, self, first, run.training.seed)
-        encoder.require_room(encoder.contextual_form.vectors, encoder.contract.max_length)  # as it is in use
-        return Towers(encoder, encoder)
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Contextual":  # noqa: ARG002
-        """Around the encoder that ``prepare`` made."""
-        if not isinstance(towers.query, ContextualEncoder):
-            raise UserError(
-                "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual"
-                " first (contextual_encoder); a training run does so."
-            )
-        return Contextual(towers.query, self)
-
-    def form(self) -> ContextualForm:
-        """Of a fresh contextual encoder."""
-        released = RELEASED if self.variant == "released" else {}
-        chosen = self.model_dump(include={"context_documents", "vectors_per_document", "prefix_attends"})
-        return ContextualForm.model_validate(chosen | released)
 
 
 def drawn_places(numbers: Tensor, count: int) -> Tensor:
@@ -209,6 +126,32 @@ class Contextual(PairObjective[ContextualSettings]):
 
     columns: tuple[str, ...] = (*PairObjective.columns, "epoch")
     similarity = "cosine"
+
+    @classmethod
+    def prepare(cls, settings: ContextualSettings, towers: Towers, run: Run, models: LocatedModels) -> Towers:
+        """The encoder as the second stage of a contextual one."""
+        first = None
+        if settings.first_stage is not None:
+            found = models[_FIRST_STAGE]
+            if is_contextual(found.path):
+                raise UserError(
+                    f"{_FIRST_STAGE} is {settings.first_stage.model}, which is a contextual encoder with two stages of"
+                    " its own. Name a plain encoder, or train that one on as the encoder."
+                )
+            first = load_encoder(settings.first_stage, found.path, found.fingerprint, run.dropout)
+        encoder = contextual_encoder(towers.query, settings, first, run.training.seed)
+        encoder.require_room(encoder.contextual_form.vectors, encoder.contract.max_length)  # as it is in use
+        return Towers(encoder, encoder)
+
+    @classmethod
+    def build(cls, settings: ContextualSettings, towers: Towers, *_: Any) -> Self:
+        """Around the encoder that ``prepare`` made."""
+        if not isinstance(towers.query, ContextualEncoder):
+            raise UserError(
+                "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual"
+                " first (contextual_encoder); a training run does so."
+            )
+        return cls(towers.query, settings)
 
     @property
     def contextual(self) -> ContextualEncoder:

@@ -1,38 +1,19 @@
 """The contrastive objective: stored batches with hard negatives, false negatives left out."""
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
-from trainers.objective import Paper
 from trainers.objectives.masked_contrastive import masked_contrastive_loss
-from trainers.objectives.pairs import Candidates, PairObjective, PairSettings
+from trainers.objectives.pair_settings import ContrastiveSettings
+from trainers.objectives.pairs import Candidates, PairObjective
 
 _METRIC_ROWS = 1024  # rows of similarities that are looked at together
-
-
-class ContrastiveSettings(PairSettings):
-    """The masked contrastive loss."""
-
-    paper: ClassVar = Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525")
-    trains: ClassVar = "two_encoders"
-
-    kind: Literal["contrastive"] = "contrastive"
-    similarity: Literal["cosine", "inner_product"] = "cosine"
-    """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
-    similarity_temperature: float = Field(default=0.05, gt=0)
-    """Divides the similarities."""
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Contrastive":  # noqa: ARG002
-        """One encoder, or one for each role."""
-        return Contrastive(towers.query, self, towers.document)
 
 
 @torch.no_grad()
@@ -91,6 +72,11 @@ class Contrastive(PairObjective[ContrastiveSettings]):
     ) -> None:
         super().__init__(encoder, settings, document_encoder)
         self.similarity = settings.similarity
+
+    @classmethod
+    def build(cls, settings: ContrastiveSettings, towers: Towers, *_: Any) -> Self:
+        """One encoder, or one for each role."""
+        return cls(towers.query, settings, towers.document)
 
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """Of cosines or inner products."""

@@ -4,52 +4,21 @@ Hofstätter, Althammer, Schröder, Sertkan and Hanbury 2020, "Improving Efficien
 Cross-Architecture Knowledge Distillation".
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.towers import Towers
-from trainers.objective import Comparisons, Paper
-from trainers.objectives.pairs import Candidates, PairBatch, PairSettings, TripletObjective, Triplets, unit_vectors
-
-
-class MarginMseSettings(PairSettings):
-    """How the student's similarity is measured, and how far apart the teacher's scores are."""
-
-    paper: ClassVar = Paper(
-        "Hofstätter, Althammer, Schröder, Sertkan & Hanbury",
-        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
-        2020,
-        "https://arxiv.org/abs/2010.02666",
-    )
-    needs_hard_negatives: ClassVar = True
-
-    kind: Literal["margin_mse"] = "margin_mse"
-    similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
-    teacher_scale: float = Field(default=1.0, gt=0)
-    """Multiplies the teacher's margins: below 1 for cosines."""
-
-    @model_validator(mode="after")
-    def _rows_do_not_meet(self) -> Self:
-        if self.share_negatives == "step":
-            raise ValueError("share_negatives 'step' has no negatives to share: a row is compared with its own alone")
-        return self
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "MarginMse":  # noqa: ARG002
-        """Around the one encoder."""
-        return MarginMse(towers.query, self)
+from trainers.objective import Comparisons
+from trainers.objectives.pair_settings import MarginMseSettings
+from trainers.objectives.pairs import Candidates, PairBatch, TripletObjective, Triplets, unit_vectors
 
 
 def margin_mse_loss(

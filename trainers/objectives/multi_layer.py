@@ -5,115 +5,23 @@ cited below, and under the same switch what it is compared with: vectors of toke
 vector), average and scalar mix, and the plain dual encoder. Nothing is detached.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.errors import UserError
 from retrieval.encoders.multi_vector import MultiVectorEncoder
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
-from retrieval.encoders.specification import VectorForm
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.towers import Towers, resolve_form
+from retrieval.encoders.towers import Towers
 from trainers.engine.gradient_cache import Chunks, encode_chunks, encode_several, pad_vectors
-from trainers.objective import Paper, Run
 from trainers.objectives.contrastive import batch_metrics, contrast
-from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, PairSettings
+from trainers.objectives.pair_settings import MultiLayerSettings
+from trainers.objectives.pairs import Candidates, PairBatch, PairObjective
 
-TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]
 """Place of the vector that stands for a document alone: -1 the last layer's, 0 the first token's."""
-
-_REGULARISED = ("self_contrastive", "last_reg")
-# The reductions of a document's vectors that are what was trained
-_REDUCTIONS: dict[TrainingForm, tuple[str, ...]] = {
-    "multi_vector": ("none", "last"),
-    "self_contrastive": ("last",),
-    "last_reg": ("last",),
-    "average": ("average",),
-    "scalar_mix": ("scalar_mix",),
-    "dual_encoder": ("last",),
-}
-
-
-class MultiLayerSettings(PairSettings):
-    """How documents of several vectors (the encoder's ``form`` says which) are trained.
-
-    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3); 'self_contrastive' the same, but a
-    query's positive by the last layer (or first token), which is what is searched then (Eq. 7); 'last_reg' (released
-    code only) all documents by the last layer, with the same regularisation; 'average' and 'scalar_mix' score the one
-    vector that the encoder's reduction of that name gives (Eq. 8); 'dual_encoder' that of the last layer (first token).
-    """
-
-    paper: ClassVar = Paper(
-        "Xie & Lukasiewicz",
-        "Investigating Multi-layer Representations for Dense Passage Retrieval",
-        2025,
-        "https://aclanthology.org/2025.findings-emnlp.1333/",
-    )
-    trains: ClassVar = "several_vectors"
-
-    kind: Literal["multi_layer"] = "multi_layer"
-    training_form: TrainingForm
-    """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
-    regularisation: float | None = Field(default=None, ge=0)
-    """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
-    similarity_temperature: float = Field(default=1.0, gt=0)
-    """Divides the inner products, those of Eq. 6 too."""
-
-    @model_validator(mode="after")
-    def _regularisation_has_its_forms(self) -> Self:
-        if self.matryoshka:
-            raise ValueError("matryoshka is of objectives with one vector a document: leave it out")
-        if (self.regularisation is not None) != (self.training_form in _REGULARISED):
-            right = "a number, 0 for none" if self.training_form in _REGULARISED else "null"
-            raise ValueError(
-                f"regularisation (lambda of Eq. 7) belongs to {' and '.join(_REGULARISED)}, and each needs it:"
-                f" for training_form {self.training_form!r} set it to {right}, not {self.regularisation}"
-            )
-        return self
-
-    def check_run(self, run: Run) -> None:
-        """Documents have the form that is trained: the one that is set, else the one that the folder has."""
-        key = "encoder" if run.document_encoder is None else "document_encoder"
-        encoder = run.document_encoder or run.encoder
-        form, problem = encoder.form, "the encoder's form is single"
-        if form is None:
-            form, _ = resolve_form(None, Path(encoder.model))
-            problem = f"{key}.form is not set, and {encoder.model} is no folder here that has a form"
-        self.require_form(form, key, problem)
-
-    def require_form(
-        self, form: VectorForm, key: str = "encoder", problem: str = "the encoder's form is single"
-    ) -> None:
-        """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise.
-
-        ``key``: the setting of the encoder of documents; ``problem``: why they have a single vector.
-        """
-        if form.kind == "single" and self.training_form == "dual_encoder":
-            return
-        if form.kind == "single":
-            raise UserError(
-                f"training_form {self.training_form!r} trains documents of several vectors, but {problem}. Set"
-                f" {key}.form.kind to layers, first_tokens or all_tokens, or training_form to dual_encoder."
-            )
-        allowed = _REDUCTIONS[self.training_form]
-        if form.reduction not in allowed:
-            raise UserError(
-                f"training_form {self.training_form!r} does not train what the encoder's reduction"
-                f" {form.reduction!r} searches. Set {key}.form.reduction to {' or '.join(allowed)}, or another"
-                " training_form."
-            )
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "MultiLayer":  # noqa: ARG002
-        """Around both encoders; that of documents is a plain one where they have a single vector."""
-        return MultiLayer(towers.query, towers.document, self)
 
 
 def vector_similarities(query_vectors: Tensor, document_vectors: Tensor, present: Tensor) -> Tensor:
@@ -196,6 +104,11 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         self._form = document_encoder.form
         self._reduced: Reduced = -1 if self._form.kind == "layers" else 0
         self._one_vector = settings.training_form in ("average", "scalar_mix", "dual_encoder")
+
+    @classmethod
+    def build(cls, settings: MultiLayerSettings, towers: Towers, *_: Any) -> Self:
+        """Around both encoders; that of documents is a plain one where they have a single vector."""
+        return cls(towers.query, towers.document, settings)
 
     def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
         """As of all pairs; where a document has several vectors: (n + h, m, d), and which are there (n + h, m)."""

@@ -4,70 +4,30 @@ The candidates of a loss are the documents of all its rows, then all their hard 
 span several stored batches and several ranks; here is the one place that counts candidates over them.
 """
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings, did_you_mean
+from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.multi_vector import write_towers
 from retrieval.encoders.specification import Role, require_prompt
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.draws import text_keys
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
+from trainers.objective import Comparisons, Objective, Outcome
+from trainers.objectives.settings import DomainPrompts, PairSettings
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
-
-
-class DomainPrompts(Settings):
-    """Which of the encoder's prompts the texts of a domain have, by name; None: the role's own."""
-
-    query: str | None = None
-    """Of its queries."""
-    document: str | None = None
-    """Of its documents, hard negatives and documents read as context."""
-
-
-class PairSettings(ObjectiveSettings):
-    """How a batch of pairs is encoded and joined."""
-
-    query_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a query; None: as the encoder says."""
-    document_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a document; None: as the encoder says."""
-    share_negatives: Literal["batch", "step"] = "batch"
-    """Whose documents a query is compared with: those of its batch, or those of the whole step."""
-    prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
-    """Prompts of the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
-    matryoshka: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
-    """Sizes, ascending, of prefixes of the vectors: the loss of each is added to that of whole vectors (Matryoshka
-    Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
-
-    @model_validator(mode="after")
-    def _prefixes_ascend(self) -> Self:
-        if self.matryoshka and (self.matryoshka[0] < 1 or list(self.matryoshka) != sorted(set(self.matryoshka))):
-            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1 on")
-        return self
-
-    def prompt_names(self) -> dict[str, str]:
-        """The names of prompts that it asks for, by the dotted keys of the settings that do."""
-        return {
-            f"objective.prompts_by_domain.{domain}.{role}": name
-            for domain, own in self.prompts_by_domain.items()
-            for role, name in own.model_dump(exclude_none=True).items()
-        }
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ The baseline of Revela (arXiv 2506.16552, appendix A.3), after "REPLUG: Retrieva
 are made once, by ``raytriever score``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.utils.rnn import pad_sequence
@@ -21,17 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 from pipelines.batches import BATCHES, BatchFiles, BatchReader
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.towers import Towers
-from trainers.objective import Outcome, Paper, Run
-from trainers.objectives.chunks import ChunkObjective, ChunkSettings, EncodedTwice, same_source_share
-from trainers.validation.settings import BatchValidationSettings
-
-SCORES = "scores"
-"""The kind of artifact that holds the language model's scores."""
+from trainers.objective import Outcome
+from trainers.objectives.chunk_settings import SCORES, ReplugSettings
+from trainers.objectives.chunks import ChunkObjective, EncodedTwice, same_source_share
 
 SCHEMA = pa.schema(
     [
@@ -43,41 +36,6 @@ SCHEMA = pa.schema(
 tokens given each chunk of the batch, itself included, and how many they are."""
 
 _LOGITS_AT_ONCE = 1 << 28  # a GiB of float32
-
-
-class ReplugSettings(ChunkSettings):
-    """The language model's scores, and the two distributions that are compared."""
-
-    paper: ClassVar = Paper(
-        "Shi, Min, Yasunaga, Seo, James, Lewis, Zettlemoyer & Yih",
-        "REPLUG: Retrieval-Augmented Black-Box Language Models",
-        2024,
-        "https://arxiv.org/abs/2301.12652",
-    )
-
-    kind: Literal["replug"] = "replug"
-    scores: InputPath
-    """How well each chunk predicts each other, of the batches that are trained on (raytriever score)."""
-    similarity_temperature: float = Field(default=1e-3, gt=0)
-    """Of the retriever's distribution (tau_r; 0.001 in Revela's appendix A.3)."""
-    likelihood_temperature: float = Field(default=1e-3, gt=0)
-    """Of the language model's distribution (eta_m; 0.001 in Revela's appendix A.3)."""
-    token_reduction: Literal["mean", "sum"] = "mean"
-    """Of a chunk's log-likelihood; at a temperature of 0.001 the sum leaves one chunk all the weight."""
-    include_self: bool = False
-    """Whether a chunk predicts itself too, and best, as in the formula as printed."""
-
-    def check_run(self, run: Run) -> None:
-        """The scores are those of the batches that are trained on."""
-        if isinstance(run.validation, BatchValidationSettings):
-            raise UserError(
-                "validation of kind batches has no scores of the language model: objective.scores are of the batches"
-                " that are trained on. Validate by retrieval, or leave validation out"
-            )
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Replug":  # noqa: ARG002
-        """Around the one encoder."""
-        return Replug(towers.query, self)
 
 
 def replug_distributions(

@@ -4,14 +4,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainers.objectives.adaptive_margin import AdaptiveMarginSettings
-from trainers.objectives.coder.objective import CoderSettings
-from trainers.objectives.contextual import ContextualSettings
-from trainers.objectives.contrastive import ContrastiveSettings
-from trainers.objectives.margin_mse import MarginMseSettings
-from trainers.objectives.multi_layer import MultiLayerSettings
-from trainers.objectives.replug import ReplugSettings
-from trainers.objectives.revela.objective import RevelaSettings
+from trainers.objectives.chunk_settings import ReplugSettings, RevelaSettings
+from trainers.objectives.coder.settings import CoderSettings
+from trainers.objectives.pair_settings import (
+    AdaptiveMarginSettings,
+    ContextualSettings,
+    ContrastiveSettings,
+    MarginMseSettings,
+    MultiLayerSettings,
+)
 
 AnyObjectiveSettings = Annotated[
     ContrastiveSettings

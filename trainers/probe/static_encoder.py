@@ -6,10 +6,13 @@ The gradients are written out: a step touches the rows of its batch's tokens and
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 _SHORTEST = 1e-12  # a text without a token is divided by this
@@ -67,8 +70,10 @@ class StaticEncoder:
             found[rows] = _scaled(means @ self.vectors[used])[0]
         return found
 
-    def _means(self, texts: TokenLists) -> tuple[NDArray[np.int64], csr_array]:
+    def _means(self, texts: TokenLists) -> "tuple[NDArray[np.int64], csr_array]":
         """The tokens in use, ascending, and what takes their vectors (tokens in use, d) to means (texts, d)."""
+        from scipy.sparse import csr_array
+
         is_used = np.zeros(len(self.vectors), dtype=bool)
         is_used[texts.tokens] = True
         used = np.flatnonzero(is_used)

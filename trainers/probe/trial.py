@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from retrieval.indexes.exact_search import exact_top_k
 from retrieval.rankings import ranking_by_ids
 from trainers.probe.static_encoder import StaticEncoder, TokenLists
 
@@ -111,6 +110,8 @@ def search(
     encoder: StaticEncoder, collection: StoredCollection, tokens: tuple[TokenLists, TokenLists], queries: list[str]
 ) -> dict[str, dict[str, float]]:
     """The documents nearest to each of these queries, by id, with their scores."""
+    from retrieval.indexes.exact_search import exact_top_k
+
     rows = collection.require("queries", queries)
     documents = encoder.encode(tokens[1])
     found = exact_top_k(encoder.encode(tokens[0].take(rows)), documents, min(_DEPTH, len(documents)))

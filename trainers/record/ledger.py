@@ -6,18 +6,21 @@ negatives a setting gives on so many ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from trainers.engine.order import Order, Piece
-from trainers.engine.reading import BatchSource, Reader
 from trainers.engine.settings import TrainingSettings
-from trainers.objective import Comparisons, Objective, map_nest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainers.engine.reading import BatchSource, Reader
+    from trainers.objective import Comparisons, Objective
 
 _SAMPLED_BATCHES = 8
 _COUNTS = ("queries", "documents", "offered")
@@ -54,7 +57,7 @@ class Ledger:
     slices_per_batch: int
     dropped_batches: tuple[int, ...]
     sampled_batches: int
-    comparisons: Comparisons
+    comparisons: "Comparisons"
     cross_batch: float
     cross_rank: float
     tokens: dict[str, TokenLengths]
@@ -144,9 +147,9 @@ def require_negatives(ledger: Ledger, batches: str) -> None:
 
 
 def measure_ledger(
-    objective: Objective[Any],
-    batches: BatchSource,
-    reader: Reader,
+    objective: "Objective[Any]",
+    batches: "BatchSource",
+    reader: "Reader",
     order: Order,
     ranks: int,
     training: TrainingSettings,
@@ -188,7 +191,9 @@ def measure_ledger(
     )
 
 
-def _mean(found: Sequence[Comparisons]) -> Comparisons:
+def _mean(found: "Sequence[Comparisons]") -> "Comparisons":
+    from trainers.objective import Comparisons
+
     known = [field.name for field in fields(Comparisons) if getattr(found[0], field.name) is not None]
     means: dict[str, Any] = {name: float(np.mean([getattr(compared, name) for compared in found])) for name in known}
     return Comparisons(**means | {name: round(means[name]) for name in _COUNTS if name in means})
@@ -212,7 +217,9 @@ def text_lengths(collated: Any) -> dict[str, NDArray[np.int64]]:
     return found
 
 
-def _attention_masks(value: Any) -> list[Tensor]:
+def _attention_masks(value: Any) -> "list[Tensor]":
+    from trainers.objective import map_nest
+
     masks: list[Tensor] = []
 
     def find(values: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCardData
 
 from retrieval.encoders.specification import EncoderContract
-from trainers.objective import Paper
+from trainers.objectives.settings import Paper
 
 _CONTEXTUAL = (
     "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone. raytriever reads"

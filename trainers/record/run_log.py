@@ -4,15 +4,16 @@ import json
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from raytriever.artifacts.storage import Folder
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
-from trainers.engine.loop import Callback
+from trainers.engine.callback import Callback
 from trainers.record.ledger import ledger_lines
+
+if TYPE_CHECKING:
+    import torch
 
 TRAINING = "training.jsonl"
 """A model's curve: a point a line, without times."""
@@ -30,7 +31,7 @@ class RunLog(Callback):
     So every step up to a checkpoint has its point, whatever kills the run.
     """
 
-    def __init__(self, folder: Folder, device: torch.device) -> None:
+    def __init__(self, folder: Folder, device: "torch.device") -> None:
         self.ledger: Mapping[str, Any] = {}
         self.folder = folder
         self._device = device
@@ -82,7 +83,7 @@ def utilization(points: Sequence[Mapping[str, Any]]) -> str:
     return f", {share:.1%} of the GPUs' peak (MFU)"
 
 
-def measured(points: Sequence[Mapping[str, Any]], device: torch.device) -> str:
+def measured(points: Sequence[Mapping[str, Any]], device: "torch.device") -> str:
     """What some steps measured (at least one), for the terminal: rates over all ranks, memory of this process at most.
 
     The first step is left out of rates where there are others: it warms up.
@@ -94,6 +95,8 @@ def measured(points: Sequence[Mapping[str, Any]], device: torch.device) -> str:
     advice = " (more resources.cpus_per_worker tokenize faster)" if device.type == "cuda" and waiting > 0.1 else ""
     memory = f"{peak / (2**30 if sys.platform == 'darwin' else 2**20):.2f} GiB"  # kibibytes but on macOS
     if device.type == "cuda":
+        import torch
+
         memory += f" and {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of its GPU"
     return (
         f"measured over {counted(len(timed), 'step')}: {examples:,.1f} examples/s, {waiting:.1%} of the time waiting"

@@ -24,8 +24,8 @@ from raytriever.artifacts.artifact import Derivation, flattened, to_json
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import Settings
+from trainers.engine.callback import Callback
 from trainers.engine.early_stopping import Evaluation
-from trainers.engine.loop import Callback
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

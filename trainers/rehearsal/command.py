@@ -35,7 +35,7 @@ from retrieval.jobs.index import IndexConfig, VectorIndexSettings
 from retrieval.jobs.model_stage import folder_of
 from trainers.rehearsal.collections import Size, is_known, make_toy, single_sources, write_source
 from trainers.rehearsal.models import HUB_MODELS, TRAINED, require_known, write_model
-from trainers.training_run import RunSettings
+from trainers.run_settings import RunSettings
 
 _MARK = "REHEARSAL.txt"
 _MIRROR = "hub"

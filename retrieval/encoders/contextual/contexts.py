@@ -19,7 +19,6 @@ from raytriever.artifacts.artifact import Artifact, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
-from retrieval.encoders.contextual.context_reader import drawn_rows
 
 CONTEXT = "context"
 _DESCRIPTION, _VECTORS, _DOCUMENTS = (
@@ -94,6 +93,8 @@ def draw_documents(
     ``count``) are empty. A function of the collection, ``count``, ``seed`` and ``domains``. Raises ``UserError`` where
     all that were drawn are empty, and for a domain without documents.
     """
+    from retrieval.encoders.contextual.context_reader import drawn_rows
+
     if domains is None:
         drawn = drawn_rows(collection.count("documents"), count, seed)
     else:

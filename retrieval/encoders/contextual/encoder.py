@@ -5,81 +5,24 @@ Morris & Rush 2024, "Contextual Document Embeddings".
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batches
 from retrieval.encoders.attention import last_states
 from retrieval.encoders.contextual.context_reader import Context, ContextReader, own_weights, vectors_sha256
 from retrieval.encoders.contextual.second_stage import Prefix
 from retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, write_json
 from retrieval.encoders.pooling import pool, segment_means
-from retrieval.encoders.specification import EncoderContract
+from retrieval.encoders.specification import ContextualForm, EncoderContract
 from retrieval.encoders.structure import ShardedUnit
 from retrieval.encoders.text_encoder import TextEncoder
 
 WEIGHTS = "contextual.safetensors"  # null vector, prompt vectors and head, beside the modules
-
-
-class ContextualForm(Settings):
-    """The second stage's sequence is [context vectors | prompt vectors | text].
-
-    As Morris & Rush 2024 ("Contextual Document Embeddings") describe it by default; ``RELEASED`` is what their released
-    model adds.
-    """
-
-    context_documents: int = Field(default=64, ge=1)
-    """J, how many documents the context has."""
-    vectors_per_document: int = Field(default=1, ge=1)
-    """k, vectors that each of them has."""
-    prompts: int = Field(default=0, ge=0)
-    """Learnt vectors between context and text."""
-    residual_head: bool = False
-    """Whether a perceptron follows the pooling, added to its input."""
-    text_positions: Literal["from_zero", "behind_prefix"] = "from_zero"
-    """A text's first token stands at position 0, or as many places on as there are vectors before it; then the prompt
-    vectors have positions too."""
-    pooled: Literal["text", "all"] = "text"
-    """What is averaged: the text's tokens, or the vectors before it too."""
-    prefix_attends: Literal["all", "prefix"] = "all"
-    """The vectors before the text read the whole sequence, or only each other: then the layers' work on them is done
-    once for all texts; what a text is not to read, its context may still tell it in part."""
-
-    @model_validator(mode="after")
-    def _prefix_alone_is_plain(self) -> Self:
-        if self.prefix_attends == "prefix" and (self.prompts or self.pooled == "all"):
-            raise ValueError(
-                f"prefix_attends 'prefix' goes without prompt vectors (prompts is {self.prompts}) and with the text's"
-                f" tokens pooled alone (pooled is {self.pooled!r}). Set prompts to 0 and pooled to 'text', or"
-                " prefix_attends to 'all'"
-            )
-        return self
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a whole context."""
-        return self.context_documents * self.vectors_per_document
-
-    def __str__(self) -> str:
-        """In words, for reports and contracts: 'contextual, 64 vectors'."""
-        words = [f"contextual, {self.vectors} vectors"]
-        if self.vectors_per_document > 1:
-            words.append(f"{self.vectors_per_document} a document")
-        for name in ("prompts", "residual_head", "text_positions", "pooled", "prefix_attends"):
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                words.append(f"{name} {value}")
-        return ", ".join(words)
-
-
-RELEASED = {"prompts": 8, "residual_head": True, "text_positions": "behind_prefix"}
-"""What the authors' released code has that the paper doesn't mention; its first stage also ends in a perceptron."""
 
 
 class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):

@@ -20,18 +20,17 @@ from torch import nn
 from raytriever.errors import UserError
 from retrieval.encoders.contextual.context_reader import own_weights, perceptron, vectors_sha256
 from retrieval.encoders.contextual.contexts import CorpusContext
-from retrieval.encoders.contextual.encoder import WEIGHTS, ContextualEncoder, ContextualForm, shortened
+from retrieval.encoders.contextual.encoder import WEIGHTS, ContextualEncoder, shortened
+from retrieval.encoders.dense import DenseLayer, load_weights
 from retrieval.encoders.modules import (
     CONTEXTUAL_FILE,
     CONTEXTUAL_TRANSFORMER,
     FIRST_STAGE,
-    DenseLayer,
-    load_weights,
     read_json,
     reading,
     write_json,
 )
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import ContextualForm, EncoderSettings
 from retrieval.encoders.structure import numbered_blocks
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
@@ -82,11 +81,6 @@ def keep_layers(transformer: nn.Module, count: int) -> None:
     config.num_hidden_layers = count
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:count]
-
-
-def is_contextual(path: Path) -> bool:
-    """Whether the folder holds a contextual encoder."""
-    return (path / CONTEXTUAL_FILE).exists()
 
 
 def load_contextual(

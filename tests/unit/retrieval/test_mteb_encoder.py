@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
-from retrieval.mteb_encoder import RaytrieverEncoder, result_name
+from retrieval.mteb_encoder import RaytrieverEncoder
+from retrieval.mteb_tasks import result_name
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from raytriever.errors import UserError
 from retrieval import rerank as module
-from retrieval.encoders.list_scorer import ListScorer, ListScorerForm
+from retrieval.encoders.list_scorer import ListScorer
+from retrieval.encoders.specification import ListScorerForm
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking
 from retrieval.rerank import rerank, rerank_lists

@@ -11,7 +11,8 @@ from retrieval.vectors import StoredVectors
 from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.trainers.tiny import TinyEncoder, random_text
-from trainers.objectives.coder.objective import Coder, CoderSettings
+from trainers.objectives.coder.objective import Coder
+from trainers.objectives.coder.settings import CoderSettings
 
 DOCUMENTS, DIMENSION = 40, 6  # as wide as TinyEncoder's vectors
 FILES = (7, 1, 20, 12)  # documents of each

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
+from retrieval.encoders.list_scorer import ListScorer, save_list_scorer
 from retrieval.encoders.modules import read_document_model
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import EncoderSettings, ListScorerForm
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from trainers.objective import Objective, build_objective
-from trainers.training_run import RunSettings, load_for_training
+from trainers.run_settings import RunSettings
+from trainers.training_run import load_for_training
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 DOCUMENTS = "d" * 64  # the fingerprint of another encoder's contract

@@ -24,7 +24,8 @@ from raytriever.errors import UserError
 from tests.unit.batch_tables import batch_table
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.small_run import make
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.sentence_transformers import (
     CachedMaskedContrastiveLoss,
     MaskedContrastiveLoss,

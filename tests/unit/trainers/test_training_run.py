@@ -15,7 +15,8 @@ from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers import training_run
 from trainers.record.ledger import ledger_lines
-from trainers.training_run import RunSettings, run_training
+from trainers.run_settings import RunSettings
+from trainers.training_run import run_training
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79 GiB. X")

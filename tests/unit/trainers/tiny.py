@@ -9,10 +9,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from trainers.engine.loop import Callback
-from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
-from trainers.engine.settings import TrainingSettings
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.engine.callback import Callback
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.record.run_log import without_times
 
 WORDS = 50

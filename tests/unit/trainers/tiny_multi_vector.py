@@ -10,7 +10,8 @@ from retrieval.encoders.multi_vector import scalar_mix
 from retrieval.encoders.specification import VectorForm
 from tests.unit.trainers.tiny import TinyEncoder
 from trainers.engine.gradient_cache import pad_vectors
-from trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
+from trainers.objectives.multi_layer import MultiLayer
+from trainers.objectives.pair_settings import MultiLayerSettings
 
 LAYERS = {"kind": "layers", "layers": (1, 2)}
 FIRST_TOKENS = {"kind": "first_tokens", "tokens": 4}

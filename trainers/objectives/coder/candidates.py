@@ -7,7 +7,6 @@ frozen: memory-mapped float16 vectors, fetched by row.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from raytriever.errors import UserError
 from retrieval.vectors import StoredVectors
-
-Negatives = Literal["retrieved", "in_batch", "corpus"]
+from trainers.objectives.coder.settings import Negatives
 
 ABSENT = -1
 """In a table of candidates' rows: nothing is there."""

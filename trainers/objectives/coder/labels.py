@@ -9,50 +9,19 @@ Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encodi
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
 from retrieval.vectors import StoredVectors
-
-Normalization = Literal["none", "max", "max_min", "max_min_max", "max_min_batch_mean", "standard_deviation"]
-Weights = Literal["linear", "exponential"]
-Aggregation = Literal["mean", "sum", "max"]
+from trainers.objectives.coder.settings import Aggregation, Normalization, SmoothingSettings, Weights
 
 _AGGREGATED: dict[Aggregation, Callable[..., Tensor]] = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}
 _OVERLAP = 2 / 3  # of a neighbour's own neighbours: more than this share in common, and they are taken in
 _EXPONENT = 2.4
 _KEPT_BY_POSITIVES = 0.8  # of 'fully'
-
-
-class SmoothingSettings(Settings):
-    """Which neighbours count, how similarities become labels, and how many candidates get one; the authors' values."""
-
-    neighbours: int = Field(default=21, ge=1)
-    """Nearest items of each among which reciprocal neighbours are sought."""
-    trust: float = Field(default=0.128, ge=0, le=1)
-    """Share of ``neighbours`` whose own neighbours are taken over."""
-    expansion: int = Field(default=5, ge=1)
-    """Nearest items over which a neighbourhood is averaged."""
-    weights: Weights = "linear"
-    """Of a neighbourhood's members, by their similarity."""
-    mix: float = Field(default=0.469, ge=0, le=1)
-    """Share of the plain similarity; the rest is the neighbourhoods'."""
-    aggregation: Aggregation = "mean"
-    """Over the positives."""
-    redistribution: Literal["radically", "fully"] = "radically"
-    """Labels are what the similarities give; or positives keep four fifths of their grades, others share the rest."""
-    boost: float = Field(default=1.222, gt=0)
-    """Multiplies the labels of the positives."""
-    depth: int = Field(default=60, ge=1)
-    """Candidates of a list that get a label, beside the positives."""
-    minimum: float = 0.1
-    """Labels below, after their normalisation, count as none."""
 
 
 def at_level(labels: Tensor, level: float) -> Tensor:

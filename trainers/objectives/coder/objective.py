@@ -4,46 +4,29 @@
 2022). Gradients reach the query encoder and what scores its lists, so any index of the documents stays in use.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, Settings
-from retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
+from retrieval.encoders.list_scorer import ListScorer, save_list_scorer
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
-from retrieval.encoders.specification import Role
+from retrieval.encoders.specification import ListScorerForm, Role
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run
-from trainers.objectives.coder.candidates import (
-    CandidateList,
-    DocumentVectors,
-    Negatives,
-    compose_lists,
-    padded,
-    stored_lists,
-)
-from trainers.objectives.coder.labels import (
-    LabelSmoother,
-    Normalization,
-    SmoothingSettings,
-    at_level,
-    binary,
-    normalized,
-)
+from trainers.objective import Comparisons, Objective, Outcome
+from trainers.objectives.coder.candidates import CandidateList, DocumentVectors, compose_lists, padded, stored_lists
+from trainers.objectives.coder.labels import LabelSmoother, at_level, binary, normalized
 from trainers.objectives.coder.losses import (
     info_nce_loss,
     list_metrics,
@@ -51,118 +34,12 @@ from trainers.objectives.coder.losses import (
     max_margin_loss,
     mean_over_labelled,
 )
-from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
+from trainers.objectives.coder.settings import (
+    CoderSettings,
+    TransformerScoring,
+)
 
 _SMALLEST_NORM = 1e-6
-
-
-class SimilarityScoring(Settings):
-    """Each candidate by its similarity to the query (eq. 2): the encoder searches a whole index."""
-
-    kind: Literal["similarity"] = "similarity"
-    query_encoder: ClassVar[Literal["trained"]] = "trained"
-
-
-class TransformerScoring(ListScorerForm):
-    """All candidates together, by a module that is trained too and ranks candidates alone (appendix A.4)."""
-
-    kind: Literal["transformer"] = "transformer"
-    query_encoder: Literal["trained", "frozen"] = "trained"
-    """Trained beside the module, as in the paper, or frozen, so that the module alone learns."""
-
-
-ScoringSettings = Annotated[SimilarityScoring | TransformerScoring, Field(discriminator="kind")]
-
-
-class CoderSettings(ObjectiveSettings):
-    """Lists of candidates over the vectors ``documents``, which the encoder that is trained made (its base)."""
-
-    paper: ClassVar = Paper(
-        "Zerveas, Rekabsaz, Cohen & Eickhoff",
-        "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking",
-        2022,
-        "https://arxiv.org/abs/2112.08766",
-    )
-    freezes_documents: ClassVar = True
-
-    kind: Literal["coder"] = "coder"
-    documents: InputPath
-    """Vectors of the collection's documents."""
-    other_encoder: bool = False
-    """Whether the trained encoder may be another than the one behind ``documents``."""
-    loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
-    """ListNet (eq. 3, the paper's), InfoNCE by the best label, or a hinge over pairs (Fig. 2)."""
-    margin_divisor: Literal["list", "padded_width"] = "list"
-    """Of max_margin: a list's length, or the batch's padded width as released."""
-    scoring: ScoringSettings = SimilarityScoring()
-    """Each candidate by itself, or all of a list together."""
-    similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """Of queries and documents."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Divides the scores."""
-    relevance_level: float = Field(default=1.0, ge=0)
-    """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
-    binary_labels: bool = False
-    """Counts every label as 1."""
-    label_normalization: Normalization = "none"
-    """Puts the labels of each query on one scale."""
-    smoothing: SmoothingSettings | None = None
-    """Labels for candidates that nobody judged; None: they have none."""
-    candidates: int | None = Field(default=None, ge=1)
-    """Candidates of a query, its positives always among them; None: as many as its list has."""
-    negatives: Negatives = "retrieved"
-    """The list's own, or drawn anew each epoch from the batch's other lists or the whole collection."""
-    retrieved_negatives: int = Field(default=0, ge=0)
-    """Beside negatives that are drawn: so many of the list's own, its first (Fig. 2)."""
-    seed: int = Field(default=0, ge=0)
-    """Of negatives that are drawn, and of fresh weights."""
-    query_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a query; None: as the encoder says."""
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
-        if self.loss != "list_net" and (self.binary_labels or self.label_normalization != "none"):
-            raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
-        if self.loss != "max_margin" and self.margin_divisor != "list":
-            raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
-        if self.retrieved_negatives and self.negatives == "retrieved":
-            raise ValueError(
-                "retrieved_negatives stand beside negatives that are drawn, but negatives is 'retrieved': set it to"
-                " in_batch or corpus, or leave retrieved_negatives out"
-            )
-        if self.retrieved_negatives and self.candidates is None:
-            raise ValueError("retrieved_negatives are some of a list's 'candidates': say how many it has with those")
-        if self.scoring.kind == "transformer" and self.similarity == "cosine":
-            raise ValueError(
-                "scoring 'transformer' adds to inner products: set similarity to inner_product (and the encoder's"
-                " normalize to true for cosines)"
-            )
-        if self.smoothing and (self.loss != "list_net" or self.binary_labels):
-            raise ValueError(
-                "smoothing makes graded labels for list_net: leave out smoothing, or set loss to list_net and"
-                " binary_labels to false"
-            )
-        return self
-
-    def check_run(self, run: Run) -> None:
-        """Validation sees only what was found; a module that reads whole lists ranks a run's, searching nothing."""
-        validation = run.validation
-        if isinstance(validation, BatchValidationSettings):
-            raise UserError(
-                "validation.kind 'batches' would judge lists into which every positive was put, found or not, and"
-                " flatter the model. Take kind 'retrieval': it searches a split, or ranks a 'run' of it anew."
-            )
-        is_search = isinstance(validation, RetrievalValidationSettings) and validation.run is None
-        if is_search and self.scoring.kind == "transformer":
-            raise UserError(
-                "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection: a"
-                " score depends on the other candidates. Name a run of the split's queries in validation.run, whose"
-                " candidates it ranks (and validation.candidates, how many of each)."
-            )
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Coder":  # noqa: ARG002
-        """Around the one encoder, as one of queries."""
-        return load_coder(towers.query, self)
 
 
 def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, similarity: str) -> Tensor:
@@ -215,6 +92,11 @@ class Coder(Objective[CoderBatch]):
         self._is_frozen = settings.scoring.query_encoder == "frozen"
         if self._is_frozen:
             self.query_encoder.requires_grad_(False)
+
+    @classmethod
+    def build(cls, settings: CoderSettings, towers: Towers, *_: Any) -> "Coder":
+        """Around the one encoder, as one of queries."""
+        return load_coder(towers.query, settings)
 
     @property
     def document_vectors(self) -> StoredVectors:

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import has_adapter
+from retrieval.encoders.modules import has_adapter
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.specification import ModelSettings
 from retrieval.encoders.structure import ShardedUnit
 from retrieval.encoders.transformer import checkpoint_activations, load_pretrained, load_tokenizer
 from trainers.objectives.revela.cross_attention import Readers, cross_document_attention, find_readers
@@ -40,13 +38,6 @@ FAMILIES = {
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position: (1, L, D) each."""
-
-
-class LanguageModelSettings(ModelSettings):
-    """Which language model, and how much of a chunk it reads."""
-
-    max_length: int = Field(default=160, ge=2)
-    """Tokens of a chunk, special tokens included; 160 in Revela, section 4.1."""
 
 
 def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, Any]:

@@ -4,79 +4,26 @@
 text has a label.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any
 
 import pyarrow as pa
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.pretrained import LocatedModel, LocatedModels
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
-from trainers.objective import Outcome, Paper
-from trainers.objectives.chunks import ChunkObjective, ChunkSettings, EncodedTwice, same_source_share
-from trainers.objectives.revela.language_model import InBatchLanguageModel, LanguageModelSettings, load_language_model
-
-Precision = Literal["float32", "bfloat16"]
+from trainers.objective import Outcome
+from trainers.objectives.chunk_settings import Precision, RevelaSettings
+from trainers.objectives.chunks import ChunkObjective, EncodedTwice, same_source_share
+from trainers.objectives.revela.language_model import InBatchLanguageModel, load_language_model
 
 _LIVE = 1e-3  # of p (1 - p), the derivative of a softmax weight by its own logit
-
-
-class TrainedModelSettings(LanguageModelSettings):
-    """A language model that is trained beside the retriever, whole or by LoRA, unless it is ``frozen``."""
-
-    lora: LoraSettings | None = None
-    """Adapters to train in place of its weights; None: all of its weights."""
-    frozen: bool = False
-    """Trains nothing of it."""
-    dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Of its attention within documents; None: as its configuration says."""
-    activation_checkpointing: bool = False
-    """Computes its layers again in the backward pass, to save memory."""
-
-    @model_validator(mode="after")
-    def _frozen_has_nothing_to_train(self) -> Self:
-        if self.frozen and self.lora is not None:
-            raise ValueError("frozen trains nothing of the language model, lora a part of it: leave one out")
-        return self
-
-
-class RevelaSettings(ChunkSettings):
-    """The language model, and how the retriever's similarities weigh its attention to other chunks."""
-
-    paper: ClassVar = Paper(
-        "Cai, Chen, Zhao, Chen, Zhang, Wu, Gurevych & Koeppl",
-        "Revela: Dense Retriever Learning via Language Modeling",
-        2025,
-        "https://arxiv.org/abs/2506.16552",
-    )
-
-    kind: Literal["revela"] = "revela"
-    language_model: TrainedModelSettings
-    """What predicts the tokens of the chunks."""
-    similarity_temperature: float = Field(default=1e-4, gt=0)
-    """Divides the cosines; 0.0001 is the paper's."""
-    similarity_precision: Precision = "float32"
-    """Of the cosines; in 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
-    value_normalization: bool = True
-    """Eq. 6, without which longer value vectors count for more whatever the similarity."""
-
-    def shaping(self) -> dict[str, Any]:
-        """As of any objective, without what saves memory alone."""
-        values = super().shaping()
-        del values["language_model"]["activation_checkpointing"]
-        return values
-
-    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Revela":
-        """Around the one encoder and the language model."""
-        return load_revela(towers.query, self, models["objective.language_model"], seed)
 
 
 def in_batch_similarity(
@@ -139,6 +86,11 @@ class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
         super().__init__(retriever, settings)
         self.language_model = language_model
         self._tokenizer = tokenizer
+
+    @classmethod
+    def build(cls, settings: RevelaSettings, towers: Towers, models: LocatedModels, seed: int, /) -> "Revela":
+        """Around the one encoder and the language model."""
+        return load_revela(towers.query, settings, models["objective.language_model"], seed)
 
     def collate(self, rows: pa.Table) -> RevelaBatch:
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import LayerStates
 from retrieval.encoders.pooling import pool
-from retrieval.encoders.specification import EncoderSettings, Pooling
+from retrieval.encoders.specification import EncoderSettings, LoraSettings, Pooling
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model

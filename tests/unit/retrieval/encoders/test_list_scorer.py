@@ -12,13 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raytriever.errors import UserError
-from retrieval.encoders.list_scorer import (
-    ListScorer,
-    ListScorerForm,
-    list_scorer_beside,
-    load_list_scorer,
-    save_list_scorer,
-)
+from retrieval.encoders.list_scorer import ListScorer, list_scorer_beside, load_list_scorer, save_list_scorer
+from retrieval.encoders.specification import ListScorerForm
 
 DIMENSION, DOCUMENTS = 6, 20
 

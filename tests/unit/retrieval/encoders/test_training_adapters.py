@@ -11,7 +11,8 @@ from torch import nn
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
-from retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
+from retrieval.encoders.adapter import add_adapter, merged_weights
+from retrieval.encoders.specification import LoraSettings
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model
 
 ATTENTION = {  # its matrices in the first block

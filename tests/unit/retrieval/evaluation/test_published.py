@@ -11,11 +11,9 @@ from raytriever.errors import UserError
 from retrieval.evaluation import published
 from retrieval.evaluation.measures import parse_measure
 from retrieval.evaluation.published import PAPERS, published_row
-from trainers.objectives.adaptive_margin import AdaptiveMarginSettings
-from trainers.objectives.coder.objective import CoderSettings
-from trainers.objectives.contextual import ContextualSettings
-from trainers.objectives.multi_layer import MultiLayerSettings
-from trainers.objectives.revela.objective import RevelaSettings
+from trainers.objectives.chunk_settings import RevelaSettings
+from trainers.objectives.coder.settings import CoderSettings
+from trainers.objectives.pair_settings import AdaptiveMarginSettings, ContextualSettings, MultiLayerSettings
 
 with published._FIGURES.open(newline="", encoding="utf-8") as file:
     LINES = list(csv.DictReader(file))

@@ -45,7 +45,7 @@ def test_order_of_every_kind_of_float() -> None:
 
 def test_signed_zeros_tie() -> None:
     scores = torch.tensor([-0.0, 0.0, -0.0])
-    keys = top_k.order_keys(scores, torch.arange(3))
+    keys = exact_search.order_keys(scores, torch.arange(3))
     assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]
 
 

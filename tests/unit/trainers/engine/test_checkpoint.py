@@ -14,7 +14,8 @@ from raytriever.errors import StorageError, UserError
 from tests.unit.trainers.tiny import TinyEncoder, weights_of
 from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.early_stopping import Evaluation
-from trainers.engine.optimization import OptimizerSettings, build_optimizer
+from trainers.engine.optimization import build_optimizer
+from trainers.engine.settings import OptimizerSettings
 
 TRAINING = {"seed": 1, "optimizer": {"learning_rate": 0.1}}
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from raytriever.settings.configuration import validate
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.specification import LoraSettings
 from tests.gpu.objectives import KINDS, make_objective
 from tests.gpu.test_objectives import gradients_of, step
 from tests.unit.trainers.pair_batches import pair, store_pairs
@@ -19,7 +20,8 @@ from tests.unit.trainers.tiny import Reports
 from trainers import training_run
 from trainers.engine.precision import restore_frozen, round_frozen
 from trainers.objective import build_objective
-from trainers.training_run import RunSettings, load_for_training, run_training
+from trainers.run_settings import RunSettings
+from trainers.training_run import load_for_training, run_training
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 LORA = {"rank": 2, "targets": "all_linear"}

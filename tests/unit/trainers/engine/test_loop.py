@@ -23,8 +23,7 @@ from trainers.engine import collectives, loop
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.loop import train
-from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
-from trainers.engine.settings import TrainingSettings
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainers.objective import Objective, Outcome
 from trainers.record.run_log import without_times
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel
 
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.specification import LoraSettings
 from tests.unit.small_run import LEDGER
 from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_objective, tiny_settings
 from trainers.engine import loop, mfu

@@ -11,11 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyEncoder
 from trainers.engine.checkpoint import Checkpoints, State
-from trainers.engine.optimization import (
-    OptimizerSettings,
-    build_optimizer,
-    trainable_parameters,
-)
+from trainers.engine.optimization import build_optimizer, trainable_parameters
+from trainers.engine.settings import OptimizerSettings
 
 
 class RootMeanSquareNorm(nn.Module):

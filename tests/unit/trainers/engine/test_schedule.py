@@ -7,12 +7,8 @@ from pydantic import ValidationError
 
 from raytriever.errors import UserError
 from trainers.engine.early_stopping import Criterion, DecidingValue, Evaluation, deciding_values
-from trainers.engine.optimization import (
-    ScheduleSettings,
-    learning_rate,
-    plateau_fraction,
-    require_room_for_warmup,
-)
+from trainers.engine.optimization import learning_rate, plateau_fraction
+from trainers.engine.settings import ScheduleSettings, require_room_for_warmup
 
 SCORE, LOSS = Criterion("score", higher_is_better=True), Criterion("loss", higher_is_better=False)
 

@@ -26,7 +26,8 @@ from trainers.estimate.sizes import size_of
 from trainers.estimate.step import count_step, outlined_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.workers import log_estimate
-from trainers.training_run import RunSettings, objective_to_train
+from trainers.run_settings import RunSettings
+from trainers.training_run import objective_to_train
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)

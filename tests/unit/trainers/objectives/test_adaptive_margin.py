@@ -14,14 +14,14 @@ from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.objective import to_device
 from trainers.objectives.adaptive_margin import (
     AdaptiveMargin,
-    AdaptiveMarginSettings,
     distributed_residuals,
     in_batch_residuals,
     mean_error,
     own_residuals,
 )
+from trainers.objectives.pair_settings import AdaptiveMarginSettings
 from trainers.objectives.pairs import Triplets, unit_vectors
-from trainers.training_run import RunSettings
+from trainers.run_settings import RunSettings
 
 FORMS = [
     {"target": "static", "margin": 0.3},

@@ -8,7 +8,7 @@ from raytriever.errors import UserError
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from trainers.objective import build_objective
-from trainers.objectives.contrastive import ContrastiveSettings
+from trainers.objectives.pair_settings import ContrastiveSettings
 
 
 @pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])

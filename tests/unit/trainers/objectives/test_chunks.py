@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trainers.objectives.chunk_settings import ReplugSettings
 from trainers.objectives.chunks import first_half, same_source_share
-from trainers.objectives.replug import ReplugSettings
 
 
 @given(st.text())

@@ -9,11 +9,8 @@ from torch import nn
 
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from trainers.objective import to_device
-from trainers.objectives.contrastive import (
-    ContrastiveSettings,
-    contrastive_metrics,
-    masked_contrastive_loss,
-)
+from trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
+from trainers.objectives.pair_settings import ContrastiveSettings
 
 
 def random_problem(seed: int, queries: int = 5, documents: int = 9):

@@ -14,9 +14,8 @@ from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.objectives.contextual.made_up import FUNCTIONS, objective_of, rows_of
 from trainers.jobs.train import Train, TrainConfig
 from trainers.objective import Objective, build_objective
-from trainers.objectives.contrastive import ContrastiveSettings
-from trainers.objectives.margin_mse import MarginMseSettings
-from trainers.objectives.pairs import PairSettings
+from trainers.objectives.pair_settings import ContrastiveSettings, MarginMseSettings
+from trainers.objectives.settings import PairSettings
 
 DOMAINS = ["forum", "forum", "wiki", "wiki", "forum", "paraphrases", "wiki", "forum"]  # equal texts are of one
 PROMPTS = {"query_prompt": "ask ", "document_prompt": "read ", "prompts": {"alike": "both "}}

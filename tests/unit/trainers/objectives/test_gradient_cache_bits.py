@@ -20,8 +20,9 @@ from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.objectives.contextual.made_up import rows_of
 from trainers.objective import Objective, build_objective
 from trainers.objectives import replug
-from trainers.objectives.contextual import ContextualSettings, contextual_encoder
-from trainers.objectives.revela.objective import RevelaSettings
+from trainers.objectives.chunk_settings import RevelaSettings
+from trainers.objectives.contextual import contextual_encoder
+from trainers.objectives.pair_settings import ContextualSettings
 from trainers.objectives.union import AnyObjectiveSettings
 
 KINDS = {type_.model_fields["kind"].default: type_ for type_ in get_args(get_args(AnyObjectiveSettings)[0])}

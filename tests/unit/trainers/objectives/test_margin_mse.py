@@ -10,7 +10,8 @@ from retrieval.encoders.text_encoder import load_encoder
 from tests.unit.trainers.tiny import TinyEncoder
 from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.engine.draws import draw_hard_negatives
-from trainers.objectives.margin_mse import MarginMse, MarginMseSettings, margin_mse_loss
+from trainers.objectives.margin_mse import MarginMse, margin_mse_loss
+from trainers.objectives.pair_settings import MarginMseSettings
 
 
 def test_the_loss_is_the_papers_equation():

@@ -12,9 +12,9 @@ from raytriever.errors import UserError
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from tests.unit.trainers.tiny import gradients_of, random_batch
-from trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from trainers.objectives.multi_layer import MultiLayerSettings
+from trainers.objectives.adaptive_margin import AdaptiveMargin
+from trainers.objectives.contrastive import Contrastive
+from trainers.objectives.pair_settings import AdaptiveMarginSettings, ContrastiveSettings, MultiLayerSettings
 from trainers.objectives.pairs import PairObjective
 
 

@@ -6,7 +6,8 @@ import torch
 
 from retrieval.encoders.specification import EncoderSettings, VectorForm
 from retrieval.encoders.towers import load_towers
-from trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
+from trainers.objectives.multi_layer import MultiLayer
+from trainers.objectives.pair_settings import MultiLayerSettings
 
 LAYERS = {"kind": "layers", "layers": (1, 2)}
 CASES = {

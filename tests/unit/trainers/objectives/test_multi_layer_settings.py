@@ -4,7 +4,7 @@ from pydantic import ValidationError
 from raytriever.errors import UserError
 from retrieval.encoders.specification import VectorForm
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS
-from trainers.objectives.multi_layer import MultiLayerSettings
+from trainers.objectives.pair_settings import MultiLayerSettings
 
 
 @pytest.mark.parametrize(("form", "training_form"), [(None, "dual_encoder"), *COMBINATIONS])

@@ -16,8 +16,9 @@ from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.objectives.contextual.made_up import FUNCTIONS, objective_of, rows_of
 from tests.unit.trainers.tiny import gradients_of
 from trainers.objective import Outcome, build_objective
-from trainers.objectives.contextual import Contextual, ContextualSettings, contextual_encoder
-from trainers.objectives.contrastive import Contrastive, ContrastiveSettings, masked_contrastive_loss
+from trainers.objectives.contextual import Contextual, contextual_encoder
+from trainers.objectives.contrastive import Contrastive, masked_contrastive_loss
+from trainers.objectives.pair_settings import ContextualSettings, ContrastiveSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CACHED = {"gradient_cache": True}

@@ -8,7 +8,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from retrieval.encoders.specification import EncoderContract, VectorForm
-from trainers.objectives.contrastive import ContrastiveSettings
+from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.objectives.union import AnyObjectiveSettings
 from trainers.record.model_card import Measured, model_card
 

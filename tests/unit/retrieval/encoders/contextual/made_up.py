@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrieval.encoders.contextual.encoder import ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from
+from retrieval.encoders.specification import ContextualForm
 from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES, TEXTS, load_tiny, save_tiny_model
 

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
-from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from, keep_layers
 from retrieval.encoders.pooling import segment_means
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings
 from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.contextual.made_up import DOCUMENTS, contextual, saved
 from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny, save_tiny_model

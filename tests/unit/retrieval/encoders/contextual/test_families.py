@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import UserError
-from retrieval.encoders.contextual.encoder import RELEASED, ContextualForm
 from retrieval.encoders.contextual.families import BACKBONES
 from retrieval.encoders.contextual.folder import contextual_from
+from retrieval.encoders.specification import RELEASED, ContextualForm
 from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.retrieval.encoders.contextual.made_up import BLOCKS, DOCUMENTS, FAMILIES, contextual, features, masks
 from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny, save_tiny_model

@@ -19,10 +19,10 @@ from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.contextual.contexts import ContextDescription, CorpusContext
 from retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
-from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from, write_module_folder
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings, Role
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.contextual.made_up import (

@@ -19,10 +19,11 @@ from tests.unit.trainers.tiny import tiny_settings
 from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
 from trainers.engine.loop import train
-from trainers.engine.optimization import OptimizerSettings
-from trainers.objectives.coder.labels import SmoothingSettings
-from trainers.objectives.coder.objective import CoderSettings, fit_to_documents, load_coder
-from trainers.training_run import RunSettings, run_training
+from trainers.engine.settings import OptimizerSettings
+from trainers.objectives.coder.objective import fit_to_documents, load_coder
+from trainers.objectives.coder.settings import CoderSettings, SmoothingSettings
+from trainers.run_settings import RunSettings
+from trainers.training_run import run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 

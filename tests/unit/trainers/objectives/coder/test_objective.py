@@ -8,11 +8,12 @@ from pydantic import ValidationError
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
 from tests.unit.trainers.tiny import Reports, tiny_settings
 from trainers.engine.loop import train
-from trainers.engine.optimization import OptimizerSettings
 from trainers.engine.order import Piece
 from trainers.engine.reading import Reader
+from trainers.engine.settings import OptimizerSettings
 from trainers.objectives.coder.losses import list_metrics
-from trainers.objectives.coder.objective import CoderSettings, list_similarities
+from trainers.objectives.coder.objective import list_similarities
+from trainers.objectives.coder.settings import CoderSettings
 
 
 @pytest.fixture(scope="module")

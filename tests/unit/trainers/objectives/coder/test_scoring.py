@@ -11,9 +11,10 @@ from pipelines.batches import BatchReader
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.jobs.row_batches import Lists, ListsConfig
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.list_scorer import load_list_scorer
 from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import LoraSettings
 from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
@@ -23,9 +24,11 @@ from tests.unit.trainers.tiny import tiny_settings
 from tests.unit.trainers.validation.made_up import encoder_settings, load
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
 from trainers.engine.loop import train
-from trainers.engine.optimization import OptimizerSettings
-from trainers.objectives.coder.objective import CoderSettings, load_coder
-from trainers.training_run import RunSettings, run_training
+from trainers.engine.settings import OptimizerSettings
+from trainers.objectives.coder.objective import load_coder
+from trainers.objectives.coder.settings import CoderSettings
+from trainers.run_settings import RunSettings
+from trainers.training_run import run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.objectives.coder.labels import SmoothingSettings, jaccard, neighbourhoods, smoothed_labels
+from trainers.objectives.coder.labels import jaccard, neighbourhoods, smoothed_labels
+from trainers.objectives.coder.settings import SmoothingSettings
 
 
 def similarities_of_uneven_vectors(seed, items, lonely):

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
-from trainers.objectives.contextual import Contextual, ContextualSettings, contextual_encoder
+from trainers.objectives.contextual import Contextual, contextual_encoder
+from trainers.objectives.pair_settings import ContextualSettings
 
 FUNCTIONS = [
     ("open a file for reading", "def open(path):\n    return io.open(path, 'r')"),

@@ -20,12 +20,14 @@ from tests.unit.trainers.objectives.contextual.made_up import objective_of
 from tests.unit.trainers.tiny import TinyBatches, tiny_settings
 from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
 from tests.unit.trainers.validation.made_up import collect as collect_source
+from trainers.engine.callback import Callback
 from trainers.engine.checkpoint import Checkpoints
-from trainers.engine.loop import Callback, train
+from trainers.engine.loop import train
 from trainers.objective import build_objective
-from trainers.objectives.contextual import ContextualSettings
+from trainers.objectives.pair_settings import ContextualSettings
 from trainers.record.model_card import model_card
-from trainers.training_run import RunSettings, load_for_training
+from trainers.run_settings import RunSettings
+from trainers.training_run import load_for_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.specification import LoraSettings
 from tests.unit.trainers.objectives.revela.equations import InBatchLlama, Llama
 from tests.unit.trainers.objectives.revela.models import SIZES, batch, causal_model, in_float64
 from trainers.objectives.revela.language_model import InBatchLanguageModel

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import LoraSettings
 from retrieval.encoders.pretrained import LocatedModel, locate_model
+from retrieval.encoders.specification import LoraSettings
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table, store_chunk_batches
-from trainers.objectives.revela.objective import Revela, RevelaSettings, TrainedModelSettings, load_revela
+from trainers.objectives.chunk_settings import RevelaSettings, TrainedModelSettings
+from trainers.objectives.revela.objective import Revela, load_revela
 
 WARM = 0.1  # a temperature at which every row passes a gradient on
 

@@ -1,0 +1,243 @@
+"""The settings of every objective over pairs: which loss, of which paper, and what it asks of a run."""
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from raytriever.errors import UserError
+from retrieval.encoders.modules import resolve_form
+from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings, VectorForm
+from trainers.objectives.settings import PairSettings, Paper, Run
+
+Pairing = Literal["paper", "released"]
+ErrorFunction = Literal["squared", "absolute", "soft"]
+TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
+_REGULARISED = ("self_contrastive", "last_reg")
+# The reductions of a document's vectors that are what was trained
+_REDUCTIONS: dict[TrainingForm, tuple[str, ...]] = {
+    "multi_vector": ("none", "last"),
+    "self_contrastive": ("last",),
+    "last_reg": ("last",),
+    "average": ("average",),
+    "scalar_mix": ("scalar_mix",),
+    "dual_encoder": ("last",),
+}
+
+
+class ContrastiveSettings(PairSettings):
+    """The masked contrastive loss."""
+
+    paper: ClassVar = Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525")
+    trains: ClassVar = "two_encoders"
+    implementation: ClassVar = "trainers.objectives.contrastive:Contrastive"
+
+    kind: Literal["contrastive"] = "contrastive"
+    similarity: Literal["cosine", "inner_product"] = "cosine"
+    """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
+    similarity_temperature: float = Field(default=0.05, gt=0)
+    """Divides the similarities."""
+
+
+class AdaptiveMarginSettings(PairSettings):
+    """Which margin a triplet should have, and how the difference from it is punished."""
+
+    paper: ClassVar = Paper(
+        "Gienapp, Deckers, Potthast & Scells",
+        "Learning Effective Representations for Retrieval Using Self-Distillation with Adaptive Relevance Margins",
+        2025,
+        "https://arxiv.org/abs/2407.21515",
+    )
+    needs_hard_negatives: ClassVar = True
+    implementation: ClassVar = "trainers.objectives.adaptive_margin:AdaptiveMargin"
+
+    kind: Literal["adaptive_margin"] = "adaptive_margin"
+    target: Literal["static", "adaptive", "distributed"] = "distributed"
+    """One margin (eq. 1), the scaled similarity of document and negative (eq. 2), or those of all negatives (eq. 3)."""
+    margin: float | None = Field(default=None, ge=0, le=2)
+    """Epsilon of the static target: 1 is the paper's baseline, its tuned values are 0.1 to 0.6."""
+    in_batch: bool | None = None
+    """Whether other triplets' negatives count too; None: where the target is distributed, which needs them."""
+    pairing: Pairing = "paper"
+    """In-batch residuals by the equations, or as their code pairs them: row i's negative j with row j's positive."""
+    error: ErrorFunction = "squared"
+    """The square (eq. 4, 5), or |l| or log(1 + exp(-l)), options of the authors' code."""
+
+    @property
+    def uses_batch(self) -> bool:
+        """Whether other rows' negatives are part of a row's loss."""
+        return self.target == "distributed" or bool(self.in_batch)
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if (self.target == "static") != (self.margin is not None):
+            raise ValueError(
+                "margin is given exactly where target is 'static': 1 is the paper's untuned baseline, its tuned values"
+                " are 0.1 to 0.6"
+            )
+        if self.target == "distributed" and self.in_batch is False:
+            raise ValueError(
+                "target 'distributed' spreads targets over the batch's negatives, so it has no form without them; leave"
+                " in_batch out, or set target to 'adaptive'"
+            )
+        if self.share_negatives == "step" and not self.uses_batch:
+            raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
+        return self
+
+
+class MarginMseSettings(PairSettings):
+    """How the student's similarity is measured, and how far apart the teacher's scores are."""
+
+    paper: ClassVar = Paper(
+        "Hofstätter, Althammer, Schröder, Sertkan & Hanbury",
+        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+        2020,
+        "https://arxiv.org/abs/2010.02666",
+    )
+    needs_hard_negatives: ClassVar = True
+    implementation: ClassVar = "trainers.objectives.margin_mse:MarginMse"
+
+    kind: Literal["margin_mse"] = "margin_mse"
+    similarity: Literal["inner_product", "cosine"] = "inner_product"
+    """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
+    teacher_scale: float = Field(default=1.0, gt=0)
+    """Multiplies the teacher's margins: below 1 for cosines."""
+
+    @model_validator(mode="after")
+    def _rows_do_not_meet(self) -> Self:
+        if self.share_negatives == "step":
+            raise ValueError("share_negatives 'step' has no negatives to share: a row is compared with its own alone")
+        return self
+
+
+class MultiLayerSettings(PairSettings):
+    """How documents of several vectors (the encoder's ``form`` says which) are trained.
+
+    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3); 'self_contrastive' the same, but a
+    query's positive by the last layer (or first token), which is what is searched then (Eq. 7); 'last_reg' (released
+    code only) all documents by the last layer, with the same regularisation; 'average' and 'scalar_mix' score the one
+    vector that the encoder's reduction of that name gives (Eq. 8); 'dual_encoder' that of the last layer (first token).
+    """
+
+    paper: ClassVar = Paper(
+        "Xie & Lukasiewicz",
+        "Investigating Multi-layer Representations for Dense Passage Retrieval",
+        2025,
+        "https://aclanthology.org/2025.findings-emnlp.1333/",
+    )
+    trains: ClassVar = "several_vectors"
+    implementation: ClassVar = "trainers.objectives.multi_layer:MultiLayer"
+
+    kind: Literal["multi_layer"] = "multi_layer"
+    training_form: TrainingForm
+    """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
+    regularisation: float | None = Field(default=None, ge=0)
+    """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
+    similarity_temperature: float = Field(default=1.0, gt=0)
+    """Divides the inner products, those of Eq. 6 too."""
+
+    @model_validator(mode="after")
+    def _regularisation_has_its_forms(self) -> Self:
+        if self.matryoshka:
+            raise ValueError("matryoshka is of objectives with one vector a document: leave it out")
+        if (self.regularisation is not None) != (self.training_form in _REGULARISED):
+            right = "a number, 0 for none" if self.training_form in _REGULARISED else "null"
+            raise ValueError(
+                f"regularisation (lambda of Eq. 7) belongs to {' and '.join(_REGULARISED)}, and each needs it:"
+                f" for training_form {self.training_form!r} set it to {right}, not {self.regularisation}"
+            )
+        return self
+
+    def check_run(self, run: Run) -> None:
+        """Documents have the form that is trained: the one that is set, else the one that the folder has."""
+        key = "encoder" if run.document_encoder is None else "document_encoder"
+        encoder = run.document_encoder or run.encoder
+        form, problem = encoder.form, "the encoder's form is single"
+        if form is None:
+            form, _ = resolve_form(None, Path(encoder.model))
+            problem = f"{key}.form is not set, and {encoder.model} is no folder here that has a form"
+        self.require_form(form, key, problem)
+
+    def require_form(
+        self, form: VectorForm, key: str = "encoder", problem: str = "the encoder's form is single"
+    ) -> None:
+        """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise.
+
+        ``key``: the setting of the encoder of documents; ``problem``: why they have a single vector.
+        """
+        if form.kind == "single" and self.training_form == "dual_encoder":
+            return
+        if form.kind == "single":
+            raise UserError(
+                f"training_form {self.training_form!r} trains documents of several vectors, but {problem}. Set"
+                f" {key}.form.kind to layers, first_tokens or all_tokens, or training_form to dual_encoder."
+            )
+        allowed = _REDUCTIONS[self.training_form]
+        if form.reduction not in allowed:
+            raise UserError(
+                f"training_form {self.training_form!r} does not train what the encoder's reduction"
+                f" {form.reduction!r} searches. Set {key}.form.reduction to {' or '.join(allowed)}, or another"
+                " training_form."
+            )
+
+
+class ContextualSettings(PairSettings):
+    """What the context is, what it is drawn from, and the loss over cosines.
+
+    A context's documents are drawn anew each epoch from the documents of what is one loss: a batch, or with
+    ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own document, nor
+    a query its answers, unless ``own_documents_in_context``. Left out, it marks its pair: no other texts lack just that
+    vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
+
+    An encoder that is contextual already keeps both stages, and all of its form but ``context_documents``.
+    """
+
+    paper: ClassVar = Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525")
+    trains: ClassVar = "contextual"
+    implementation: ClassVar = "trainers.objectives.contextual:Contextual"
+
+    kind: Literal["contextual"] = "contextual"
+    similarity_temperature: float = Field(default=0.02, gt=0)
+    """Divides the cosines; 0.02 is the paper's."""
+    context_documents: int = Field(default=64, ge=1)
+    """Documents in a context (J)."""
+    vectors_per_document: int = Field(default=1, ge=1)
+    """Of the first stage, of each document in the context."""
+    context_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a document in the context; None: as the first stage says."""
+    own_documents_in_context: bool = False
+    """Whether a text may read its own document, as in the paper."""
+    sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
+    """Probability that the null vector stands in for a context vector."""
+    first_stage: EncoderSettings | None = None
+    """Where the first stage begins; None: at a copy of the encoder."""
+    first_stage_layers: int | None = Field(default=None, ge=1)
+    """The first so many of the first stage's layers; None: all."""
+    variant: Literal["paper", "released"] = "paper"
+    """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
+    prefix_attends: Literal["all", "prefix"] = "all"
+    """What context vectors read: all, as in the paper, or one another alone, which makes long contexts cheap."""
+    seed: int = 0
+    """By which contexts are drawn."""
+
+    @model_validator(mode="after")
+    def _form_is_one(self) -> Self:
+        try:
+            self.form()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+        return self
+
+    def check_run(self, run: Run) -> None:
+        """One encoder, of one vector a text."""
+        if run.document_encoder is not None or run.encoder.form is not None:
+            raise UserError(
+                "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
+                " out document_encoder and encoder.form"
+            )
+
+    def form(self) -> ContextualForm:
+        """Of a fresh contextual encoder."""
+        released = RELEASED if self.variant == "released" else {}
+        chosen = self.model_dump(include={"context_documents", "vectors_per_document", "prefix_attends"})
+        return ContextualForm.model_validate(chosen | released)

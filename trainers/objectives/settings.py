@@ -1,0 +1,168 @@
+"""What the settings of every objective have, those of pairs and those of chunks.
+
+No torch here: what is built of settings is imported when it is built (``ObjectiveSettings.implementation``).
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from raytriever.settings.configuration import Settings, without_inputs
+from retrieval.encoders.specification import EncoderSettings
+from trainers.engine.settings import TrainingSettings
+from trainers.validation.settings import EvaluationSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainers.engine.gradient_cache import Chunks
+
+
+class Run(Protocol):
+    """What an objective may ask of the rest of a run's settings."""
+
+    @property
+    def encoder(self) -> EncoderSettings: ...
+    @property
+    def document_encoder(self) -> EncoderSettings | None: ...
+    @property
+    def dropout(self) -> float | None: ...
+    @property
+    def training(self) -> TrainingSettings: ...
+    @property
+    def validation(self) -> EvaluationSettings | None: ...
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an objective comes from."""
+
+    authors: str
+    title: str
+    year: int
+    url: str
+
+    def cited(self) -> str:
+        """As a line of Markdown."""
+        return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
+
+
+class ObjectiveSettings(Settings):
+    """The base of every objective's settings: what it asks of the rest of a run, and what is built.
+
+    Each has a field ``kind``, the literal by which a recipe chooses it.
+    """
+
+    paper: ClassVar[Paper]
+    """Where the loss is from, for the model card."""
+
+    trains: ClassVar[Literal["one_encoder", "two_encoders", "several_vectors", "contextual"]] = "one_encoder"
+    """Which encoders: one for queries and documents; or one for each; or documents of several vectors too; or one of
+    two stages."""
+
+    implementation: ClassVar[str]
+    """The ``Objective`` that is built of them, as ``module:class``, which is imported then."""
+
+    needs_hard_negatives: ClassVar[bool] = False
+    """Whether batches made without hard negatives are refused before they are made."""
+
+    freezes_documents: ClassVar[bool] = False
+    """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
+
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that are encoded together, padding included, of texts of about one length; None: 2,048 on a CPU, 16,384 on
+    a GPU."""
+    chunk_size: int | None = Field(default=None, ge=1)
+    """Instead of so many tokens, so many texts of about one length."""
+    gradient_cache: bool = False
+    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
+
+    @model_validator(mode="after")
+    def _one_measure_of_chunks(self) -> Self:
+        if self.chunk_tokens is not None and self.chunk_size is not None:
+            raise ValueError(
+                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, two measures of what is encoded"
+                " together: leave one out"
+            )
+        return self
+
+    def cut(self, features: "Mapping[str, Tensor]", encoder: "nn.Module", rows: "Tensor | None" = None) -> "Chunks":
+        """``cut_by_length`` of texts that ``encoder`` will read, on whose processor the default depends."""
+        from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_CPU, CHUNK_TOKENS_ON_GPU, cut_by_length
+
+        tokens = self.chunk_tokens
+        if tokens is None and self.chunk_size is None:
+            on_cpu = next(encoder.parameters()).device.type == "cpu"
+            tokens = CHUNK_TOKENS_ON_CPU if on_cpu else CHUNK_TOKENS_ON_GPU
+        return cut_by_length(features, self.chunk_size, rows, tokens)
+
+    def check_run(self, run: Run) -> None:  # noqa: ARG002
+        """Raises ``UserError`` where the rest of a run's settings doesn't fit the objective."""
+        return
+
+    def shaping(self) -> dict[str, Any]:
+        """What the weights depend on, as JSON values, without inputs.
+
+        A gradient cache repeats a chunk's computation, dropout included, bit for bit but where a GPU's kernels add up
+        in any order: whatever is set, its default is recorded, and a run may be resumed with another.
+        """
+        return without_inputs(self) | {"gradient_cache": False}
+
+
+class DomainPrompts(Settings):
+    """Which of the encoder's prompts the texts of a domain have, by name; None: the role's own."""
+
+    query: str | None = None
+    """Of its queries."""
+    document: str | None = None
+    """Of its documents, hard negatives and documents read as context."""
+
+
+class PairSettings(ObjectiveSettings):
+    """How a batch of pairs is encoded and joined."""
+
+    query_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a query; None: as the encoder says."""
+    document_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a document; None: as the encoder says."""
+    share_negatives: Literal["batch", "step"] = "batch"
+    """Whose documents a query is compared with: those of its batch, or those of the whole step."""
+    prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
+    """Prompts of the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
+    matryoshka: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
+    """Sizes, ascending, of prefixes of the vectors: the loss of each is added to that of whole vectors (Matryoshka
+    Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
+
+    @model_validator(mode="after")
+    def _prefixes_ascend(self) -> Self:
+        if self.matryoshka and (self.matryoshka[0] < 1 or list(self.matryoshka) != sorted(set(self.matryoshka))):
+            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1 on")
+        return self
+
+    def prompt_names(self) -> dict[str, str]:
+        """The names of prompts that it asks for, by the dotted keys of the settings that do."""
+        return {
+            f"objective.prompts_by_domain.{domain}.{role}": name
+            for domain, own in self.prompts_by_domain.items()
+            for role, name in own.model_dump(exclude_none=True).items()
+        }
+
+
+class ChunkSettings(ObjectiveSettings):
+    """How the chunks of a batch are encoded."""
+
+    similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
+    """Compares queries with passages, or passages with passages."""
+    first_half: bool | list[str] = False
+    """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Tokens of a chunk for the retriever; None: as the encoder says."""
+
+    @model_validator(mode="after")
+    def _symmetric_has_no_queries(self) -> Self:
+        if self.similarity == "symmetric" and self.first_half:
+            raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
+        return self

@@ -1,0 +1,104 @@
+"""The settings of a training run: what is trained on which batches, by which objective, and what must fit together."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from raytriever.artifacts.storage import absolute
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath, Settings, without_inputs
+from retrieval.encoders.pretrained import LocatedModels, locate_models
+from retrieval.encoders.specification import EncoderSettings, LoraSettings
+from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup
+from trainers.objectives.union import AnyObjectiveSettings
+from trainers.validation.settings import BatchValidationSettings, ValidationSettings
+
+
+class RunSettings(Settings):
+    """What is trained on which batches, by which objective, for how long."""
+
+    batches: InputPath
+    """Stored batches."""
+    encoder: EncoderSettings
+    """What is trained; of queries alone where documents have an encoder of their own."""
+    document_encoder: EncoderSettings | None = None
+    """With weights of its own; None: queries and documents share one."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """None: as the encoder's configuration says."""
+    lora: LoraSettings | None = None
+    """Trains an adapter in place of all weights."""
+    activation_checkpointing: bool = False
+    """Computes activations again in the backward pass, which saves memory."""
+    compile: bool = False
+    """Compiles the transformer's blocks."""
+    sharding: Literal["replicated", "zero2", "sharded"] = "replicated"
+    """'sharded' divides weights, gradients and optimizer states among the ranks (FSDP2), for models that can't be
+    trained on one device; the weights alone must fit on each, where they are whole in evaluations. 'zero2' gathers them
+    once a step, not in each pass of each chunk: faster with many chunks, as large as whole weights."""
+    objective: AnyObjectiveSettings
+    """By which loss."""
+    training: TrainingSettings = TrainingSettings()
+    """For how long, on how much at once, with which optimizer."""
+    validation: ValidationSettings | None = None
+    """What chooses the state that is kept; None: the last one."""
+    checkpoints_kept: int = Field(default=2, gt=0)
+    """The newest so many, besides the best."""
+
+    @model_validator(mode="after")
+    def _settings_fit_one_another(self) -> Self:
+        try:
+            if self.document_encoder is not None and self.encoder.form is not None:
+                raise UserError(
+                    f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, whose form"
+                    " alone counts. Set document_encoder.form to it, and leave encoder.form out."
+                )
+            self.objective.check_run(self)
+            if self.objective.needs_hard_negatives and self.training.hard_negatives == 0:
+                raise UserError(
+                    "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has"
+                    " one. Set it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have"
+                    " just one."
+                )
+            validated = self.validation.batches if isinstance(self.validation, BatchValidationSettings) else None
+            if validated is not None and absolute(validated) == absolute(self.batches):
+                raise UserError(
+                    f"validation.batches is {validated}, the very batches that are trained on: how well they are learnt"
+                    " says nothing of other queries. Make batches of a split that is held out, or validate by retrieval"
+                    " (validation.kind: retrieval)."
+                )
+            if self.training.exchange_bf16 and self.sharding != "replicated":
+                raise UserError(
+                    f"training.exchange_bf16 is for whole gradients; sharding {self.sharding} sums its parts in"
+                    " float32. Leave one of the two out."
+                )
+            require_evaluations(self.training.schedule, evaluated=self.validation is not None)
+            if self.training.max_steps is not None:  # a run may be shorter than that, never longer
+                require_room_for_warmup(self.training.schedule, self.training.max_steps)
+        except UserError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        return self
+
+    @property
+    def autocasts_alone(self) -> bool:
+        """Whether all that the run computes by a transformer is under bfloat16 autocast, its validation too."""
+        return self.training.bf16 is True and (self.validation is None or self.validation.bf16 is not False)
+
+    def located(self) -> "LocatedModels":
+        """Where the models' files are on this machine. Raises ``UserError`` where they can't be had."""
+        return locate_models(self)
+
+
+def fingerprints_of(located: LocatedModels) -> dict[str, str]:
+    """By the names of the settings."""
+    return {f"{key}.model": model.fingerprint for key, model in located.items()}
+
+
+# what changes no weight: how often they are stored, and how memory is saved
+_UNSHAPING = ("checkpoints_kept", "sharding", "activation_checkpointing")
+
+
+def shaping(settings: RunSettings) -> dict[str, Any]:
+    """The settings that the weights depend on, without inputs and the training's own."""
+    values = without_inputs(settings) | {"objective": settings.objective.shaping()}
+    own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
+    return {name: value for name, value in values.items() if name in own}
