@@ -15,6 +15,8 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
 from retrieval.encoders.pretrained import LocatedModel, LocatedModels
 from retrieval.encoders.specification import ROLES, EncoderSettings
+from retrieval.encoders.static import trains_table
+from retrieval.encoders.static import trains_table
 from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from trainers.engine import collectives
@@ -54,6 +56,8 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         require_one_contract(towers.query, own.document, "encoder", "document_encoder")
         towers = Towers(towers.query, own.document)
     towers = objective_class(settings.objective).prepare(settings.objective, towers, settings, located)
+    if trains_table(towers):
+        _require_plain_run(settings)
     for transformer in towers.transformers():
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
@@ -62,6 +66,18 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         if settings.activation_checkpointing:
             checkpoint_activations(transformer)
     return towers
+
+
+def _require_plain_run(settings: RunSettings) -> None:
+    """Raises ``UserError`` for what a table of token vectors can't be trained with, which takes seconds by itself."""
+    asked = [name for name in ("lora", "compile", "activation_checkpointing") if getattr(settings, name)]
+    asked += ["sharding"] if settings.sharding != "replicated" else []
+    asked += ["resources.workers"] if collectives.world_size() > 1 else []
+    if asked:
+        raise UserError(
+            f"{asked[0]} is for transformers; the encoder is a static one, whose table of token vectors one worker"
+            " trains as it is, in seconds. Leave it out."
+        )
 
 
 def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings) -> Towers:

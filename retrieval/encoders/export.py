@@ -18,10 +18,13 @@ from retrieval.encoders.modules import (
     LAYER_POOLING,
     POOLING_MODES,
     SCORING_FILE,
+    TABLE,
     read_json,
     write_json,
 )
 from retrieval.encoders.specification import EncoderContract, Pooling, Role, VectorForm
+from retrieval.encoders.static import TABLE as TABLE_FILE
+from retrieval.encoders.static import TokenTable
 
 _Chain = list[tuple[str, Callable[[Path], None]]]
 
@@ -117,12 +120,29 @@ def _begin(folder: Path) -> None:
 def _modules(encoder: EncoderParts, pooling: Pooling, layer_weights: Mapping[int, float] | None = None) -> _Chain:
     """Kind of each module, in their order, and what writes its folder."""
     config: Any = encoder.transformer.config
-    chain: _Chain = [("Transformer", partial(_write_transformer, encoder))]
+    if isinstance(encoder.transformer, TokenTable):
+        chain: _Chain = [(TABLE, partial(_write_table, encoder))]
+        return [*chain, *_behind(encoder)]
+    chain = [("Transformer", partial(_write_transformer, encoder))]
     if layer_weights is not None:
         chain.append((LAYER_POOLING, partial(_write_layer_pooling, config, layer_weights)))
     chain.append(("Pooling", partial(_write_pooling, config.hidden_size, pooling)))
-    chain += [("Dense", partial(_write_dense, layer)) for layer in encoder.dense]
+    return [*chain, *_behind(encoder)]
+
+
+def _behind(encoder: EncoderParts) -> _Chain:
+    chain: _Chain = [("Dense", partial(_write_dense, layer)) for layer in encoder.dense]
     return [*chain, ("Normalize", lambda _: None)] if encoder.contract.normalize else chain
+
+
+def _write_table(encoder: EncoderParts, folder: Path) -> None:
+    table: Any = encoder.transformer
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"embedding.weight": table.embedding.weight.detach().contiguous()}, folder / TABLE_FILE)
+    tokenizer = encoder.tokenizer.backend_tokenizer
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(encoder.contract.max_length)  # which is read by whoever loads the file
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _write_prompts(encoder: EncoderParts, folder: Path) -> None:

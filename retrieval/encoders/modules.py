@@ -42,7 +42,8 @@ TOKENIZER_FILES = (
 )
 """All that may be read of a tokenizer's folder."""
 
-_CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
+TABLE = "StaticEmbedding"  # of token vectors, in place of transformer and pooling
+_CHAIN = re.compile(f"(Transformer( Pooling)?|{TABLE})( Dense)*( Normalize)?")
 POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
     "cls": "cls",
     "mean": "mean",
@@ -66,13 +67,17 @@ _TRANSFORMER_SETTINGS = {
 
 @dataclass(frozen=True)
 class Modules:
-    """The ``folder`` of an encoder and those of its modules, and whether vectors are normalised."""
+    """The ``folder`` of an encoder and those of its modules, and whether vectors are normalised.
+
+    ``is_static``: in place of a transformer it has a table of token vectors, and no pooling.
+    """
 
     folder: Path
     transformer: Path
     pooling: Path | None
     dense: tuple[Path, ...]
     normalize: bool
+    is_static: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,12 +101,14 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
     folders: dict[str, list[Path]] = {}
     for kind, folder in _read_chain(path, role):
         folders.setdefault(kind, []).append(folder)
+    first = folders.get("Transformer", folders.get(TABLE, [path]))[0]
     return Modules(
         folder=path,
-        transformer=folders.get("Transformer", [path])[0],
+        transformer=first,
         pooling=folders.get("Pooling", [None])[0],
         dense=tuple(folders.get("Dense", [])),
         normalize="Normalize" in folders,
+        is_static=TABLE in folders,
     )
 
 
@@ -118,7 +125,10 @@ def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in order; nothing for a plain transformer."""
     listing = path / "modules.json"
     if not listing.exists():
-        return []
+        config = read_json(path / "config.json")
+        if config.get("model_type") != "model2vec":
+            return []
+        return [(TABLE, path), *([("Normalize", path)] if config.get("normalize") else [])]
     with reading("The list of modules", listing):
         found = [(_kind(module["type"]), _inside(path, module["path"])) for module in read_json(listing)]
     chain = [each for kind, folder in found for each in _routed(kind, folder, role)]
@@ -127,8 +137,8 @@ def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     kinds = " ".join(kind for kind, _ in chain)
     if not _CHAIN.fullmatch(kinds):
         raise UserError(
-            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling, any"
-            " number of Dense, Normalize."
+            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling (or"
+            f" {TABLE} in their place), any number of Dense, Normalize."
         )
     return chain
 

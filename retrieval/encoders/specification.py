@@ -144,6 +144,9 @@ class EncoderSettings(ModelSettings):
     bidirectional: bool = Field(default=False, exclude_if=operator.not_)
     """Of a decoder: every token reads the whole text, as in an encoder (BehnamGhader et al. 2024). The trained model's
     folder says so itself (``is_causal`` in its config.json, which transformers reads)."""
+    static: bool = Field(default=False, exclude_if=operator.not_)
+    """Its table of word embeddings alone: a text is the mean of its tokens' vectors, which trains in seconds on a CPU.
+    A folder that is such a table (sentence-transformers' StaticEmbedding, model2vec) needs no setting."""
     trust_remote_code: bool = False
     """Whether the model's own Python code is run."""
     form: VectorForm | None = None
@@ -319,7 +322,7 @@ class EncoderContract(Settings):
     list_scorer: str | None = None
     """The scoring module that an encoder of queries was trained with, in words."""
     architecture: str = "plain"
-    """Or a ``ContextualForm`` in words."""
+    """Or a ``ContextualForm`` in words, or 'static'."""
     context: str | None = None
     """What a contextual encoder reads texts in: a fingerprint, 'null', 'none'."""
 

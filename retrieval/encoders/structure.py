@@ -19,13 +19,15 @@ class ShardedUnit(nn.Module):
 
 
 def place_module(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
-    """Moves the module to ``device``, its weights in ``dtype``; buffers keep their precision.
+    """Moves the module to ``device``, its weights in ``dtype``; buffers and tables of tokens keep their precision.
 
     Training reads rotary positions from float32 tables. Frequencies rounded to bfloat16 would turn token 2,048 by
     another angle altogether.
     """
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(device, dtype)
+    for each in module.modules():
+        for parameter in each.parameters(recurse=False):
+            kept = getattr(each, "sparse", False)  # a table's rows are added up: nothing is faster in bfloat16
+            parameter.data = parameter.data.to(device, None if kept else dtype)
     module.to(device)
 
 

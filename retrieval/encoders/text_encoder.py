@@ -45,6 +45,7 @@ from retrieval.encoders.specification import (
     VectorForm,
     require_length,
 )
+from retrieval.encoders.static import TokenTable, load_table, load_table_tokenizer, starts_of, stored_length
 from retrieval.encoders.structure import is_bidirectional_decoder
 from retrieval.encoders.transformer import (
     load_tokenizer,
@@ -88,6 +89,7 @@ class TextEncoder(nn.Module):
     """
 
     form = VectorForm()  # one vector a text
+    reads_special_tokens = True
 
     def __init__(
         self, transformer: nn.Module, tokenizer: Any, dense: Sequence[nn.Module], contract: EncoderContract
@@ -139,10 +141,12 @@ class TextEncoder(nn.Module):
                 truncation=True,
                 max_length=limit,
                 padding=False,
+                add_special_tokens=self.reads_special_tokens,
                 return_attention_mask=False,
                 return_token_type_ids=False,
             )
-        return [row or [self._padding] for row in encoded["input_ids"]]
+        of_nothing = [self._padding] if self.reads_special_tokens else []
+        return [row or of_nothing for row in encoded["input_ids"]]
 
     def require_length(self, wanted: int | None, setting: str) -> None:
         """Raises ``UserError`` where ``setting`` asks for more tokens of a text than it reads, or leaves none of it."""
@@ -191,6 +195,17 @@ class TextEncoder(nn.Module):
         write_sentence_transformers_folder(self.parts(), folder)
 
 
+class StaticEncoder(TextEncoder):
+    """A text's vector is the mean of its tokens' vectors, of one without any zeros. ``transformer`` is the table."""
+
+    reads_special_tokens = False
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Vectors (n, dimension) in float32, normalised if the contract says so."""
+        kept = features["attention_mask"].bool()
+        return self._finish(self.transformer(features["input_ids"][kept], starts_of(kept)))
+
+
 def load_encoder(
     settings: EncoderSettings,
     path: Path,
@@ -212,6 +227,8 @@ def load_encoder(
     _quiet_libraries()
     if settings.form is not None:
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
+    if settings.static or read_modules(path, role or "query").is_static:
+        return _load_static(settings, path, fingerprint, role)
     transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
     stated = read_text_settings(modules)
     tokenizer_folder = find_tokenizer(settings.tokenizer) if settings.tokenizer else tokenizer_folder
@@ -251,6 +268,53 @@ def load_encoder(
     if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
         raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
     return TextEncoder(transformer, tokenizer, dense, contract)
+
+
+_WHOLE_TEXTS = 1 << 20  # tokens, where nothing says where texts are cut
+_NOT_STATIC = ("pooling", "head", "projection", "append_eos", "attention", "bidirectional")
+
+
+def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: Role | None) -> StaticEncoder:
+    for name in _NOT_STATIC:
+        if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
+            raise UserError(
+                f"encoder.{name} is {value!r}, but a static encoder is the mean of its tokens' vectors alone. Leave it"
+                " out."
+            )
+    modules = read_modules(path, role or "query")
+    if modules.is_static:
+        table, tokenizer = load_table(modules.transformer), load_table_tokenizer(modules.transformer)
+        require_embeddings(tokenizer, table, modules.transformer)
+        stated, normalize = read_text_settings(modules), modules.normalize
+        cut_at = stored_length(tokenizer)
+        dense = [load_dense(folder) for folder in modules.dense]
+    else:
+        transformer, folder, modules = _load_transformer(settings, path, None, role)
+        embeddings: Any = transformer.get_input_embeddings()  # type: ignore[operator]
+        stated, normalize, dense = read_text_settings(modules), True, list[DenseLayer]()
+        cut_at = min(stated.max_lengths, default=None)
+        table = TokenTable(embeddings.weight.detach())
+        tokenizer = load_tokenizer(folder, settings.trust_remote_code, stated.lower_case)
+    if settings.tokenizer:
+        folder = find_tokenizer(settings.tokenizer)
+        tokenizer = load_tokenizer(folder, settings.trust_remote_code, stated.lower_case)
+        require_embeddings(tokenizer, table, folder)
+    width, prompts = width_behind(table, dense), settings.resolve_prompts(stated.prompts)
+    contract = EncoderContract(
+        model=fingerprint,
+        revision=settings.revision,
+        pooling="mean",
+        normalize=normalize if settings.normalize is None else settings.normalize,
+        query_prompt=prompts.pop("query"),
+        document_prompt=prompts.pop("document"),
+        prompts=prompts,
+        max_length=settings.max_length or cut_at or _WHOLE_TEXTS,
+        dtype="float32",
+        dimension=settings.resolve_dimension(min(width, stated.truncate_dim or width)),
+        document_model=read_document_model(path),
+        architecture="static",
+    )
+    return StaticEncoder(table, tokenizer, dense, contract)
 
 
 def _load_transformer(

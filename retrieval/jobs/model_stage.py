@@ -91,6 +91,7 @@ class _EncoderFolder:
     transformer: Path
     base: Path
     texts: TextSettings
+    is_static: bool
 
     @classmethod
     def read(cls, settings: EncoderSettings, path: Path) -> Self | None:
@@ -101,7 +102,7 @@ class _EncoderFolder:
             texts = read_text_settings(modules if modules.pooling else base)
         except UserError:
             return None
-        return cls(modules.transformer, base.transformer, texts)
+        return cls(modules.transformer, base.transformer, texts, modules.is_static)
 
 
 def _check_encoder(
@@ -111,6 +112,8 @@ def _check_encoder(
         return  # another folder knows more of it
     if settings.tokenizer is None and not has_tokenizer(known.transformer):
         require_tokenizer(known.base)
+    if settings.static or known.is_static:
+        return
     config = read_json(known.base / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)
     if settings.form is not None and count is not None:

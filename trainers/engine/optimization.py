@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from raytriever.errors import UserError
+from retrieval.encoders.static import trains_table
 from trainers.engine.early_stopping import Criterion, DecidingValue
 from trainers.engine.settings import OptimizerSettings, ScheduleSettings, require_package
 
@@ -28,7 +29,12 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer over what requires gradients; the caller sets each step's learning rate."""
+    """The optimizer over what requires gradients; the caller sets each step's learning rate.
+
+    Raises ``UserError`` for settings that a token table, whose gradient is sparse, can't be trained with.
+    """
+    if trains_table(module):
+        return _lazy_adam(module, settings)
     groups = _groups(module, settings.weight_decay)
     options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     in_8_bits = require_package(settings)
@@ -44,6 +50,25 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
         # in one kernel: faster than the default on a CPU, and without the copy of all weights it makes on CUDA
         return (torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam)(groups, **options, fused=True)
     return torch.optim.RAdam(groups, **options, decoupled_weight_decay=True)
+
+
+def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Adam on the rows of a batch's tokens alone: other rows keep their vectors and moments."""
+    if settings.kind not in ("adam", "adamw") or settings.weight_decay:
+        raise UserError(
+            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static encoder's"
+            " step updates the vectors of a batch's tokens alone, by Adam without decay. Set kind to adam or adamw, and"
+            " weight_decay to 0."
+        )
+    named = trainable_parameters(module)
+    if len(named) > 1:
+        raise UserError(
+            f"A static encoder trains its table of token vectors alone, and there are other weights to train:"
+            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive, and an"
+            " encoder without dense layers."
+        )
+    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    return torch.optim.SparseAdam(list(named.values()), **options)
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -148,12 +148,13 @@ def whole_weights(module: nn.Module) -> Iterator[None]:
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
     """Scales the gradients of all ranks down to a global norm of ``limit``; returns the norm before, equal on all."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [_with_one_part(parameter) for parameter in parameters if parameter.grad is not None]
     shared_out = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    if not shared_out:
+    if not shared_out and not any(gradient.is_sparse for gradient in gradients):
         total: Tensor = clip_grad_norm_(parameters, torch.inf if limit is None else limit)
         return total
-    local = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    whole_ones = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    local = [gradient.values() if gradient.is_sparse else gradient for gradient in whole_ones]
     norms = [whole(get_total_norm(part)) for part in (shared_out, local) if part]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if limit is not None:
@@ -161,6 +162,14 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
         for gradient in (*(gradient.to_local() for gradient in shared_out), *local):
             gradient.mul_(coefficient)
     return norm
+
+
+def _with_one_part(parameter: nn.Parameter) -> Tensor:
+    """Its gradient; of a sparse one a row has one part, not one of queries and another of documents."""
+    assert parameter.grad is not None
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.coalesce()
+    return parameter.grad
 
 
 def equal_passes(batch: Batch, device: torch.device) -> Batch:

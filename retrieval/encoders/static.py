@@ -1,0 +1,87 @@
+"""Static encoders: a text's vector is the mean of its tokens' vectors, which nothing around them changes.
+
+They train in seconds on a CPU, as a step touches the rows of a batch's tokens and nothing else. Three kinds of folder
+have one: any encoder (its table of word embeddings), sentence-transformers' ``StaticEmbedding``, and model2vec's.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from raytriever.errors import UserError
+from retrieval.encoders.modules import reading, require_safetensors
+
+TABLE = "model.safetensors"
+_OWN, _OF_MODEL2VEC = "embedding.weight", "embeddings"  # the table's name in a folder
+
+
+class TokenTable(nn.Module):
+    """Token vectors, float32 (tokens, d). Their gradient is sparse: a row for each of a batch's tokens."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(vectors.float(), freeze=False, sparse=True)
+        self.config = SimpleNamespace(hidden_size=vectors.shape[1], model_type="static")
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The table, by the name that transformers has for it."""
+        return self.embedding
+
+    def forward(self, tokens: Tensor, starts: Tensor) -> Tensor:
+        """Means (n, d) of the texts' token vectors; of a text without a token zeros.
+
+        ``tokens`` int64 (all texts' tokens,); ``starts`` int64 (n,): where each text's begin.
+        """
+        used, places = tokens.unique(return_inverse=True)
+        return nn.functional.embedding_bag(places, self.embedding(used), starts, mode="mean")
+
+
+def trains_table(module: nn.Module) -> bool:
+    """Whether ``module`` holds a token table that is trained."""
+    return any(isinstance(each, TokenTable) and each.embedding.weight.requires_grad for each in module.modules())
+
+
+def load_table(folder: Path) -> TokenTable:
+    """The table that a ``StaticEmbedding`` or model2vec stored in ``folder``.
+
+    model2vec may store one vector for several tokens (``mapping``) and a weight for each. Raises ``UserError``.
+    """
+    require_safetensors(folder)
+    with reading("The table of token vectors", folder / TABLE):
+        found = load_file(folder / TABLE)
+        vectors = found.get(_OWN, found.get(_OF_MODEL2VEC))
+        if vectors is None or vectors.ndim != 2 or not vectors.is_floating_point():
+            shapes = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in found.items()}
+            raise ValueError(f"a floating-point matrix {_OWN} or {_OF_MODEL2VEC} was expected, not {shapes}")
+        if "mapping" in found:
+            vectors = vectors[found["mapping"].long()]
+        if "weights" in found:
+            vectors = vectors.float() * found["weights"][:, None].float()
+    return TokenTable(vectors)
+
+
+def load_table_tokenizer(folder: Path) -> Any:
+    """The tokenizer beside a table. Raises ``UserError``."""
+    from transformers import PreTrainedTokenizerFast
+
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise UserError(f"{folder} has no tokenizer.json, by which the texts of a static encoder are read.")
+    with reading("The tokenizer", path):
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+
+
+def stored_length(tokenizer: Any) -> int | None:
+    """Tokens that the tokenizer's own file cuts texts at; None for whole texts."""
+    truncation = tokenizer.backend_tokenizer.truncation
+    return None if truncation is None else int(truncation["max_length"])
+
+
+def starts_of(mask: Tensor) -> Tensor:
+    """Where each text's tokens begin, int64 (n,), where a mask (n, length) keeps them all in one row."""
+    lengths = mask.sum(dim=1)
+    return torch.cumsum(lengths, dim=0) - lengths
