@@ -22,6 +22,7 @@ from raytriever.artifacts.artifact import Artifact
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.encoders.pretrained import locate_named
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.static import TokenTable
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate
@@ -29,8 +30,8 @@ from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking
 from retrieval.rankings import ranking_by_ids
 from trainers.jobs.probe import TRIALS
-from trainers.probe.static_encoder import StaticEncoder, TokenLists
-from trainers.probe.trial import read_epoch, train
+from trainers.probe.token_lists import TokenLists
+from trainers.probe.trial import encode, read_epoch, train
 
 _DEPTH, _MEASURE = 10, "nDCG@10"
 
@@ -41,15 +42,15 @@ def domains_of(ids: Iterable[str]) -> NDArray[np.str_]:
 
 
 def measured_apart(
-    encoder: StaticEncoder,
+    table: TokenTable,
     collection: StoredCollection,
     tokens: Mapping[TextPart, TokenLists],
     judged: Mapping[str, Any],
     of_documents: NDArray[np.str_],
 ) -> dict[str, float]:
     """nDCG@10 of each domain's queries among its documents; ``of_documents`` (documents,): their domains."""
-    queries, documents, found = sorted(judged), encoder.encode(tokens["documents"]), dict[str, float]()
-    vectors = encoder.encode(tokens["queries"].take(collection.require("queries", queries)))
+    queries, documents, found = sorted(judged), encode(table, tokens["documents"]), dict[str, float]()
+    vectors = encode(table, tokens["queries"].take(collection.require("queries", queries)))
     of_queries = domains_of(queries)
     for domain in np.unique(of_queries).tolist():
         own, places = np.flatnonzero(of_documents == domain), np.flatnonzero(of_queries == domain)
@@ -70,10 +71,10 @@ def main() -> None:
     arguments = parser.parse_args()
     probe, collection = Artifact(arguments.probe), StoredCollection(arguments.collection)
     config = probe.config
-    settings = EncoderSettings(model=arguments.encoder, pooling="mean")
+    settings = EncoderSettings(model=arguments.encoder, static=True)
     located = locate_named(settings)
     reader: Any = load_encoder(settings, located.path, located.fingerprint)
-    first = reader.transformer.get_input_embeddings().weight.detach().numpy()
+    first = reader.transformer.embedding.weight.detach()
     how = {"add_special_tokens": False, "truncation": True, "max_length": config["max_length"]}
     parts: tuple[TextPart, TextPart] = ("queries", "documents")
     texts = {part: texts_of(collection.rows_of(part).read(["id", *text_columns(part)]), part) for part in parts}
@@ -88,9 +89,9 @@ def main() -> None:
         stored = range(min(batches.epochs, config["epochs"]))
         epochs = [read_epoch(batches, epoch, collection, judged) for epoch in stored]
         for seed in range(arguments.seeds):
-            encoder = StaticEncoder(first)
-            train(encoder, epochs, (tokens["queries"], tokens["documents"]), config["epochs"], seed, *learning)
-            found = measured_apart(encoder, collection, tokens, judged, of_documents)
+            table = TokenTable(first.clone())
+            train(table, epochs, (tokens["queries"], tokens["documents"]), config["epochs"], seed, *learning)
+            found = measured_apart(table, collection, tokens, judged, of_documents)
             of_seeds.append(mean(found.values()))
             for domain, value in found.items():
                 of_domains[domain].append(value)

@@ -40,10 +40,10 @@ from retrieval.evaluation.stored import (
     per_query_table,
     write_evaluation,
 )
-from trainers.probe.static_encoder import StaticEncoder, TokenLists
-from trainers.probe.trial import read_epoch, search, train
+from trainers.probe.token_lists import TokenLists
 
 if TYPE_CHECKING:
+    from retrieval.encoders.static import TokenTable
     from retrieval.encoders.text_encoder import TextEncoder
 
 UNTRAINED = "before training"
@@ -97,7 +97,7 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
@@ -111,7 +111,7 @@ class Probe(Stage[ProbeConfig]):
     def _encoder(self) -> "TextEncoder":
         from retrieval.encoders.text_encoder import load_encoder
 
-        settings = self.config.encoder.model_copy(update={"pooling": "mean"})  # as the static encoders have it
+        settings = self.config.encoder.model_copy(update={"static": True})
         return load_encoder(settings, self._located.path, self._located.fingerprint)
 
     def input_fingerprints(self) -> dict[str, str]:
@@ -181,30 +181,36 @@ class Probe(Stage[ProbeConfig]):
         return TokenLists(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]))
 
     def _make_trial(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        from trainers.probe.trial import read_epoch, search, train
+
         config, described = self.config, shard.description
         collection = StoredCollection(config.collection)
         queries, documents = (self._tokens(part, described["parts"][part]) for part in _PARTS)
         judged = collection_judgments(collection.uri, config.split, [config.measure]).qrels
-        encoder, facts = StaticEncoder(self._first_vectors(described["seed"])), dict[str, Any]()
+        table, facts = self._first_table(described["seed"]), dict[str, Any]()
         if described["batches"] != UNTRAINED:
             reader = BatchReader(config.batches[described["batches"]])
             stored = range(min(reader.epochs, config.epochs))
             epochs = [read_epoch(reader, epoch, collection, judged) for epoch in stored]
             started, how = time.perf_counter(), (config.epochs, described["seed"], config.temperature)
-            trained = train(encoder, epochs, (queries, documents), *how, config.learning_rate)
+            trained = train(table, epochs, (queries, documents), *how, config.learning_rate)
             facts |= asdict(trained) | {"seconds": time.perf_counter() - started}
-        found = search(encoder, collection, (queries, documents), sorted(judged))
+        found = search(table, collection, (queries, documents), sorted(judged))
         measured = evaluate(judged, found, [config.measure])
         writer.add_table(f"{shard.name}.parquet", per_query_table({"": measured}, [config.measure]))
         return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
 
-    def _first_vectors(self, seed: int) -> NDArray[np.float32]:
-        transformer: Any = self._encoder.transformer
-        vectors: NDArray[np.float32] = transformer.get_input_embeddings().weight.detach().numpy()
+    def _first_table(self, seed: int) -> "TokenTable":
+        import torch
+
+        from retrieval.encoders.static import TokenTable
+
+        table: Any = self._encoder.transformer
+        vectors: NDArray[np.float32] = table.embedding.weight.detach().numpy()
         if self.config.start == "embeddings":
-            return vectors
+            return TokenTable(torch.from_numpy(vectors.copy()))
         drawn = np.random.default_rng(seed).standard_normal(vectors.shape, dtype=np.float32)
-        return np.asarray(drawn * vectors.std())
+        return TokenTable(torch.from_numpy(drawn * vectors.std()))
 
     def _make_table(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         config, measures = self.config, [self.config.measure]
@@ -220,11 +226,12 @@ class Probe(Stage[ProbeConfig]):
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {}, {})
         chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
         metrics = how | metrics_of(systems, measures)
+        first = next(iter(config.batches))
+        compare_with_first(ways, first, comparisons)
         write_evaluation(writer, metrics, systems, comparisons)
         writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.add_bytes(RECOMMENDED, self._fragment(chosen).encode())
         evaluated = Evaluated(metrics, comparisons, config.significance_level)
-        first = next(iter(config.batches))
         sections = [ways_section(ways, config.measure), result_section(evaluated, first)]
         subtitle = f"Raytriever · {counted(len(config.batches), 'way')} with {counted(config.seeds, 'seed')} each"
         writer.add_bytes(PAGE, render("Which batches", subtitle, sections).encode())
@@ -253,7 +260,8 @@ class Probe(Stage[ProbeConfig]):
         evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
         blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
         beside = f" (not significantly better than: {'; '.join(found['level'])})" if found["level"] else ""
-        return ["", *block_lines(blocks), "", f"recommended: {found['recommended']}{beside}", ""]
+        verdicts = verdict_lines(found["ways"], self.config.measure, len(next(iter(stored.values().values())).query_ids))
+        return ["", *block_lines(blocks), "", *verdicts, f"recommended: {found['recommended']}{beside}", ""]
 
 
 def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -273,6 +281,43 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequence[Mapping[str, Any]]) -> None:
+    """Gives every other way ``over``: its difference from the ``first`` way of batches, over seeds and over queries.
+
+    ``mean``, ``low``, ``high``: of the differences between encoders of one seed, and their 95 % interval of Student's
+    t; ``p``: of the t-test over queries, as Holm corrects it.
+    """
+    from scipy import stats
+
+    p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
+    for name, way in ways.items():
+        if name in (UNTRAINED, first):
+            continue
+        differences = np.subtract(way["of_seeds"], ways[first]["of_seeds"])
+        low, high = stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
+        p = p_values.get(frozenset((name, first)), 1.0)
+        found = {"mean": float(differences.mean()), "low": float(low), "high": float(high)}
+        way["over"] = {"way": first, **found, "seeds": len(differences), "p": float(p)}
+
+
+def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int) -> list[str]:
+    """A sentence for each way that was compared with the first."""
+    lines = []
+    for name, way in ways.items():
+        if "over" in way:
+            over = way["over"]
+            said = "better than" if over["low"] > 0 else "worse than" if over["high"] < 0 else "not shown to differ from"
+            lines.append(
+                f"{name}: {said} {over['way']} in {measure} by {_difference(over)} over {over['seeds']} seeds"
+                f" (95 % interval); p = {over['p']:.1g} over {queries:,} queries"
+            )
+    return lines
+
+
+def _difference(over: Mapping[str, float]) -> str:
+    return f"{over['mean']:+.4f} [{over['low']:+.4f}, {over['high']:+.4f}]"
+
+
 def recommend(
     ways: Mapping[str, Any], candidates: Iterable[str], comparisons: Sequence[Mapping[str, Any]], level: float
 ) -> tuple[str, list[str]]:
@@ -285,14 +330,20 @@ def recommend(
 
 def ways_table(ways: Mapping[str, Any], measure: str) -> Table:
     """Of each way the measure over seeds, and what it took."""
-    rows = [[UNTRAINED, f"{ways[UNTRAINED]['mean']:.4f}", *[""] * 4]]
+    rows = [[UNTRAINED, f"{ways[UNTRAINED]['mean']:.4f}", *[""] * 5]]
     for name, found in ways.items():
         if name != UNTRAINED:
             speed = f"{found['pairs'] / found['seconds']:,.0f}"
-            cells = [f"{found['deviation']:.4f}", f"{found['masked']:.1%}", f"{found['seconds']:.1f}", speed]
+            over = _difference(found["over"]) if "over" in found else ""
+            cells = [f"{found['deviation']:.4f}", over, f"{found['masked']:.1%}", f"{found['seconds']:.1f}", speed]
             rows.append([name, f"{found['mean']:.4f}", *cells])
-    header = ["batches", measure, "± over seeds", "masked", "seconds", "pairs/s"]
-    return Table(header, rows, "Static encoders: means over seeds, each seed another order of the batches.")
+    first = next((way["over"]["way"] for way in ways.values() if "over" in way), "")
+    header = ["batches", measure, "± over seeds", f"over {first}", "masked", "seconds", "pairs/s"]
+    caption = (
+        "Static encoders: means over seeds, each seed another order of the batches. In brackets the 95 % interval over"
+        " seeds."
+    )
+    return Table(header, rows, caption)
 
 
 def ways_section(ways: Mapping[str, Any], measure: str) -> Section:

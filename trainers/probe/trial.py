@@ -6,16 +6,23 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.static import TokenTable
+from retrieval.indexes.exact_search import exact_top_k
 from retrieval.rankings import ranking_by_ids
-from trainers.probe.static_encoder import StaticEncoder, TokenLists
+from trainers.engine.optimization import build_optimizer
+from trainers.engine.settings import OptimizerSettings
+from trainers.objectives.masked_contrastive import masked_contrastive_loss
+from trainers.probe.token_lists import TokenLists
 
 _WARMUP_STEPS, _FLOOR = 50, 0.02  # of the learning rate, which then falls along a line to this share
 _DEPTH = 100  # of a ranking
+_TEXTS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Trained:
 
 
 def train(
-    encoder: StaticEncoder,
+    table: TokenTable,
     epochs: list[EpochRows],
     tokens: tuple[TokenLists, TokenLists],
     passes: int,
@@ -86,17 +93,26 @@ def train(
     losses: list[float] = []
     masked: list[float] = []
     total = sum(len(epochs[number % len(epochs)].queries) for number in range(passes))
+    size = epochs[0].queries.shape[1]
+    positives = torch.arange(size)
+    optimizer = build_optimizer(table, OptimizerSettings(kind="adam"))
     for epoch, batch in _in_order(epochs, passes, seed):
         warm, left = (len(losses) + 1) / _WARMUP_STEPS, 1 - len(losses) / total
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, warm) * max(_FLOOR, left)
         mask = epoch.mask(batch)
-        queries, documents = (
-            side.take(rows) for side, rows in zip(tokens, (epoch.queries[batch], epoch.documents[batch]), strict=True)
-        )
-        rate = learning_rate * min(1.0, warm) * max(_FLOOR, left)
-        losses.append(encoder.step(queries, documents, mask, temperature, rate))
+        rows = epoch.queries[batch], epoch.documents[batch]
+        queries, documents = (side.take(of_side) for side, of_side in zip(tokens, rows, strict=True))
+        vectors = _unit_vectors(table, queries.with_more(documents))
+        optimizer.zero_grad()
+        of_mask = torch.from_numpy(mask)
+        loss = masked_contrastive_loss(vectors[:size], vectors[size:], of_mask, positives, temperature)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
         masked.append(float(mask.sum()) / (mask.size - len(mask)))
     last = losses[-max(1, total // 10) :]
-    return Trained(total * epochs[0].queries.shape[1], float(np.mean(masked)), float(np.mean(last)))
+    return Trained(total * size, float(np.mean(masked)), float(np.mean(last)))
 
 
 def _in_order(epochs: list[EpochRows], passes: int, seed: int) -> Iterator[tuple[EpochRows, int]]:
@@ -106,13 +122,27 @@ def _in_order(epochs: list[EpochRows], passes: int, seed: int) -> Iterator[tuple
             yield epoch, batch
 
 
+def _unit_vectors(table: TokenTable, texts: TokenLists) -> torch.Tensor:
+    starts = torch.from_numpy(texts.offsets[:-1])
+    return torch.nn.functional.normalize(table(torch.from_numpy(texts.tokens.astype(np.int64)), starts), dim=-1)
+
+
+@torch.inference_mode()
+def encode(table: TokenTable, texts: TokenLists) -> NDArray[np.float32]:
+    """Vectors of length 1, float32 (texts, d)."""
+    count = len(texts.offsets) - 1
+    found = np.empty((count, table.embedding.embedding_dim), dtype=np.float32)
+    for start in range(0, count, _TEXTS_AT_ONCE):
+        rows = np.arange(start, min(start + _TEXTS_AT_ONCE, count))
+        found[rows] = _unit_vectors(table, texts.take(rows)).numpy()
+    return found
+
+
 def search(
-    encoder: StaticEncoder, collection: StoredCollection, tokens: tuple[TokenLists, TokenLists], queries: list[str]
+    table: TokenTable, collection: StoredCollection, tokens: tuple[TokenLists, TokenLists], queries: list[str]
 ) -> dict[str, dict[str, float]]:
     """The documents nearest to each of these queries, by id, with their scores."""
-    from retrieval.indexes.exact_search import exact_top_k
-
     rows = collection.require("queries", queries)
-    documents = encoder.encode(tokens[1])
-    found = exact_top_k(encoder.encode(tokens[0].take(rows)), documents, min(_DEPTH, len(documents)))
+    documents = encode(table, tokens[1])
+    found = exact_top_k(encode(table, tokens[0].take(rows)), documents, min(_DEPTH, len(documents)))
     return ranking_by_ids(collection, queries, found)
