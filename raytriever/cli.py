@@ -7,6 +7,7 @@ The command. ``raytriever run quickstart`` chains the jobs of a recipe; every jo
     raytriever embed --set collection=runs/mine/collection --set encoder.model=org/name --set output=runs/mine/vectors
 """
 
+import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -120,4 +121,6 @@ def _job(job: str) -> Callable[..., None]:
 
 def main() -> None:
     """Entry point of the ``raytriever`` command."""
+    # of libraries that are loaded later: threads that spin while they wait take the time of whatever else runs
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()

@@ -10,12 +10,12 @@ import torch
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Derivation, ShardRecord, ShardWriter
+from raytriever.errors import UserError
 from raytriever.reports.log import log
 from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
 from retrieval.encoders.pretrained import LocatedModel, LocatedModels
 from retrieval.encoders.specification import ROLES, EncoderSettings
-from retrieval.encoders.static import trains_table
 from retrieval.encoders.static import trains_table
 from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
@@ -125,6 +125,8 @@ def run_training(
         torch.manual_seed(training.seed)
         objective = objective_to_train(settings, located, device)
         objective.check_batches(batches)
+        if trains_table(objective):
+            torch.set_num_threads(1)  # the rows of a step are too few to be shared
         order = run_order(objective, batches, training)
         check_ranks_agree(objective, batches.fingerprint, order.total_steps)
         with failing_together(device):

@@ -14,7 +14,14 @@ from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
-from retrieval.encoders.modules import TOKENIZER_FILES, has_adapter, has_tokenizer, named_base, require_tokenizer
+from retrieval.encoders.modules import (
+    TOKENIZER_FILES,
+    has_adapter,
+    has_tokenizer,
+    named_base,
+    read_modules,
+    require_tokenizer,
+)
 from retrieval.encoders.specification import EncoderSettings, ModelSettings
 
 
@@ -58,6 +65,7 @@ _CODE = "*.py"  # a model's own, which trust_remote_code runs
 
 BYTES_OF_A_TOKEN = 4.5
 _BYTES_OF_A_WEIGHT = 4
+_TOKENS_READ_A_SECOND = 3e5
 _WEIGHTS_A_SECOND = 1.5e11  # that a small encoder's tokens meet on a CPU
 
 
@@ -68,11 +76,6 @@ class LocatedModel:
     path: Path
     origin: str
     fingerprint: str
-
-    def seconds_of_tokens(self, tokens: float) -> float:
-        """About how long one process computes for a forward pass of so many tokens: each meets every weight."""
-        weights = sum(file.stat().st_size for file in self.path.rglob(_WEIGHT_FILES)) / _BYTES_OF_A_WEIGHT
-        return tokens * weights / _WEIGHTS_A_SECOND
 
 
 LocatedModels = Mapping[str, LocatedModel]
@@ -104,6 +107,17 @@ def locate_named(settings: ModelSettings) -> LocatedModel:
         f"{located.origin}, read by the tokenizer in {folder}",
         hashlib.sha256(f"{located.fingerprint} read by {own}".encode()).hexdigest(),
     )
+
+
+def seconds_of_tokens(model: LocatedModel, settings: ModelSettings, tokens: float) -> float:
+    """About how long one process computes for a forward pass of so many tokens: each meets every weight.
+
+    Of a static encoder they are read and looked up.
+    """
+    if isinstance(settings, EncoderSettings) and (settings.static or read_modules(model.path).is_static):
+        return tokens / _TOKENS_READ_A_SECOND
+    weights = sum(file.stat().st_size for file in model.path.rglob(_WEIGHT_FILES)) / _BYTES_OF_A_WEIGHT
+    return tokens * weights / _WEIGHTS_A_SECOND
 
 
 def locate_model(

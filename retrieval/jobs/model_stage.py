@@ -25,7 +25,7 @@ from retrieval.encoders.modules import (
     read_text_settings,
     require_tokenizer,
 )
-from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModel, find_base, locate_named
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModel, find_base, locate_named, seconds_of_tokens
 from retrieval.encoders.specification import (
     EncoderSettings,
     ModelSettings,
@@ -167,7 +167,8 @@ class ModelStage(Stage[Config], Generic[Config]):
         own = f"{self.model_setting}."
         paths = [path for key, path in input_paths(self.config).items() if not key.startswith(own)]
         texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))
-        return self.located.seconds_of_tokens(_COMPRESSED * texts / BYTES_OF_A_TOKEN)
+        model: Any = getattr(self.config, self.model_setting)
+        return seconds_of_tokens(self.located, model, _COMPRESSED * texts / BYTES_OF_A_TOKEN)
 
     def placement(self) -> "tuple[torch.device, torch.dtype]":
         """Where this worker's model computes, and in which precision.

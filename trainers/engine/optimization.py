@@ -63,9 +63,9 @@ def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Op
     named = trainable_parameters(module)
     if len(named) > 1:
         raise UserError(
-            f"A static encoder trains its table of token vectors alone, and there are other weights to train:"
-            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive, and an"
-            " encoder without dense layers."
+            "A static encoder trains its table of token vectors alone, and there are other weights to train:"
+            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive, and"
+            " an encoder without dense layers."
         )
     options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     return torch.optim.SparseAdam(list(named.values()), **options)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from retrieval.encoders.text_encoder import TextEncoder
 
 UNTRAINED = "before training"
+_PAIRS_A_SECOND = 1e4  # that one process trains on
 TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
 _PARTS: tuple[TextPart, TextPart] = ("queries", "documents")
 
@@ -150,6 +151,13 @@ class Probe(Stage[ProbeConfig]):
                 shards.append(Shard(f"trial-{number:03d}-{seed:03d}", described, phase=1, intermediate=True))
                 trials.setdefault(name, []).append(shards[-1].name)
         return [*tokens, *shards, Shard("table", {"make": "table", "trials": trials}, phase=2)]
+
+    def seconds_here(self, pending: list[Shard]) -> float:
+        """Of reading the texts, then of the trials' steps."""
+        trials = [shard for shard in pending if shard.description["make"] == "trial"]
+        batches = BatchReader(next(iter(self.config.batches.values())))
+        pairs = batches.number_of_batches(0) * batches.batch_size * self.config.epochs
+        return super().seconds_here(pending) + len(trials) * pairs / _PAIRS_A_SECOND
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
@@ -260,7 +268,9 @@ class Probe(Stage[ProbeConfig]):
         evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
         blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
         beside = f" (not significantly better than: {'; '.join(found['level'])})" if found["level"] else ""
-        verdicts = verdict_lines(found["ways"], self.config.measure, len(next(iter(stored.values().values())).query_ids))
+        verdicts = verdict_lines(
+            found["ways"], self.config.measure, len(next(iter(stored.values().values())).query_ids)
+        )
         return ["", *block_lines(blocks), "", *verdicts, f"recommended: {found['recommended']}{beside}", ""]
 
 
@@ -306,7 +316,9 @@ def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int) -> list[s
     for name, way in ways.items():
         if "over" in way:
             over = way["over"]
-            said = "better than" if over["low"] > 0 else "worse than" if over["high"] < 0 else "not shown to differ from"
+            said = (
+                "better than" if over["low"] > 0 else "worse than" if over["high"] < 0 else "not shown to differ from"
+            )
             lines.append(
                 f"{name}: {said} {over['way']} in {measure} by {_difference(over)} over {over['seeds']} seeds"
                 f" (95 % interval); p = {over['p']:.1g} over {queries:,} queries"

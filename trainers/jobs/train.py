@@ -14,7 +14,7 @@ from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, Stages
-from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels, named_models, seconds_of_tokens
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.settings import require_room_for_warmup
@@ -164,7 +164,8 @@ class Train(Stage[TrainConfig]):
         batches = BatchReader(self.config.batches)
         steps = self._steps(batches) * self.config.training.batches_per_step
         tokens = steps * batches.read(0, 0).nbytes / BYTES_OF_A_TOKEN
-        return 3 * sum(model.seconds_of_tokens(tokens) for model in self._located.values())
+        models = named_models(self.config)
+        return 3 * sum(seconds_of_tokens(found, models[key], tokens) for key, found in self._located.items())
 
     def is_made_here(self, pending: list[Shard], session: RaySession) -> bool:
         """Whether it is over before workers would have started; these survive more."""
