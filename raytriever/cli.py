@@ -89,6 +89,8 @@ def run(
         typer.echo(commented_recipe(loaded.output, shown))
         return
     run_recipe(stages, loaded.names_until(until), loaded.name, force=force)
+    if loaded.next and until is None:
+        typer.echo(f"\nnext: {loaded.next}")
 
 
 def _job(job: str) -> Callable[..., None]:

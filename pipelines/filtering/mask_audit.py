@@ -24,6 +24,8 @@ from raytriever.reports.table import Table
 EXAMPLES = 10  # of a rule
 _ROWS = ("all", "with_half_masked", "without_negatives")
 _SHOWN_CHARACTERS = 240
+_EXAMPLES_SHOWN = 3  # on the screen
+_LINE = 90
 
 Audit = dict[str, Any]
 
@@ -109,6 +111,23 @@ def merge_audits(audits: Sequence[Audit]) -> Audit:
     totals = {name: sum(audit[name] for audit in audits) for name in ("batches", "negatives")}
     rows = {name: sum(audit["rows"][name] for audit in audits) for name in _ROWS}
     return {**totals, "rows": rows, "rules": rules}
+
+
+def example_lines(audit: Audit) -> list[str]:
+    """Some documents that the surrogate left out, each with the query and its own document, for a person to judge."""
+    lines = []
+    for found in audit["rules"][RULES[-1]]["examples"][:_EXAMPLES_SHOWN]:
+        lines += ["", f"  query     {_beginning(found['query'])}"]
+        for name, of_document, score in (("positive", "positive", "positive_score"), ("masked", "document", "score")):
+            shown = "" if found[score] is None else f"{found[score]:.2f}  "
+            lines.append(f"    {name:8}  {shown}{_beginning(found[of_document])}")
+    return lines
+
+
+def _beginning(text: str) -> str:
+    """The first words of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LINE else f"{line[:_LINE]}…"
 
 
 def mask_table(audit: Audit) -> Table:

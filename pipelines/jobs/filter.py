@@ -12,7 +12,7 @@ from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.clustering.pair_vectors import opened_part
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
-from pipelines.filtering.mask_audit import MaskAudit, mask_table, merge_audits
+from pipelines.filtering.mask_audit import MaskAudit, example_lines, mask_table, merge_audits
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
@@ -260,9 +260,12 @@ class Filter(Stage[FilterConfig]):
         return f"{counts['batches']:,} batches, {masked / max(counts['negatives'], 1):.2%} of negatives masked"
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """The audit's table."""
-        table = mask_table(artifact.read_json("audit.json"))
-        return ["", table.caption, *(f"  {line}" for line in table.lines())]
+        """Of masks that a surrogate made, the audit's table and what some of them left out."""
+        if not artifact.config["false_negatives"]["surrogate_score"]:
+            return []
+        audit = artifact.read_json("audit.json")
+        table = mask_table(audit)
+        return ["", table.caption, *(f"  {line}" for line in table.lines()), *example_lines(audit)]
 
 
 def _audit_name(shard: str) -> str:

@@ -204,6 +204,7 @@ def recipe_schema() -> dict[str, Any]:
         "properties": {
             "description": {"type": "string", "description": "What the recipe is for."},
             "output": {"type": "string", "description": "Folder or URI for all artifacts of the run."},
+            "next": {"type": "string", "description": "What its user may do when it is done."},
             "resources": resources | {"description": "Of all stages that don't give their own."},
             "stages": {
                 "type": "object",

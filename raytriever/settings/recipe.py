@@ -9,7 +9,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import apply_overrides, apply_values, did_you_mean, read_yaml, validate
 from raytriever.settings.suite import Suite, suite_stages
 
-_KEYS = ("description", "output", "resources", "stages", "suite")
+_KEYS = ("description", "output", "next", "resources", "stages", "suite")
 _FILE_KEYS = (*_KEYS, "based_on", "until", "set")
 _ENDINGS = (".yaml", ".yml")
 OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all-MiniLM-L6-v2)."  # added where none is
@@ -20,13 +20,15 @@ class Recipe:
     """A run: where its artifacts go, and the settings of each stage in the order they run.
 
     A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input that is the name of
-    an earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it.
+    an earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next``: what its
+    user may do when it is done.
     """
 
     name: str
     output: str
     stages: dict[str, dict[str, Any]]
     placed: dict[str, str] = field(default_factory=dict)
+    next: str = ""
 
     def folder(self, stage: str) -> str:
         """Where the stage's artifact goes."""
@@ -98,7 +100,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
-    return Recipe(_name(path), output or str(values.get("output") or f"runs/{path.stem}"), merged)
+    folder = output or str(values.get("output") or f"runs/{path.stem}")
+    return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip())
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:
@@ -150,7 +153,7 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of what it is based on.")
     stages = {name: stages[name] for name in kept}
     stages = _changed(stages, values.get("set"), where, _where(base_path))
-    own = {key: values[key] for key in ("description", "output") if key in values}
+    own = {key: values[key] for key in ("description", "output", "next") if key in values}
     suite = base["suite"]
     if is_measured_elsewhere and isinstance(suite, Mapping):
         suite = {"systems": suite.get("systems")}

@@ -1,4 +1,4 @@
-"""The quickstart to its model, small and with a tiny encoder: killed, against the same stages made in one process."""
+"""The quickstart of a transformer to its model, small and with a tiny encoder: killed, against the same stages made in one process."""
 
 import hashlib
 import subprocess
@@ -48,7 +48,7 @@ def command(encoder: Path, output: Path, *more: str) -> list[str]:
         "-m",
         "raytriever",
         "run",
-        "quickstart",
+        "quickstart_transformer",
         "--until=model",
         f"--output={output}",
         *overrides,
@@ -106,10 +106,10 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(Train, "execute", TrainHere.execute)
     settings = [f"{key}={value}" for key, value in settings_of(tiny_encoder).items()]
-    undisturbed = load_recipe("quickstart", settings, str(tmp_path / "run"))
+    undisturbed = load_recipe("quickstart_transformer", settings, str(tmp_path / "run"))
     stages = recipe_stages(undisturbed)
     for name in undisturbed.names_until("model"):
-        run_stage(stages[name], RaySession(shards_here=True), recipe="quickstart")
+        run_stage(stages[name], RaySession(shards_here=True), recipe="quickstart_transformer")
     assert hashes(tmp_path / "run") == hashes(killed)
 
 

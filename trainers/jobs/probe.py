@@ -157,7 +157,7 @@ class Probe(Stage[ProbeConfig]):
         trials = [shard for shard in pending if shard.description["make"] == "trial"]
         batches = BatchReader(next(iter(self.config.batches.values())))
         pairs = batches.number_of_batches(0) * batches.batch_size * self.config.epochs
-        return super().seconds_here(pending) + len(trials) * pairs / _PAIRS_A_SECOND
+        return len(trials) * pairs / _PAIRS_A_SECOND or super().seconds_here(pending)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
@@ -316,12 +316,12 @@ def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int) -> list[s
     for name, way in ways.items():
         if "over" in way:
             over = way["over"]
-            said = (
-                "better than" if over["low"] > 0 else "worse than" if over["high"] < 0 else "not shown to differ from"
-            )
+            said = f"no difference from {over['way']} is shown"
+            if over["low"] > 0 or over["high"] < 0:
+                said = f"{'better' if over['low'] > 0 else 'worse'} than {over['way']}"
             lines.append(
-                f"{name}: {said} {over['way']} in {measure} by {_difference(over)} over {over['seeds']} seeds"
-                f" (95 % interval); p = {over['p']:.1g} over {queries:,} queries"
+                f"{name}: {said}: {measure} {_difference(over)}, 95 % interval over {over['seeds']} seeds;"
+                f" p = {over['p']:.1g} over {queries:,} queries"
             )
     return lines
 
