@@ -11,7 +11,7 @@ it.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -142,8 +142,9 @@ class _RowsInOrder:
     def __init__(self, rows: MappedRows, order: NDArray[np.int64]) -> None:
         self._rows, self._order = rows, order
 
-    def read_row_group(self, number: int) -> pa.Table:
-        return self._rows.take(self._order[number])
+    def read_row_group(self, number: int, columns: Sequence[str] | None) -> pa.Table:
+        rows = self._rows.take(self._order[number])
+        return rows if columns is None else rows.select(columns)
 
 
 class BatchFiles:
@@ -209,8 +210,8 @@ class BatchFiles:
             found |= set(table[column].unique().to_pylist())
         return found
 
-    def read(self, epoch: int, index: int) -> pa.Table:
-        """One batch, its rows in order. Raises ``UserError`` where there is no such batch."""
+    def read(self, epoch: int, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One batch, its rows in order, or some of its columns. Raises ``UserError`` where there is no such batch."""
         total = self.number_of_batches(epoch)
         if not 0 <= index < total:
             raise UserError(
@@ -218,7 +219,7 @@ class BatchFiles:
             )
         first, name = self._place(epoch, index)
         with self._reading:
-            return self._file(name).read_row_group(index - first)
+            return self._file(name).read_row_group(index - first, columns)
 
     def stored_bytes(self, epoch: int, index: int) -> int:
         """Bytes of one batch before compression, from its file's footer, which is read once.

@@ -24,8 +24,9 @@ class TokenTable(nn.Module):
 
     def __init__(self, vectors: Tensor) -> None:
         super().__init__()
-        self.embedding = nn.Embedding.from_pretrained(vectors.float(), freeze=False, sparse=True)
-        self.config = SimpleNamespace(hidden_size=vectors.shape[1], model_type="static")
+        rows, width = vectors.shape
+        self.embedding = nn.Embedding(rows, width, sparse=True, _weight=vectors.float())
+        self.config = SimpleNamespace(hidden_size=width, model_type="static")
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The table, by the name that transformers has for it."""
@@ -36,7 +37,7 @@ class TokenTable(nn.Module):
 
         ``tokens`` int64 (all texts' tokens,); ``starts`` int64 (n,): where each text's begin.
         """
-        used, places = tokens.unique(return_inverse=True)
+        used, places = torch.unique(tokens, return_inverse=True)
         return nn.functional.embedding_bag(places, self.embedding(used), starts, mode="mean")
 
 

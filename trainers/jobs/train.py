@@ -164,8 +164,8 @@ class Train(Stage[TrainConfig]):
         batches = BatchReader(self.config.batches)
         steps = self._steps(batches) * self.config.training.batches_per_step
         objective = self.config.objective
-        lengths = [getattr(objective, f"{part}_max_length", None) for part in ("query", "document")]
-        cut = [batches.batch_size * sum(map(int, lengths))] if all(lengths) else []
+        lengths: list[Any] = [getattr(objective, f"{part}_max_length", None) for part in ("query", "document")]
+        cut = [batches.batch_size * sum(lengths)] if all(lengths) else []
         tokens = steps * min([batches.read(0, 0).nbytes / BYTES_OF_A_TOKEN, *cut])
         models = named_models(self.config)
         return 3 * sum(seconds_of_tokens(found, models[key], tokens) for key, found in self._located.items())

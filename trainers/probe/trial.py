@@ -52,7 +52,7 @@ def read_epoch(
     """An epoch's batches without their texts. Raises ``UserError`` where a query of ``held_out`` is trained on."""
     columns = ["query_id", "document_id", "hard_negative_ids", "masked"]
     count, size = reader.number_of_batches(epoch), reader.batch_size
-    table = pa.concat_tables(reader.read(epoch, number).select(columns) for number in range(count))
+    table = pa.concat_tables(reader.read(epoch, number, columns) for number in range(count))
     asked = table["query_id"].unique()
     both = pc.index_in(asked, value_set=pa.array(list(held_out), pa.string())).is_valid()
     if pc.any(both).as_py():
@@ -107,7 +107,7 @@ def train(
         optimizer.zero_grad()
         of_mask = torch.from_numpy(mask)
         loss = masked_contrastive_loss(vectors[:size], vectors[size:], of_mask, positives, temperature)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())
         masked.append(float(mask.sum()) / (mask.size - len(mask)))
