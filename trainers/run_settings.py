@@ -9,7 +9,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings, without_inputs
 from retrieval.encoders.pretrained import LocatedModels, locate_models
 from retrieval.encoders.specification import EncoderSettings, LoraSettings
-from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup
+from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup, require_sparse
 from trainers.objectives.union import AnyObjectiveSettings
 from trainers.validation.settings import BatchValidationSettings, ValidationSettings
 
@@ -102,3 +102,20 @@ def shaping(settings: RunSettings) -> dict[str, Any]:
     values = without_inputs(settings) | {"objective": settings.objective.shaping()}
     own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
     return {name: value for name, value in values.items() if name in own}
+
+
+def require_static_training(settings: RunSettings, workers: int) -> None:
+    """Raises ``UserError`` for what a training of a static encoder by so many ``workers`` has no use for."""
+    asked = [name for name in ("lora", "compile", "activation_checkpointing", "dropout") if getattr(settings, name)]
+    asked += ["sharding"] if settings.sharding != "replicated" else []
+    if asked:
+        raise UserError(
+            f"{asked[0]} is for transformers, and the encoder {settings.encoder.model} is static, a table of token"
+            f" vectors. Leave {', '.join(asked)} out."
+        )
+    if workers > 1:
+        raise UserError(
+            f"The encoder {settings.encoder.model} is static, and a step of one takes milliseconds: {workers} workers"
+            " would wait for one another. Train it on one (resources.workers: 1)."
+        )
+    require_sparse(settings.training.optimizer)

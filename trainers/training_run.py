@@ -10,7 +10,6 @@ import torch
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Derivation, ShardRecord, ShardWriter
-from raytriever.errors import UserError
 from raytriever.reports.log import log
 from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
@@ -39,7 +38,7 @@ from trainers.objective import Objective, build_objective, objective_class
 from trainers.record.ledger import measure_ledger, require_negatives
 from trainers.record.model_card import Measured, model_card
 from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING, RunLog, read_curve, without_times
-from trainers.run_settings import RunSettings, fingerprints_of, shaping
+from trainers.run_settings import RunSettings, fingerprints_of, require_static_training, shaping
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings, ValidationSettings
 
@@ -57,7 +56,7 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         towers = Towers(towers.query, own.document)
     towers = objective_class(settings.objective).prepare(settings.objective, towers, settings, located)
     if trains_table(towers):
-        _require_plain_run(settings)
+        require_static_training(settings, collectives.world_size())
     for transformer in towers.transformers():
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
@@ -66,18 +65,6 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         if settings.activation_checkpointing:
             checkpoint_activations(transformer)
     return towers
-
-
-def _require_plain_run(settings: RunSettings) -> None:
-    """Raises ``UserError`` for what a table of token vectors can't be trained with, which takes seconds by itself."""
-    asked = [name for name in ("lora", "compile", "activation_checkpointing") if getattr(settings, name)]
-    asked += ["sharding"] if settings.sharding != "replicated" else []
-    asked += ["resources.workers"] if collectives.world_size() > 1 else []
-    if asked:
-        raise UserError(
-            f"{asked[0]} is for transformers; the encoder is a static one, whose table of token vectors one worker"
-            " trains as it is, in seconds. Leave it out."
-        )
 
 
 def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings) -> Towers:

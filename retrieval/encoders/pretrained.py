@@ -109,12 +109,17 @@ def locate_named(settings: ModelSettings) -> LocatedModel:
     )
 
 
+def is_static(settings: ModelSettings, path: Path) -> bool:
+    """Whether the model at ``path`` is read as a static encoder. Raises ``UserError`` where its modules can't be."""
+    return isinstance(settings, EncoderSettings) and (settings.static or read_modules(path).is_static)
+
+
 def seconds_of_tokens(model: LocatedModel, settings: ModelSettings, tokens: float) -> float:
     """About how long one process computes for a forward pass of so many tokens: each meets every weight.
 
     Of a static encoder they are read and looked up.
     """
-    if isinstance(settings, EncoderSettings) and (settings.static or read_modules(model.path).is_static):
+    if is_static(settings, model.path):
         return tokens / _TOKENS_READ_A_SECOND
     weights = sum(file.stat().st_size for file in model.path.rglob(_WEIGHT_FILES)) / _BYTES_OF_A_WEIGHT
     return tokens * weights / _WEIGHTS_A_SECOND

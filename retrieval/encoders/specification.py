@@ -27,6 +27,7 @@ Reduction = Literal["none", "last", "average", "scalar_mix"]
 
 ROLES: tuple[Role, ...] = ("query", "document")
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+UNLIMITED = 1 << 20  # tokens of a text, where nothing says where it is cut
 _NOT_COMPARED = {"revision", "prompts"}  # of contracts
 
 

@@ -37,6 +37,7 @@ from retrieval.encoders.modules import (
 from retrieval.encoders.pooling import pool
 from retrieval.encoders.pretrained import find_base, find_tokenizer
 from retrieval.encoders.specification import (
+    UNLIMITED,
     EncoderContract,
     EncoderSettings,
     Pooling,
@@ -229,6 +230,17 @@ def load_encoder(
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
     if settings.static or read_modules(path, role or "query").is_static:
         return _load_static(settings, path, fingerprint, role)
+    return _load_with_transformer(settings, path, fingerprint, dropout, role, fresh_seed)
+
+
+def _load_with_transformer(
+    settings: EncoderSettings,
+    path: Path,
+    fingerprint: str,
+    dropout: float | None,
+    role: Role | None,
+    fresh_seed: int | None,
+) -> TextEncoder:
     transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
     stated = read_text_settings(modules)
     tokenizer_folder = find_tokenizer(settings.tokenizer) if settings.tokenizer else tokenizer_folder
@@ -270,7 +282,6 @@ def load_encoder(
     return TextEncoder(transformer, tokenizer, dense, contract)
 
 
-_WHOLE_TEXTS = 1 << 20  # tokens, where nothing says where texts are cut
 _NOT_STATIC = ("pooling", "head", "projection", "append_eos", "attention", "bidirectional")
 
 
@@ -308,7 +319,7 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
         query_prompt=prompts.pop("query"),
         document_prompt=prompts.pop("document"),
         prompts=prompts,
-        max_length=settings.max_length or cut_at or _WHOLE_TEXTS,
+        max_length=settings.max_length or cut_at or UNLIMITED,
         dtype="float32",
         dimension=settings.resolve_dimension(min(width, stated.truncate_dim or width)),
         document_model=read_document_model(path),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from raytriever.errors import UserError
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import load_contextual
 from retrieval.encoders.modules import has_two_towers, is_contextual, resolve_form
@@ -46,6 +47,11 @@ def load_towers(
     contextual encoder is that of both, and has no context yet.
     """
     if is_contextual(path):
+        if settings.static:
+            raise UserError(
+                f"{path} holds a contextual encoder, of two stages, of which no static one is made. Name another folder,"
+                " or leave static out."
+            )
         contextual = load_contextual(settings, path, fingerprint, dropout, fresh_seed)
         return Towers(contextual, contextual)
     form, alpha = resolve_form(settings.form, path)

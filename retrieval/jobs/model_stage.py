@@ -25,7 +25,14 @@ from retrieval.encoders.modules import (
     read_text_settings,
     require_tokenizer,
 )
-from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModel, find_base, locate_named, seconds_of_tokens
+from retrieval.encoders.pretrained import (
+    BYTES_OF_A_TOKEN,
+    LocatedModel,
+    find_base,
+    is_static,
+    locate_named,
+    seconds_of_tokens,
+)
 from retrieval.encoders.specification import (
     EncoderSettings,
     ModelSettings,
@@ -91,7 +98,6 @@ class _EncoderFolder:
     transformer: Path
     base: Path
     texts: TextSettings
-    is_static: bool
 
     @classmethod
     def read(cls, settings: EncoderSettings, path: Path) -> Self | None:
@@ -102,7 +108,7 @@ class _EncoderFolder:
             texts = read_text_settings(modules if modules.pooling else base)
         except UserError:
             return None
-        return cls(modules.transformer, base.transformer, texts, modules.is_static)
+        return cls(modules.transformer, base.transformer, texts)
 
 
 def _check_encoder(
@@ -112,7 +118,7 @@ def _check_encoder(
         return  # another folder knows more of it
     if settings.tokenizer is None and not has_tokenizer(known.transformer):
         require_tokenizer(known.base)
-    if settings.static or known.is_static:
+    if is_static(settings, path):
         return
     config = read_json(known.base / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)

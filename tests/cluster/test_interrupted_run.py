@@ -1,4 +1,4 @@
-"""The quickstart of a transformer to its model, small and with a tiny encoder: killed, against the same stages made in one process."""
+"""A transformer's quickstart to its model, small, with a tiny encoder: killed, against the same in one process."""
 
 import hashlib
 import subprocess

@@ -240,13 +240,14 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.
 def _restore_optimizer(
     optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    states: dict[str, dict[str, Tensor]] = {}
+    states: dict[str, dict[str, Tensor | float]] = {}
     for key, tensor in tensors.items():
         quantity, _, name = key.partition("/")
         parameter = named[name]
         # moments have the parameter's shape and are shared out as it is; step counts are single numbers
         fitted = like(parameter, tensor) if tensor.shape == parameter.shape else tensor
-        states.setdefault(name, {})[quantity] = fitted
+        is_integer = tensor.dtype == torch.int64  # a count that the optimizer keeps in Python, and computes with there
+        states.setdefault(name, {})[quantity] = tensor.item() if is_integer else fitted
     names = {parameter: name for name, parameter in named.items()}
     in_order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     optimizer.load_state_dict(

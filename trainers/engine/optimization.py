@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from raytriever.errors import UserError
 from retrieval.encoders.static import trains_table
 from trainers.engine.early_stopping import Criterion, DecidingValue
-from trainers.engine.settings import OptimizerSettings, ScheduleSettings, require_package
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings, require_package, require_sparse
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -54,12 +54,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
 
 def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Adam on the rows of a batch's tokens alone: other rows keep their vectors and moments."""
-    if settings.kind not in ("adam", "adamw") or settings.weight_decay:
-        raise UserError(
-            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static encoder's"
-            " step updates the vectors of a batch's tokens alone, by Adam without decay. Set kind to adam or adamw, and"
-            " weight_decay to 0."
-        )
+    require_sparse(settings)
     named = trainable_parameters(module)
     if len(named) > 1:
         raise UserError(

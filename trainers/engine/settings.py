@@ -177,6 +177,16 @@ def require_precision(training: TrainingSettings, device: "torch.device") -> Non
     )
 
 
+def require_sparse(settings: OptimizerSettings) -> None:
+    """Raises ``UserError`` for what ``torch.optim.SparseAdam``, which trains static encoders, doesn't do."""
+    if settings.kind not in ("adam", "adamw") or settings.weight_decay:
+        raise UserError(
+            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static encoder's"
+            " step updates the vectors of a batch's tokens alone, by Adam without decay. Set kind to adam or adamw, and"
+            " weight_decay to 0."
+        )
+
+
 def require_package(settings: OptimizerSettings) -> Any:
     """The module of optimizers in 8 bits, None for others. Raises ``UserError`` where it isn't installed."""
     if settings.kind != "adamw_8bit":

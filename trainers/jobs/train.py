@@ -114,7 +114,7 @@ class Train(Stage[TrainConfig]):
             require_epochs(training.epochs, batches.epochs, batches.uri)
             require_room_for_warmup(training.schedule, self._steps(batches))
             self._check_slices(batches.batch_size)
-        check_models(self.config, there)
+        check_models(self.config, there, self.config.resources.workers or 1)
 
     def plan(self) -> list[Shard]:
         """The run; warns where validation searches a split that is trained on."""

@@ -8,14 +8,14 @@ from raytriever.artifacts.artifact import origin
 from raytriever.errors import NotLocal, UserError
 from raytriever.stages.stage import Stages, made_by, warned_of_on_a_cluster
 from retrieval.collections.collection import StoredCollection
-from retrieval.encoders.pretrained import named_models
+from retrieval.encoders.pretrained import is_static, named_models
 from retrieval.encoders.specification import require_prompt
 from retrieval.jobs.model_stage import check_model, folder_of, is_there, prompts_ahead
 from trainers.engine.order import can_share
 from trainers.engine.settings import OptimizerSettings, require_package
 from trainers.objectives.settings import PairSettings
 from trainers.record.trackers import TrackingSettings, require_packages
-from trainers.run_settings import RunSettings
+from trainers.run_settings import RunSettings, require_static_training
 from trainers.validation.settings import RetrievalValidationSettings
 
 _SAMPLED_BATCHES = 8
@@ -79,12 +79,17 @@ def require_epochs(wanted: int, stored: int, batches: str) -> None:
         )
 
 
-def check_models(config: RunSettings, there: Set[str]) -> None:
-    """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them."""
+def check_models(config: RunSettings, there: Set[str], workers: int) -> None:
+    """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them.
+
+    And for what the run, or so many ``workers``, ask of a static encoder.
+    """
     for key, model in named_models(config).items():
         if is_there(key, model, there):
             folder = folder_of(key, cast(Hashable, model))  # pyright doesn't see that frozen models have a hash
             check_model(model, folder, key, _lengths(config, key))
+            if key in ("encoder", "document_encoder") and is_static(model, folder):
+                require_static_training(config, workers)
             if key == "encoder" and isinstance(config.objective, PairSettings):
                 prompts = prompts_ahead(config.encoder, folder)
                 for setting, name in config.objective.prompt_names().items() if prompts else ():

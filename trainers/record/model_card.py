@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData
 
-from retrieval.encoders.specification import EncoderContract
+from retrieval.encoders.specification import UNLIMITED, EncoderContract
 from trainers.objectives.settings import Paper
 
 _CONTEXTUAL = (
@@ -118,7 +118,7 @@ def _usage(contract: EncoderContract) -> str:
         lines += ["", fallback]
     if contract.list_scorer is not None:
         lines += ["", _LIST_SCORER.format(contract.list_scorer)]
-    if contract.architecture != "plain":
+    if contract.architecture not in ("plain", "static"):
         lines += ["", _CONTEXTUAL]
     return "\n".join(lines)
 
@@ -136,11 +136,13 @@ def _fallback_of(form: str) -> str | None:
 
 def _facts(contract: EncoderContract, base_model: str, inputs: Mapping[str, str], training: str) -> str:
     pooling = f"{contract.dimension} dimensions, {contract.pooling} pooling"
+    if contract.architecture == "static":
+        pooling = f"{contract.dimension} dimensions, the mean of the tokens' vectors"
     base = f"[{base_model}](https://huggingface.co/{base_model}), " if is_hub_name(base_model) else ""
     rows = {
         "vectors": pooling + (", normalised" if contract.normalize else ""),
         "similarity": "cosine" if contract.normalize else "inner product",
-        "texts": f"up to {contract.max_length} tokens",
+        "texts": f"up to {contract.max_length} tokens" if contract.max_length < UNLIMITED else "of any length",
         "query prompt": _code(contract.query_prompt),
         "document prompt": _code(contract.document_prompt),
         **{f"prompt `{name}`": _code(prompt) for name, prompt in contract.prompts.items()},
