@@ -45,6 +45,7 @@ from trainers.probe.token_lists import TokenLists
 if TYPE_CHECKING:
     from retrieval.encoders.static import TokenTable
     from retrieval.encoders.text_encoder import TextEncoder
+    from trainers.probe.trial import EpochRows
 
 UNTRAINED = "before training"
 _PAIRS_A_SECOND = 1e4  # that one process trains on
@@ -189,7 +190,7 @@ class Probe(Stage[ProbeConfig]):
         return TokenLists(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]))
 
     def _make_trial(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        from trainers.probe.trial import read_epoch, search, train
+        from trainers.probe.trial import search, train
 
         config, described = self.config, shard.description
         collection = StoredCollection(config.collection)
@@ -197,16 +198,26 @@ class Probe(Stage[ProbeConfig]):
         judged = collection_judgments(collection.uri, config.split, [config.measure]).qrels
         table, facts = self._first_table(described["seed"]), dict[str, Any]()
         if described["batches"] != UNTRAINED:
-            reader = BatchReader(config.batches[described["batches"]])
-            stored = range(min(reader.epochs, config.epochs))
-            epochs = [read_epoch(reader, epoch, collection, judged) for epoch in stored]
+            epochs = self._epochs(described["batches"], judged)
             started, how = time.perf_counter(), (config.epochs, described["seed"], config.temperature)
             trained = train(table, epochs, (queries, documents), *how, config.learning_rate)
             facts |= asdict(trained) | {"seconds": time.perf_counter() - started}
-        found = search(table, collection, (queries, documents), sorted(judged))
+        found = search(table, collection, (queries, documents), sorted(judged), depth_of(config.measure))
         measured = evaluate(judged, found, [config.measure])
         writer.add_table(f"{shard.name}.parquet", per_query_table({"": measured}, [config.measure]))
         return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
+
+    def _epochs(self, name: str, judged: Mapping[str, object]) -> "list[EpochRows]":
+        """Of the batches of this name, whose trials follow one another."""
+        from trainers.probe.trial import read_epoch
+
+        if self._read is None or self._read[0] != name:
+            reader, collection = BatchReader(self.config.batches[name]), StoredCollection(self.config.collection)
+            stored = range(min(reader.epochs, self.config.epochs))
+            self._read = name, [read_epoch(reader, epoch, collection, judged) for epoch in stored]
+        return self._read[1]
+
+    _read: "tuple[str, list[EpochRows]] | None" = None
 
     def _first_table(self, seed: int) -> "TokenTable":
         import torch
@@ -272,6 +283,12 @@ class Probe(Stage[ProbeConfig]):
             found["ways"], self.config.measure, len(next(iter(stored.values().values())).query_ids)
         )
         return ["", *block_lines(blocks), "", *verdicts, f"recommended: {found['recommended']}{beside}", ""]
+
+
+def depth_of(measure: str) -> int:
+    """How far down a ranking the measure looks, by its name, thrice: equal scores are put in order behind the search."""
+    cut = measure.rpartition("@")[2]
+    return 3 * int(cut) if cut.isdecimal() else 100
 
 
 def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from trainers.objectives.masked_contrastive import masked_contrastive_loss
 from trainers.probe.token_lists import TokenLists
 
 _WARMUP_STEPS, _FLOOR = 50, 0.02  # of the learning rate, which then falls along a line to this share
-_DEPTH = 100  # of a ranking
 _TEXTS_AT_ONCE = 4096
 
 
@@ -139,10 +138,14 @@ def encode(table: TokenTable, texts: TokenLists) -> NDArray[np.float32]:
 
 
 def search(
-    table: TokenTable, collection: StoredCollection, tokens: tuple[TokenLists, TokenLists], queries: list[str]
+    table: TokenTable,
+    collection: StoredCollection,
+    tokens: tuple[TokenLists, TokenLists],
+    queries: list[str],
+    depth: int,
 ) -> dict[str, dict[str, float]]:
-    """The documents nearest to each of these queries, by id, with their scores."""
+    """The ``depth`` documents nearest to each of these queries, by id, with their scores."""
     rows = collection.require("queries", queries)
     documents = encode(table, tokens[1])
-    found = exact_top_k(encode(table, tokens[0].take(rows)), documents, min(_DEPTH, len(documents)))
+    found = exact_top_k(encode(table, tokens[0].take(rows)), documents, min(depth, len(documents)))
     return ranking_by_ids(collection, queries, found)
