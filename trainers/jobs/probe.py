@@ -286,7 +286,7 @@ class Probe(Stage[ProbeConfig]):
 
 
 def depth_of(measure: str) -> int:
-    """How far down a ranking the measure looks, by its name, thrice: equal scores are put in order behind the search."""
+    """Thrice as far down a ranking as the measure looks: equal scores are put in order behind the search."""
     cut = measure.rpartition("@")[2]
     return 3 * int(cut) if cut.isdecimal() else 100
 
