@@ -26,7 +26,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.workers import GLIBC_KEEPS_MEMORY
+from trainers.jobs.worker import GLIBC_KEEPS_MEMORY
 from trainers.record.run_log import RunLog
 from trainers.training_run import run_training, write_model
 

@@ -5,9 +5,9 @@
 
 Ours is the loop as `train` runs it: batches read and tokenised ahead, chunks cut by length, metrics, clipping. The
 plain loop takes batches tokenised beforehand, padded to the longest text of a side: ``AutoModel``, means of states,
-InfoNCE, fused AdamW, the same autocast and the same kernel of attention. Both train MiniLM without dropout on batches of
-16 pairs of made-up texts, half to all of ``length`` tokens long. They take turns, a step each; prints medians and their
-ratio. ``--clock processor`` counts the seconds that the process computes, which other programs disturb less.
+InfoNCE, fused AdamW, the same autocast and the same kernel of attention. Both train MiniLM without dropout on 16 pairs
+of made-up texts, half to all of ``length`` tokens long. They take turns, a step each; prints medians and their ratio.
+``--clock processor`` counts the seconds that the process computes, which other programs disturb less.
 """
 
 import argparse
