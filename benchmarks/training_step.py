@@ -24,7 +24,7 @@ from transformers import AutoModel
 
 from benchmarks.training_pairs import LEARNING_RATE, MODEL, TEMPERATURE, Pairs
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.processors import FastestAttention
+from retrieval.encoders.processors import fastest_attention
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from trainers.engine.loop import Callback, train
@@ -118,7 +118,7 @@ class PlainLoop:
     def step(self) -> float:
         """The loss."""
         self.optimizer.zero_grad()
-        with FastestAttention():
+        with fastest_attention():
             with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
                 queries, documents = map(self.vectors, next(self.left))
             scores = queries.float() @ documents.float().T / TEMPERATURE

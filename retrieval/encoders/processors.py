@@ -1,22 +1,30 @@
-"""What a processor computes fastest with: the attention kernel. Measured by ``benchmarks.attention``."""
+"""What a processor computes fastest with: the attention kernel, and how the C library allocates.
 
-from collections.abc import Callable, Mapping, Sequence
+Measured by ``benchmarks.attention``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
-# Tokens up to which a CPU computes attention's backward pass faster by matrix products than by PyTorch's flash kernel.
-# In bfloat16 that kernel takes 7 times as long at 32 tokens, 3 at 128, as long at 512; beyond, and in float32, it wins.
-# Only as many keep the products' memory, which grows with the square of a text, small.
+# How glibc allocates in a worker on CPUs; other C libraries ignore it. By itself it gives the large blocks of a step
+# back to the system, which maps and zeroes every page anew in the next. So blocks come from its heaps, which are never
+# trimmed.
+KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+
+# Tokens up to which a CPU computes attention with its backward pass faster by matrix products than by PyTorch's flash
+# kernel. In bfloat16 that kernel takes 5 times as long at 32 tokens, 3 at 128, 1.3 at 512; at 1,024, and in float32, it
+# wins. The limit keeps the products' memory small too, which grows with the square of a text.
 _PRODUCTS_UP_TO = 512
 
 
 def wants_products(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> bool:
-    """Whether attention of heads (…, length, width) is computed faster by plain matrix products on their processor."""
+    """Whether attention of heads (…, length, width) is computed faster by matrix products on their processor."""
     of_autocast = torch.is_autocast_enabled("cpu")
     return (
         query.device.type == "cpu"
@@ -27,33 +35,36 @@ def wants_products(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
     )
 
 
-class FastestAttention(TorchFunctionMode):
+@contextmanager
+def fastest_attention() -> Iterator[None]:
     """Has ``scaled_dot_product_attention`` compute by the kernel that is the fastest on its processor.
 
-    Of whatever model calls it, also where the backward pass computes activations again. Only PyTorch's choice among its
-    own kernels changes: attention that a model computes otherwise stays as it is.
+    It does so for whatever model calls it, also where the backward pass computes activations again: a
+    ``TorchFunctionMode`` would not reach those. Attention that a model computes otherwise stays as it is. It holds for
+    the whole process: nobody else trains in it.
     """
+    by_default = functional.scaled_dot_product_attention
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls ``func``, attention with the kernel that it wants."""
-        given = kwargs or {}
-        if func is functional.scaled_dot_product_attention and wants_products(*args, **given):
-            return _by_products(*args, **given)
-        return func(*args, **given)
-
-
-def _by_products(*args: Any, **given: Any) -> Tensor:
-    """Attention by matrix products in bfloat16; PyTorch by itself would compute them in float32, twice as slowly."""
-    in_float32 = not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
+    def attend(*args: Any, **given: Any) -> Tensor:
+        if not wants_products(*args, **given):
+            return by_default(*args, **given)
         with sdpa_kernel(SDPBackend.MATH):
-            return functional.scaled_dot_product_attention(*args, **given)
+            return by_default(*args, **given)
+
+    functional.scaled_dot_product_attention = attend
+    try:
+        with in_bfloat16():
+            yield
     finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(not in_float32)
+        functional.scaled_dot_product_attention = by_default
+
+
+@contextmanager
+def in_bfloat16(*, allowed: bool = True) -> Iterator[None]:
+    """The matrix products of bfloat16 heads are computed in bfloat16; by default in float32, which is half as fast."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)

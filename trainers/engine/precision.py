@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.processors import FastestAttention
+from retrieval.encoders.processors import fastest_attention
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine.settings import TrainingSettings
 
@@ -22,7 +22,7 @@ def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[Non
     ``UserError`` where deterministic kernels are wanted and one has no such form.
     """
     if device.type != "cuda":
-        with FastestAttention():
+        with fastest_attention():
             yield
         return
     products, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()

@@ -30,6 +30,7 @@ from raytriever.stages.metrics import (
 )
 from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
 from raytriever.stages.stage import Resources, Stage
+from retrieval.encoders.processors import KEEPS_MEMORY
 from trainers.engine.collectives import failing_together
 from trainers.engine.loop import Callback
 from trainers.record.ledger import negatives_per_query
@@ -38,11 +39,6 @@ from trainers.record.trackers import open_trackers, tracked_training
 from trainers.training_run import run_training, write_model
 
 _POLL_SECONDS = 0.2
-
-# How glibc allocates in a worker on CPUs; other C libraries ignore it. By itself it gives the large blocks of a step
-# back to the system, which maps and zeroes every page anew in the next: a sixth of a small run's time on CPUs
-# (`benchmarks/ray_train_share`). So blocks come from one heap, which is never trimmed.
-GLIBC_KEEPS_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
 # Every step has other shapes, which CUDA's allocator by itself leaves in pieces; and cuBLAS needs a workspace of its
 # own for each stream where equal runs are to give equal bits (training.deterministic).
@@ -118,7 +114,7 @@ def size_of_worker(resources: Resources) -> tuple[float, dict[str, str]]:
     """How many CPUs each worker has, and the variables that its process is started with."""
     gpus = resources.gpus_per_worker
     cpus = resources.cpus_per_worker or cpus_of_a_worker(resources.workers or 1, gpus)
-    return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else GLIBC_KEEPS_MEMORY
+    return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else KEEPS_MEMORY
 
 
 def fit_alone(arguments: Mapping[str, Any], spread: Spread) -> str:
