@@ -4,10 +4,10 @@
     python -m benchmarks.attention --heads 12 --width 64 --tokens 2048
 
 One layer's attention over ``--tokens`` tokens in all: PyTorch's flash kernel, which it takes by itself; its formula
-(``MATH``), which computes bfloat16 in float32, and the same in bfloat16, which ``retrieval.encoders.processors`` chooses
+(``MATH``), which computes bfloat16 in float32; the same in bfloat16, which ``retrieval.encoders.processors`` chooses
 where it is faster; and eager attention as transformers has it. Milliseconds that the process computes on one thread,
-which other programs disturb less than the clock on the wall; kernels take turns; medians. Everything is measured in two
-processes: with the C library as it is, and as workers set it (``KEEPS_MEMORY``).
+which other programs disturb less than the clock on the wall; kernels take turns; medians. Everything is measured in
+three processes: with the C library as it is, as workers set it (``KEEPS_MEMORY``), and that with a single arena.
 """
 
 import argparse
@@ -27,6 +27,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from retrieval.encoders.processors import KEEPS_MEMORY, in_bfloat16
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "as workers set it": KEEPS_MEMORY,
+    "with one arena": KEEPS_MEMORY | {"MALLOC_ARENA_MAX": "1"},
+}
 Attention = Callable[..., Tensor]
 
 
@@ -37,6 +42,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--width", type=int, default=32, help="of a head")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--here", action="store_true", help="in this process alone, as it was started")
     arguments = parser.parse_args()
     if not arguments.here:
@@ -47,7 +53,7 @@ def main() -> None:
                 [sys.executable, "-m", "benchmarks.attention", *sys.argv[1:], "--here"], env=started, check=True
             )
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     print(f"{'':37}{''.join(f'{name:>10}' for name in KERNELS)}")
     for dtype in (torch.bfloat16, torch.float32):
         for trains in (False, True):
@@ -70,7 +76,7 @@ def measure(dtype: torch.dtype, length: int, arguments: argparse.Namespace, *, t
             with torch.set_grad_enabled(trains):
                 attended = attend(*heads, attn_mask=mask)
                 if trains:
-                    attended.backward(attended.detach())
+                    torch.autograd.backward(attended, attended.detach())
             taken[name].append(time.process_time() - started)
             for each in heads:
                 each.grad = None

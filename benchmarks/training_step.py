@@ -123,7 +123,7 @@ class PlainLoop:
                 queries, documents = map(self.vectors, next(self.left))
             scores = queries.float() @ documents.float().T / TEMPERATURE
             loss = functional.cross_entropy(scores, torch.arange(len(scores)))
-            loss.backward()
+            torch.autograd.backward(loss)
         self.optimizer.step()
         return loss.item()
 

@@ -62,7 +62,7 @@ def fastest_attention() -> Iterator[None]:
 @contextmanager
 def in_bfloat16(*, allowed: bool = True) -> Iterator[None]:
     """The matrix products of bfloat16 heads are computed in bfloat16; by default in float32, which is half as fast."""
-    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
     try:
         yield
