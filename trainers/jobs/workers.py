@@ -91,7 +91,7 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
     Raises ``UserError`` where one of them refused the run, and where the controller has died.
     """
     try:
-        returned: str = trainer_of(train_on_worker, arguments, spread).fit().return_value
+        return str(trainer_of(train_on_worker, arguments, spread).fit().return_value)
     except ray.exceptions.RayActorError as error:
         raise UserError(
             f"Ray Train's controller, a process beside this one, has died ({str(error).splitlines()[0]}). Checkpoints"
@@ -102,7 +102,6 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
         if refused is None:
             raise
         raise UserError(str(refused)) from error
-    return returned
 
 
 def train_on_worker(arguments: dict[str, Any]) -> str:

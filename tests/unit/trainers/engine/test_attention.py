@@ -65,11 +65,11 @@ def test_a_run_obeys(kernel: str, again: dict[str, Any], tiny_encoder: Path, tmp
 
 @pytest.mark.parametrize(("tokens", "flash"), [(512, 0), (513, 1)])
 def test_long_texts_keep_their_memory_small(tokens: int, flash: int) -> None:
-    heads = torch.randn(3, 1, 1, tokens, 8, dtype=torch.bfloat16, requires_grad=True)
+    query, key, value = torch.randn(3, 1, 1, tokens, 8, dtype=torch.bfloat16, requires_grad=True)
     with fastest_attention(), Kernels() as found:
-        trained = functional.scaled_dot_product_attention(*heads)
+        trained = functional.scaled_dot_product_attention(query, key, value)
         assert found.flash == flash
         with torch.no_grad():
-            embedded = functional.scaled_dot_product_attention(query=heads[0], key=heads[1], value=heads[2])
+            embedded = functional.scaled_dot_product_attention(query=query, key=key, value=value)
     assert found.flash == flash + 1
     torch.testing.assert_close(trained, embedded, rtol=0.05, atol=0.01)
