@@ -4,7 +4,7 @@
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
-Ray, and `train` as users run it, with the C library set up alike (`GLIBC_KEEPS_MEMORY`; `--plain` leaves
+Ray, and `train` as users run it, with the C library set up alike (`KEEPS_MEMORY`; `--plain` leaves
 that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which
 start and export too, are printed apart. Ray's own processes take a twentieth of a machine of two cores: `--threads 1`
 leaves them a core.
@@ -25,8 +25,8 @@ from raytriever.artifacts.artifact import LOG
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
+from retrieval.encoders.processors import KEEPS_MEMORY
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.workers import GLIBC_KEEPS_MEMORY
 from trainers.record.run_log import RunLog
 from trainers.training_run import run_training, write_model
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--plain", action="store_true", help="the loop without Ray as any program would run")
     arguments = parser.parse_args()
-    settings = GLIBC_KEEPS_MEMORY
+    settings = KEEPS_MEMORY
     if not arguments.plain and not settings.items() <= os.environ.items():  # read when a process starts
         os.execve(sys.executable, [*sys.orig_argv], {**os.environ, **settings})
     threads = arguments.threads

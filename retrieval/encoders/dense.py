@@ -1,5 +1,6 @@
 """Dense layers behind the pooling, as sentence-transformers stores them, and weights of modules of ours."""
 
+import importlib
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.modules import reading, require_safetensors
+from retrieval.encoders.modules import read_json, reading, require_safetensors
 from retrieval.encoders.pooling import at_least_float32
+
+_VECTORS = "sentence_embedding"  # what a module reads and writes that maps vectors, not tokens
 
 
 class DenseLayer(nn.Module):
@@ -35,19 +38,25 @@ def width_behind(transformer: nn.Module, dense: Sequence[nn.Module]) -> int:
 
 def load_dense(folder: Path) -> DenseLayer:
     """A Dense module's layer. Raises ``UserError`` where it isn't whole, or does what a ``DenseLayer`` can't."""
-    from sentence_transformers.base.modules import Dense
-
     require_safetensors(folder)
     with reading("The Dense layer in", folder):
-        # without code of its own sentence-transformers would put a tanh in the place of an activation
-        activation = Dense.load_config(str(folder), local_files_only=True).get("activation_function", "torch.")
-        layer = Dense.load(str(folder), local_files_only=True)
-    if not activation.startswith("torch."):
-        raise UserError(f"{folder}/config.json names activation {activation!r}; supported are torch's own modules.")
-    reads = [layer.module_input_name, layer.module_output_name]
-    if layer.use_residual or reads != ["sentence_embedding"] * 2:
-        raise UserError(f"{folder}/config.json asks for a residual connection, or maps tokens; neither is supported.")
-    return DenseLayer(layer.linear, layer.activation_function)
+        config = read_json(folder / "config.json")
+        linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
+        named: str = config.get("activation_function", "torch.nn.Tanh")
+        if not named.startswith("torch."):
+            raise UserError(f"{folder}/config.json names activation {named!r}; supported are torch's own modules.")
+        module, _, name = named.rpartition(".")
+        activation = getattr(importlib.import_module(module), name)
+        if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+            raise ValueError(f"its activation {named} is no module")
+        reads: str = config.get("module_input_name", _VECTORS)
+        if config.get("use_residual") or {reads, config.get("module_output_name") or reads} != {_VECTORS}:
+            raise UserError(
+                f"{folder}/config.json asks for a residual connection, or maps tokens; neither is supported."
+            )
+        weights = load_file(folder / "model.safetensors")
+        linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
+        return DenseLayer(linear, activation())
 
 
 def load_weights(module: nn.Module, names: Set[str], path: Path) -> None:

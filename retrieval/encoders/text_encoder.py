@@ -1,6 +1,6 @@
 """A text encoder: transformer, pooling, optional dense layers, optional normalisation, prompts, one tokenizer.
 
-Reads sentence-transformers folders, by its own classes (``modules``), and plain Hugging Face ones; writes the older
+Reads sentence-transformers folders (``modules``) and plain Hugging Face ones; writes the older
 sentence-transformers layout, which every release since 2 loads. The forward pass is ours: pooling and dense layers in
 float32 or more, whatever the precision of the transformer.
 """

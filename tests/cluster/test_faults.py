@@ -200,7 +200,7 @@ def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: 
         return f"step-{steps:08d}" in {name for name, _ in written}
 
     def worker() -> int:
-        return next(process for process, title in cluster.workers().items() if "RayTrainWorker" in title)
+        return next(process for process, title in cluster.workers().items() if "train_alone" in title)
 
     program = ("-m", "raytriever", "train", str(tmp_path / "train.yaml"))
     with Command(cluster, tmp_path, *program) as command:

@@ -58,7 +58,8 @@ with RaySession() as session:
     found = {"ports": [port for process in family for port in listening(process)], "nodes": len(ray.nodes())}
     found["figures"] = [port for port in (44217, 44227) if serves_figures(port)]
     found["folder"] = ray._private.worker.global_worker.node.get_session_dir_path()
-    from trainers.jobs.workers import Spread, trainer_of
+    from trainers.jobs.worker import Spread
+    from trainers.jobs.workers import trainer_of
 
     arguments = {"settings": SimpleNamespace(output=sys.argv[1])}
     trainer = trainer_of(rank, arguments, Spread(Resources(workers=2, cpus_per_worker=1), None, 0))

@@ -7,19 +7,23 @@ import torch
 from torch import nn
 
 from raytriever.errors import UserError
+from retrieval.encoders.processors import fastest_attention
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine.settings import TrainingSettings
 
 
 @contextmanager
 def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[None]:
-    """TensorFloat-32 and deterministic kernels as ``training`` says, around a step on a GPU; afterwards as before.
+    """How a step computes: on a GPU with TensorFloat-32 and deterministic kernels as ``training`` says.
+
+    On a CPU attention's kernel is the fastest. Afterwards all is as before.
 
     Searching and clustering, which rank by bounds on the errors of float32 products, never run in it. Raises
     ``UserError`` where deterministic kernels are wanted and one has no such form.
     """
     if device.type != "cuda":
-        yield
+        with fastest_attention():
+            yield
         return
     products, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high" if training.tf32 else "highest")

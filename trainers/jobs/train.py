@@ -58,11 +58,14 @@ class TrainConfig(RunSettings, StageConfig):
 
 
 class Train(Stage[TrainConfig]):
-    """One run of the loop under Ray Train; the artifact is a sentence-transformers folder with its training curve."""
+    """One run of the loop, under Ray Train where several workers share it.
+
+    The artifact is a sentence-transformers folder with its training curve.
+    """
 
     command = "train"
     kind = MODEL
-    algorithm_version = 8
+    algorithm_version = 9
     config_class = TrainConfig
     unit = "examples"
     results = ("",)
@@ -142,14 +145,14 @@ class Train(Stage[TrainConfig]):
         return min(steps, training.max_steps or steps)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Trains on Ray Train's workers, of which the first exports, or in this process."""
+        """Trains on one worker or on Ray Train's, of which the first exports, or in this process."""
         if not pending:
             return
         if self.is_made_here(pending, session):
             yield self._train_here(progress)
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from trainers.jobs.workers import Spread, gpus_of_cluster, log_estimate, outcome_of, train_on_worker, trainer_of
+        from trainers.jobs.worker import Spread, fit_alone, gpus_of_cluster, log_estimate, outcome_of
 
         board, stage = open_board(), self.for_workers()
         config = stage.config
@@ -157,7 +160,10 @@ class Train(Stage[TrainConfig]):
         spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
         if config.resources.gpus_per_worker:  # while workers start
             log_estimate.remote(stage, gpus_of_cluster(), board)
-        yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
+        fit = fit_alone
+        if (config.resources.workers or 1) > 1 or config.sharding != "replicated":  # weights are shared out by a group
+            from trainers.jobs.workers import fit_on_workers as fit  # Ray Train, whose start takes 8 s
+        yield outcome_of(lambda: fit(arguments, spread), board, progress)
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
         """Of the passes of a step, forward and twice as much backward, over all texts of the batches."""

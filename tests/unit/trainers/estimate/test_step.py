@@ -25,7 +25,7 @@ from trainers.estimate.recipe import estimate_of_run
 from trainers.estimate.sizes import size_of
 from trainers.estimate.step import count_step, outlined_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.workers import log_estimate
+from trainers.jobs.worker import log_estimate
 from trainers.run_settings import RunSettings
 from trainers.training_run import objective_to_train
 

@@ -8,7 +8,7 @@ from raytriever.stages import metrics
 from raytriever.stages.metrics import Metric
 from tests.unit.test_grafana import METRICS
 from tests.unit.trainers.record.test_ledger import of_run
-from trainers.jobs.workers import RayMetrics
+from trainers.jobs.worker import RayMetrics
 from trainers.record.ledger import negatives_per_query
 
 

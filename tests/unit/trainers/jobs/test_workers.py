@@ -10,22 +10,38 @@ import torch
 from ray.train import WorkerGroupError
 
 from raytriever.errors import StorageError, UserError
+from raytriever.stages.stage import Resources
 from trainers.jobs import workers
+from trainers.jobs.worker import Spread
 
 
-def test_a_controller_that_died_is_a_matter_of_running_again() -> None:
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch):
+    """What a run is where Ray Train ends in an error."""
+
+    def fit_that_raises(error: Exception) -> str:
+        def fit() -> None:
+            raise error
+
+        monkeypatch.setattr(workers, "trainer_of", lambda *_: SimpleNamespace(fit=fit))
+        return workers.fit_on_workers({}, Spread(Resources(workers=2), None, 0))
+
+    return fit_that_raises
+
+
+def test_a_controller_that_died_is_a_matter_of_running_again(fitted) -> None:
     died = ray.exceptions.ActorDiedError()
     with pytest.raises(UserError, match=r"controller.*has died.*run the same command again"):
-        workers._record({"raised": died})
+        fitted(died)
 
 
-def test_what_one_of_several_workers_refused_is_said_in_its_words() -> None:
+def test_what_one_of_several_workers_refused_is_said_in_its_words(fitted) -> None:
     raised = WorkerGroupError("Traceback …", {1: StorageError("s3://full: no room")})
     with pytest.raises(UserError, match=r"^s3://full: no room$") as caught:
-        workers._record({"raised": raised})
+        fitted(raised)
     assert caught.value.__cause__ is raised
     with pytest.raises(WorkerGroupError, match="Traceback"):
-        workers._record({"raised": WorkerGroupError("Traceback …", {1: RuntimeError("connection closed")})})
+        fitted(WorkerGroupError("Traceback …", {1: RuntimeError("connection closed")}))
 
 
 @pytest.mark.parametrize("error", [UserError("row 3 has no negative"), StorageError("s3://full: no room")], ids=repr)

@@ -1,0 +1,192 @@
+"""A training run as one worker makes it, and Ray's task for a run of a single worker, which needs no Ray Train."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import ray
+import torch
+from ray.util.queue import Queue
+
+from raytriever.artifacts.artifact import ShardRecord
+from raytriever.errors import UserError
+from raytriever.reports.log import log, log_to
+from raytriever.reports.progress import ProgressLine
+from raytriever.stages.metrics import (
+    EXAMPLES,
+    LEARNING_RATE,
+    LOSS,
+    NEGATIVES,
+    SECONDS,
+    STEP_SECONDS,
+    TOKENS,
+    WAITING_SECONDS,
+    StageMetrics,
+)
+from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
+from raytriever.stages.stage import Resources, Stage
+from retrieval.encoders.processors import KEEPS_MEMORY
+from trainers.engine.callback import Callback
+from trainers.jobs.recorded_training import ShownProgress, recorded_training
+from trainers.record.ledger import negatives_per_query
+
+_POLL_SECONDS = 0.2
+
+# Every step has other shapes, which CUDA's allocator by itself leaves in pieces; and cuBLAS needs a workspace of its
+# own for each stream where equal runs are to give equal bits (training.deterministic).
+GPU_VARIABLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def gpus_of_cluster() -> str:
+    """The kinds of GPUs that Ray has found, as it calls them: ``A100``."""
+    found = {name for node in ray.nodes() if node["Alive"] for name in node["Resources"]}
+    return " ".join(name.partition(":")[2] for name in sorted(found) if name.startswith("accelerator_type:"))
+
+
+class Spread(NamedTuple):
+    """Over how many workers, and how many losses of workers a run survives; see ``TrainConfig``."""
+
+    resources: Resources
+    fewest_workers: int | None
+    failures_survived: int
+
+
+@ray.remote(num_cpus=0, max_calls=1)  # type: ignore[untyped-decorator]
+def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
+    """What the run takes on its GPUs, as far as it can be said. ``gpus``: which they are.
+
+    In a process of its own, as an estimate replaces functions of torch and transformers for all of its process.
+    """
+    from trainers.estimate.recipe import estimate_of_run
+
+    with log_to(board.actor.put_nowait.remote):
+        try:
+            log.info(f"  {estimate_of_run(stage, gpus)}")
+        except Exception as error:  # which is none of training's
+            log.info(f"  what a step takes can't be estimated: {type(error).__name__}: {error}")
+
+
+def run_on_worker(
+    arguments: Mapping[str, Any], device: torch.device, rank: int = 0, callbacks: Sequence[Callback] = ()
+) -> ShardRecord | None:
+    """What each worker does: the run on ``device``, and on the first rank its record and the export.
+
+    ``callbacks`` are those of any rank. Raises ``UserError``.
+    """
+    settings, board, is_first = arguments["settings"], arguments["board"], rank == 0
+    torch.set_num_threads(arguments["threads"])
+    if is_first:
+        callbacks = [RayMetrics(settings.output), RelayedProgress(board), *callbacks]
+    # what concerns the run is logged by all ranks alike and shown once, and warnings of storage by any
+    with log_to(board.actor.put_nowait.remote, logging.INFO if is_first else logging.WARNING):
+        return recorded_training(settings, arguments["derivation"], device, callbacks, is_first=is_first)
+
+
+def returned_to_driver(run: Callable[[], ShardRecord | None]) -> str:
+    """What ``run`` gave as JSON: on the first rank the shard's ``record``, or the ``error`` for the user."""
+    try:
+        record = run()
+    except UserError as error:
+        return json.dumps({"error": str(error)})
+    return json.dumps({"record": asdict(record)} if record else {})
+
+
+def size_of_worker(resources: Resources) -> tuple[float, dict[str, str]]:
+    """How many CPUs each worker has, and the variables that its process is started with."""
+    gpus = resources.gpus_per_worker
+    cpus = resources.cpus_per_worker or cpus_of_a_worker(resources.workers or 1, gpus)
+    return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else KEEPS_MEMORY
+
+
+def fit_alone(arguments: Mapping[str, Any], spread: Spread) -> str:
+    """What the run of a single worker returned, in a process that Ray starts anew where it is lost."""
+    gpus = spread.resources.gpus_per_worker
+    cpus, variables = size_of_worker(spread.resources)
+    task = train_alone.options(
+        num_cpus=cpus,
+        num_gpus=gpus,
+        max_retries=spread.failures_survived,
+        retry_exceptions=True,
+        runtime_env={"env_vars": variables},
+    )
+    found: str = ray.get(task.remote({**arguments, "threads": max(1, int(cpus))}, "cuda:0" if gpus > 0 else "cpu"))
+    return found
+
+
+@ray.remote(max_calls=1)  # type: ignore[untyped-decorator]
+def train_alone(arguments: dict[str, Any], device: str) -> str:
+    """The run on ``device``: ``returned_to_driver``."""
+    return returned_to_driver(lambda: run_on_worker(arguments, torch.device(device)))
+
+
+class RelayedProgress(Callback):
+    """Posts steps for the progress line of the driver."""
+
+    def __init__(self, board: Queue) -> None:
+        self._board = board
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """The whole point."""
+        actor = self._board.actor
+        assert actor is not None  # until the driver shuts it down
+        actor.put_nowait.remote(dict(point))
+
+
+class RayMetrics(Callback):
+    """Ray's metrics of the run whose model goes to ``output``, by its first rank."""
+
+    def __init__(self, output: str) -> None:
+        self._metrics = StageMetrics(output)
+        self._negatives: float | None = None
+
+    def on_start(self, ledger: Mapping[str, Any]) -> None:
+        """What is constant over the run."""
+        self._negatives = negatives_per_query(ledger)
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """One step. Gauges are set by every step, because Ray forgets one that is not set for some time."""
+        record = self._metrics.record
+        record(EXAMPLES, point["examples"])
+        record(TOKENS, point["tokens"])
+        record(SECONDS, point["seconds"])
+        record(WAITING_SECONDS, point["waiting_seconds"])
+        record(STEP_SECONDS, point["seconds"])
+        record(LOSS, point["loss"])
+        record(LEARNING_RATE, point["learning_rate"])
+        if self._negatives is not None:
+            record(NEGATIVES, self._negatives)
+
+
+def outcome_of(fit: Callable[[], str], board: Queue, progress: ProgressLine) -> ShardRecord:
+    """The record that ``fit`` returns, in a thread of its own, while what is on ``board`` is shown.
+
+    Raises what ``fit`` raises, and ``UserError`` for an error that it returns.
+    """
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = fit()
+        except BaseException as error:  # handed to the main thread, which raises it
+            outcome["raised"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    shown = ShownProgress(progress)
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        for item in board.get_nowait_batch(board.size()):
+            if isinstance(item, logging.LogRecord):
+                log.handle(item)
+            else:
+                shown.on_step(item)
+    board.shutdown(force=True)
+    if "raised" in outcome:
+        raise outcome["raised"]
+    returned = json.loads(outcome["result"])
+    if "error" in returned:
+        raise UserError(returned["error"])
+    return ShardRecord.from_json(returned["record"])
