@@ -190,3 +190,28 @@ def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> No
     (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 77, "do_lower_case": true}')
     said = read_text_settings(read_modules(tmp_path))
     assert (said.max_lengths, said.lower_case) == ({77}, True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"word_embedding_dimension": WIDTH, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        {"word_embedding_dimension": WIDTH, "pooling_mode_lasttoken": True},
+        {"word_embedding_dimension": WIDTH, "pooling_mode_max_tokens": False},
+        {"embedding_dimension": WIDTH, "pooling_mode": "weightedmean"},
+        {"embedding_dimension": WIDTH},
+    ],
+)
+@pytest.mark.parametrize("settings", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(
+    model: Path, tmp_path: Path, config: dict[str, Any], settings: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model, folder)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / settings).write_text(json.dumps({"max_seq_length": 4, "model_args": {"trust_remote_code": True}}))
+    encoder = load_tiny(folder)
+    assert encoder.contract.max_length == 4
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encode_texts(encoder, TEXTS, "document", prompt=""), theirs, atol=1e-5)
