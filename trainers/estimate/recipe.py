@@ -1,6 +1,7 @@
 """What each stage of a recipe takes on some GPUs: time by what bounds it, memory, disk."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Stage, Stages, made_by
 from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.modules import read_modules
+from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
@@ -86,10 +89,23 @@ class Estimating:
         size = size_of(stage, [each.size for each in self.found.values() if each.stage in makers])
         ways = {"train": self._training, "embed": self._embedding, "score": self._scoring}
         try:
-            self.found[name] = ways.get(stage.command, self._other)(stage, size)
+            way = self._other if self._is_static(stage) else ways.get(stage.command, self._other)
+            self.found[name] = way(stage, size)
         except UserError as error:
             error.args = (f"{name}: {error}",)
             raise
+
+    def _is_static(self, stage: Stage[Any]) -> bool:
+        """Whether its encoder is a table of vectors: it needs no GPU, and takes as long as texts are read."""
+        encoder = getattr(stage.config, "encoder", None)
+        if not isinstance(encoder, EncoderSettings):
+            return False
+        maker = made_by(self._stages, encoder.model)
+        if encoder.static:
+            return True
+        if maker is not None:
+            return self._is_static(maker)
+        return Path(encoder.model).is_dir() and read_modules(Path(encoder.model)).is_static
 
     def _training(self, stage: Stage[Any], size: Size) -> Estimate:
         config, gpus = on_gpus(stage.config, self._gpu), self._gpu.count
@@ -179,7 +195,8 @@ def estimate_of_run(stage: Stage[Any], gpus: str) -> str:
     estimating = Estimating({stage.command: stage}, find_gpu(known or _ANY, stage.config.resources.workers or 1))
     estimating.add(stage.command)
     found = estimating.found[stage.command]
-    assert found.step is not None
+    if found.step is None:
+        return "a static encoder's training is not estimated: a step takes milliseconds"
     cost, gib = found.step, 2**30
     text = (
         f"each GPU holds {cost.peak / gib:.1f} GiB at most: weights {cost.weights / gib:.1f}, gradients"
