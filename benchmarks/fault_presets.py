@@ -23,7 +23,6 @@ _QUICKSTART = (
     "clusters.cluster_size=16",
     "clusters.smallest_domain=16",
     *_SHORT_TRAINING,
-    *(setting.replace("model.", "random_model.", 1) for setting in _SHORT_TRAINING),
 )
 _SHORT_TEXTS = ("model.objective.query_max_length=32", "model.objective.document_max_length=32")
 _TRIPLETS = (
@@ -91,8 +90,8 @@ class Preset:
 
 
 PRESETS = {
-    "quickstart": Preset("quickstart", _QUICKSTART),
-    "contrastive": Preset("quickstart", _QUICKSTART, ("model",)),
+    "quickstart": Preset("quickstart_transformer", _QUICKSTART),
+    "contrastive": Preset("quickstart_transformer", _QUICKSTART, ("model",)),
     "adaptive_margins": Preset("adaptive_margins", _TRIPLETS, ("model",)),
     "multi_layer": Preset("multi_layer", _TRIPLETS, ("model",)),
     "coder": Preset(

@@ -1,7 +1,7 @@
 """What Ray Train costs a step, and how much of a step waits for data: the same training with Ray and without.
 
-    raytriever run quickstart --until batches --set packing.packing.batch_size=64
-    python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
+    raytriever run quickstart_transformer --until batches --set packing.packing.batch_size=64
+    python -m benchmarks.ray_train_share runs/quickstart_transformer/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
 Ray, and `train` as users run it, with the C library set up alike (`KEEPS_MEMORY`; `--plain` leaves

@@ -30,6 +30,7 @@ CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
         ("- item\n\n    of the item\n", [("item", 0, 3)]),
         ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
         ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
+        ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
         ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
         ("#hashtag\n", []),
         ("", []),

@@ -270,3 +270,14 @@ def test_parts_have_domains_after_one_another() -> None:
     assert bounds([5, 20, 3, 2], [1, 2, 1, 1]) == [(0, 1), (1, 2, 0), (1, 2, 1), (2, 4)]
     assert bounds([20, 3], [2, 1]) == [(0, 1, 0), (0, 1, 1), (1, 2)]
     assert bounds([], []) == []
+
+
+@pytest.mark.parametrize("source", ["pairs_clusters", "pairs"])
+def test_the_seed_decides_which_pairs_meet(run: dict[str, str], tmp_path: Path, source: str) -> None:
+    """Along a tour and at random: the same seed gives the same batches, another one others."""
+    inputs = {"clusters": run[source]} if source != "pairs" else {"pairs": run[source], "packing": {"order": "random"}}
+    one, again, other = (
+        packed(tmp_path / name, **inputs, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1))
+    )
+    assert epoch_of(one, 0).equals(epoch_of(again, 0))
+    assert not epoch_of(one, 0)["pair"].equals(epoch_of(other, 0)["pair"])

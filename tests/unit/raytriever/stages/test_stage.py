@@ -19,6 +19,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import storage_errors
 from raytriever.artifacts.writer import ArtifactWriter, is_lock
 from raytriever.errors import Unfinishable, UserError
+from raytriever.jobs import JOBS, stage_class
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages import stage as stages
@@ -327,3 +328,24 @@ def test_a_stage_is_as_long_as_its_inputs_take_to_read(tmp_path: Path, monkeypat
     assert asked == [(pytest.approx(seconds * share), False) for share in (2 / 3, 1 / 2, 0)]
     Squares(stage.config.model_copy(update={"resources": Resources(workers=1)})).is_made_here(shards, RaySession(4))
     assert asked[-1][1]
+
+
+def test_another_version_of_the_algorithm_is_another_artifact(stage: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every job, as none has a derivation of its own making."""
+    first = run(stage)
+    monkeypatch.setattr(Numbers, "algorithm_version", 2)
+    with pytest.raises(UserError, match=r"algorithm_version: 1 there, 2 now"):
+        run(stage)
+    assert run(stage, replace=True).fingerprint != first.fingerprint
+    for job in JOBS:
+        assert stage_class(job, job).derivation is Stage.derivation
+
+
+def test_an_input_that_is_damaged_is_found_before_anything_is_made(stage: Numbers) -> None:
+    path = Path(stage.config.source) / "x"
+    os.utime(path, ns=(1, 1))
+    path.write_text("2")
+    stage.failure = AssertionError("made all the same")
+    with pytest.raises(UserError, match="is damaged"):
+        run(stage)
+    assert not Path(stage.config.output).exists()
