@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -57,6 +58,23 @@ def load_dense(folder: Path) -> DenseLayer:
         weights = load_file(folder / "model.safetensors")
         linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
         return DenseLayer(linear, activation())
+
+
+def load_layers(folders: Sequence[Path]) -> tuple[list[DenseLayer], int | None]:
+    """The layers of Dense modules, and how many numbers of a vector a last one keeps that is a ``cut``, else None."""
+    layers = [load_dense(folder) for folder in folders]
+    last = layers[-1].linear.weight if layers else torch.empty(0)
+    is_cut = last.ndim == 2 and len(last) < last.shape[1] and torch.equal(last, torch.eye(*last.shape))
+    if not is_cut or layers[-1].linear.bias is not None or type(layers[-1].activation) is not nn.Identity:
+        return layers, None
+    return layers[:-1], len(last)
+
+
+def cut(width: int, kept: int) -> DenseLayer:
+    """The layer that keeps the first numbers of a vector: what sentence-transformers applies before it normalises."""
+    linear = nn.Linear(width, kept, bias=False)
+    linear.weight.data = torch.eye(kept, width)
+    return DenseLayer(linear, nn.Identity())
 
 
 def load_weights(module: nn.Module, names: Set[str], path: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from retrieval.encoders.adapter import merged_weights
-from retrieval.encoders.dense import width_behind
+from retrieval.encoders.dense import cut, width_behind
 from retrieval.encoders.modules import (
     CONTEXTUAL_FILE,
     DOCUMENT_MODEL_FILE,
@@ -132,7 +132,12 @@ def _modules(encoder: EncoderParts, pooling: Pooling, layer_weights: Mapping[int
 
 def _behind(encoder: EncoderParts) -> _Chain:
     chain: _Chain = [("Dense", partial(_write_dense, layer)) for layer in encoder.dense]
-    return [*chain, ("Normalize", lambda _: None)] if encoder.contract.normalize else chain
+    if not encoder.contract.normalize:
+        return chain
+    width, kept = width_behind(encoder.transformer, encoder.dense), encoder.contract.dimension
+    if kept < width:  # sentence-transformers' own truncate_dim cuts behind the normalisation, which leaves them short
+        chain.append(("Dense", partial(_write_dense, cut(width, kept))))
+    return [*chain, ("Normalize", lambda _: None)]
 
 
 def _write_table(encoder: EncoderParts, folder: Path) -> None:
@@ -154,7 +159,7 @@ def _write_prompts(encoder: EncoderParts, folder: Path) -> None:
             "default_prompt_name": None,
             "similarity_fn_name": "cosine" if contract.normalize else "dot",
         }
-        | ({"truncate_dim": contract.dimension} if contract.dimension < width else {}),
+        | ({"truncate_dim": contract.dimension} if contract.dimension < width and not contract.normalize else {}),
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import merge_adapter
 from retrieval.encoders.attention import last_states, mark_full
-from retrieval.encoders.dense import DenseLayer, load_dense, width_behind
+from retrieval.encoders.dense import DenseLayer, load_layers, width_behind
 from retrieval.encoders.export import EncoderParts, write_sentence_transformers_folder
 from retrieval.encoders.list_scorer import list_scorer_beside
 from retrieval.encoders.modules import (
@@ -254,7 +254,7 @@ def _load_with_transformer(
     may_need_eos = modules.pooling is None and pooling == "last_token"
     append_eos = resolve_eos(tokenizer, settings.append_eos, may_need_eos, tokenizer_folder)
     full = settings.head == "full"
-    dense = [load_dense(folder) for folder in modules.dense] if full else []
+    dense, kept = load_layers(modules.dense if full else ())
     if settings.projection is not None:
         dense.append(_projection(settings.projection, transformer, pooling, dense, fresh_seed))
     width = width_behind(transformer, dense)
@@ -272,7 +272,7 @@ def _load_with_transformer(
         max_length=resolve_length(settings.max_length, stated.max_lengths, transformer, tokenizer),
         append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
-        dimension=settings.resolve_dimension(min(width, stated.truncate_dim or width) if full else width),
+        dimension=settings.resolve_dimension(min(width, kept or stated.truncate_dim or width) if full else width),
         bidirectional=is_bidirectional_decoder(transformer),
         document_model=read_document_model(path),
         list_scorer=list_scorer_beside(path),
@@ -298,11 +298,12 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
         require_embeddings(tokenizer, table, modules.transformer)
         stated, normalize = read_text_settings(modules), modules.normalize
         cut_at = stored_length(tokenizer)
-        dense = [load_dense(folder) for folder in modules.dense]
+        dense, kept = load_layers(modules.dense)
     else:
         transformer, folder, modules = _load_transformer(settings, path, None, role)
         embeddings: Any = transformer.get_input_embeddings()  # type: ignore[operator]
         stated, normalize, dense = read_text_settings(modules), True, list[DenseLayer]()
+        kept = None
         cut_at = min(stated.max_lengths, default=None)
         table = TokenTable(embeddings.weight.detach())
         tokenizer = load_tokenizer(folder, settings.trust_remote_code, stated.lower_case)
@@ -321,7 +322,7 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
         prompts=prompts,
         max_length=settings.max_length or cut_at or UNLIMITED,
         dtype="float32",
-        dimension=settings.resolve_dimension(min(width, stated.truncate_dim or width)),
+        dimension=settings.resolve_dimension(min(width, kept or stated.truncate_dim or width)),
         document_model=read_document_model(path),
         architecture="static",
     )

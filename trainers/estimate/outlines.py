@@ -86,9 +86,10 @@ def without_weights(fake: FakeTensorMode) -> Iterator[None]:
         made = cls._from_config(config, dtype=torch.float32, attn_implementation=attn_implementation)
         return made, {"missing_keys": []}
 
-    def load_dense(folder: Path) -> nn.Module:  # from a file, which fake tensors can't be read of
-        with unset_fake_temporarily():
-            return _replace_tensors(dense.load_dense(folder), fake.from_tensor)
+    def load_layers(folders: Sequence[Path]) -> tuple[list[nn.Module], int | None]:
+        with unset_fake_temporarily():  # fake tensors can't be read of a file
+            layers, kept = dense.load_layers(folders)
+            return [_replace_tensors(layer, fake.from_tensor) for layer in layers], kept
 
     from transformers import AutoTokenizer, PreTrainedModel
 
@@ -97,7 +98,7 @@ def without_weights(fake: FakeTensorMode) -> Iterator[None]:
         patch.object(AutoTokenizer, "from_pretrained", lambda *_, **__: CountingTokenizer()),
         patch.object(transformer, "require_tokenizer", lambda _: None),
         patch.object(text_encoder, "find_tokenizer", Path),
-        patch.object(text_encoder, "load_dense", load_dense),
+        patch.object(text_encoder, "load_layers", load_layers),
         patch.object(nn.Module, "_apply", _replace_tensors),
         patch.object(FakeTensor, "__deepcopy__", _copied, create=True),
         fake,

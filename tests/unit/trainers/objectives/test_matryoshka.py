@@ -9,8 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from tests.unit.retrieval.encoders.tiny_models import load_tiny
 from tests.unit.trainers.tiny import gradients_of, random_batch
 from trainers.objectives.adaptive_margin import AdaptiveMargin
 from trainers.objectives.contrastive import Contrastive
@@ -66,9 +68,21 @@ def test_sizes_that_can_not_be(tiny_encoder: Path) -> None:
         encoder_of(tiny_encoder, truncate_dim=33)
 
 
-def test_an_export_is_cut_where_its_vectors_were(tiny_encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_an_export_is_cut_where_its_vectors_were(tiny_encoder: Path, tmp_path: Path, normalize: bool) -> None:
+    """sentence-transformers gives the same numbers, of length 1 where they are normalised, and so does it read here."""
     from sentence_transformers import SentenceTransformer
 
-    encoder_of(tiny_encoder, truncate_dim=8).save(tmp_path / "cut")
-    vectors = SentenceTransformer(str(tmp_path / "cut"), device="cpu").encode(["the sea"])
-    assert vectors.shape == (1, 8)
+    texts = ["the sea", "of some words"]
+    encoder = encoder_of(tiny_encoder, truncate_dim=8, normalize=normalize).eval()
+    encoder.save(tmp_path / "cut")
+    found = encode_texts(encoder, texts, "document")
+    theirs = SentenceTransformer(str(tmp_path / "cut"), device="cpu").encode(texts)
+    assert found.shape == (2, 8)
+    np.testing.assert_allclose(theirs, found, atol=1e-6)
+    assert np.allclose(np.linalg.norm(theirs, axis=1), 1) == normalize
+    again = load_tiny(tmp_path / "cut").eval()
+    np.testing.assert_allclose(encode_texts(again, texts, "document"), found, atol=1e-6)
+    assert not again.dense
+    kept = {"dimension", "normalize"}
+    assert again.contract.model_dump(include=kept) == encoder.contract.model_dump(include=kept)
