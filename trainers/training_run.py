@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
 from retrieval.encoders.pretrained import LocatedModel, LocatedModels
 from retrieval.encoders.specification import ROLES, EncoderSettings
-from retrieval.encoders.static import trains_table
+from retrieval.encoders.static import one_thread, trains_table
 from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from trainers.engine import collectives
@@ -112,8 +113,6 @@ def run_training(
         torch.manual_seed(training.seed)
         objective = objective_to_train(settings, located, device)
         objective.check_batches(batches)
-        if trains_table(objective):
-            torch.set_num_threads(1)  # the rows of a step are too few to be shared
         order = run_order(objective, batches, training)
         check_ranks_agree(objective, batches.fingerprint, order.total_steps)
         with failing_together(device):
@@ -128,9 +127,10 @@ def run_training(
                 log.info(f"  validation: {note}")
         config = shaping(settings) | {"fingerprints": fingerprints_of(located)}
         checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept)
-        trained = train(
-            objective, batches, training, validation=validation, checkpoints=checkpoints, callbacks=callbacks
-        )
+        with one_thread() if trains_table(objective) else nullcontext():
+            trained = train(
+                objective, batches, training, validation=validation, checkpoints=checkpoints, callbacks=callbacks
+            )
         _complete_for_export(objective, settings, located)
         return objective, trained
 

@@ -28,7 +28,8 @@ class FalseNegativeSettings(Settings):
     surrogate_score: bool = True
     """A document that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
-    """Above 0: also what scores nearly as high as the positive."""
+    """Above 0: also what scores nearly as high as the positive; below 0: only what scores so much higher. -0.1 is the
+    rule of Qwen3 Embedding (Zhang et al. 2025)."""
     margin_kind: Literal["absolute", "relative"] = "absolute"
     """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
     margin_per_hardness: float = Field(default=0.0, ge=0)

@@ -4,11 +4,14 @@ They train in seconds on a CPU, as a step touches the rows of a batch's tokens a
 have one: any encoder (its table of word embeddings), sentence-transformers' ``StaticEmbedding``, and model2vec's.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -16,6 +19,7 @@ from raytriever.errors import UserError
 from retrieval.encoders.modules import reading, require_safetensors
 
 TABLE = "model.safetensors"
+_OF_FAMILIES = ("word_embeddings", "embed_tokens", "tok_embeddings", "shared", "wte")  # tables of transformers
 _OWN, _OF_MODEL2VEC = "embedding.weight", "embeddings"  # the table's name in a folder
 
 
@@ -37,8 +41,22 @@ class TokenTable(nn.Module):
 
         ``tokens`` int64 (all texts' tokens,); ``starts`` int64 (n,): where each text's begin.
         """
-        used, places = torch.unique(tokens, return_inverse=True)
-        return nn.functional.embedding_bag(places, self.embedding(used), starts, mode="mean")
+        rows = self.embedding.weight
+        if torch.is_grad_enabled() and rows.requires_grad:
+            used, tokens = torch.unique(tokens, return_inverse=True)
+            rows = self.embedding(used)
+        return nn.functional.embedding_bag(tokens, rows, starts, mode="mean")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps torch to one thread: the rows of a step are too few to be shared, and two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def trains_table(module: nn.Module) -> bool:
@@ -63,6 +81,24 @@ def load_table(folder: Path) -> TokenTable:
         if "weights" in found:
             vectors = vectors.float() * found["weights"][:, None].float()
     return TokenTable(vectors)
+
+
+def word_embeddings(folder: Path) -> TokenTable | None:
+    """The table of the transformer in ``folder``, by its name: one that isn't built is there six times as soon.
+
+    None where no name is known. Raises ``UserError`` where weights are pickles or can't be read.
+    """
+    require_safetensors(folder)
+    with reading("The word embeddings in", folder):
+        held: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                held |= dict.fromkeys(file.keys(), path)
+        for table in _OF_FAMILIES:
+            for name in sorted(name for name in held if f".{name}".endswith(f".{table}.weight")):
+                with safe_open(held[name], framework="pt") as file:
+                    return TokenTable(file.get_tensor(name))
+    return None
 
 
 def load_table_tokenizer(folder: Path) -> Any:

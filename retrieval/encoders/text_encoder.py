@@ -46,7 +46,14 @@ from retrieval.encoders.specification import (
     VectorForm,
     require_length,
 )
-from retrieval.encoders.static import TokenTable, load_table, load_table_tokenizer, starts_of, stored_length
+from retrieval.encoders.static import (
+    TokenTable,
+    load_table,
+    load_table_tokenizer,
+    starts_of,
+    stored_length,
+    word_embeddings,
+)
 from retrieval.encoders.structure import is_bidirectional_decoder
 from retrieval.encoders.transformer import (
     load_tokenizer,
@@ -300,12 +307,10 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
         cut_at = stored_length(tokenizer)
         dense, kept = load_layers(modules.dense)
     else:
-        transformer, folder, modules = _load_transformer(settings, path, None, role)
-        embeddings: Any = transformer.get_input_embeddings()  # type: ignore[operator]
+        table, folder, modules = _load_embeddings(settings, path, role)
         stated, normalize, dense = read_text_settings(modules), True, list[DenseLayer]()
         kept = None
         cut_at = min(stated.max_lengths, default=None)
-        table = TokenTable(embeddings.weight.detach())
         tokenizer = load_tokenizer(folder, settings.trust_remote_code, stated.lower_case)
     if settings.tokenizer:
         folder = find_tokenizer(settings.tokenizer)
@@ -327,6 +332,19 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
         architecture="static",
     )
     return StaticEncoder(table, tokenizer, dense, contract)
+
+
+def _load_embeddings(settings: EncoderSettings, path: Path, role: Role | None) -> tuple[TokenTable, Path, Modules]:
+    """A transformer's table, the folder of its tokenizer, and what is behind it; an adapter may have changed it."""
+    modules = read_modules(path, role or "query")
+    is_one = role is not None or not has_two_towers(path)
+    if is_one and find_base(path, settings.base_model) is None:
+        table = word_embeddings(modules.transformer)
+        if table is not None:
+            return table, modules.transformer, modules
+    transformer, folder, modules = _load_transformer(settings, path, None, role)
+    embeddings: Any = transformer.get_input_embeddings()  # type: ignore[operator]
+    return TokenTable(embeddings.weight.detach()), folder, modules
 
 
 def _load_transformer(

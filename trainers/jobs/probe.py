@@ -314,17 +314,18 @@ def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequenc
     ``mean``, ``low``, ``high``: of the differences between encoders of one seed, and their 95 % interval of Student's
     t; ``p``: of the t-test over queries, as Holm corrects it.
     """
-    from scipy import stats
+    from scipy.special import stdtrit
 
     p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
     for name, way in ways.items():
         if name in (UNTRAINED, first):
             continue
         differences = np.subtract(way["of_seeds"], ways[first]["of_seeds"])
-        low, high = stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
+        mean, count = float(differences.mean()), len(differences)
+        reach = float(stdtrit(count - 1, 0.975) * differences.std(ddof=1)) / count**0.5  # 0 where seeds agree
         p = p_values.get(frozenset((name, first)), 1.0)
-        found = {"mean": float(differences.mean()), "low": float(low), "high": float(high)}
-        way["over"] = {"way": first, **found, "seeds": len(differences), "p": float(p)}
+        found = {"mean": mean, "low": mean - reach, "high": mean + reach}
+        way["over"] = {"way": first, **found, "seeds": count, "p": float(p)}
 
 
 def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int) -> list[str]:

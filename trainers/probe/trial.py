@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from retrieval.encoders.static import TokenTable
+from retrieval.encoders.static import TokenTable, one_thread
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.rankings import ranking_by_ids
 from trainers.engine.optimization import build_optimizer
@@ -76,6 +76,7 @@ class Trained:
     loss: float
 
 
+@one_thread()
 def train(
     table: TokenTable,
     epochs: list[EpochRows],

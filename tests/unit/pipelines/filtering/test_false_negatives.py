@@ -115,6 +115,12 @@ def test_margins_widen_the_mask() -> None:
     assert cells() == [[False, False, False], [True, False, False]]
     assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
     assert cells(margin=0.2, margin_kind="relative") == [[False, True, False], [True, False, False]]
+    assert (
+        cells(margin=-0.2)
+        == cells(margin=-0.4, margin_kind="relative")
+        == [[False, False, False], [True, False, False]]
+    )
+    assert not np.any([cells(margin=-0.3), cells(margin=-0.6, margin_kind="relative")])  # .75 < .5 + .3
     assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
 
 

@@ -9,14 +9,23 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
+from retrieval.encoders.multi_vector import write_towers
 from retrieval.encoders.pretrained import locate_named
 from retrieval.encoders.specification import EncoderSettings, Role
-from retrieval.encoders.static import TokenTable
+from retrieval.encoders.static import TokenTable, word_embeddings
 from retrieval.encoders.structure import place_module
 from retrieval.encoders.text_encoder import StaticEncoder, TextEncoder, load_encoder
+from retrieval.encoders.towers import load_towers
+from tests.unit.retrieval.encoders.tiny_models import (
+    ARCHITECTURES,
+    copy_without_weights,
+    save_tiny_model,
+    tiny_model_class,
+)
 
 TEXTS = ["a text of some words", "", "words " * 40, "another, with a comma"]
 
@@ -50,6 +59,40 @@ def test_a_text_is_the_mean_of_its_tokens_of_an_encoders_table(table: StaticEnco
     assert len(ids[2]) == 20
     assert_allclose(vectors(table), means / lengths, atol=1e-6)
     assert table.contract.differences(whole.contract)  # which no index of the whole encoder may meet
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_table_of_any_family_is_found_by_its_name(architecture: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(architecture, tmp_path)
+    expected = tiny_model_class(architecture).from_pretrained(folder).get_input_embeddings().weight
+    found = word_embeddings(folder)
+    assert found is not None
+    assert torch.equal(found.embedding.weight, expected.float())
+    assert torch.equal(load(folder, static=True).transformer.get_parameter("embedding.weight"), expected.float())
+    copy_without_weights(folder, tmp_path / "headless", lambda name: "embed" in name or "w" in name or "shared" in name)
+    assert word_embeddings(tmp_path / "headless") is None
+
+
+def test_each_role_may_have_a_table_of_its_own(tiny_encoder: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Router
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_file(str(tiny_encoder / "tokenizer.json"))
+    query, document = ([StaticEmbedding(tokenizer, embedding_dim=8), Normalize()] for _ in range(2))
+    router = Router.for_query_document(query, document)
+    SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "theirs"))
+    towers = load_towers(EncoderSettings(model="theirs"), tmp_path / "theirs", "x")
+    write_towers(towers.query, towers.document, tmp_path / "ours")
+    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+        model, towers = (
+            SentenceTransformer(str(folder), device="cpu"),
+            load_towers(EncoderSettings(model="it"), folder, "x"),
+        )
+        assert_allclose(vectors(towers.query, "query"), model.encode_query(TEXTS), atol=1e-6)
+        assert_allclose(vectors(towers.document), model.encode_document(TEXTS), atol=1e-6)
+        assert np.abs(vectors(towers.query) - vectors(towers.document)).max() > 0.1
 
 
 @pytest.mark.parametrize("normalize", [True, False])

@@ -77,6 +77,7 @@ def test_a_verdict_says_no_more_than_its_interval() -> None:
         "hard": {"of_seeds": [0.31, 0.32, 0.33]},
         "harder": {"of_seeds": [0.31, 0.311, 0.312]},
         "wrong": {"of_seeds": [0.28, 0.281, 0.279]},
+        "same": {"of_seeds": [0.30, 0.30, 0.30]},
     }
     compare_with_first(ways, "random", [{"a": "random", "b": "hard", "holm": {"t_test": 0.004}}])
     assert "over" not in ways["random"]
@@ -88,5 +89,7 @@ def test_a_verdict_says_no_more_than_its_interval() -> None:
         "harder: better than random: nDCG@10 +0.0110 [+0.0085, +0.0135], 95 % interval over 3 seeds;"
         " p = 1 over 1,234 queries",
         "wrong: worse than random: nDCG@10 -0.0200 [-0.0225, -0.0175], 95 % interval over 3 seeds;"
+        " p = 1 over 1,234 queries",
+        "same: no difference from random is shown: nDCG@10 +0.0000 [+0.0000, +0.0000], 95 % interval over 3 seeds;"
         " p = 1 over 1,234 queries",
     ]
