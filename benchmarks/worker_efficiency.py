@@ -1,7 +1,8 @@
 """What a second worker is worth: embedding, k-means, packing and training with one worker and with two, a thread each.
 
     raytriever run quickstart_transformer --until batches --set packing.packing.batch_size=64
-    python -m benchmarks.worker_efficiency data/nfcorpus_filtered --batches runs/quickstart_transformer/batches --rounds 2
+    python -m benchmarks.worker_efficiency data/nfcorpus_filtered --rounds 2
+        --batches runs/quickstart_transformer/batches
 
 Needs two cores that nothing else uses. Each stage runs through its job on a local Ray, with one and with two workers in
 turns that change their order. The efficiency is time with one worker over twice the time with two; start-up counts,

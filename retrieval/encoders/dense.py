@@ -63,11 +63,11 @@ def load_dense(folder: Path) -> DenseLayer:
 def load_layers(folders: Sequence[Path]) -> tuple[list[DenseLayer], int | None]:
     """The layers of Dense modules, and how many numbers of a vector a last one keeps that is a ``cut``, else None."""
     layers = [load_dense(folder) for folder in folders]
-    last = layers[-1].linear.weight if layers else torch.empty(0)
-    is_cut = last.ndim == 2 and len(last) < last.shape[1] and torch.equal(last, torch.eye(*last.shape))
-    if not is_cut or layers[-1].linear.bias is not None or type(layers[-1].activation) is not nn.Identity:
-        return layers, None
-    return layers[:-1], len(last)
+    if layers and type(layers[-1].activation) is nn.Identity:
+        weight, *bias = layers[-1].linear.parameters()
+        if not bias and len(weight) < weight.shape[1] and torch.equal(weight, torch.eye(*weight.shape)):
+            return layers[:-1], len(weight)
+    return layers, None
 
 
 def cut(width: int, kept: int) -> DenseLayer:

@@ -279,9 +279,8 @@ class Probe(Stage[ProbeConfig]):
         evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
         blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
         beside = f" (not significantly better than: {'; '.join(found['level'])})" if found["level"] else ""
-        verdicts = verdict_lines(
-            found["ways"], self.config.measure, len(next(iter(stored.values().values())).query_ids)
-        )
+        queries, level = len(next(iter(stored.values().values())).query_ids), self.config.significance_level
+        verdicts = verdict_lines(found["ways"], self.config.measure, queries, level)
         return ["", *block_lines(blocks), "", *verdicts, f"recommended: {found['recommended']}{beside}", ""]
 
 
@@ -328,14 +327,17 @@ def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequenc
         way["over"] = {"way": first, **found, "seeds": count, "p": float(p)}
 
 
-def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int) -> list[str]:
-    """A sentence for each way that was compared with the first."""
+def verdict_lines(ways: Mapping[str, Any], measure: str, queries: int, level: float) -> list[str]:
+    """A sentence for each way that was compared with the first.
+
+    It says better or worse where the interval over seeds leaves zero out and p over queries is below ``level``.
+    """
     lines = []
     for name, way in ways.items():
         if "over" in way:
             over = way["over"]
             said = f"no difference from {over['way']} is shown"
-            if over["low"] > 0 or over["high"] < 0:
+            if over["p"] < level and (over["low"] > 0 or over["high"] < 0):
                 said = f"{'better' if over['low'] > 0 else 'worse'} than {over['way']}"
             lines.append(
                 f"{name}: {said}: {measure} {_difference(over)}, 95 % interval over {over['seeds']} seeds;"
