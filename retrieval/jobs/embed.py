@@ -19,6 +19,7 @@ from retrieval.collections.collection import StoredCollection, TextPart, text_co
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, EncoderTurns, encode_texts
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.modules import is_contextual, read_document_model, resolve_form
+from retrieval.encoders.pretrained import is_static
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import open_ranking, ranking_fingerprint
@@ -109,7 +110,9 @@ class Embed(ModelStage[EmbedConfig]):
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
         form, _ = resolve_form(self.config.encoder.form, self.located.path)
-        log.info(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
+        encoder, located = self.config.encoder, self.located
+        dtype = "float32" if is_static(encoder, located.path) else encoder.dtype
+        log.info(f"  encoder: {encoder.model} from {located.origin}, {dtype}")
         if not form.reduced and "documents" in self.config.parts:
             log.info(f"  {form.vectors or 'max_length'} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
