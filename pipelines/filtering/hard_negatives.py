@@ -100,8 +100,8 @@ class NegativeDraw:
     ) -> tuple[NDArray[np.int64], dict[str, int]]:
         """Document rows (n, number) of pairs (n,), and how many were repeated or made up at random.
 
-        Raises ``UserError`` for a pair with too few where that is refused.
-        What a pair gets is a function of its own number, its query and the epoch, whatever batch it is in.
+        What a pair gets is a function of its own number, its query and the epoch, whatever batch it is in. Where too
+        few are refused, every pair has enough: the job has compared their numbers before.
         """
         drawn = np.empty((len(pairs), self.number), dtype=np.int64)
         repeated = at_random = 0
@@ -115,12 +115,6 @@ class NegativeDraw:
             else:
                 chosen = choose_negatives(available, self.number, self.choose, orders[place], epoch)
             if len(chosen) < self.number:
-                if self.too_few == "refuse":
-                    raise UserError(
-                        f"Pair {pairs[place]} has {len(available)} hard negatives, {self.number} are asked for. Lower"
-                        " negatives_per_example, or set too_few_negatives to"
-                        f" {allowed_instead(scored=self.scores is not None)}."
-                    )
                 if self.too_few == "repeat" and len(chosen):
                     repeated += self.number - len(chosen)
                     chosen = np.resize(chosen, self.number)
@@ -177,11 +171,6 @@ def draw_balanced(
         if not places:
             waiting.pop(chosen)
     return np.array(drawn, dtype=np.int64)
-
-
-def allowed_instead(*, scored: bool) -> str:
-    """What too_few_negatives can be instead of refuse: no teacher scores what is drawn at random."""
-    return "'repeat'" if scored else "'repeat' or 'random'"
 
 
 def choose_negatives(

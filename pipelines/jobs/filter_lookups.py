@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.filtering.hard_negatives import NegativeLists, TeacherScores, TooFew, allowed_instead
+from pipelines.filtering.hard_negatives import NegativeLists, TeacherScores, TooFew
 from pipelines.filtering.pair_batches import TEXT_ROWS
 from pipelines.jobs.lookups import earlier_file, map_array
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
@@ -106,11 +106,12 @@ def check_negatives(
         raise UserError("No packed pair's query has a hard negative. Are they of the queries of these pairs' split?")
     short = np.flatnonzero(of_packed < number)
     if len(short) and too_few == "refuse":
+        instead = "'repeat'" if scored else "'repeat' or 'random'"  # no teacher scores what is drawn at random
         query = read_pairs(pairs, ["query_id"])["query_id"][int(np.flatnonzero(packed)[short[0]])].as_py()
         raise UserError(
             f"{len(short):,} of {len(of_packed):,} packed pairs have fewer than {number} hard negatives, the first of"
             f" query {query!r} ({of_packed[short[0]]}). Lower negatives_per_example, mine more, or set"
-            f" too_few_negatives to {allowed_instead(scored=scored)}."
+            f" too_few_negatives to {instead}."
         )
 
 

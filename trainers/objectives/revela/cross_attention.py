@@ -97,14 +97,13 @@ def cross_document_attention(
     are kept, B x B x H x L x D numbers. Gradients reach all four tensors and are those of the equations, but for a
     Sim_ij of 0, which gets none: no softmax would pass it on.
     """
-    itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     add_up = _RecomputedSum.apply if recompute else _weighted_sum
     with torch.autocast(queries.device.type, enabled=False):
         summed: Tensor = add_up(
             queries.to(values.dtype),
             keys.to(values.dtype),
             values,
-            similarity.masked_fill(itself, 0.0).to(torch.promote_types(values.dtype, torch.float32)),
+            similarity.to(torch.promote_types(values.dtype, torch.float32)),
             readers,
             value_normalization,
         )

@@ -281,3 +281,21 @@ def test_the_seed_decides_which_pairs_meet(run: dict[str, str], tmp_path: Path, 
     )
     assert epoch_of(one, 0).equals(epoch_of(again, 0))
     assert not epoch_of(one, 0)["pair"].equals(epoch_of(other, 0)["pair"])
+
+
+@pytest.mark.parametrize("source", ["pairs_clusters", "pairs"])
+def test_the_seed_decides_which_pairs_share_a_region(run: dict[str, str], tmp_path: Path, source: str) -> None:
+    inputs = {"clusters" if source == "pairs_clusters" else "pairs": run[source]}
+    one, other = (
+        packed(tmp_path / str(seed), packing={"order": "random", "region_pairs": 10}, **inputs, seed=seed)
+        for seed in range(2)
+    )
+    regions, others = (
+        {
+            pair: number
+            for number, file in enumerate(found.shards[0].files)
+            for pair in pq.read_table(found.path(file.name))["pair"].to_pylist()
+        }
+        for found in (one, other)
+    )
+    assert any(regions[pair] != others[pair] for pair in regions.keys() & others.keys())

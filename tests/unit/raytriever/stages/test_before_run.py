@@ -13,7 +13,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.recipe_run import run_recipe
-from raytriever.stages.stage import Stage, StageConfig
+from raytriever.stages.stage import Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig
 from tests.unit.small_run import make
@@ -32,6 +32,9 @@ class Watching(Stage[WatchingConfig]):
     config_class = WatchingConfig
     refused = "nothing"
     happened: list[tuple[str, str]]
+
+    def check_settings(self, stages: Stages) -> None:
+        self.happened.append((Path(self.config.output).name, f"among {''.join(stages)}"))
 
     def check_inputs(self, there: Set[str]) -> None:
         for key in sorted(there):
@@ -62,7 +65,7 @@ def watching(folder: Path, names: str) -> dict[str, Stage[Any]]:
 
 def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) -> None:
     run_recipe(watching(tmp_path, "abcd"), "abc", "letters")
-    before = [("a", "sees outside"), ("b", "sees outside"), ("c", "sees outside")]
+    before = [(name, happens) for name in "abc" for happens in ("among abcd", "sees outside")]
     first = [("a", "sees outside"), ("a", "made"), ("b", "sees a"), ("c", "sees a")]
     second = [("b", "sees a"), ("b", "sees outside"), ("b", "made"), ("c", "sees b")]
     last = [("c", "sees a"), ("c", "sees b"), ("c", "sees outside"), ("c", "made")]
