@@ -65,6 +65,7 @@ def test_a_draw_takes_from_everything_in_turn_and_is_the_beginning_of_a_longer_o
     assert drawn(sources, 60, 0)[:20] == few != drawn(sources, 20, 1)
     assert len({each.operator for each in few}) > 7
     assert {each.package for each in few} < set(PACKAGES)
+    assert {each.operator for each in drawn(sources, 60, 0, ["sign", "axis"])} == {"sign", "axis"}
 
 
 def test_nearest_tests_and_those_of_the_area() -> None:
