@@ -1,10 +1,18 @@
-"""One Ray for all tests of this folder that run jobs in this process."""
+"""One Ray for all tests of this folder that run jobs in this process; all but a smoke run of them are slow."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from raytriever.stages.ray_session import RaySession
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs Ray is slow, but for the smoke run: a stage, a sweep, a submitted job."""
+    for item in items:
+        if "session" in getattr(item, "fixturenames", ()) and "smoke" not in item.keywords:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="package")

@@ -12,7 +12,6 @@ from tests.cluster.test_stages import hashes
 from tests.unit.pipelines.chunking.test_stretches import passages, stored
 
 
-@pytest.mark.slow  # for all stages: test_stages.py
 def test_bytes_do_not_depend_on_workers(session: RaySession, tmp_path: Path) -> None:
     source = stored(tmp_path / "source", [passages(*"AAABBCDDDE"), passages("E", "", "F")])
     found = []

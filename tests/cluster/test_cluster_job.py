@@ -108,7 +108,6 @@ def stage(inputs: dict[str, str], folder: Path) -> Cluster:
     return Cluster(ClusterConfig.model_validate({**inputs, **settings, "output": str(folder)}))
 
 
-@pytest.mark.slow  # actors that start again take a while
 def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch):
     import ray
 
@@ -145,7 +144,6 @@ def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
         cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.split, device="cuda")
 
 
-@pytest.mark.slow  # workers of its own, which it takes down
 def test_a_domain_that_fails_ends_the_others(session, inputs):  # noqa: ARG001
     from pipelines.jobs.part_workers import PartWorkers
 

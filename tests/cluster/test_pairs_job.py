@@ -95,7 +95,6 @@ def test_bytes_do_not_depend_on_workers(
     assert hashes(tmp_path / "pairs") == expected
 
 
-@pytest.mark.slow  # a worker in each of its steps; of shards as such: test_stages.py
 def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(
     session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def test_bytes_do_not_depend_on_workers(session, expected, tmp_path, kind, worke
     assert all(f"number {number} is written" in said for number in range(4))  # by workers, and heard here
 
 
-@pytest.mark.parametrize("kind", [Count, CountWithState, CountInThreads])
+@pytest.mark.parametrize("kind", [pytest.param(Count, marks=pytest.mark.smoke), CountWithState, CountInThreads])
 def test_a_killed_worker_changes_nothing(session, expected, tmp_path, kind):
     marker = tmp_path / "killed"
     run_stage(kind(CountConfig(output=str(tmp_path / "out"), kill_marker=str(marker))), session)
@@ -45,6 +45,7 @@ def test_a_worker_makes_shards_in_threads(session, expected, tmp_path, capsys):
     assert "workers measured 4 shards" in said
 
 
+@pytest.mark.smoke
 def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_path, capsys):
     class Refusing(Count):
         def resolved(self):

@@ -31,8 +31,6 @@ from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow  # a cluster of its own, a minute and a half
-
 HEAD = "127.0.0.77"  # loopback, and nobody else's
 
 
@@ -145,6 +143,7 @@ class ProcessList:
                     continue
 
 
+@pytest.mark.slow
 def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Path) -> None:
     command = collect(write_collection(tmp_path / "data"), str(tmp_path / "out"))
     for variables in ({}, {"RAY_AUTH_TOKEN": "0" * 64}):
@@ -177,6 +176,7 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
     assert "Give another --name" in again.stderr
 
 
+@pytest.mark.slow
 def test_secrets_of_the_nodes_reach_the_job_and_nothing_else(
     cluster: TokenCluster, object_store: str, tmp_path: Path
 ) -> None:
@@ -213,6 +213,7 @@ def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCluster, tmp_path: Path) -> None:
     output = tmp_path / "watched" / "corpus"
     command = collect(write_collection(tmp_path / "data"), str(output))
@@ -245,6 +246,7 @@ def test_the_process_list_is_watched() -> None:
     assert processes.seen
 
 
+@pytest.mark.slow
 def test_a_job_that_was_sent_no_folder_refuses_a_relative_output_and_is_stopped_by_its_client(
     cluster: TokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

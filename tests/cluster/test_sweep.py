@@ -32,8 +32,6 @@ stages:
   evaluation: {job: evaluate, collection: collection, runs: {trained: found}}
 """
 
-pytestmark = pytest.mark.usefixtures("session")
-
 
 def sweep(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["sweep", *arguments])
@@ -51,6 +49,8 @@ def manifests(place: str) -> dict[str, str]:
     return {name: hashlib.sha256(folder.read_bytes(name)).hexdigest() for name in names}
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("session")
 def test_stages_are_shared_seeds_summarised_and_a_second_run_makes_nothing(tmp_path: Path) -> None:
     recipe, place = lexical_recipe(tmp_path), str(tmp_path / "out")
     done = sweep(recipe, *LEXICAL, "--concurrent", "2", "--output", place)
@@ -80,6 +80,7 @@ def test_stages_are_shared_seeds_summarised_and_a_second_run_makes_nothing(tmp_p
     assert manifests(place) == made
 
 
+@pytest.mark.usefixtures("session")
 def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object_store: str) -> None:
     recipe, output = lexical_recipe(tmp_path), f"{object_store}/sweep"
     arguments = (recipe, "--grid", "found.split=absent,test", "--output", output)
@@ -101,7 +102,7 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     assert "split=test: reused" in again.stderr
 
 
-@pytest.mark.usefixtures("json_log")
+@pytest.mark.usefixtures("session", "json_log")
 def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
     recipe, output = lexical_recipe(tmp_path), str(tmp_path / "out")
     done = sweep(recipe, "--grid", "found.split=absent,test", "--grid", "evaluation.seed=1,2", "--output", output)
@@ -114,7 +115,7 @@ def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
     assert where == {("split=test", "found"), ("split=test,seed=1", "evaluation"), ("split=test,seed=2", "evaluation")}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("session")
 def test_an_encoder_is_trained_for_each_value(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,28 +87,39 @@ _MADE = TemporaryDirectory(prefix="objectives-")  # removed when the process end
 BATCHES = 4  # that have scores
 
 
-def make_objective(
-    name: str, folder: Path, lora: bool = False, dropout: float = 0.0, pooling: str = "cls"
-) -> Objective[Any]:
-    """The objective ``name`` of ``KINDS`` around the encoder in ``folder``, on the CPU in float32."""
-    settings, form, _ = KINDS[name]
-    models = {}
+def settings_of(name: str) -> Any:
+    """The settings of the objective ``name`` of ``KINDS``."""
+    settings = KINDS[name][0]
     if settings["kind"] == "revela":
-        located = _language_model()
-        settings = settings | {"language_model": {"model": str(located.path)} | settings.get("language_model", {})}
-        models = {"objective.language_model": located}
+        settings = settings | {
+            "language_model": {"model": str(_language_model().path)} | settings.get("language_model", {})
+        }
     if settings["kind"] == "replug":
         settings = settings | {"scores": _scores()}
     if settings["kind"] == "coder":
         settings = settings | {"documents": _vectors()}
-    plain = EncoderSettings.model_validate({"model": str(folder), "pooling": pooling, "form": form})
+    return TypeAdapter(AnyObjectiveSettings).validate_python(settings)
+
+
+def make_objective(
+    name: str,
+    folder: Path,
+    lora: bool = False,
+    dropout: float = 0.0,
+    pooling: str = "cls",
+    settings: Any = None,
+    query_prompt: str = "",
+) -> Objective[Any]:
+    """The objective ``name`` of ``KINDS``, or of ``settings``, around the encoder in ``folder``, on the CPU."""
+    chosen = settings or settings_of(name)
+    models = {"objective.language_model": _language_model()} if chosen.kind == "revela" else {}
+    plain = EncoderSettings(model=str(folder), pooling=pooling, form=KINDS[name][1], query_prompt=query_prompt)
     towers = load_towers(plain, folder, "a" * 64, dropout=dropout)
     _spread(towers.query.transformer)
-    chosen: Any = TypeAdapter(AnyObjectiveSettings).validate_python(settings)
     if isinstance(chosen, ContextualSettings):
         encoder = contextual_encoder(towers.query, chosen, None, seed=0)
         towers = Towers(encoder, encoder)
-    is_frozen = settings.get("scoring", {}).get("query_encoder") == "frozen"
+    is_frozen = chosen.kind == "coder" and chosen.scoring.query_encoder == "frozen"
     for transformer in towers.transformers() if lora and not is_frozen else ():
         add_adapter(transformer, LoraSettings(rank=4))
     return build_objective(chosen, towers, models)
@@ -123,8 +134,8 @@ def _language_model() -> LocatedModel:
 @cache
 def _scores(size: int = 16) -> str:
     """Made-up ones, a file of one epoch."""
-    generator = np.random.default_rng(0)
-    tables = [score_table(generator.normal(size=(size, size)).astype(np.float32), [1] * size) for _ in range(BATCHES)]
+    generator, tokens = np.random.default_rng(0), [1 + row % 3 for row in range(size)]
+    tables = [score_table(generator.normal(size=(size, size)).astype(np.float32), tokens) for _ in range(BATCHES)]
     shard = {
         "files": {"epoch=00000/scores-00000.parquet": pa.concat_tables(tables)},
         "rows": BATCHES * size,

@@ -34,6 +34,7 @@ CPU = torch.device("cpu")
 IN_PROCESSES = ("tests marked gpu", "NCCL and FSDP2")  # which import everything anew
 
 
+@pytest.mark.slow
 def test_it_is_rehearsed_on_the_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

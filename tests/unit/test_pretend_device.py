@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch.utils import backend_registration
 
@@ -22,6 +23,7 @@ def test_torch_still_takes_a_device_written_in_python():
     )
 
 
+@pytest.mark.slow
 def test_on_the_pretend_device():
     files = sorted(str(path) for path in CASES.glob("*.py") if path.name != "conftest.py")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
