@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from raytriever.stages.ray_session import RaySession
