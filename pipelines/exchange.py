@@ -5,7 +5,6 @@ batch for each part. A task of the later phase reads its batch of every file, in
 depends on no worker, and memory is that of a part. Only its own bytes are read, in an object store too.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -49,12 +48,6 @@ def read_parts(output: str, names: Iterable[str], parts: Iterable[int]) -> pa.Ta
             file = pa.ipc.open_file(source)
             batches += [file.get_batch(part) for part in wanted]
     return pa.Table.from_batches(batches)
-
-
-def string_parts(strings: pa.ChunkedArray, parts: int) -> NDArray[np.int64]:
-    """A part for each string, (n,), by a hash of its bytes, which need not tell strings apart: CRC-32 is quick."""
-    hashes = map(zlib.crc32, strings.cast(pa.large_binary()).to_pylist())
-    return number_parts(np.fromiter(hashes, np.uint64, len(strings)), parts)
 
 
 def number_parts(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:

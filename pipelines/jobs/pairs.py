@@ -1,67 +1,67 @@
 """`raytriever pairs`: the judged positives of a collection's splits as training pairs, each once."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
-from math import ceil
-from typing import Annotated, Any, Literal, Self
+from collections import Counter
+from collections.abc import Iterator, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.lookups import earlier_record, shard_name
-from pipelines.mining.rules import folded_text_keys
+from pipelines.jobs.lookups import earlier_file, earlier_record
+from pipelines.mining.rules import folded_text_keys, sampling_keys
 from pipelines.pairs.duplicates import (
     DuplicateSettings,
     band_keys,
-    candidate_pairs,
-    first_of_equal,
     first_similar,
     shingle_hashes,
     shingle_sets,
     similarity,
     text_blocks,
 )
-from pipelines.pairs.pairs import (
-    LISTED,
-    PAIR_ORDER,
-    PAIRS,
-    POSITIVES,
-    SCHEMA,
-    ChooseDocuments,
-    in_pair_order,
-    no_pairs,
-    some_of_each,
-)
+from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments, no_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.artifacts.long_columns import places_among, take_rows
 from raytriever.errors import UserError
+from raytriever.relations import Relations, open_relations
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import (
-    JUDGMENTS,
-    ParquetRows,
-    Part,
-    StoredCollection,
-    TextPart,
-    text_columns,
-    texts_of,
-)
+from raytriever.stages.stage import Phase, Stage, StageConfig
+from retrieval.collections.collection import SCHEMAS, Part, StoredCollection, TextPart
 
-ROWS_OF_A_PART = 1 << 19
-"""Rows that one worker holds, and as many to compare them with."""
-_RANGES_OF_A_PART = 8
-_BUCKETS_OF_A_PART = 1 << 22
-_ROWS_AT_ONCE = 10_000
-_SIDES: dict[TextPart, Literal["query", "document"]] = {"queries": "query", "documents": "document"}
-_READ: tuple[Part, ...] = (*_SIDES, "judgments")
+Side = Literal["query", "document"]
+_SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
+_WHOLE = [None]  # the one task of a phase of one
 _EXAMPLES = 5
+_COMPARED_AT_ONCE = 10_000
+_JUDGED, _DISTINCT = "relations/judged.parquet", "relations/distinct.parquet"
 
-_Found = dict[str, dict[str, Any]]  # counts, what was dropped, facts
+
+class Stretch(NamedTuple):
+    """Rows of a collection's texts."""
+
+    part: TextPart
+    begin: int
+    end: int
+
+
+@dataclass
+class Tally:
+    """What is said of pairs that repeat others, and of those left out."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, record: ShardRecord) -> None:
+        """What an earlier shard has said."""
+        self.counts.update(record.counts)
+        self.dropped.update(record.dropped)
+        self.facts |= record.facts
 
 
 class PairsConfig(StageConfig):
@@ -93,17 +93,94 @@ class PairsConfig(StageConfig):
         return self
 
 
-class Pairs(Stage[PairsConfig]):
-    """qrels to pairs, each step one phase of many tasks, in which rows with one key meet.
+# The queries. Pairs stand in the order of (query_row, document_row, listed); ``listed``, the place of a judgment in the
+# order of splits and rows, tells pairs of the same texts apart.
 
-    Judgments find their queries, then their documents; pairs then find those with the same texts, nearly the same, the
-    same query, the same document, as far as the settings ask; at last they are cut into files. Which texts are nearly
-    the same is found by buckets: texts that share one are candidates, whose shingles then meet.
-    """
+JUDGMENTS = """
+    CREATE TABLE judgments AS
+    SELECT query_id, document_id, (list_position($splits, split) - 1) * $judgments + row AS listed,
+        relevance >= $minimum AS is_pair
+    FROM stream
+    WHERE list_contains($splits, split) AND (relevance >= $minimum OR relevance >= 1)
+"""
+QUERIES = "CREATE TABLE queries AS FROM stream WHERE id IN (SELECT query_id FROM judgments)"
+DOCUMENTS = "CREATE TABLE documents AS FROM stream WHERE id IN (SELECT document_id FROM judgments)"
+JUDGED = """
+    CREATE TABLE judged AS
+    SELECT query_id, document_id, domain, queries.row AS query_row, documents.row AS document_row, listed, is_pair
+    FROM judgments LEFT JOIN queries ON queries.id = query_id LEFT JOIN documents ON documents.id = document_id
+"""
+UNKNOWN = "SELECT {side}_id FROM judged WHERE {side}_row IS NULL ORDER BY listed LIMIT 1"
+ROWS_OF_PAIRS = "SELECT DISTINCT {side}_row AS row FROM judged WHERE is_pair ORDER BY row"
+EQUAL_TEXTS = """
+    CREATE TABLE equal_texts AS
+    SELECT judged.* EXCLUDE (is_pair), first_value(listed) OVER same AS first
+    FROM read_parquet($judged) AS judged
+    JOIN read_parquet($queries) AS queries ON queries.row = query_row
+    JOIN read_parquet($documents) AS documents ON documents.row = document_row
+    WHERE is_pair
+    WINDOW same AS (PARTITION BY queries.key, documents.key ORDER BY query_row, document_row, listed)
+"""
+CANDIDATES = """
+    WITH used AS (SELECT DISTINCT {side}_row AS row FROM pairs),
+    buckets AS (
+        SELECT row, unnest(list_append(buckets, key)) AS bucket FROM read_parquet($texts)
+        WHERE row IN (SELECT row FROM used)
+    ),
+    neighbours AS (
+        SELECT row AS high, unnest([lag(row) OVER shared, first_value(row) OVER shared]) AS low
+        FROM buckets WHERE bucket <> 0 WINDOW shared AS (PARTITION BY bucket ORDER BY row)
+    )
+    SELECT DISTINCT high, low FROM neighbours WHERE low < high ORDER BY high, low
+"""
+NEAR_TEXTS = """
+    CREATE TABLE near_texts AS
+    SELECT pairs.*, coalesce(queries.near, query_row) AS query_near, coalesce(documents.near, document_row)
+        AS document_near
+    FROM pairs LEFT JOIN read_parquet($queries) AS queries ON queries.row = query_row
+    LEFT JOIN read_parquet($documents) AS documents ON documents.row = document_row
+"""
+LATER_NEAR = """
+    SELECT * FROM (
+        SELECT listed, query_row, document_row, query_near, document_near, first_value(listed) OVER alike AS first,
+            first_value(query_row) OVER alike AS first_query_row,
+            first_value(document_row) OVER alike AS first_document_row
+        FROM near_texts
+        WINDOW alike AS (PARTITION BY query_near, document_near ORDER BY query_row, document_row, listed)
+    ) WHERE listed <> first ORDER BY listed
+"""
+REPEATS = """
+    SELECT later.query_id, later.document_id, earlier.query_id, earlier.document_id
+    FROM {later} AS later JOIN {pairs} AS earlier ON earlier.listed = later.first
+    WHERE later.listed <> later.first
+    ORDER BY later.query_row, later.document_row, later.listed LIMIT $most
+"""
+CROWDED = """
+    SELECT listed, query_id, document_id FROM pairs
+    QUALIFY count(*) OVER (PARTITION BY {side}_row) > $number ORDER BY listed
+"""
+BEYOND = """
+    DELETE FROM pairs WHERE listed IN (
+        SELECT listed FROM pairs JOIN drawn USING (listed)
+        QUALIFY row_number() OVER (PARTITION BY {side}_row ORDER BY key, query_row, document_row, listed) > $number
+    )
+"""
+IN_ORDER = """
+    SELECT query_id, document_id, domain, query_row, document_row FROM pairs ORDER BY query_row, document_row, listed
+"""
+COUNTS = "SELECT count(DISTINCT query_row), count(DISTINCT document_row) FROM pairs"
+POSITIVE = """
+    SELECT DISTINCT query_row, document_row FROM read_parquet($judged) WHERE query_row >= $first AND query_row < $after
+    ORDER BY query_row, document_row
+"""
+
+
+class Pairs(Stage[PairsConfig]):
+    """qrels to pairs: ids become rows, texts become keys, and pairs that repeat others or are too many go."""
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = PairsConfig
     unit = "pairs"
 
@@ -113,302 +190,209 @@ class Pairs(Stage[PairsConfig]):
             for split in self._splits():
                 StoredCollection(self.config.collection).require_split(split)
 
-    def plan(self) -> list[Shard]:
-        """The collection by stretches, every step by parts, the files: as many as there are judgments for."""
-        collection, config = StoredCollection(self.config.collection), self.config
-        near = config.duplicates.near != "off"
-        queries, documents, judgments = (collection.count(part) for part in _READ)
-        numbers = {
-            "queries": ceil(queries / config.texts_per_shard),
-            "documents": ceil(documents / config.texts_per_shard),
-            "judgments": ceil(judgments / ROWS_OF_A_PART),
-            **dict.fromkeys(self._steps(), ceil(max(queries, documents, judgments) / ROWS_OF_A_PART)),
-            "pairs": ceil(judgments / config.rows_per_file),
-        }
-        phases: list[Sequence[str]] = [_READ, *([step] for step in self._steps()), ["pairs"]]
-        if near:
-            buckets = 1 + config.duplicates.similarity.bands
-            for part, count in zip(_SIDES, (queries, documents), strict=True):
-                numbers |= dict.fromkeys((f"bands-{part}", f"shingles-{part}"), numbers[part])
-                numbers[f"candidates-{part}"] = ceil(count * buckets / _BUCKETS_OF_A_PART)
-            at = phases.index(["near-queries"])
-            phases[at:at] = [[f"{make}-{part}" for part in _SIDES] for make in ("bands", "candidates", "shingles")]
-        counted = {"of": numbers, "queries": queries, "rows": ROWS_OF_A_PART}
-        return [
-            Shard(shard_name(make, number), {"make": make, "number": number, **counted}, phase, make != "pairs")
-            for phase, makes in enumerate(phases)
-            for make in makes
-            for number in range(numbers[make])
-        ]
+    def phases(self) -> list[Phase]:
+        """Judgments by row; keys of their texts, where these are compared; texts that are near others; pairs."""
+        settings, stretches = self.config.duplicates, self._stretches()
+        phases = [Phase("judged", _WHOLE, self._find_rows)]
+        if settings.needs_texts:
+            phases.append(Phase("texts", stretches, self._make_keys))
+        if settings.near != "off":
+            phases.append(Phase("distinct", _WHOLE, self._find_candidates))
+            phases.append(Phase("near", stretches, self._compare))
+        return [*phases, Phase("pairs", _WHOLE, self._write_pairs, intermediate=False)]
 
-    def _steps(self) -> list[str]:
-        """Those in which pairs change hands, in order."""
-        config = self.config
-        asked_for = {
-            "asked": True,
-            "answered": True,
-            "distinct": config.duplicates.needs_texts,
-            **dict.fromkeys(("near-queries", "near-documents", "near"), config.duplicates.near != "off"),
-            "of-query": config.documents_per_query is not None,
-            "of-document": config.queries_per_document is not None,
-        }
-        return [step for step, is_asked_for in asked_for.items() if is_asked_for]
+    def _stretches(self) -> list[Stretch]:
+        collection, size = StoredCollection(self.config.collection), self.config.texts_per_shard
+        counts: dict[TextPart, int] = {part: collection.count(part) for part in _SIDES}
+        return [
+            Stretch(part, begin, min(begin + size, count))
+            for part, count in counts.items()
+            for begin in range(0, count, size)
+        ]
 
     def _splits(self) -> tuple[str, ...]:
         split = self.config.split
         return (split,) if isinstance(split, str) else tuple(dict.fromkeys(split))
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        make = shard.description["make"]
-        if make in _SIDES:
-            return self._make_texts(make, shard, writer)
-        if make == "judgments":
-            return self._hand_on(self._judged(shard), shard, writer, {})
-        if make == "pairs":
-            return self._make_file(shard, writer)
-        kind, _, part = make.partition("-")
-        compare = {"bands": self._make_bands, "candidates": self._make_candidates, "shingles": self._make_shingles}
-        if kind in compare:
-            return compare[kind](part, shard, writer)
-        steps = ["judgments", *self._steps()]
-        table, found = self._read(steps[steps.index(make) - 1], shard, [shard.description["number"]]), _Found()
-        match make:
-            case "asked":
-                table = self._joined(table, "queries", shard)
-            case "answered":
-                table = self._joined(table, "documents", shard)
-                # what batches mask, be it a pair or left out: by ranges of queries, one for each file of pairs
-                of, queries = shard.description["of"], _rows(table, "query")
-                keys = pair_keys(query_rows=queries, document_rows=_rows(table, "document"))
-                part_of = queries * of["pairs"] // shard.description["queries"]
-                write_parts(writer, _file(shard.name, "positives"), pa.table({"key": keys}), part_of, of["pairs"])
-                table = table.filter(table["is_pair"]).drop_columns("is_pair")
-            case "distinct":
-                table, found = self._distinct(in_pair_order(table), shard, writer)
-            case "near-queries" | "near-documents":
-                table, found = self._with_near(table, part, shard)
-            case "near":
-                table, found = self._not_near(in_pair_order(table))
-            case _:
-                table, found = self._some(in_pair_order(table), make)
-        return self._hand_on(table, shard, writer, found)
+    def _open(self, writer: ShardWriter) -> AbstractContextManager[Relations]:
+        return open_relations(self.config.output, writer.path("spill"), self.config.resources)
 
-    def _make_texts(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Id and row of each text of a stretch, a hash of it where texts are compared, a document's domain."""
-        rows, side, compared = self._rows_of(part), _SIDES[part], self.config.duplicates.needs_texts
-        start, size = shard.description["number"] * self.config.texts_per_shard, self.config.texts_per_shard
-        stop, tables = min(start + size, len(rows)), []
-        names = ["id", "domain"] if part == "documents" else ["id"]
-        for begin in range(start, stop, _ROWS_AT_ONCE):
-            own = np.arange(begin, min(begin + _ROWS_AT_ONCE, stop))
-            read = rows.take(own, [*names, *(text_columns(part) if compared else ())])
-            table = read.select(names).append_column(f"{side}_row", pa.array(own))
-            if compared:
-                table = table.append_column(f"{side}_key", pa.array(folded_text_keys(texts_of(read, part))))
-            tables.append(table)
-        table, parts = pa.concat_tables(tables), shard.description["of"]["asked"]
-        write_parts(writer, _file(shard.name), table, string_parts(table["id"], parts), parts)
+    def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """All positive judgments by row, in order, and the rows of the texts that pairs have.
+
+        Positive is a grade of 1 or more, or of ``minimum_relevance`` if less; ``is_pair``: of ``minimum_relevance``.
+        Raises ``UserError`` where there are no pairs at all, and where a judgment has an unknown id.
+        """
+        collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
+        with self._open(writer) as db:
+            values: dict[str, Any] = {"splits": list(self._splits()), "minimum": minimum}
+            count = collection.count("judgments")
+            db.load(JUDGMENTS, *_numbered(collection, "judgments"), judgments=count, **values)
+            if not db.rows("SELECT 1 FROM judgments WHERE is_pair LIMIT 1"):
+                raise no_pairs(minimum)
+            db.load(QUERIES, *_numbered(collection, "queries", "id"))
+            db.load(DOCUMENTS, *_numbered(collection, "documents", "id", "domain"))
+            db.run(JUDGED)
+            for part, side in _SIDES.items():
+                for (name,) in db.rows(UNKNOWN.format(side=side)):
+                    raise UserError(
+                        f"Judgments name {part} that are not in {self.config.collection}, such as {name!r}. Make the"
+                        " collection again."
+                    )
+                rows = [table["row"].to_numpy() for table in db.tables(ROWS_OF_PAIRS.format(side=side))]
+                writer.add_array(_rows_of(part), np.concatenate(rows))
+            db.write("FROM judged ORDER BY query_row, document_row, listed", writer.path(_JUDGED))
+            writer.add(_JUDGED)
         return writer.commit(0)
 
-    def _judged(self, shard: Shard) -> pa.Table:
-        """The ids of those judgments of a stretch that are positive, and their places in the order of splits and rows.
+    def _make_keys(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
+        """A hash of each text of a stretch that pairs have, without its case and white space, and its buckets."""
+        settings, rows = self.config.duplicates, self._own_rows(stretch)
+        keys, buckets = [np.empty(0, np.uint64)], list[NDArray[np.uint64]]()
+        for texts in self._texts(stretch.part, rows):
+            keys.append(folded_text_keys(texts))
+            if settings.near != "off":
+                buckets += [*band_keys(*shingle_hashes(texts, settings.words(stretch.part)), settings.similarity)]
+        table = pa.table({"row": rows, "key": np.concatenate(keys)})
+        if settings.near != "off":
+            table = table.append_column("buckets", pa.array(buckets, pa.list_(pa.uint64())))
+        writer.add_table(_table_of(writer.name), table)
+        return writer.commit(0)
 
-        Of a grade of 1 or more, or of ``minimum_relevance`` if less; ``is_pair``: of ``minimum_relevance``.
-        """
-        rows, start = self._rows_of("judgments"), shard.description["number"] * shard.description["rows"]
-        own = np.arange(start, min(start + shard.description["rows"], len(rows)))
-        table = rows.take(own, JUDGMENTS.names)
-        split = pc.index_in(table["split"], value_set=pa.array(self._splits(), pa.string()))
-        listed = pc.add(pc.multiply(split.cast(pa.int64()), len(rows)), pa.array(own))
-        is_pair = pc.greater_equal(table["relevance"], self.config.minimum_relevance)
-        positive = pc.and_(pc.is_valid(split), pc.or_(is_pair, pc.greater_equal(table["relevance"], 1)))
-        judged = table.select(["query_id", "document_id"]).append_column(LISTED, listed)
-        return judged.append_column("is_pair", is_pair).filter(positive)
+    def _own_rows(self, stretch: Stretch) -> NDArray[np.int64]:
+        """Of a stretch's texts those that pairs have, ascending."""
+        rows = np.load(self._earlier("judged", _rows_of(stretch.part)), mmap_mode="r")
+        return np.array(rows[slice(*np.searchsorted(rows, [stretch.begin, stretch.end]))])
 
-    def _rows_of(self, part: Part) -> ParquetRows:
-        return StoredCollection(self.config.collection).rows_of(part)
+    def _texts(self, part: TextPart, rows: NDArray[np.int64]) -> Iterator[list[str]]:
+        return text_blocks(StoredCollection(self.config.collection).rows_of(part), part, rows)
 
-    def _hand_on(self, table: pa.Table, shard: Shard, writer: ShardWriter, found: _Found) -> ShardRecord:
-        """Commits pairs for the step that follows, with what was ``found`` on the way."""
-        numbers, steps = shard.description["of"], ["judgments", *self._steps(), "pairs"]
-        step = steps[steps.index(shard.description["make"]) + 1]
-        parts, facts = numbers[step], dict(found.get("facts", {}))
-        match step:
-            case "asked" | "answered":
-                facts["pairs"] = pc.sum(table["is_pair"]).as_py() or 0
-                part_of = string_parts(table["query_id" if step == "asked" else "document_id"], parts)
-            case "distinct" | "near":
-                name = "key" if step == "distinct" else "near"
-                keys = (table[f"{side}_{name}"].to_numpy().astype(np.uint64) for side in _SIDES.values())
-                part_of = number_parts(np.uint64(3) * next(keys) + next(keys), parts)
-            case "pairs":  # by ranges of queries, of which a file takes some; it counts one share of the documents
-                documents = table.select(["document_row"])
-                write_parts(
-                    writer, _file(shard.name, "documents"), documents, _rows(documents, "document") % parts, parts
-                )
-                parts = numbers["asked"] * _RANGES_OF_A_PART
-                part_of = _rows(table, "query") * parts // shard.description["queries"]
-                facts["ranges"] = np.bincount(part_of, minlength=parts).tolist()
-            case _:
-                side: Literal["query", "document"] = "document" if "document" in step else "query"
-                part_of = number_parts(_rows(table, side).astype(np.uint64), parts)
-        write_parts(writer, _file(shard.name), table, part_of, parts)
-        return writer.commit(0, counts=found.get("counts"), dropped=found.get("dropped"), facts=facts)
+    def _find_candidates(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """The pairs without equal ones, and which of their texts may be nearly the same."""
+        tally = Tally()
+        with self._open(writer) as db:
+            self._make_distinct(db, tally)
+            db.write("FROM pairs ORDER BY query_row, document_row, listed", writer.path(_DISTINCT))
+            writer.add(_DISTINCT)
+            for part, side in _SIDES.items():
+                path = writer.path(_candidates(part))
+                db.write(CANDIDATES.format(side=side), path, texts=self._tables_of("texts", part))
+                writer.add(_candidates(part))
+        return writer.commit(0, counts=tally.counts, dropped=tally.dropped, facts=tally.facts)
 
-    def _read(self, step: str, shard: Shard, parts: Iterable[int], what: str = "") -> pa.Table:
-        """What all shards of an earlier step wrote for these parts."""
-        return read_parts(self.config.output, (_file(name, what) for name in _names(step, shard)), parts)
-
-    def _records(self, step: str, shard: Shard) -> list[ShardRecord]:
-        return [earlier_record(self.config.output, name) for name in _names(step, shard)]
-
-    def _joined(self, table: pa.Table, part: TextPart, shard: Shard) -> pa.Table:
-        """The pairs with what was written of their queries, or documents.
-
-        Raises ``UserError`` where there are no pairs at all, and where one has an unknown id.
-        """
-        has_pairs = pc.any(table["is_pair"]).as_py()
-        if not has_pairs and not any(record.facts["pairs"] for record in self._records("judgments", shard)):
-            raise no_pairs(self.config.minimum_relevance)
-        known, ids = self._read(part, shard, [shard.description["number"]]), table[f"{_SIDES[part]}_id"]
-        places = places_among(ids, known["id"])
-        if len(absent := np.flatnonzero(places < 0)):
-            raise UserError(
-                f"Judgments name {part} that are not in {self.config.collection}, such as"
-                f" {ids[int(absent[0])].as_py()!r}. Make the collection again."
+    def _make_distinct(self, db: Relations, tally: Tally) -> None:
+        """The table ``pairs``, of equal ones the first alone where the others are to go."""
+        judged, settings = str(self._earlier("judged", _JUDGED)), self.config.duplicates
+        if not settings.needs_texts:
+            db.run(
+                "CREATE TABLE pairs AS SELECT * EXCLUDE (is_pair) FROM read_parquet($judged) WHERE is_pair",
+                judged=judged,
             )
-        found = take_rows(known.drop_columns("id"), places)
-        return pa.table([*table.columns, *found.columns], names=[*table.column_names, *found.column_names])
+            return
+        keys = {part: self._tables_of("texts", part) for part in _SIDES}
+        db.run(EQUAL_TEXTS, judged=judged, **keys)
+        _note_repeats(db, "equal_texts", "with both texts", "exact duplicates", tally, drop=settings.exact == "drop")
+        kept = "WHERE first = listed" if settings.exact == "drop" else ""
+        db.run(f"CREATE TABLE pairs AS SELECT * EXCLUDE (first) FROM equal_texts {kept}")
 
-    def _distinct(self, table: pa.Table, shard: Shard, writer: ShardWriter) -> tuple[pa.Table, _Found]:
-        """The pairs, of which none of another part has the texts, without those that repeat an earlier one."""
-        for part, side in _SIDES.items() if self.config.duplicates.near != "off" else ():
-            rows = np.unique(_rows(table, side))
-            part_of, parts = rows // self.config.texts_per_shard, shard.description["of"][part]
-            write_parts(writer, _file(shard.name, part), pa.table({"row": rows}), part_of, parts)
-        keys = [f"{side}_key" for side in _SIDES.values()]
-        first = first_of_equal(*(table[key].to_numpy() for key in keys))
-        drop = self.config.duplicates.exact == "drop"
-        return _without_repeats(table.drop_columns(keys), first, "with both texts", "exact duplicates", drop=drop)
+    def _compare(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
+        """The texts of a stretch that are similar to earlier ones, and of each the first that it is similar to."""
+        part, within = stretch.part, [("high", ">=", stretch.begin), ("high", "<", stretch.end)]
+        candidates = pq.read_table(self._earlier("distinct", _candidates(part)), filters=within)
+        candidates = candidates.sort_by([("high", "ascending"), ("low", "ascending")])
+        high, low = (candidates[name].to_numpy() for name in ("high", "low"))
+        rows, sets = np.unique(high), self._shingles(part, np.concatenate([high, low]))
+        pairs = zip(low.tolist(), high.tolist(), strict=True)
+        near = first_similar(rows, pairs, sets, self.config.duplicates.threshold(part))
+        is_later = near != rows
+        writer.add_table(_table_of(writer.name), pa.table({"row": rows[is_later], "near": near[is_later]}))
+        return writer.commit(0, counts={f"{part} with nearly the text of an earlier one": int(is_later.sum())})
 
-    def _make_bands(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """The texts of a stretch that pairs have, by their buckets, of which a hash of the whole text is one."""
-        settings, parts = self.config.duplicates, shard.description["of"][f"candidates-{part}"]
-        used = np.unique(self._read("distinct", shard, [shard.description["number"]], part)["row"].to_numpy())
-        keys = [np.empty((0, 1 + settings.similarity.bands), dtype=np.uint64)]
-        for texts in text_blocks(self._rows_of(part), part, used):
-            bands = band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity)
-            keys.append(np.concatenate([folded_text_keys(texts)[:, None], bands], axis=1))
-        buckets = np.concatenate(keys)
-        table = pa.table({"bucket": buckets.ravel(), "row": np.repeat(used, buckets.shape[1])})
-        write_parts(writer, _file(shard.name), table, number_parts(buckets.ravel(), parts), parts)
-        return writer.commit(0)
+    def _shingles(self, part: TextPart, rows: NDArray[np.int64]) -> dict[int, NDArray[np.uint64]]:
+        distinct, words = np.unique(rows), self.config.duplicates.words(part)
+        sets = (own for texts in self._texts(part, distinct) for own in shingle_sets(texts, words))
+        return dict(zip(distinct.tolist(), sets, strict=True))
 
-    def _make_candidates(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Pairs of texts that share some buckets, by the part that compares them, which is that of the later text.
+    def _write_pairs(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """``pairs/00000.parquet`` and on, and ``positives/00000.npy`` and on: what is known to be relevant."""
+        config, tally, rows = self.config, Tally(), 0
+        with self._open(writer) as db:
+            if config.duplicates.near == "off":
+                self._make_distinct(db, tally)
+            else:
+                db.run(
+                    "CREATE TABLE pairs AS FROM read_parquet($pairs)", pairs=str(self._earlier("distinct", _DISTINCT))
+                )
+                self._leave_out_near(db, tally)
+            if config.documents_per_query is not None:
+                leave_out_beyond(db, "query", config.documents_per_query, config.choose_documents, tally)
+            if config.queries_per_document is not None:
+                leave_out_beyond(db, "document", config.queries_per_document, "drawn", tally)
+            for number, table in enumerate(db.tables(IN_ORDER, config.rows_per_file)):
+                writer.add_table(f"pairs/{number:05d}.parquet", table.cast(SCHEMA).combine_chunks())
+                rows += len(table)
+            ((queries, documents),) = db.rows(COUNTS)
+            self._write_positives(db, writer)
+        tally.counts.update(queries=queries, documents=documents)
+        return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
 
-        Beside them their rows, by stretches, with the part that wants their shingles.
+    def _leave_out_near(self, db: Relations, tally: Tally) -> None:
+        """Of pairs with nearly the same texts those after the first, where they are to go."""
+        for number in range(len(self._stretches())):
+            tally.add(earlier_record(self.config.output, f"near-{number:05d}"))
+        tally.add(earlier_record(self.config.output, "distinct-00000"))
+        db.run(NEAR_TEXTS, **{part: self._tables_of("near", part) for part in _SIDES})
+        db.run("CREATE TABLE near_repeats (listed BIGINT, first BIGINT)")
+        for later in db.tables(LATER_NEAR, _COMPARED_AT_ONCE):
+            alike = later.select(["listed", "first"]).filter(pa.array(self._are_alike(later)))
+            db.load("INSERT INTO near_repeats FROM stream", alike.schema, [alike])
+        db.run("CREATE VIEW near_pairs AS SELECT * FROM pairs JOIN near_repeats USING (listed)")
+        drop = self.config.duplicates.near == "drop"
+        _note_repeats(db, "near_pairs", "with nearly both texts", "near duplicates", tally, drop=drop)
+        if drop:
+            db.run("DELETE FROM pairs WHERE listed IN (SELECT listed FROM near_repeats)")
+
+    def _are_alike(self, later: pa.Table) -> NDArray[np.bool_]:
+        """Whether both texts of a pair are similar to those of the first with the same near ones, (pairs,).
+
+        A text is not compared again with the one that it was found to be near.
         """
-        numbers = shard.description["of"]
-        shared, parts = self._read(f"bands-{part}", shard, [shard.description["number"]]), numbers[f"near-{part}"]
-        low, high = candidate_pairs(shared["bucket"].to_numpy(), shared["row"].to_numpy()).T
-        part_of = number_parts(high.astype(np.uint64), parts)
-        write_parts(writer, _file(shard.name), pa.table({"low": low, "high": high}), part_of, parts)
-        rows, wants = np.concatenate([low, high]), np.concatenate([part_of, part_of])
-        stretch, wanted = rows // self.config.texts_per_shard, pa.table({"row": rows, "part": wants})
-        write_parts(writer, _file(shard.name, "rows"), wanted, stretch, numbers[part])
-        return writer.commit(0)
-
-    def _make_shingles(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """The shingles of a stretch's texts that are compared, for each part that wants them."""
-        wanted = _distinct_rows(self._read(f"candidates-{part}", shard, [shard.description["number"]], "rows"))
-        rows, place = np.unique(wanted["row"].to_numpy(), return_inverse=True)
-        blocks = text_blocks(self._rows_of(part), part, rows)
-        sets = [own for texts in blocks for own in shingle_sets(texts, self.config.duplicates.words(part))]
-        column = pa.array(sets, pa.large_list(pa.uint64())).take(pa.array(place))
-        table, parts = wanted.select(["row"]).append_column("shingles", column), shard.description["of"][f"near-{part}"]
-        write_parts(writer, _file(shard.name), table, wanted["part"].to_numpy(), parts)
-        return writer.commit(0)
-
-    def _with_near(self, table: pa.Table, part: TextPart, shard: Shard) -> tuple[pa.Table, _Found]:
-        """The pairs with the first text that is similar to theirs, and with the shingles of theirs if it is another."""
-        number, side, threshold = [shard.description["number"]], _SIDES[part], self.config.duplicates.threshold(part)
-        candidates = _distinct_rows(self._read(f"candidates-{part}", shard, number)).to_pydict()
-        shingles = self._read(f"shingles-{part}", shard, number)
-        of_rows = (own.values.to_numpy() for own in shingles["shingles"])
-        sets = dict(zip(shingles["row"].to_pylist(), of_rows, strict=True))
-        rows, of_pair = np.unique(_rows(table, side), return_inverse=True)
-        near = first_similar(rows, zip(candidates["low"], candidates["high"], strict=True), sets, threshold)
-        repeats = [sets[row] if is_later else None for row, is_later in zip(rows.tolist(), near != rows, strict=True)]
-        carried = pa.array(repeats, pa.large_list(pa.uint64())).take(pa.array(of_pair))
-        table = table.append_column(f"{side}_near", pa.array(near[of_pair])).append_column(f"{side}_shingles", carried)
-        return table, {"counts": {f"{part} with nearly the text of an earlier one": int((near != rows).sum())}}
-
-    def _not_near(self, table: pa.Table) -> tuple[pa.Table, _Found]:
-        """The pairs without those both of whose texts are nearly an earlier pair's."""
-        settings = self.config.duplicates
-        first = first_of_equal(*(table[f"{side}_near"].to_numpy() for side in _SIDES.values()))
-        later = np.flatnonzero(first != np.arange(len(first)))
+        alike = np.ones(len(later), dtype=bool)
         for part, side in _SIDES.items():
-            rows, near = _rows(table, side), table[f"{side}_near"].to_numpy()
-            shingles, threshold = table[f"{side}_shingles"].combine_chunks(), settings.threshold(part)
-            is_alike = [
-                near[own] in (rows[own], rows[earlier])  # else both carry their shingles
-                or similarity(*(shingles[row].values.to_numpy() for row in (own, earlier))) >= threshold
-                for own, earlier in zip(later.tolist(), first[later].tolist(), strict=True)
-            ]
-            later = later[np.array(is_alike, dtype=bool)]
-            table = table.drop_columns([f"{side}_near", f"{side}_shingles"])
-        repeated = np.arange(len(first))
-        repeated[later] = first[later]
-        drop = settings.near == "drop"
-        return _without_repeats(table, repeated, "with nearly both texts", "near duplicates", drop=drop)
+            names = (f"{side}_row", f"first_{side}_row", f"{side}_near")
+            own, first, near = (later[name].to_numpy() for name in names)
+            unknown = np.flatnonzero(alike & (near != own) & (near != first))
+            sets, threshold = (
+                self._shingles(part, np.concatenate([own[unknown], first[unknown]])),
+                self._threshold(part),
+            )
+            for place in unknown.tolist():
+                alike[place] = similarity(sets[int(own[place])], sets[int(first[place])]) >= threshold
+        return alike
 
-    def _some(self, table: pa.Table, step: str) -> tuple[pa.Table, _Found]:
-        """At most so many pairs of each query, or document."""
-        config, setting = self.config, "documents_per_query" if step == "of-query" else "queries_per_document"
-        number = getattr(config, setting)
-        if step == "of-query":
-            chosen = some_of_each(table, "query", number, config.choose_documents)
-        else:
-            chosen = some_of_each(table, "document", number)
-        return table.filter(pa.array(chosen)), {"dropped": {f"pairs beyond {setting}": int((~chosen).sum())}}
+    def _threshold(self, part: TextPart) -> float:
+        return self.config.duplicates.threshold(part)
 
-    def _make_file(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Writes one of ``pairs/00000.parquet`` and on, if there are so many pairs; the first says what was found.
+    def _write_positives(self, db: Relations, writer: ShardWriter) -> None:
+        """``pair_keys``, ascending, in as many files as the judgments would fill, each of a share of the queries."""
+        collection = StoredCollection(self.config.collection)
+        queries, files = collection.count("queries"), -(-collection.count("judgments") // self.config.rows_per_file)
+        judged = str(self._earlier("judged", _JUDGED))
+        for number in range(files):
+            first, after = (-(-share * queries // files) for share in (number, number + 1))
+            keys = [np.empty(0, np.int64)]
+            for table in db.tables(POSITIVE, judged=judged, first=first, after=after):
+                rows = (table[name].to_numpy() for name in ("query_row", "document_row"))
+                keys.append(pair_keys(query_rows=next(rows), document_rows=next(rows)))
+            writer.add_array(f"{POSITIVES}{number:05d}.npy", np.concatenate(keys))
 
-        Beside it ``positives/00000.npy`` and on: ``pair_keys`` of what is known to be relevant, ascending.
-        """
-        number, size, last = shard.description["number"], self.config.rows_per_file, self._steps()[-1]
-        lengths = np.sum([record.facts["ranges"] for record in self._records(last, shard)], axis=0)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        begin, end = number * size, min((number + 1) * size, int(starts[-1]))
-        counts = Counter(documents=len(self._read(last, shard, [number], "documents")["document_row"].unique()))
-        if begin < end:
-            first, after = int(np.searchsorted(starts, begin, side="right")) - 1, int(np.searchsorted(starts, end))
-            table, before = in_pair_order(self._read(last, shard, range(first, after))), begin - int(starts[first])
-            queries = table["query_row"].slice(0, before + end - begin)
-            # a query whose pairs begin in the file before was counted there
-            counts["queries"] = len(queries.unique()) - len(queries.slice(0, before).unique())
-            own = table.select(SCHEMA.names).slice(before, end - begin).cast(SCHEMA)
-            writer.add_table(f"pairs/{number:05d}.parquet", own.combine_chunks())
-        positives = self._read("answered", shard, [number], "positives")["key"].to_numpy()
-        writer.add_array(f"{POSITIVES}{number:05d}.npy", np.unique(positives))
-        found = self._found(shard) if not number else _Found(counts={}, dropped={}, facts={})
-        counts.update(found["counts"])
-        return writer.commit(max(0, end - begin), counts=counts, dropped=found["dropped"], facts=found["facts"])
+    def _earlier(self, phase: str, name: str) -> Path:
+        return earlier_file(self.config.output, f"{phase}-00000", name)
 
-    def _found(self, shard: Shard) -> _Found:
-        """What all steps counted and dropped, and the first of each kind of examples."""
-        counts, dropped, examples = Counter[str](), Counter[str](), defaultdict[str, list[Any]](list)
-        for record in (record for step in self._steps() for record in self._records(step, shard)):
-            counts.update(record.counts)
-            dropped.update(record.dropped)
-            for kind, found in record.facts.get("examples", {}).items():
-                examples[kind] += found
-        facts = {kind: [example for _, example in sorted(found)[:_EXAMPLES]] for kind, found in examples.items()}
-        return {"counts": counts, "dropped": +dropped, "facts": facts}
+    def _tables_of(self, phase: str, part: TextPart) -> list[str]:
+        """Paths of what the stretches of a part have made in a phase."""
+        shards = [f"{phase}-{number:05d}" for number, own in enumerate(self._stretches()) if own.part == part]
+        return [str(earlier_file(self.config.output, shard, _table_of(shard))) for shard in shards]
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Some duplicates, by the ids of both pairs."""
@@ -421,41 +405,52 @@ class Pairs(Stage[PairsConfig]):
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
 
 
-def _names(make: str, shard: Shard) -> list[str]:
-    """The shards of an earlier phase, of those that ``shard`` is one of."""
-    return [shard_name(make, number) for number in range(shard.description["of"][make])]
+def _numbered(collection: StoredCollection, part: Part, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """Columns of all rows of a part, by default all, with each row's number, ``row``."""
+    names = columns or tuple(SCHEMAS[part].names)
+    schema = pa.schema([*(SCHEMAS[part].field(name) for name in names), pa.field("row", pa.int64(), nullable=False)])
+
+    def tables() -> Iterator[pa.Table]:
+        first = 0
+        for table in collection.rows_of(part).tables(names):
+            yield table.append_column("row", pa.array(np.arange(first, first + len(table)))).cast(schema)
+            first += len(table)
+
+    return schema, tables()
 
 
-def _file(shard: str, what: str = "") -> str:
-    return f"exchange/{shard}{what and '.'}{what}.arrow"
-
-
-def _rows(table: pa.Table, side: Literal["query", "document"]) -> NDArray[np.int64]:
-    rows: NDArray[np.int64] = table[f"{side}_row"].to_numpy()
-    return rows
-
-
-def _distinct_rows(table: pa.Table) -> pa.Table:
-    """Each row once, in order."""
-    return (
-        table.group_by(table.column_names).aggregate([]).sort_by([(name, "ascending") for name in table.column_names])
-    )
-
-
-def _without_repeats(
-    table: pa.Table, first: NDArray[np.int64], how: str, reason: str, *, drop: bool
-) -> tuple[pa.Table, _Found]:
-    """The pairs, less those that repeat the ``first`` of their kind (pairs,), if they are to go, and some of these."""
-    later = np.flatnonzero(first != np.arange(len(first)))
-    columns = table.select(["query_id", "document_id", *PAIR_ORDER])
-    repeating, repeated = (take_rows(columns, rows[:_EXAMPLES]).to_pylist() for rows in (later, first[later]))
-    examples = []
-    for row, earlier in zip(repeating, repeated, strict=True):
-        pair, repeats = ([of["query_id"], of["document_id"]] for of in (row, earlier))
-        examples.append([[row[name] for name in PAIR_ORDER], {"pair": pair, "repeats": repeats}])
-    facts = {"examples": {f"{reason.replace(' ', '_')}": examples}}
-    found: _Found = {"counts": {f"pairs {how} of an earlier one": len(later)}, "dropped": {}, "facts": facts}
+def _note_repeats(db: Relations, table: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:
+    """Of pairs that repeat the ``first`` of their kind, how many there are, and the first of them."""
+    ((count,),) = db.rows(f"SELECT count(*) FROM {table} WHERE listed <> first")
+    tally.counts[f"pairs {how} of an earlier one"] = count
     if drop:
-        found["dropped"] = {reason: len(later)}
-        table = take_rows(table, np.flatnonzero(first == np.arange(len(first))))
-    return table, found
+        tally.dropped[reason] = count
+    earlier = "pairs" if table == "near_pairs" else table
+    found = db.rows(REPEATS.format(later=table, pairs=earlier), most=_EXAMPLES)
+    tally.facts[reason.replace(" ", "_")] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
+
+
+def leave_out_beyond(db: Relations, side: Side, number: int, choose: ChooseDocuments, tally: Tally) -> None:
+    """Keeps at most ``number`` pairs of each query, or document: drawn by a hash of both ids, or listed first."""
+    db.run("CREATE OR REPLACE TABLE drawn (listed BIGINT, key UBIGINT)")
+    for table in db.tables(CROWDED.format(side=side), number=number):
+        ids = zip(table["query_id"].to_pylist(), table["document_id"].to_pylist(), strict=True)
+        hashed = sampling_keys(0, ("\0".join(pair) for pair in ids))
+        keys = pa.array(hashed) if choose == "drawn" else table["listed"].cast(pa.uint64())
+        own = pa.table({"listed": table["listed"], "key": keys})
+        db.load("INSERT INTO drawn FROM stream", own.schema, [own])
+    setting = "documents_per_query" if side == "query" else "queries_per_document"
+    ((beyond,),) = db.rows(BEYOND.format(side=side), number=number)
+    tally.dropped[f"pairs beyond {setting}"] = beyond
+
+
+def _table_of(shard: str) -> str:
+    return f"relations/{shard}.parquet"
+
+
+def _rows_of(part: TextPart) -> str:
+    return f"relations/{part}.npy"
+
+
+def _candidates(part: TextPart) -> str:
+    return f"relations/candidates-{part}.parquet"

@@ -128,22 +128,6 @@ def _blocks(bounds: NDArray[np.int64], texts: NDArray[np.int64]) -> Iterable[NDA
     return np.split(texts, np.flatnonzero(np.diff(block)) + 1)
 
 
-def candidate_pairs(buckets: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows that share a bucket, (pairs, 2), the lower one first, in order, each once.
-
-    ``buckets``, ``rows`` (n,): a row for each bucket it is in; bucket 0 is none. Of one with m rows its neighbours and
-    its first with each are compared, 2m - 3 pairs at most. Rows are below 2^31.
-    """
-    order = np.lexsort((rows, buckets))
-    buckets, rows = buckets[order], rows[order]
-    begins = np.ones(len(rows), dtype=bool)
-    begins[1:] = buckets[1:] != buckets[:-1]
-    later = np.flatnonzero(~begins & (buckets != 0))
-    first = rows[np.flatnonzero(begins)][np.cumsum(begins) - 1]
-    found = np.unique(np.concatenate([rows[later - 1] << 32 | rows[later], first[later] << 32 | rows[later]]))
-    return np.stack([found >> 32, found & (2**32 - 1)], axis=1)
-
-
 def shingle_sets(texts: Sequence[str], words: int) -> list[NDArray[np.uint64]]:
     """The distinct shingles of each text, ascending."""
     hashes, bounds = shingle_hashes(texts, words)
@@ -173,18 +157,7 @@ def first_similar(
     return np.fromiter((first.get(row, row) for row in rows.tolist()), np.int64, len(rows))
 
 
-def first_of_equal(*keys: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row the first row with the same values in all of ``keys``, (rows,) each; itself where it is that."""
-    rows = np.arange(len(keys[0]))
-    order = np.lexsort((rows, *keys))
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys]) if len(order) else True
-    first = np.empty(len(order), dtype=np.int64)
-    first[order] = order[np.flatnonzero(new)][np.cumsum(new) - 1]
-    return first
-
-
-_ROWS_AT_ONCE = 1_000
+_ROWS_AT_ONCE = 10_000
 
 
 class DuplicateSettings(Settings):
@@ -218,6 +191,6 @@ class DuplicateSettings(Settings):
 
 
 def text_blocks(rows: ParquetRows, part: TextPart, wanted: NDArray[np.int64]) -> Iterator[list[str]]:
-    """The texts of the given rows, which ascend, a thousand at a time."""
+    """The texts of the given rows, which ascend, ten thousand at a time."""
     for start in range(0, len(wanted), _ROWS_AT_ONCE):
         yield texts_of(rows.take(wanted[start : start + _ROWS_AT_ONCE], text_columns(part)), part)

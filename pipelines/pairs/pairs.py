@@ -8,9 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.mining.rules import sampling_keys
 from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.long_columns import take_rows, take_texts
 from raytriever.errors import UserError
 
 PAIRS = "pairs"
@@ -25,18 +23,7 @@ SCHEMA = pa.schema(
         pa.field("document_row", pa.int64(), nullable=False),
     ]
 )
-LISTED = "listed"
-"""A column beside these until pairs are written: int64, the place of a pair among the judgments as they were read."""
-
-PAIR_ORDER = ("query_row", "document_row", LISTED)
-"""Columns by which pairs are ordered."""
-
 ChooseDocuments = Literal["drawn", "first"]
-
-
-def in_pair_order(pairs: pa.Table) -> pa.Table:
-    """The pairs in the order of ``PAIR_ORDER``."""
-    return take_rows(pairs, np.lexsort([pairs[name].to_numpy() for name in reversed(PAIR_ORDER)]))
 
 
 def no_pairs(minimum_relevance: int) -> UserError:
@@ -45,27 +32,6 @@ def no_pairs(minimum_relevance: int) -> UserError:
         f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower minimum_relevance or"
         " choose another split."
     )
-
-
-def some_of_each(
-    pairs: pa.Table, side: Literal["query", "document"], number: int, choose: ChooseDocuments = "drawn"
-) -> NDArray[np.bool_]:
-    """Whether a pair is one of at most ``number`` of its query, or document, as ``side`` says, (pairs,).
-
-    Drawn by a hash of both ids, or first listed. ``pairs``: with the columns of ``SCHEMA`` and ``LISTED``.
-    """
-    _, of_pair, counts = np.unique(pairs[f"{side}_row"].to_numpy(), return_inverse=True, return_counts=True)
-    chosen = counts[of_pair] <= number
-    crowded = np.flatnonzero(~chosen)
-    if choose == "first":
-        keys = pairs[LISTED].to_numpy()[crowded]
-    else:
-        ids = zip(*(take_texts(pairs[name], crowded).to_pylist() for name in ("query_id", "document_id")), strict=True)
-        keys = sampling_keys(0, ("\0".join(pair) for pair in ids))
-    order = np.lexsort((keys, of_pair[crowded]))
-    first = np.searchsorted(of_pair[crowded[order]], of_pair[crowded[order]])
-    chosen[crowded[order[np.arange(len(order)) - first < number]]] = True
-    return chosen
 
 
 def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:

@@ -347,7 +347,7 @@ class ShardWriter:
 
     def __init__(self, folder: Folder, name: str, scratch: Path, derivation: str = "") -> None:
         self._folder = folder
-        self._name = name
+        self.name = name
         self._scratch = scratch
         self._derivation = derivation
         self._adopted: list[ShardFile] = []
@@ -411,10 +411,10 @@ class ShardWriter:
     ) -> ShardRecord:
         """Writes and returns the shard's record."""
         record = ShardRecord(
-            self._name, rows, (*self._adopted, *self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
+            self.name, rows, (*self._adopted, *self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
         )
         stored = {**asdict(record), DERIVATION: self._derivation, STAMPS: self._stamps}
-        self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(stored))
+        self._folder.write_bytes(f"{RECORDS}{self.name}.json", to_json(stored))
         return record
 
 

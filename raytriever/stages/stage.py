@@ -7,14 +7,15 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from numpy.typing import NDArray
+from pydantic import ByteSize, Field
 
 from raytriever import errors
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
@@ -38,6 +39,8 @@ class Resources(Settings):
     """CPUs of a worker; null: 1, of training and of encoders on GPUs an even share of all."""
     gpus_per_worker: float = 0
     """GPUs of a worker."""
+    memory: ByteSize | None = Field(default=None, gt=0)
+    """Of joins and orders, '4GiB' say, which then spill to disk; null: half of the machine's."""
 
     @property
     def cpus(self) -> float:
@@ -67,6 +70,24 @@ class Shard:
     phase: int = 0
     intermediate: bool = False
     derivation: str = ""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Tasks that may be done side by side, each a shard ``<name>-<number>``; later phases read what these wrote.
+
+    ``make(task, writer)`` does one of them. ``intermediate``: as of ``Shard``.
+    """
+
+    name: str
+    tasks: Sequence[Any]
+    make: Callable[[Any, ShardWriter], ShardRecord]
+    intermediate: bool = True
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards' names, in the order of the tasks."""
+        return [f"{self.name}-{number:05d}" for number in range(len(self.tasks))]
 
 
 Config = TypeVar("Config", bound=StageConfig)
@@ -118,16 +139,30 @@ class Stage(Generic[Config]):
         them before ``plan``; each time it is quick, so that nobody waits hours for a refusal. Raises ``UserError``.
         """
 
+    def phases(self) -> list[Phase]:
+        """What is done in which order, once all inputs are there; ``UserError`` where those don't belong together."""
+        return []
+
+    @cached_property
+    def _phases(self) -> dict[str, Phase]:
+        return {phase.name: phase for phase in self.phases()}
+
     def plan(self) -> list[Shard]:
-        """The shards in order, once all inputs are there; ``UserError`` where those don't belong together."""
-        return [Shard("all")]
+        """The shards in order: those of the phases, or one."""
+        return [
+            Shard(name, {}, place, phase.intermediate)
+            for place, phase in enumerate(self._phases.values())
+            for name in phase.shards
+        ] or [Shard("all")]
 
     def load(self) -> None:
         """Worker-side set-up, once per worker, before the first ``make``."""
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Makes one shard and commits it. Raises ``Unfinishable`` where the inputs allow no such artifact."""
-        raise NotImplementedError
+        name, _, number = shard.name.rpartition("-")
+        phase = self._phases[name]
+        return phase.make(phase.tasks[int(number)], writer)
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
         """About how long one process takes for the pending shards of a phase. By default: for reading all inputs."""

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage

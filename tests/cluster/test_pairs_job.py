@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.jobs import pairs as job
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.pairs.duplicates import DuplicateSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -34,13 +33,13 @@ class DyingPairs(Pairs):
     """Notes its shards in a journal beside the output; of each step the first shard's first worker dies at its end."""
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        journal, step = Path(self.config.output).with_name("journal"), shard.description["make"]
+        journal, (step, _, number) = Path(self.config.output).with_name("journal"), shard.name.rpartition("-")
         known = {seen.shard for seen in notes(journal)}
         note(str(journal), "begun", shard.name)
         add = writer.add
 
         def add_or_die(name: str) -> None:
-            if shard.description["number"] == 0 and shard.name not in known:
+            if int(number) == 0 and shard.name not in known:
                 os.kill(os.getpid(), signal.SIGKILL)
             add(name)
 
@@ -54,7 +53,7 @@ class PairsOnFullDisk(Pairs):
     """The disk is full as soon as pairs are compared with one another."""
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        if shard.description["make"] == "distinct":
+        if shard.name == "distinct-00000":
             writer.path = lambda _: Path("/dev/full")  # type: ignore[method-assign,assignment]
         return super().make(shard, writer)
 
@@ -68,15 +67,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
     return collection_of(tmp_path_factory.mktemp("collection"), queries, documents, judged)
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "ROWS_OF_A_PART", 60)
-    monkeypatch.setattr(job, "_BUCKETS_OF_A_PART", 900)
-
-
 @pytest.fixture(scope="module")
 def expected(collection: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Made in this process, by one part."""
+    """Made in this process."""
     folder = tmp_path_factory.mktemp("expected") / "pairs"
     make(Pairs(config(collection, folder)))
     return hashes(folder)
@@ -104,7 +97,7 @@ def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(
     assert {shard for shard, times in begun.items() if times > 1} == {
         shard for shard in begun if shard.endswith("-00000")
     }
-    assert len(begun) > 40
+    assert len(begun) > 12
     assert max(begun.values()) == 2
 
 
@@ -113,9 +106,7 @@ def test_on_a_full_disk_what_is_finished_stays(collection: str, expected: dict[s
     with pytest.raises(StorageError, match="No space left on device"):
         run_stage(PairsOnFullDisk(config(collection, folder)), here)
     finished = {path: path.stat().st_mtime_ns for path in (folder / "shards").iterdir()}
-    assert {path.name.rpartition("-")[0] for path in finished} == {
-        "queries", "documents", "judgments", "asked", "answered"
-    }  # fmt: skip
+    assert {path.name.rpartition("-")[0] for path in finished} == {"judged", "texts"}
     assert not (folder / "manifest.json").exists()
     made: list[str] = []
 

@@ -25,6 +25,7 @@ EVERY_JOB = {
     "output": "where the bytes are is not what they are",
     "resources.workers": "bytes don't depend on how many make them",
     "resources.cpus_per_worker": "nor on how fast",
+    "resources.memory": "nor on what spills to disk",
     "resources.gpus_per_worker": "nor on where, but for a precision that is still 'auto'",
 }
 OF_A_JOB = {

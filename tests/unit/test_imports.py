@@ -66,6 +66,13 @@ def test_faiss_is_imported_by_one_module(path: Path) -> None:
     assert "faiss" not in tops or path == ROOT / "retrieval" / "indexes" / "faiss_factory.py"
 
 
+@each_file
+def test_duckdb_is_imported_by_one_module_and_that_by_jobs(path: Path) -> None:
+    modules, own = set(imported_modules(path)), ROOT / "raytriever" / "relations.py"
+    assert "duckdb" not in modules or path == own
+    assert path.parent.name == "jobs" or not any(module.startswith("raytriever.relations") for module in modules)
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     """For types alone neither."""
     assert house.circles(house.arrows(house.source_files())) == []

@@ -17,8 +17,8 @@ from tests.unit.small_run import make_collection
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
-    "bm25s", "faiss", "ir_measures", "matplotlib", "mteb", "pandas", "peft", "ray", "scipy", "sentence_transformers",
-    "sklearn", "torch", "transformers",
+    "bm25s", "duckdb", "faiss", "ir_measures", "matplotlib", "mteb", "pandas", "peft", "ray", "scipy",
+    "sentence_transformers", "sklearn", "torch", "transformers",
 }  # fmt: skip
 _CODE = """
 import contextlib, json, sys
@@ -88,7 +88,7 @@ def test_stages_import_what_they_compute_with(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, stages)
     found = list(loaded_by(tmp_path, [["run", recipe, "--until", name] for name in stages]).values())
     loaded = {name: sorted(of_stage - {"pandas"}) for name, of_stage in zip(stages, found, strict=True)}
-    needed = {"index": ["bm25s", "scipy"], "evaluation": ["ir_measures"], "report": ["matplotlib"]}
+    needed = {"pairs": ["duckdb"], "index": ["bm25s", "scipy"], "evaluation": ["ir_measures"], "report": ["matplotlib"]}
     assert {name: of_stage for name, of_stage in loaded.items() if of_stage} == needed  # pyarrow loads pandas itself
 
 

@@ -110,7 +110,7 @@ def test_a_nodes_own_reading_is_told_from_the_stores() -> None:
     ("name", "phases", "exponent"),
     [
         ("collect", slice(0, 1), 1),
-        ("pairs", slice(0, 5), 1),
+        ("pairs", slice(0, 3), 1),
         ("cluster", slice(1, 3), 1.5),  # the cells' sample and the cells
         ("pack", slice(1, 2), 1),  # epochs
         ("filter", slice(0, 1), 1),
@@ -171,13 +171,10 @@ def test_exchange_of_gradients_hides_behind_the_backward_pass() -> None:
     assert one.phases[0].tasks[0] == pytest.approx(64 * many.phases[0].tasks[0] * 8 / 6)  # encoded twice
 
 
-def test_no_task_of_pairs_grows_with_their_number() -> None:
-    def longest(pairs: int) -> float:
-        calibration = replace(FREE, open_vectors=0.0)
-        found = stage("pairs", Workload(domains=(pairs,)), calibration=calibration)
-        return max(max(phase.tasks) for phase in found.phases)
-
-    assert longest(320_000_000) == pytest.approx(longest(32_000_000), rel=0.02)
+def test_pairs_are_joined_and_ordered_by_one_node() -> None:
+    joined, hashed, written = (phase.tasks for phase in stage("pairs", Workload(domains=(32_000_000,))).phases)
+    assert (len(joined), len(hashed), len(written)) == (1, 640, 1)
+    assert joined[0] + sum(hashed) + written[0] == pytest.approx(32_000_000 * FREE.pairs)
 
 
 def test_a_region_of_an_epoch_is_a_task() -> None:
@@ -215,7 +212,7 @@ FIGURES = {
             "pairs": {
                 "seconds": 20,
                 "gib": 1,
-                "tasks": {"queries": 6, "documents": 6, "judgments": 4, "asked": 1, "pairs": 2},
+                "tasks": {"judged": 6, "texts": 10, "pairs": 3},
             },
             "cluster": {"seconds": 100, "gib": 1, "tasks": {"lookup": 1, "domain": 5}},
             "pack": {"seconds": 70, "gib": 1, "tasks": {"regions": 1, "epoch": 34}},

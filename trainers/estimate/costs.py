@@ -19,7 +19,7 @@ from pipelines.jobs.collect import PIECES_OF_A_RANGE, CollectConfig
 from pipelines.jobs.filter import FilterConfig
 from pipelines.jobs.lookups import ROWS_OF_A_LOOKUP
 from pipelines.jobs.mine import MineConfig
-from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
+from pipelines.jobs.pairs import PairsConfig
 from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.prefetching import TOKENIZING_THREADS
 from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
@@ -55,8 +55,8 @@ class Calibration:
     """
 
     pairs: float = 84 * 2 / _MEASURED_PAIRS
-    pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
-    exchanged: float = 180  # bytes of a pair, written by all phases of pairs
+    pairs_phases: tuple[float, ...] = (0.26, 0.54, 0.2)  # what of that each phase takes
+    related: float = 60  # bytes of a pair, written and read by the phases of pairs
     cluster: float = 767 * 2 / _MEASURED_PAIRS
     cluster_rows: float = 0.11e-6  # a pair whose rows are put where all workers find them
     pack: float = 144 * 2 / _MEASURED_PAIRS  # of regions
@@ -213,17 +213,11 @@ def _vectors_of(size: Size) -> dict[str, float]:
 
 
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
-    are cut. A task opens what all of the phase before wrote."""
-    texts, parts = 2 * ceil(size.pairs / _HASHED_TEXTS), ceil(size.pairs / ROWS_OF_A_PART)
-    numbers = texts, parts, parts, parts, ceil(size.pairs / _PAIRS_PER_FILE)
-    phases, before = list[Phase](), 0
-    for share, number in zip(calibration.pairs_phases, numbers, strict=True):
-        task = size.pairs * share * calibration.pairs / number
-        phases.append(Phase([task + before * calibration.open_vectors] * number))
-        before = number
-    exchanged = 2 * size.pairs * calibration.exchanged
-    return Stage("pairs", phases, shared=size.text_bytes * calibration.stored + exchanged)
+    """N. Texts are hashed in stretches; before and behind, one node joins and orders."""
+    texts = 2 * ceil(size.pairs / _HASHED_TEXTS)
+    numbers = zip(calibration.pairs_phases, (1, texts, 1), strict=True)
+    phases = [Phase([size.pairs * share * calibration.pairs / number] * number) for share, number in numbers]
+    return Stage("pairs", phases, shared=size.text_bytes * calibration.stored + size.pairs * calibration.related)
 
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:

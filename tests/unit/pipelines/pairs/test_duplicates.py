@@ -50,7 +50,7 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
     assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True, min_size=1), st.integers(1, 7))
 def test_shards_and_files_change_nothing(
     tmp_path_factory: pytest.TempPathFactory, judged: list[tuple[int, int]], size: int
@@ -88,9 +88,7 @@ def test_shards_and_files_change_nothing(
         {"duplicates": {"near": "drop"}, "rows_per_file": 40},
     ],
 )
-def test_many_parts_give_the_bytes_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
-) -> None:
+def test_bytes_depend_neither_on_threads_nor_on_memory(tmp_path: Path, values: dict[str, Any]) -> None:
     generator = np.random.default_rng(1)
     queries = [f"question {number % 31}" for number in range(40)]
     documents = [("", f"{LONG} {number % 53}" if number % 3 else f"text {number % 53}") for number in range(70)]
@@ -98,10 +96,11 @@ def test_many_parts_give_the_bytes_of_one(
     judged = sorted(pairs, key=lambda pair: (pair[1], -pair[0]))
     collection = collection_of(tmp_path, queries, documents, judged[:120], dev=judged[100:])
     manifests = []
-    for rows in (1 << 19, 30, 7):
-        monkeypatch.setattr("pipelines.jobs.pairs.ROWS_OF_A_PART", rows)
-        monkeypatch.setattr("pipelines.jobs.pairs._BUCKETS_OF_A_PART", 8 * rows)
-        artifact = pairs_of(tmp_path / f"pairs-{rows}", collection, split=["dev", "train"], **values)
+    for threads, memory in ((1, "1GiB"), (2, "64MiB"), (8, "200MiB")):
+        resources = {"cpus_per_worker": threads, "memory": memory}
+        artifact = pairs_of(
+            tmp_path / f"pairs-{threads}", collection, split=["dev", "train"], resources=resources, **values
+        )
         manifests.append(artifact.manifest)
     assert manifests[0]["rows"] > 60
     assert manifests[1] == manifests[0]

@@ -1,0 +1,102 @@
+"""Relational work of one node by DuckDB: joins, groupings and orders of more rows than memory holds.
+
+What is stored of a result is stored in a total order, so bytes depend neither on threads nor on memory. No extension is
+downloaded. Imported by ``jobs/`` alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from raytriever.errors import UserError, storage_error
+from raytriever.stages.ray_session import usable_cpus
+from raytriever.stages.stage import Resources
+
+if TYPE_CHECKING:
+    import duckdb
+
+_ROWS_AT_ONCE = 1 << 17
+_SHARE_OF_MEMORY = "50%"  # of the machine's, where nothing is set
+
+
+class Relations:
+    """Tables by name, for as long as ``open_relations`` lasts."""
+
+    def __init__(self, database: "duckdb.DuckDBPyConnection") -> None:
+        self._database = database
+
+    def load(self, query: str, schema: pa.Schema, tables: Iterable[pa.Table], **values: Any) -> None:
+        """Runs ``query``, which reads ``tables`` once, under the name ``stream``; values as in ``run``."""
+        batches = (batch for table in tables for batch in table.to_batches())
+        self._database.register("stream", pa.RecordBatchReader.from_batches(schema, batches))
+        self.run(query, **values)
+        self._database.unregister("stream")
+
+    def run(self, query: str, **values: Any) -> None:
+        """A query for its effect; ``values`` are its parameters, ``$name``."""
+        self._database.execute(query, values or None)
+
+    def rows(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
+        """All rows of a small result."""
+        return self._database.execute(query, values or None).fetchall()
+
+    def tables(self, query: str, rows: int = _ROWS_AT_ONCE, **values: Any) -> Iterator[pa.Table]:
+        """The result, ``rows`` rows at a time; other queries may run meanwhile."""
+        reader = self._database.cursor().sql(query, params=values or None).to_arrow_reader(rows)
+        pending: list[pa.RecordBatch] = []
+        for batch in reader:
+            pending.append(batch)
+            table = pa.Table.from_batches(pending)
+            while len(table) >= rows:
+                yield table.slice(0, rows)
+                table = table.slice(rows)
+            pending = table.to_batches()
+        if pending:
+            yield pa.Table.from_batches(pending)
+
+    def write(self, query: str, path: Path, **values: Any) -> None:
+        """The result as a parquet file at ``path``."""
+        target = str(path).replace("'", "''")
+        self.run(f"COPY ({query}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)", **values)
+
+
+@contextmanager
+def open_relations(output: str, spill: Path, resources: Resources) -> Iterator[Relations]:
+    """An empty database in memory that spills into the folder ``spill``; its threads and memory as ``resources`` say.
+
+    Raises ``UserError`` where memory is too small, a disk is full or a file is damaged. ``output``: whose work it is.
+    """
+    import duckdb
+
+    settings: dict[str, Any] = {
+        "threads": int(resources.cpus_per_worker or usable_cpus()) or 1,
+        "memory_limit": f"{resources.memory}B" if resources.memory else _SHARE_OF_MEMORY,
+        "temp_directory": str(spill),
+        "preserve_insertion_order": "false",  # each result that is stored has an order of its own
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "python_enable_replacements": "false",  # a name in a query is a table, never a variable of ours
+    }
+    spill.mkdir(parents=True, exist_ok=True)
+    try:
+        with duckdb.connect(config=settings) as database:
+            yield Relations(database)
+    except duckdb.OutOfMemoryException as error:
+        if "disk" in str(error).lower():
+            raise storage_error(str(spill), error) from error
+        raise UserError(
+            f"{output}: resources.memory ({resources.memory.human_readable() if resources.memory else _SHARE_OF_MEMORY}"
+            f" of the machine's) is too little for a join ({_first_line(error)}). Raise it, or lower"
+            " resources.cpus_per_worker: each thread takes its share."
+        ) from error
+    except duckdb.IOException as error:
+        raise storage_error(str(spill), _first_line(error)) from error
+    except duckdb.InvalidInputException as error:
+        raise UserError(f"{output}: an input can't be read ({_first_line(error)}). Make it again.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
