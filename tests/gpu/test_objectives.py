@@ -48,7 +48,7 @@ def cosine(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("lora", [False, True], ids=["", "lora"])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "lora"])
 def test_bfloat16_is_near_float32(
     device: torch.device, tiny_encoder: Path, name: str, lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +96,7 @@ def test_float32_on_the_device_is_float32(device: torch.device, tiny_encoder: Pa
     assert cosine(gradients_of(objective), gradients_of(reference)) > 0.9999
 
 
+@pytest.mark.slow
 def test_they_need_neither_ray_nor_faiss(tiny_encoder: Path) -> None:
     """Neither to import these tests' own modules nor to take a step."""
     program = f"""

@@ -63,6 +63,14 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, A
     "coder": ({"kind": "coder", "documents": "none"}, None, LISTS, {}),
 }  # fmt: skip
 
+LIKE_OTHERS = {
+    "contrastive, again", "contrastive, bf16", "margin_mse", "multi_layer", "revela, frozen, bf16", "replug",
+}  # fmt: skip
+
+
+def slow_if(condition: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if condition else []
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -106,7 +114,7 @@ def real_peak(settings: RunSettings, shape: Shape) -> float:
 
 
 @pytest.mark.usefixtures("counting_tokenizers")
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow_if(name in LIKE_OTHERS)) for name in KINDS])
 def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     settings, shape = run_settings(name, models), KINDS[name][2]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
