@@ -26,6 +26,7 @@ _PUBLIC = {
     "CachedMaskedContrastiveLoss": "trainers.sentence_transformers",
     "MaskedContrastiveLoss": "trainers.sentence_transformers",
     "RaytrieverEncoder": "retrieval.mteb_encoder",
+    "Searcher": "retrieval.searcher",
     "StoredBatchSampler": "trainers.sentence_transformers",
     "StoredCollection": "retrieval.collections.collection",
     "StoredVectors": "retrieval.vectors",

@@ -47,6 +47,7 @@ COMMANDS = {
     "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
+    "ask": ("retrieval.searcher:ask", "Print the passages of a finished run that answer a question."),
     "compare": ("retrieval.evaluation.comparison:compare", "Test systems against one another, query by query."),
     "verify": ("raytriever.artifacts.verify:verify", "Compare every byte of stored artifacts with their manifests."),
     "submit": ("raytriever.cluster.submit:submit", "Run a command on a cluster, and show what it writes."),

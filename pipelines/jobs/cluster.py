@@ -11,7 +11,7 @@ from pipelines.clustering.clusters import CLUSTERS
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
-from pipelines.jobs.lookups import domain_shards, read_stretch, shard_name, write_by_domain
+from pipelines.jobs.lookups import domain_shards, read_stretch, write_by_domain
 from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
@@ -20,7 +20,7 @@ from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, shard_name
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together

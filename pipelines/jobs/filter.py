@@ -16,15 +16,12 @@ from pipelines.filtering.mask_audit import MaskAudit, example_lines, mask_table,
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
-    POSITIVES_SHARD,
     SCORES_SHARD,
     check_negatives,
     check_scores,
     make_negatives,
-    make_positives,
     make_scores,
     open_negatives,
-    open_positives,
     open_scores,
     scores_fingerprint,
     text_tables,
@@ -32,7 +29,7 @@ from pipelines.jobs.filter_lookups import (
 from pipelines.jobs.lookups import open_parts, pair_row_shards, pair_rows, part_shards, write_pair_rows, write_part
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
-from pipelines.pairs.pairs import PAIRS
+from pipelines.pairs.pairs import PAIRS, read_positives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -145,8 +142,7 @@ class Filter(Stage[FilterConfig]):
             check_scores(config.teacher_scores, collection)
         queries = part_shards("queries", collection, "queries/")
         documents = part_shards("documents", collection, "documents/")
-        names = [POSITIVES_SHARD]
-        names += [NEGATIVES_SHARD] if config.has_negatives else []
+        names = [NEGATIVES_SHARD] if config.has_negatives else []
         names += [SCORES_SHARD] if config.teacher_scores else []
         lookups = [Shard(name, {"make": name}, intermediate=True) for name in names]
         rows = pair_row_shards(pairs)
@@ -179,8 +175,6 @@ class Filter(Stage[FilterConfig]):
                 return write_part(writer, shard, TEXT_ROWS, text_tables(rows, part, with_title=config.with_title))
             case "rows":
                 return write_pair_rows(writer, shard, Artifact(config.pairs, PAIRS))
-            case "positives":
-                return make_positives(writer, Artifact(config.pairs, PAIRS))
             case "negatives":
                 return self._make_negatives(writer)
             case "teacher-scores":
@@ -234,7 +228,7 @@ class Filter(Stage[FilterConfig]):
         return PairBatches(
             queries,
             documents,
-            open_positives(output),
+            read_positives(Artifact(config.pairs, PAIRS)),
             config.false_negatives,
             self._vectors() if config.vectors else None,
             draw,

@@ -17,7 +17,7 @@ from pipelines.jobs.lookups import earlier_file, map_array
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
-from pipelines.pairs.pairs import POSITIVES, read_pairs
+from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import (
     Artifact,
     ShardRecord,
@@ -30,14 +30,12 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
-POSITIVES_SHARD, NEGATIVES_SHARD = "positives", "negatives"
-SCORES_SHARD = "teacher-scores"
+NEGATIVES_SHARD, SCORES_SHARD = "negatives", "teacher-scores"
 
 _SCORED_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
 _LINES_AT_ONCE = 1 << 20
 _QUERIES_AT_ONCE = 1 << 14
 
-_KEYS_FILE = "lookup/known-positives.npy"
 _LISTS_FILE, _PLACES_FILE = "lookup/negatives-lists.arrow", "lookup/negatives-places.npy"
 _LISTS = pa.schema([("document_rows", pa.list_(pa.int64()))])
 
@@ -50,21 +48,6 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
     for table in rows.tables(["id", *text_columns(part)]):
         texts = texts_of(table, part, with_title=with_title)
         yield pa.table([table["id"], pa.array(texts, pa.string()), folded_text_keys(texts)], schema=TEXT_ROWS)
-
-
-def make_positives(writer: ShardWriter, pairs: Artifact) -> ShardRecord:
-    """Keys of known positives, sorted: what ``raytriever pairs`` found in ranges of queries, as one array.
-
-    These are the pairs and whatever else is judged relevant, of any grade, in the splits that the pairs are of: pairs
-    that were left out as repeats are known positives still.
-    """
-    writer.add_array(_KEYS_FILE, np.concatenate([np.load(pairs.path(name)) for name in pairs.names(POSITIVES)]))
-    return writer.commit(0)
-
-
-def open_positives(output: str) -> NDArray[np.int64]:
-    """What ``make_positives`` wrote."""
-    return map_array(output, POSITIVES_SHARD, _KEYS_FILE)
 
 
 def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], queries: int) -> NDArray[np.int32]:

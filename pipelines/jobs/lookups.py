@@ -18,7 +18,7 @@ from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.packing.domain_groups import DomainGroups, numbers_of
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder
-from raytriever.stages.stage import Shard
+from raytriever.stages.stage import Shard, shard_name
 from retrieval.collections.collection import ParquetRows
 
 ROWS_OF_A_LOOKUP = 1 << 19
@@ -68,11 +68,6 @@ def earlier_file(output: str, shard: str, name: str) -> Path:
 def earlier_record(output: str, shard: str) -> ShardRecord:
     """What a shard of an earlier phase committed."""
     return ShardRecord.from_json(json.loads(Folder(output).read_bytes(f"{RECORDS}{shard}.json")))
-
-
-def shard_name(what: str, number: int) -> str:
-    """Of several that do the same."""
-    return f"{what}-{number:05d}"
 
 
 def _file(shard: str) -> str:

@@ -22,7 +22,6 @@ from pipelines.jobs.lookups import (
     pair_row_shards,
     pair_rows,
     read_stretch,
-    shard_name,
     write_by_domain,
     write_pair_rows,
 )
@@ -33,7 +32,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, or
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, shard_name
 from retrieval.vectors import StoredVectors
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pipelines.pairs.duplicates import (
     similarity,
     text_blocks,
 )
-from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments, no_pairs
+from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.relations import Relations, open_relations
@@ -170,8 +170,7 @@ IN_ORDER = """
 """
 COUNTS = "SELECT count(DISTINCT query_row), count(DISTINCT document_row) FROM pairs"
 POSITIVE = """
-    SELECT DISTINCT query_row, document_row FROM read_parquet($judged) WHERE query_row >= $first AND query_row < $after
-    ORDER BY query_row, document_row
+    SELECT DISTINCT query_row, document_row FROM read_parquet($judged) ORDER BY query_row, document_row
 """
 
 
@@ -229,7 +228,10 @@ class Pairs(Stage[PairsConfig]):
             count = collection.count("judgments")
             db.load(JUDGMENTS, *_numbered(collection, "judgments"), judgments=count, **values)
             if not db.rows("SELECT 1 FROM judgments WHERE is_pair LIMIT 1"):
-                raise no_pairs(minimum)
+                raise UserError(
+                    f"No judgment has a relevance of {minimum} or more, so there are no pairs. Lower minimum_relevance"
+                    " or choose another split."
+                )
             db.load(QUERIES, *_numbered(collection, "queries", "id"))
             db.load(DOCUMENTS, *_numbered(collection, "documents", "id", "domain"))
             db.run(JUDGED)
@@ -314,7 +316,7 @@ class Pairs(Stage[PairsConfig]):
         return dict(zip(distinct.tolist(), sets, strict=True))
 
     def _write_pairs(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """``pairs/00000.parquet`` and on, and ``positives/00000.npy`` and on: what is known to be relevant."""
+        """``pairs/00000.parquet`` and on, and ``pair_keys`` of all that is known to be relevant, ascending."""
         config, tally, rows = self.config, Tally(), 0
         with self._open(writer) as db:
             if config.duplicates.near == "off":
@@ -362,29 +364,18 @@ class Pairs(Stage[PairsConfig]):
             names = (f"{side}_row", f"first_{side}_row", f"{side}_near")
             own, first, near = (later[name].to_numpy() for name in names)
             unknown = np.flatnonzero(alike & (near != own) & (near != first))
-            sets, threshold = (
-                self._shingles(part, np.concatenate([own[unknown], first[unknown]])),
-                self._threshold(part),
-            )
+            sets = self._shingles(part, np.concatenate([own[unknown], first[unknown]]))
+            threshold = self.config.duplicates.threshold(part)
             for place in unknown.tolist():
                 alike[place] = similarity(sets[int(own[place])], sets[int(first[place])]) >= threshold
         return alike
 
-    def _threshold(self, part: TextPart) -> float:
-        return self.config.duplicates.threshold(part)
-
     def _write_positives(self, db: Relations, writer: ShardWriter) -> None:
-        """``pair_keys``, ascending, in as many files as the judgments would fill, each of a share of the queries."""
-        collection = StoredCollection(self.config.collection)
-        queries, files = collection.count("queries"), -(-collection.count("judgments") // self.config.rows_per_file)
-        judged = str(self._earlier("judged", _JUDGED))
-        for number in range(files):
-            first, after = (-(-share * queries // files) for share in (number, number + 1))
-            keys = [np.empty(0, np.int64)]
-            for table in db.tables(POSITIVE, judged=judged, first=first, after=after):
-                rows = (table[name].to_numpy() for name in ("query_row", "document_row"))
-                keys.append(pair_keys(query_rows=next(rows), document_rows=next(rows)))
-            writer.add_array(f"{POSITIVES}{number:05d}.npy", np.concatenate(keys))
+        keys = list[NDArray[np.int64]]()
+        for table in db.tables(POSITIVE, judged=str(self._earlier("judged", _JUDGED))):
+            rows = (table[f"{side}_row"].to_numpy() for side in _SIDES.values())
+            keys.append(pair_keys(query_rows=next(rows), document_rows=next(rows)))
+        writer.add_array(POSITIVES, np.concatenate(keys))
 
     def _earlier(self, phase: str, name: str) -> Path:
         return earlier_file(self.config.output, f"{phase}-00000", name)

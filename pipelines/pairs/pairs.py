@@ -12,7 +12,9 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
 PAIRS = "pairs"
-POSITIVES = "positives/"  # where its files of known positives lie
+POSITIVES = "positives.npy"
+"""``pair_keys`` of what is known to be relevant, ascending: the pairs and whatever else is judged so, of any grade, in
+the splits that the pairs are of. Pairs that were left out as repeats are known positives still."""
 
 SCHEMA = pa.schema(
     [
@@ -26,12 +28,9 @@ SCHEMA = pa.schema(
 ChooseDocuments = Literal["drawn", "first"]
 
 
-def no_pairs(minimum_relevance: int) -> UserError:
-    """To be raised where no judgment has this relevance."""
-    return UserError(
-        f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower minimum_relevance or"
-        " choose another split."
-    )
+def read_positives(artifact: Artifact) -> NDArray[np.int64]:
+    """Those of a pairs artifact, memory-mapped; a plain array, whose slices cost less than those of a memmap."""
+    return np.asarray(np.load(artifact.path(POSITIVES), mmap_mode="r"))
 
 
 def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:

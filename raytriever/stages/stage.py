@@ -72,6 +72,11 @@ class Shard:
     derivation: str = ""
 
 
+def shard_name(what: str, number: int) -> str:
+    """Of several that do the same."""
+    return f"{what}-{number:05d}"
+
+
 @dataclass(frozen=True)
 class Phase:
     """Tasks that may be done side by side, each a shard ``<name>-<number>``; later phases read what these wrote.
@@ -87,7 +92,7 @@ class Phase:
     @property
     def shards(self) -> list[str]:
         """The shards' names, in the order of the tasks."""
-        return [f"{self.name}-{number:05d}" for number in range(len(self.tasks))]
+        return [shard_name(self.name, number) for number in range(len(self.tasks))]
 
 
 Config = TypeVar("Config", bound=StageConfig)

@@ -48,7 +48,7 @@ def make_pairs(folder: Path, collection: str, pairs: list[tuple[int, int]], doma
         f"pairs/{number}.parquet": pa.Table.from_pylist(half, PAIRS_SCHEMA) for number, half in enumerate(halves)
     }
     queries, documents = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    files["positives/00000.npy"] = np.unique(pair_keys(query_rows=queries, document_rows=documents))
+    files["positives.npy"] = np.unique(pair_keys(query_rows=queries, document_rows=documents))
     inputs = {"collection": Artifact(collection).fingerprint}
     return artifact(folder, "pairs", {}, inputs, [{"files": files, "rows": len(pairs)}])
 

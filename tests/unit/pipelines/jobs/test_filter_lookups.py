@@ -10,10 +10,9 @@ import pytest
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from pipelines.jobs.filter_lookups import POSITIVES_SHARD, make_positives, open_positives
 from pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.artifacts.artifact import Artifact, ShardWriter
-from raytriever.artifacts.storage import Folder
+from pipelines.pairs.pairs import read_positives
+from raytriever.artifacts.artifact import Artifact
 from retrieval.collections.collection import StoredCollection
 from tests.unit.small_run import make
 
@@ -35,10 +34,7 @@ def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_re
     stored = StoredCollection(collection(folder, grades))
     settings = {"collection": stored.uri, "minimum_relevance": minimum_relevance, "output": str(folder / "pairs")}
     pairs = Artifact(make(Pairs(PairsConfig.model_validate(settings))))
-    output = Folder(str(folder / "batches"))
-    with output.scratch() as scratch:
-        make_positives(ShardWriter(output, POSITIVES_SHARD, scratch), pairs)
-    return open_positives(output.uri)
+    return read_positives(pairs)
 
 
 @pytest.mark.parametrize(("minimum_relevance", "least"), [(2, 1), (1, 1), (0, 0), (-1, -1)])

@@ -1,0 +1,167 @@
+"""Questions to a finished run: its best index, the encoder behind it and its documents, in this process, without Ray.
+
+from raytriever import Searcher
+
+for passages in Searcher("runs/quickstart").search(["make a folder"], k=3):
+    print(*passages, sep="\\n")
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from raytriever.artifacts.artifact import MANIFEST, Artifact, origin
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from retrieval.collections.collection import COLLECTION, StoredCollection
+from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
+from retrieval.encoders.specification import EncoderContract, EncoderSettings
+from retrieval.jobs.index import INDEX
+
+if TYPE_CHECKING:
+    from retrieval.indexes.top_k import Ranking
+
+Search = Callable[[Sequence[str], int], "list[Ranking]"]  # the best of each shard
+_DEPTH = 200  # results of each index that are fused
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A document that was found, and its score: the index's, of fused ones the sum of reciprocal ranks."""
+
+    id: str
+    score: float
+    title: str
+    text: str
+
+
+class Searcher:
+    """Searches the indexes of a run; what it opens stays open, shards as memory maps.
+
+    ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages, several of which are
+    fused by reciprocal rank (Cormack et al. 2009); by default an index of vectors by a model of the run, or else of
+    other vectors, or else of words, the last of each kind by name. ``encoder``: the model behind the vectors, where it
+    is neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
+    """
+
+    def __init__(self, run: str, indexes: Sequence[str] = (), encoder: str | None = None) -> None:
+        folder, end = Folder(run), f"/{MANIFEST}"
+        stages = [name.removesuffix(end) for name in folder.files() if name.endswith(end)]
+        found = {name: Artifact(folder.describe(name)) for name in stages}
+        self._by_fingerprint = {artifact.fingerprint: artifact for artifact in found.values()}
+        self._encoder = encoder
+        known = {name: artifact for name, artifact in found.items() if artifact.kind == INDEX}
+        if not known:
+            raise UserError(f"{run} holds no index. Run its recipe to the end, or name the folder of a run that has.")
+        for name in indexes:
+            if name not in known:
+                raise UserError(f"{run} has no index {name!r}. Those there: {', '.join(sorted(known))}.")
+        names = list(indexes) or [max(known, key=lambda name: (self._rank(known[name]), name))]
+        collection = self._by_fingerprint.get(origin(known[names[0]], COLLECTION) or "")
+        if collection is None:
+            raise UserError(f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown.")
+        self._documents = StoredCollection(collection.uri).rows_of("documents")
+        self._searches = [self._open(known[name]) for name in names]
+
+    def search(self, questions: Sequence[str], k: int = 10) -> list[list[Passage]]:
+        """The ``k`` best passages of each question, the best first."""
+        from retrieval.indexes.top_k import merge_rankings, reciprocal_rank_fusion
+
+        fused = len(self._searches) > 1
+        depth = max(k, _DEPTH) if fused else k
+        rankings = [merge_rankings(search(questions, depth), depth) for search in self._searches]
+        ranking = reciprocal_rank_fusion(rankings, depth=depth) if fused else rankings[0]
+        return [
+            list(self._passages(rows[rows >= 0], scores))
+            for rows, scores in zip(ranking.rows[:, :k], ranking.scores[:, :k], strict=True)
+        ]
+
+    def _passages(self, rows: Any, scores: Any) -> Iterator[Passage]:
+        table = self._documents.take(rows, ["id", "title", "text"])
+        for row, score in zip(table.to_pylist(), scores.tolist(), strict=False):
+            yield Passage(row["id"], score, row["title"], row["text"])
+
+    def _rank(self, index: Artifact) -> tuple[bool, bool]:
+        """Whether the vectors behind it are known, and the model behind these is."""
+        vectors = self._made_of(index, "index.vectors")
+        return bool(vectors), bool(vectors and self._made_of(vectors, "encoder.model"))
+
+    def _made_of(self, artifact: Artifact, name: str) -> Artifact | None:
+        return self._by_fingerprint.get(artifact.manifest["inputs"].get(name, ""))
+
+    def _open(self, index: Artifact) -> Search:
+        if index.config["index"]["kind"] == "lexical":
+            return _search_words(index)
+        vectors = self._made_of(index, "index.vectors")
+        if vectors is None:
+            raise UserError(f"The vectors behind {index.uri} are not in its run, which say how a question is encoded.")
+        own, wanted = self._made_of(vectors, "encoder.model"), vectors.manifest["inputs"].get("encoder.model")
+        names = [self._encoder] if self._encoder else [own.uri] if own else PACKAGED_MODELS
+        for located in map(locate_model, names):
+            if self._encoder or located.fingerprint == wanted:
+                return _search_vectors(index, located, vectors.config.get("encoder", {}))
+        raise UserError(
+            f"Neither the run nor a package holds the encoder behind {vectors.uri}. Name its folder or hub name:"
+            " encoder=… in Python, --encoder in the command."
+        )
+
+
+def _search_words(index: Artifact) -> Search:
+    from retrieval.lexical import LexicalIndex
+
+    shards = [(LexicalIndex.load(index, shard), shard.facts["first_row"]) for shard in index.shards]
+    return lambda questions, k: [shard.search(questions, k, first) for shard, first in shards]
+
+
+def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str, Any]) -> Search:
+    """By the encoder of the questions, which may have another precision than that of the documents."""
+    import torch
+
+    from retrieval.embedding import encode_texts
+    from retrieval.encoders.contextual.contexts import CorpusContext
+    from retrieval.encoders.contextual.encoder import ContextualEncoder
+    from retrieval.encoders.structure import place_module
+    from retrieval.encoders.towers import load_towers
+    from retrieval.indexes.vector_index import read_index, search_shard
+
+    settings = EncoderSettings(model=str(located.path), **encoder)
+    towers = load_towers(settings, located.path, located.fingerprint).eval()
+    place_module(towers, "cpu", torch.float32)
+    facts = index.manifest["facts"]
+    contract = EncoderContract.model_validate(facts["encoder"])
+    alike = {"dtype": contract.dtype, "context": contract.context}
+    contract.require_queries(towers.contract.model_copy(update=alike), index.uri, str(located.path))
+    if isinstance(towers.query, ContextualEncoder) and contract.context not in ("none", "null"):
+        context = CorpusContext.of(index.uri)
+        towers.query.use_context(torch.from_numpy(context.vectors), context.description.fingerprint)
+    many = facts.get("vectors_per_document", 1)
+    shards = [
+        (read_index(index.path(f"shards/{shard.name}.faiss")), shard.facts["first_row"]) for shard in index.shards
+    ]
+
+    def search(questions: Sequence[str], k: int) -> "list[Ranking]":
+        vectors = encode_texts(towers.of("query"), questions, "query").astype(np.float16)  # as a run's are stored
+        return [search_shard(shard, vectors, k, first, vectors_per_document=many) for shard, first in shards]
+
+    return search
+
+
+def ask(
+    run: Annotated[str, typer.Argument(help="Folder of a finished run.")],
+    question: Annotated[str, typer.Argument(help="What is searched for.")],
+    k: Annotated[int, typer.Option("--top", min=1, help="Passages.")] = 5,
+    indexes: Annotated[list[str] | None, typer.Option("--index", help="Of the run; several are fused.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="The model, where the run doesn't hold it.")] = None,
+) -> None:
+    """Prints the passages of a finished run that answer a question best."""
+    (passages,) = Searcher(run, indexes or (), encoder).search([question], k)
+    for number, passage in enumerate(passages, 1):
+        texts = passage.id, textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
+        named, text = ("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in each) for each in texts)
+        typer.echo(f"{number}  {passage.score:.4f}  {named}\n     {text}")
+    if not passages:
+        typer.echo("Nothing was found.")

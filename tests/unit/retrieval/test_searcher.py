@@ -1,0 +1,96 @@
+"""Questions to a finished run: the passages that its own stages rank first, by vectors, words and both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import raytriever
+from raytriever.cli import app
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import StoredCollection
+from retrieval.jobs.embed import Embed
+from retrieval.jobs.fuse import Fuse
+from retrieval.jobs.index import Index
+from retrieval.jobs.search import Search
+from retrieval.rankings import StoredRanking
+from retrieval.searcher import Searcher
+from tests.unit.small_run import make, make_artifact, make_collection
+
+K = 5
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
+    """A run with a model, its vectors and an index of them, an index of words, and what its stages find with both."""
+    folder = tmp_path_factory.mktemp("run")
+    collection = make_collection(folder)
+
+    def stage(kind: Any, name: str, **values: Any) -> str:
+        return make(kind(validate(kind.config_class, values | {"output": str(folder / name)}, name)))
+
+    files = {path.name: path.read_bytes() for path in tiny_encoder.iterdir()}
+    model = make_artifact(folder / "model", "model", {}, {}, files, 1)
+    encoder = {"model": model, "dtype": "float32", "pooling": "mean", "query_prompt": "query "}
+    vectors = stage(Embed, "vectors", collection=collection, encoder=encoder)
+    dense = stage(Index, "dense", index={"kind": "vectors", "vectors": vectors, "shards": 3})
+    words = stage(Index, "words", index={"kind": "lexical", "collection": collection})
+    asked = {"collection": collection, "split": None, "top_k": 200}
+    runs = {
+        "by_vectors": stage(Search, "by_vectors", index=dense, vectors=vectors, **asked),
+        "by_words": stage(Search, "by_words", index=words, **asked),
+    }
+    stage(Fuse, "fused", runs=runs)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("indexes", "expected"), [((), "by_vectors"), (("words",), "by_words"), (("dense", "words"), "fused")]
+)
+def test_questions_find_what_the_stages_find(run: Path, indexes: tuple[str, ...], expected: str) -> None:
+    collection, ranking = StoredCollection(str(run / "documents")), StoredRanking(str(run / expected))
+    queries, documents = (
+        collection.rows_of(part).read(["id", "text"]).to_pylist() for part in ("queries", "documents")
+    )
+    texts = {row["id"]: row["text"] for row in documents}
+    asked = dict(zip([row["id"] for row in queries], (row["text"] for row in queries), strict=True))
+    found = raytriever.Searcher(str(run), indexes).search([asked[name] for name in ranking.query_ids()], K)
+    ids, rows = ranking.document_ids(), ranking.ranking().rows[:, :K]
+    assert [[passage.id for passage in of_query] for of_query in found] == [
+        [str(ids[row]) for row in of_query if row >= 0] for of_query in rows.tolist()
+    ]
+    assert all(passage.text == texts[passage.id] for of_query in found for passage in of_query)
+    assert any(found)
+    scores = ranking.ranking().scores[:, :K]
+    for of_query, expected_scores in zip(found, scores.tolist(), strict=True):
+        assert [passage.score for passage in of_query] == pytest.approx(expected_scores[: len(of_query)], abs=1e-5)
+
+
+def test_a_question_of_the_command_is_answered_without_control_characters(run: Path) -> None:
+    done = CliRunner().invoke(app, ["ask", str(run), "text 12", "--top", "2", "--index", "words"])
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == ["1", "2"]
+    assert "text 12" in done.stdout
+    nothing = CliRunner().invoke(app, ["ask", str(run), "zebra", "--index", "words"])
+    assert nothing.stdout == "Nothing was found.\n"
+
+
+def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path) -> None:
+    with pytest.raises(UserError, match="holds no index"):
+        Searcher(str(tmp_path))
+    with pytest.raises(UserError, match=r"no index 'sparse'\. Those there: dense, words"):
+        Searcher(str(run), ["sparse"])
+    (tmp_path / "dense").symlink_to(run / "dense")
+    with pytest.raises(UserError, match="collection behind"):
+        Searcher(str(tmp_path))
+    (tmp_path / "documents").symlink_to(run / "documents")
+    with pytest.raises(UserError, match="vectors behind"):
+        Searcher(str(tmp_path))
+    (tmp_path / "vectors").symlink_to(run / "vectors")
+    with pytest.raises(UserError, match="Neither the run nor a package holds the encoder"):
+        Searcher(str(tmp_path))
+    with pytest.raises(UserError, match="different encoders"):
+        Searcher(str(tmp_path), encoder=str(tiny_encoder))
+    assert Searcher(str(tmp_path), encoder=str(run / "model")).search(["text 1"], 1)[0]
