@@ -83,7 +83,7 @@ class Searcher:
     def _passages(self, rows: Any, scores: Any) -> Iterator[Passage]:
         table = self._documents.take(rows, ["id", "title", "text"])
         for row, score in zip(table.to_pylist(), scores.tolist(), strict=False):
-            yield Passage(row["id"], score, row["title"], row["text"])
+            yield Passage(score=score, **row)
 
     def _rank(self, index: Artifact) -> tuple[bool, bool]:
         """Whether the vectors behind it are known, and the model behind these is."""
