@@ -85,8 +85,8 @@ def open_relations(output: str, spill: Path, resources: Resources) -> Iterator[R
         with duckdb.connect(config=settings) as database:
             yield Relations(database)
     except duckdb.OutOfMemoryException as error:
-        if "disk" in str(error).lower():
-            raise storage_error(str(spill), error) from error
+        if "temp_directory" in str(error):  # the disk is full
+            raise storage_error(str(spill), _first_line(error)) from error
         raise UserError(
             f"{output}: resources.memory ({resources.memory.human_readable() if resources.memory else _SHARE_OF_MEMORY}"
             f" of the machine's) is too little for a join ({_first_line(error)}). Raise it, or lower"

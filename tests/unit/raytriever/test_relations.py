@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ByteSize, TypeAdapter
 
-from raytriever.errors import UserError
+from raytriever.errors import StorageError, UserError
 from raytriever.relations import Relations, open_relations
 from raytriever.stages.stage import Resources
 
@@ -67,9 +67,10 @@ def test_other_queries_run_while_a_result_is_read(tmp_path: Path) -> None:
         assert list(db.tables("FROM a WHERE x < 0")) == []
 
 
-def test_too_little_memory_and_a_damaged_file_are_named(tmp_path: Path) -> None:
-    def join(memory: str) -> None:
+def test_too_little_memory_a_full_disk_and_a_damaged_file_are_named(tmp_path: Path) -> None:
+    def join(memory: str, disk: str = "1GiB") -> None:
         with opened(tmp_path, memory) as db:
+            db.run(f"SET max_temp_directory_size = '{disk}'")  # as large as the disk, by default
             load_numbers(db)
             list(db.tables(JOINED))
 
@@ -79,6 +80,10 @@ def test_too_little_memory_and_a_damaged_file_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"^out: resources\.memory \(.*\) is too little .* Raise it"):
         join("2MiB")
+    with pytest.raises(
+        StorageError, match=r"spill: Out of Memory Error: failed to offload .* Finished artifacts .* kept"
+    ):
+        join("80MiB", "1MiB")
     path = tmp_path / "damaged.parquet"
     pq.write_table(pa.table({"x": list(range(1000))}), path)
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))

@@ -152,6 +152,26 @@ def test_a_chain_of_similar_documents_does_not_drift(tmp_path: Path) -> None:
     assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 11
 
 
+def test_texts_that_are_near_a_third_are_compared_with_each_other(tmp_path: Path) -> None:
+    """Documents 1 and 2 are alike, 3 and 4 are not, though each is near document 0, which answers another question."""
+    words = LONG.split()
+
+    def with_new(places: range) -> tuple[str, str]:
+        return "", " ".join(f"new{place}" if place in places else word for place, word in enumerate(words))
+
+    documents = [("", LONG), with_new(range(3)), with_new(range(2)), with_new(range(9)), with_new(range(60, 67))]
+    queries = [
+        "an entirely different matter of its own",
+        *["the one question of all"] * 2,
+        *["one more question here"] * 2,
+    ]
+    judged = [(number, number) for number in range(5)]
+    collection = collection_of(tmp_path, queries, documents, judged)
+    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
+    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 4
+    assert ids(artifact) == [("q0", "d0"), ("q1", "d1"), ("q3", "d3"), ("q4", "d4")]
+
+
 def test_texts_without_spaces_and_without_words(tmp_path: Path) -> None:
     text = "龙虾是一种动物它有两只大爪子生活在海里" * 3 + "颜色是蓝的煮熟以后变成红色"
     documents = [("", text), ("", text.replace("红", "橙")), ("", text[:20]), ("", ""), ("", "。"), ("", "")]
