@@ -1,0 +1,45 @@
+"""REPLUG's objective on stored batches: its loss and agreement, written out from the vectors and the stored scores."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.objectives import make_objective, make_rows, settings_of
+from trainers.objectives.replug import ScoreReader
+
+BATCH = 1
+
+
+@pytest.mark.parametrize("include_self", [False, True])
+def test_the_loss_is_that_of_the_vectors_and_scores(tiny_encoder: Path, include_self: bool) -> None:
+    settings = settings_of("replug").model_copy(update={"include_self": include_self})
+    objective = make_objective("replug", tiny_encoder, settings=settings)
+    rows = make_rows("replug", BATCH)
+    size = len(rows)
+    batch = objective.collate(rows)
+    found = objective(batch)
+    with torch.no_grad():
+        queries, passages = (side.tolist() for side in objective.encode_sides(batch.chunks))
+    losses = ScoreReader(settings.scores).read(0, BATCH, mean=True).tolist()
+
+    def softmax(values: list[float]) -> list[float]:
+        exponents = [math.exp(value - max(values)) for value in values]
+        return [value / sum(exponents) for value in exponents]
+
+    divergences, agreements = [], 0
+    for i in range(size):
+        others = [j for j in range(size) if include_self or j != i]
+        cosines = [
+            sum(a * b for a, b in zip(queries[i], passages[j], strict=True))
+            / math.hypot(*queries[i])
+            / math.hypot(*passages[j])
+            for j in others
+        ]
+        likely = softmax([-losses[i][j] / settings.likelihood_temperature for j in others])
+        retrieved = softmax([cosine / settings.similarity_temperature for cosine in cosines])
+        divergences.append(sum(p * math.log(p / q) for p, q in zip(likely, retrieved, strict=True) if p > 0))
+        agreements += likely.index(max(likely)) == retrieved.index(max(retrieved))
+    assert found.loss.item() == pytest.approx(sum(divergences) / size, rel=1e-4)
+    assert found.metrics["agreement"].item() == pytest.approx(agreements / size)
