@@ -211,10 +211,7 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     shuffled = np.random.default_rng(1).permutation(queries)
     for wrong, message in (
         (bad, "query_vectors.npy: the vector of 'q5', row 5 of the queries, holds a NaN"),
-        (
-            queries[1:],
-            r"query_vectors must be .* text that is given .* shape is \(95, 16\), .* queries are 96",
-        ),
+        (queries[1:], r"query_vectors must be .* text that is given .* shape is \(95, 16\), .* queries are 96"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(48, 16\), 'queries': \(96, 15\)}"),
         (queries[0], r"their shape is \(16,\)"),
         (queries.astype(str), "query_vectors.npy can't be taken as vectors of the 96 queries .*it is <U"),

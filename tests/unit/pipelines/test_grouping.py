@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipelines.grouping import (
-    GroupingSettings,
-    Stretches,
-    cut,
-    group_batches,
-    join,
-    single_rows,
-    without_remainder,
-)
+from pipelines.grouping import GroupingSettings, Stretches, cut, group_batches, join, single_rows, without_remainder
 
 
 def stretches_of(lengths: list[int], groups: list[int] | None = None) -> Stretches:

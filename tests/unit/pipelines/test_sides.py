@@ -57,21 +57,18 @@ def test_one_order(path: Path) -> None:
     assert breaches(path.read_text()) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "number"),
-    [
-        ("def near(*, queries, documents): ...", 0),
-        ("def _near(query_rows, document_rows): ...", 0),
-        ("def near(queries, documents): ...", 1),
-        ("class Near:\n    def __init__(self, query_rows, *, document_rows): ...", 1),
-        ("def near(*, document_rows, k, query_rows): ...", 1),
-        ("def _near(documents, queries): ...", 1),
-        ("class Near(NamedTuple):\n    document: str\n    query: str", 1),
-        ("class Near(Settings):\n    documents: str\n    queries: str", 0),
-        ("read = lambda items: (documents, queries)", 1),
-        ("self._documents, self._queries = sides", 1),
-        ("queries, documents = sides", 0),
-    ],
-)
+@pytest.mark.parametrize(("source", "number"), [
+    ("def near(*, queries, documents): ...", 0),
+    ("def _near(query_rows, document_rows): ...", 0),
+    ("def near(queries, documents): ...", 1),
+    ("class Near:\n    def __init__(self, query_rows, *, document_rows): ...", 1),
+    ("def near(*, document_rows, k, query_rows): ...", 1),
+    ("def _near(documents, queries): ...", 1),
+    ("class Near(NamedTuple):\n    document: str\n    query: str", 1),
+    ("class Near(Settings):\n    documents: str\n    queries: str", 0),
+    ("read = lambda items: (documents, queries)", 1),
+    ("self._documents, self._queries = sides", 1),
+    ("queries, documents = sides", 0),
+])  # fmt: skip
 def test_a_swap_is_seen(source: str, number: int) -> None:
     assert len(breaches(source)) == number

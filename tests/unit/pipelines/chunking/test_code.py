@@ -49,11 +49,7 @@ LIBRARY = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 def test_functions_and_classes_begin_chunks_with_their_comments_and_decorators() -> None:
     chunks = cut(PYTHON, "pkg/module.py", kind="code", max_words=40, min_words=4)
-    assert [chunk.split("\n")[0] for chunk in chunks] == [
-        '"""A module."""',
-        "# What it is for,",
-        "class Second:",
-    ]
+    assert [chunk.split("\n")[0] for chunk in chunks] == ['"""A module."""', "# What it is for,", "class Second:"]
     assert chunks[1].endswith("join(a, b)\n\n\n")
 
 

@@ -14,28 +14,25 @@ from tests.unit.pipelines.chunking.texts import cut, real_data, real_texts
 CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("# A\ntext\n", [("heading", 0, 1, 1, "A")]),
-        ("text\n\nTitle\n-----\n\ntext\n", [("heading", 2, 4, 2, "Title")]),
-        ("two\nlines\n===\n", []),
-        ("> # quoted\n\n## B ##\n", [("heading", 2, 3, 2, "B")]),
-        (CODE + "after\n", [("code", 0, 8)]),
-        ("~~~~\n```\n~~~\n~~~~\nx\n", [("code", 0, 4)]),
-        ("```\nnever closed\n\n# x\n", [("code", 0, 4)]),
-        ("a\n\n    code\n\n    more\n\nb\n", [("code", 2, 5)]),
-        ("a\r\n\r\n    code\rb\n", [("code", 2, 3)]),
-        ("text\n    lazy\n", []),
-        ("- item\n\n    of the item\n", [("item", 0, 3)]),
-        ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
-        ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
-        ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
-        ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
-        ("#hashtag\n", []),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("# A\ntext\n", [("heading", 0, 1, 1, "A")]),
+    ("text\n\nTitle\n-----\n\ntext\n", [("heading", 2, 4, 2, "Title")]),
+    ("two\nlines\n===\n", []),
+    ("> # quoted\n\n## B ##\n", [("heading", 2, 3, 2, "B")]),
+    (CODE + "after\n", [("code", 0, 8)]),
+    ("~~~~\n```\n~~~\n~~~~\nx\n", [("code", 0, 4)]),
+    ("```\nnever closed\n\n# x\n", [("code", 0, 4)]),
+    ("a\n\n    code\n\n    more\n\nb\n", [("code", 2, 5)]),
+    ("a\r\n\r\n    code\rb\n", [("code", 2, 3)]),
+    ("text\n    lazy\n", []),
+    ("- item\n\n    of the item\n", [("item", 0, 3)]),
+    ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
+    ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
+    ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
+    ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
+    ("#hashtag\n", []),
+    ("", []),
+])  # fmt: skip
 def test_blocks(text: str, expected: list[tuple[str | int, ...]]) -> None:
     assert list(blocks(text)) == [(*block, 0, "")[:5] for block in expected]
 

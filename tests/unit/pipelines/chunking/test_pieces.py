@@ -14,19 +14,16 @@ def packed(sizes: list[int], openings: list[int], most: int, least: int) -> list
     return [sizes[first:stop] for first, stop in pairwise([0, *stops])]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "openings", "least", "expected"),
-    [
-        ([4, 4, 4, 4], [], 0, [[4, 4], [4, 4]]),
-        ([5, 5, 1], [], 0, [[5, 5], [1]]),
-        ([3, 3, 3, 2], [], 3, [[3, 3], [3, 2]]),  # the tail takes as little as does
-        ([9, 1, 1], [], 3, [[9, 1], [1]]),  # no place leaves both with three
-        ([4, 6, 2], [], 3, [[4], [6, 2]]),
-        ([5, 3, 1], [1, 2], 2, [[5], [3, 1]]),  # a short tail joins what has room
-        ([1, 3, 3], [1, 2], 2, [[1, 3], [3]]),  # nothing begins before the chunk holds enough
-        ([20, 1], [], 0, [[20], [1]]),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "openings", "least", "expected"), [
+    ([4, 4, 4, 4], [], 0, [[4, 4], [4, 4]]),
+    ([5, 5, 1], [], 0, [[5, 5], [1]]),
+    ([3, 3, 3, 2], [], 3, [[3, 3], [3, 2]]),  # the tail takes as little as does
+    ([9, 1, 1], [], 3, [[9, 1], [1]]),  # no place leaves both with three
+    ([4, 6, 2], [], 3, [[4], [6, 2]]),
+    ([5, 3, 1], [1, 2], 2, [[5], [3, 1]]),  # a short tail joins what has room
+    ([1, 3, 3], [1, 2], 2, [[1, 3], [3]]),  # nothing begins before the chunk holds enough
+    ([20, 1], [], 0, [[20], [1]]),
+])  # fmt: skip
 def test_examples(sizes: list[int], openings: list[int], least: int, expected: list[list[int]]) -> None:
     assert packed(sizes, openings, 10, least) == expected
 

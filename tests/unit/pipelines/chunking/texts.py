@@ -20,8 +20,7 @@ texts = st.lists(st.sampled_from(PARTS), max_size=60).map("".join)
 limits = st.sampled_from([1, 2, 5, 12]).flatmap(lambda most: st.tuples(st.just(most), st.integers(0, most // 2)))
 
 real_data = pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
 )
 
 

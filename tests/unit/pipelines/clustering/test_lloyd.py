@@ -16,15 +16,7 @@ from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.lloyd import assign, cluster_sums, lloyd
 from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
-from pipelines.clustering.points import (
-    ConcatenatedPairs,
-    Frame,
-    LocalParts,
-    MidPoints,
-    Points,
-    cut,
-    midpoints,
-)
+from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, cut, midpoints
 
 RANDOM = np.random.default_rng(11)
 

@@ -87,12 +87,7 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
         {name: test_ms_marco.FILES[name] for name in list(test_ms_marco.FILES)[:5]},
     ),
     "ms_marco triples": (
-        {
-            "kind": "trec",
-            **test_ms_marco.NAMES,
-            "qrels": {},
-            "triples": {"train": "triples.tsv"},
-        },
+        {"kind": "trec", **test_ms_marco.NAMES, "qrels": {}, "triples": {"train": "triples.tsv"}},
         test_ms_marco.FILES,
     ),
     "trec": (
@@ -103,10 +98,7 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
             "qrels.txt": "1 0 7 1\n",
         },
     ),
-    "dpr list": (
-        {"kind": "dpr", "examples": {"train": "t.json"}},
-        {"t.json": json.dumps(test_dpr.EXAMPLES)},
-    ),
+    "dpr list": ({"kind": "dpr", "examples": {"train": "t.json"}}, {"t.json": json.dumps(test_dpr.EXAMPLES)}),
     "dpr": (
         {"kind": "dpr", "passages": "psgs.tsv", "questions": {"test": "q.csv"}},
         {"psgs.tsv": test_dpr.PASSAGES, "q.csv": test_dpr.QUESTIONS},

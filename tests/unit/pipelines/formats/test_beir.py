@@ -112,16 +112,13 @@ def test_a_domain_may_have_another_key(tmp_path: Path) -> None:
     refused(folder, r"corpus\.jsonl has no column 'metadata\.stie'", domain_key="stie")
 
 
-@pytest.mark.parametrize(
-    ("removed", "named"),
-    [
-        (["corpus.jsonl"], r"lacks corpus\.jsonl\."),
-        (["queries.jsonl"], r"lacks queries\.jsonl\."),
-        (["qrels/test.tsv", "qrels/train.tsv"], r"lacks qrels/<split>\.tsv\."),
-        (["qrels"], r"lacks qrels/<split>\.tsv\."),
-        ([""], r"lacks corpus\.jsonl and queries\.jsonl and qrels/<split>\.tsv\..*Is the path right\?"),
-    ],
-)
+@pytest.mark.parametrize(("removed", "named"), [
+    (["corpus.jsonl"], r"lacks corpus\.jsonl\."),
+    (["queries.jsonl"], r"lacks queries\.jsonl\."),
+    (["qrels/test.tsv", "qrels/train.tsv"], r"lacks qrels/<split>\.tsv\."),
+    (["qrels"], r"lacks qrels/<split>\.tsv\."),
+    ([""], r"lacks corpus\.jsonl and queries\.jsonl and qrels/<split>\.tsv\..*Is the path right\?"),
+])  # fmt: skip
 def test_missing_files_are_named_before_anything_is_read(tmp_path: Path, removed: list[str], named: str) -> None:
     folder = write(tmp_path / "c", corpus=["broken"])
     for name in removed:
@@ -139,44 +136,32 @@ def test_other_files_beside_the_splits_are_no_splits(tmp_path: Path) -> None:
     assert len(read(BeirFolder(path=str(folder)).open())[2]) == 4
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ('{"_id": "d9", "text": "cut', r"corpus\.jsonl, line 5 is not valid JSON .*cut"),
-        ({"id": "d9", "text": "x"}, r"corpus\.jsonl, line 5 has no column '_id'\. Columns there: 'id', 'text'"),
-        (
-            {"_id": 1.5, "text": "x"},
-            r"line 5: \"_id\" is 1\.5\. It must be a string that is not empty, or an integer",
-        ),
-        ({"_id": True, "text": "x"}, r"line 5: \"_id\" is True"),
-        ({"_id": None, "text": "x"}, r"line 5: \"_id\" is None"),
-        ({"_id": "", "text": "x"}, r"line 5: \"_id\" is ''"),
-        ({"_id": "d2", "text": "x"}, r"line 5: id 'd2' is already that of line 2"),
-        ({"_id": "4", "text": "x"}, r"line 5: id '4' is already that of line 4"),
-        ({"_id": "d9", "contents": "x"}, r"line 5 has no column 'text'\. Columns there: '_id', 'contents'"),
-        ({"_id": "d9", "text": None}, r"line 5: document 'd9' has neither title nor text"),
-        ({"_id": "d9", "text": ["x"]}, r"line 5: \"text\" is \['x'\]"),
-        ({"_id": "d9", "title": 7, "text": "x"}, r"line 5: \"title\" is 7"),
-        ({"_id": "d9", "text": "x", "metadata": {"domain": 7}}, r"line 5: \"metadata.domain\" is 7"),
-        (
-            {"_id": "d9", "title": " ", "text": "\n"},
-            r"line 5: document 'd9' has neither .*empty_documents to 'drop'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("record", "message"), [
+    ('{"_id": "d9", "text": "cut', r"corpus\.jsonl, line 5 is not valid JSON .*cut"),
+    ({"id": "d9", "text": "x"}, r"corpus\.jsonl, line 5 has no column '_id'\. Columns there: 'id', 'text'"),
+    ({"_id": 1.5, "text": "x"}, r"line 5: \"_id\" is 1\.5\. It must be a string that is not empty, or an integer"),
+    ({"_id": True, "text": "x"}, r"line 5: \"_id\" is True"),
+    ({"_id": None, "text": "x"}, r"line 5: \"_id\" is None"),
+    ({"_id": "", "text": "x"}, r"line 5: \"_id\" is ''"),
+    ({"_id": "d2", "text": "x"}, r"line 5: id 'd2' is already that of line 2"),
+    ({"_id": "4", "text": "x"}, r"line 5: id '4' is already that of line 4"),
+    ({"_id": "d9", "contents": "x"}, r"line 5 has no column 'text'\. Columns there: '_id', 'contents'"),
+    ({"_id": "d9", "text": None}, r"line 5: document 'd9' has neither title nor text"),
+    ({"_id": "d9", "text": ["x"]}, r"line 5: \"text\" is \['x'\]"),
+    ({"_id": "d9", "title": 7, "text": "x"}, r"line 5: \"title\" is 7"),
+    ({"_id": "d9", "text": "x", "metadata": {"domain": 7}}, r"line 5: \"metadata.domain\" is 7"),
+    ({"_id": "d9", "title": " ", "text": "\n"}, r"line 5: document 'd9' has neither .*empty_documents to 'drop'"),
+])  # fmt: skip
 def test_bad_documents_are_named(tmp_path: Path, record: Any, message: str) -> None:
     refused(write(tmp_path / "c", corpus=[*CORPUS, record]), message)
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ("null", r"queries\.jsonl, line 3 is 'null', but every line must be one JSON object"),
-        ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: id 'q1' is already that of line 1"),
-        ({"_id": "q9"}, r"line 3 has no column 'text'"),
-        ({"_id": "q9", "text": "\t"}, r"line 3: query 'q9' has no text\..*set empty_queries to 'drop'"),
-    ],
-)
+@pytest.mark.parametrize(("record", "message"), [
+    ("null", r"queries\.jsonl, line 3 is 'null', but every line must be one JSON object"),
+    ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: id 'q1' is already that of line 1"),
+    ({"_id": "q9"}, r"line 3 has no column 'text'"),
+    ({"_id": "q9", "text": "\t"}, r"line 3: query 'q9' has no text\..*set empty_queries to 'drop'"),
+])  # fmt: skip
 def test_bad_queries_are_named(tmp_path: Path, record: Any, message: str) -> None:
     refused(write(tmp_path / "c", queries=[*QUESTIONS, record]), message)
 
@@ -220,11 +205,7 @@ def test_empty_records_and_their_judgments_are_dropped_and_counted_when_asked(tm
 
 def test_the_id_of_a_dropped_record_is_still_taken(tmp_path: Path) -> None:
     corpus = [*CORPUS, {"_id": "e", "text": ""}, {"_id": "e", "text": "full"}]
-    refused(
-        write(tmp_path / "c", corpus=corpus),
-        r"line 6: id 'e' is already that of line 5",
-        empty_documents="drop",
-    )
+    refused(write(tmp_path / "c", corpus=corpus), r"line 6: id 'e' is already that of line 5", empty_documents="drop")
 
 
 UNKNOWN = {"a": ["q1\td1\t1", "q1\tx1\t1", "y\td1\t1"], "b": ["q1\tx2\t0", "q1\td2\t1", "z\tx3\t1"]}
@@ -237,8 +218,7 @@ def test_judgments_of_unknown_ids_are_refused_with_the_first_and_their_number(tm
     refused(folder, first + numbers)
     folder = write(tmp_path / "d", qrels={"a": ["y\tx\t1"]})
     refused(
-        folder,
-        r"qrels/a\.tsv, line 2 names 'y', which .*/d/queries\.jsonl does not hold; in all, 0 .* and 1 unknown",
+        folder, r"qrels/a\.tsv, line 2 names 'y', which .*/d/queries\.jsonl does not hold; in all, 0 .* and 1 unknown"
     )
 
 
@@ -257,10 +237,7 @@ def test_judgments_of_unknown_ids_are_dropped_and_counted_when_asked(tmp_path: P
 def test_a_pair_may_be_judged_once_a_split(tmp_path: Path) -> None:
     source = BeirFolder(path=str(write(tmp_path / "c", qrels={"a": ["q1\td1\t1"], "b": ["q1\td1\t0"]}))).open()
     assert len(read(source)[2]) == 2
-    refused(
-        write(tmp_path / "d", qrels={"a": ["q1\td1\t1", "q1\td1\t1"]}),
-        r"a\.tsv, line 3 judges .* as line 2 does",
-    )
+    refused(write(tmp_path / "d", qrels={"a": ["q1\td1\t1", "q1\td1\t1"]}), r"a\.tsv, line 3 judges .* as line 2 does")
 
 
 def test_documents_come_while_the_file_is_read(tmp_path: Path) -> None:

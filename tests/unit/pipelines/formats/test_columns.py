@@ -161,14 +161,11 @@ def test_nomics_rows_and_lists_of_positives(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"query": "q", "document": [1]}, r'"document" is \[1\]. It must be a list of strings'),
-        ({"query": "q", "document": 1}, '"document" is 1. It must be a string'),
-        ({"query": "q", "document": "d", "negative": 3}, '"negative" is 3. It must be a string or a list of strings'),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"query": "q", "document": [1]}, r'"document" is \[1\]. It must be a list of strings'),
+    ({"query": "q", "document": 1}, '"document" is 1. It must be a string'),
+    ({"query": "q", "document": "d", "negative": 3}, '"negative" is 3. It must be a string or a list of strings'),
+])  # fmt: skip
 def test_wrong_pairs_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     write_lines(tmp_path / "pairs.jsonl", [row])
     tables = {"splits": {"train": "pairs.jsonl"}, "negatives": ["negative"] if "negative" in row else []}
@@ -190,8 +187,7 @@ def test_pairs_with_titles_domains_and_a_column_of_splits(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "grade"),
-    [(1, 1), (-3, -3), (2.0, 2), ("2", 2), ("-1.0", -1), (True, 1), (2**31 - 1, 2**31 - 1)],
+    ("value", "grade"), [(1, 1), (-3, -3), (2.0, 2), ("2", 2), ("-1.0", -1), (True, 1), (2**31 - 1, 2**31 - 1)]
 )
 def test_grades(tmp_path: Path, value: Any, grade: int) -> None:
     write_lines(tmp_path / "pairs.jsonl", [{"query": "a", "document": "x", "label": value}])
@@ -208,18 +204,15 @@ def test_what_is_no_grade_is_refused(tmp_path: Path, value: Any) -> None:
         contents(source(tmp_path, pairs={"splits": {"train": "pairs.jsonl"}, "relevance": "label"}))
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"id": "1", "text": 5}, r'docs\.jsonl, line 2: "text" is 5\. It must be a string'),
-        ({"id": "1", "text": ["x"]}, r"line 2: \"text\" is \['x'\]"),
-        ({"id": None, "text": "x"}, r'line 2: "id" is None'),
-        ({"id": 1.0, "text": "x"}, r'line 2: "id" is 1\.0\. It must be a string that is not empty, or an integer'),
-        ({"id": "0", "text": "x"}, r"line 2: id '0' is already that of line 1"),
-        ({"id": "1", "text": None}, r"line 2: document '1' has neither title nor text"),
-        ({"id": "1"}, r"line 2 has no column 'text'\. Columns there: 'id'"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"id": "1", "text": 5}, r'docs\.jsonl, line 2: "text" is 5\. It must be a string'),
+    ({"id": "1", "text": ["x"]}, r"line 2: \"text\" is \['x'\]"),
+    ({"id": None, "text": "x"}, r'line 2: "id" is None'),
+    ({"id": 1.0, "text": "x"}, r'line 2: "id" is 1\.0\. It must be a string that is not empty, or an integer'),
+    ({"id": "0", "text": "x"}, r"line 2: id '0' is already that of line 1"),
+    ({"id": "1", "text": None}, r"line 2: document '1' has neither title nor text"),
+    ({"id": "1"}, r"line 2 has no column 'text'\. Columns there: 'id'"),
+])  # fmt: skip
 def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     write_lines(tmp_path / "docs.jsonl", [{"id": "0", "text": "x"}, row])
     with pytest.raises(UserError, match=message):
@@ -232,18 +225,15 @@ def test_answers_and_negatives_are_texts(tmp_path: Path) -> None:
         contents(source(tmp_path, documents={"table": "a.jsonl"}, queries={"table": "a.jsonl", "answers": "a"}))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "documents are missing; give documents and maybe queries and judgments, or give pairs"),
-        ({"documents": {"table": "x"}, "pairs": {"splits": {"a": "x"}}}, "pairs hold .* already; leave out documents"),
-        ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
-        ({"pairs": {"table": "x"}}, "'pairs': the splits are missing; give splits .*or table and split"),
-        ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits and table exclude each other"),
-        ({"documents": {"table": []}}, r"'documents\.table'"),
-        ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({}, "documents are missing; give documents and maybe queries and judgments, or give pairs"),
+    ({"documents": {"table": "x"}, "pairs": {"splits": {"a": "x"}}}, "pairs hold .* already; leave out documents"),
+    ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
+    ({"pairs": {"table": "x"}}, "'pairs': the splits are missing; give splits .*or table and split"),
+    ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits and table exclude each other"),
+    ({"documents": {"table": []}}, r"'documents\.table'"),
+    ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
+])  # fmt: skip
 def test_settings_that_make_no_collection_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         source(tmp_path, **settings)

@@ -205,44 +205,33 @@ def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path:
     assert [row[1:3] for row in kept.judgments] == [("0", 1), ("0", 1)]
 
 
-@pytest.mark.parametrize(
-    ("example", "message"),
-    [
-        ({"answers": []}, 'entry 1 has no "positive_ctxs"'),
-        ({"positive_ctxs": []}, 'entry 1 has no "question"'),
-        ({"positive_ctxs": [], "question": 1}, 'entry 1: "question" is 1. It must be a string'),
-        (
-            {"positive_ctxs": [], "question": "q", "answers": "a"},
-            "entry 1: \"answers\" is 'a'. It must be a list of str",
-        ),
-        (
-            {"positive_ctxs": ["text"], "question": "q"},
-            r"entry 1: \"positive_ctxs\" is \['text'\]. It must be a list of obj",
-        ),
-        ({"positive_ctxs": [{"title": "t"}], "question": "q"}, 'entry 1 has no "text"'),
-        ({"positive_ctxs": [{"text": "t", "title": 3}], "question": "q"}, 'entry 1: "title" is 3'),
-        ({"positive_ctxs": [{"text": "t", "psg_id": 1.5}], "question": "q"}, 'entry 1: "psg_id" is 1.5'),
-        ({"positive_ctxs": [{"text": " "}], "question": "q"}, "entry 1: document .* has neither title nor text"),
-    ],
-)
+@pytest.mark.parametrize(("example", "message"), [
+    ({"answers": []}, 'entry 1 has no "positive_ctxs"'),
+    ({"positive_ctxs": []}, 'entry 1 has no "question"'),
+    ({"positive_ctxs": [], "question": 1}, 'entry 1: "question" is 1. It must be a string'),
+    ({"positive_ctxs": [], "question": "q", "answers": "a"}, "entry 1: \"answers\" is 'a'. It must be a list of str"),
+    ({"positive_ctxs": ["text"], "question": "q"},
+     r"entry 1: \"positive_ctxs\" is \['text'\]. It must be a list of obj"),
+    ({"positive_ctxs": [{"title": "t"}], "question": "q"}, 'entry 1 has no "text"'),
+    ({"positive_ctxs": [{"text": "t", "title": 3}], "question": "q"}, 'entry 1: "title" is 3'),
+    ({"positive_ctxs": [{"text": "t", "psg_id": 1.5}], "question": "q"}, 'entry 1: "psg_id" is 1.5'),
+    ({"positive_ctxs": [{"text": " "}], "question": "q"}, "entry 1: document .* has neither title nor text"),
+])  # fmt: skip
 def test_wrong_examples_are_named(tmp_path: Path, example: dict[str, Any], message: str) -> None:
     refused(tmp_path, {"t.json": json.dumps([example])}, message, examples={"train": "t.json"})
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("question only", "line 2 has 1 tab-separated fields"),
-        ("q\t['a']\tmore", "line 2 has 3 tab-separated fields"),
-        ('"q" and more\t[]', "line 2 is .* not valid CSV"),
-        ("q\tnone", "line 2: the answers are 'none'. They must be a list of strings such as"),
-        ("q\t__import__('os').abort()", "line 2: the answers are"),
-        ("q\t'a'", "line 2: \"answers\" is 'a'. It must be a list of strings"),
-        ("q\t['a', 2]", r'line 2: "answers" is \[\'a\', 2\]'),
-        (r"q" "\t" r"['\ud800']", "line 2: the answers are"),
-        ("q\t" + "[" * 300, "line 2: the answers are"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("question only", "line 2 has 1 tab-separated fields"),
+    ("q\t['a']\tmore", "line 2 has 3 tab-separated fields"),
+    ('"q" and more\t[]', "line 2 is .* not valid CSV"),
+    ("q\tnone", "line 2: the answers are 'none'. They must be a list of strings such as"),
+    ("q\t__import__('os').abort()", "line 2: the answers are"),
+    ("q\t'a'", "line 2: \"answers\" is 'a'. It must be a list of strings"),
+    ("q\t['a', 2]", r'line 2: "answers" is \[\'a\', 2\]'),
+    (r"q" "\t" r"['\ud800']", "line 2: the answers are"),
+    ("q\t" + "[" * 300, "line 2: the answers are"),
+])  # fmt: skip
 def test_wrong_questions_are_named(tmp_path: Path, line: str, message: str) -> None:
     files = {"p.tsv": PASSAGES, "q.csv": f"good\t[]\n{line}\n"}
     refused(tmp_path, files, rf"q\.csv, {message}", passages="p.tsv", questions={"test": "q.csv"})

@@ -111,20 +111,11 @@ def test_what_can_move_is_refused_as_a_commit(commit: str) -> None:
         source("mteb", commit)
 
 
-@pytest.mark.parametrize(
-    ("documents", "message"),
-    [
-        ({"table": "corpse/corpus"}, r"4567/corpse/corpus: there is no such table"),
-        (
-            {"table": "texts/c-*.parquet", "id": "id"},
-            r"c-0\.parquet has no column 'id'\. Columns there: '_id', 't",
-        ),
-        (
-            {"table": "texts/c-*.parquet", "id": "_id", "text": "more"},
-            r'c-0\.parquet, row 1: "more" is \[1\.5\]\. It',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("documents", "message"), [
+    ({"table": "corpse/corpus"}, r"4567/corpse/corpus: there is no such table"),
+    ({"table": "texts/c-*.parquet", "id": "id"}, r"c-0\.parquet has no column 'id'\. Columns there: '_id', 't"),
+    ({"table": "texts/c-*.parquet", "id": "_id", "text": "more"}, r'c-0\.parquet, row 1: "more" is \[1\.5\]\. It'),
+])  # fmt: skip
 @pytest.mark.usefixtures("dataset")
 def test_mistakes_are_named(documents: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):

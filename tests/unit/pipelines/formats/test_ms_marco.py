@@ -101,34 +101,21 @@ def test_documents_with_titles(tmp_path: Any) -> None:
     assert read(source) == ([("D1", "Title", "body")], [("1", "q")], [("1", "D1", 1, "train")])
 
 
-@pytest.mark.parametrize(
-    ("changed", "settings", "message"),
-    [
-        ({}, {"qrels": {"dev": "qrels.dev.tsv"}}, r"qrels\.dev: .*/c/qrels\.dev\.tsv is not there"),
-        ({}, {"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
-        ({}, {"queries": []}, r"The empty setting 'queries' holds no queries"),
-        (
-            {"collection.tsv": "0\tzero\n1\n"},
-            {},
-            r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text",
-        ),
-        (
-            {"collection.tsv": "0\tzero\n0\tzero\n"},
-            {},
-            r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids",
-        ),
-        ({"queries.train.tsv": "10 ten\n"}, {}, r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
-        ({"qrels.train.tsv": "10\t0\t0\n"}, {}, r"qrels\.train\.tsv, line 1 has 3 columns"),
-        (
-            {"qrels.train.tsv": "10\t0\t9\t1\n"},
-            {},
-            r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not",
-        ),
-        ({"t": "10\t0\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 has 2 .* query id, positive id, negative id"),
-        ({"t": "10\t0\t \n"}, {"triples": {"train": "t"}}, r"c/t, line 1: the id is ' '"),
-        ({"t": "10\t0\t9\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 names '9'"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "settings", "message"), [
+    ({}, {"qrels": {"dev": "qrels.dev.tsv"}}, r"qrels\.dev: .*/c/qrels\.dev\.tsv is not there"),
+    ({}, {"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
+    ({}, {"queries": []}, r"The empty setting 'queries' holds no queries"),
+    ({"collection.tsv": "0\tzero\n1\n"}, {},
+     r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text"),
+    ({"collection.tsv": "0\tzero\n0\tzero\n"}, {}, r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids"),
+    ({"queries.train.tsv": "10 ten\n"}, {}, r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
+    ({"qrels.train.tsv": "10\t0\t0\n"}, {}, r"qrels\.train\.tsv, line 1 has 3 columns"),
+    ({"qrels.train.tsv": "10\t0\t9\t1\n"}, {},
+     r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not"),
+    ({"t": "10\t0\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 has 2 .* query id, positive id, negative id"),
+    ({"t": "10\t0\t \n"}, {"triples": {"train": "t"}}, r"c/t, line 1: the id is ' '"),
+    ({"t": "10\t0\t9\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 names '9'"),
+])  # fmt: skip
 def test_wrong_files_and_settings_are_named(
     tmp_path: Any, changed: dict[str, str], settings: dict[str, Any], message: str
 ) -> None:

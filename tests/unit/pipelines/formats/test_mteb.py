@@ -76,18 +76,12 @@ def test_the_readme_says_which_files_there_are(tmp_path: Path) -> None:
     assert "texts/old.jsonl" not in names
 
 
-@pytest.mark.parametrize(
-    ("corpus", "queries", "judged"),
-    [
-        ("corpus.jsonl", "queries.jsonl", "qrels/{}.tsv"),
-        (
-            "corpus/corpus-00000-of-00001.parquet",
-            "queries/queries-00000-of-00001.parquet",
-            "data/{}-00000-of-00001.parquet",
-        ),
-        ("corpus/corpus.jsonl", "queries/test.jsonl", "default/{}.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("corpus", "queries", "judged"), [
+    ("corpus.jsonl", "queries.jsonl", "qrels/{}.tsv"),
+    ("corpus/corpus-00000-of-00001.parquet", "queries/queries-00000-of-00001.parquet",
+     "data/{}-00000-of-00001.parquet"),
+    ("corpus/corpus.jsonl", "queries/test.jsonl", "default/{}.jsonl"),
+])  # fmt: skip
 def test_without_a_readme_names_tell(tmp_path: Path, corpus: str, queries: str, judged: str) -> None:
     put(tmp_path, corpus, CORPUS)
     put(tmp_path, queries, QUERIES)
@@ -142,19 +136,14 @@ def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) ->
         read(tmp_path, splits=("dev", "test"))
 
 
-@pytest.mark.parametrize(
-    ("readme", "message"),
-    [
-        (
-            "---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
-            r"README\.md: the YAML at its head can't be understood \(KeyErr",
-        ),
-        ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
-        ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
-        ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
-        ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
-    ],
-)
+@pytest.mark.parametrize(("readme", "message"), [
+    ("---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
+     r"README\.md: the YAML at its head can't be understood \(KeyErr"),
+    ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
+    ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
+    ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
+    ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
+])  # fmt: skip
 def test_a_readme_that_makes_no_sense_is_named(tmp_path: Path, readme: str, message: str) -> None:
     put(tmp_path, "corpus.jsonl", CORPUS)
     (tmp_path / "README.md").write_text(readme)

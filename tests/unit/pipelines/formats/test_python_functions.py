@@ -56,13 +56,7 @@ def held_out_and_other_name(share: float) -> tuple[str, str]:
 
 def test_modules_are_library_code_only_by_name(tmp_path: Path) -> None:
     names = ["b.py", "a/__init__.py", "a/c.py", "a.py", "__phello__/spam.py", "_sysconfigdata__linux.py"]
-    names += [
-        "test/test_b.py",
-        "a/tests/x.py",
-        "x/idle_test/y.py",
-        "site-packages/numpy.py",
-        "config-3.11/z.py",
-    ]
+    names += ["test/test_b.py", "a/tests/x.py", "x/idle_test/y.py", "site-packages/numpy.py", "config-3.11/z.py"]
     names += ["__pycache__/b.py", "not-a-module.py", "data.txt", "turtledemo/clock.py"]
     modules = library_modules(library(tmp_path, dict.fromkeys(names, "")))
     assert [name for name, _ in modules] == ["__phello__.spam", "a", "a", "a.c", "b"]
@@ -156,9 +150,7 @@ def standard_library() -> tuple[Source, Rows, Rows, Rows]:
     return (source, *read(source))
 
 
-def test_the_standard_library_is_a_sound_collection(
-    standard_library: tuple[Source, Rows, Rows, Rows],
-) -> None:
+def test_the_standard_library_is_a_sound_collection(standard_library: tuple[Source, Rows, Rows, Rows]) -> None:
     source, documents, queries, judgments = standard_library
     document_ids = {row["id"] for row in documents}
     assert len(document_ids) == len(documents) == len(judgments) > 5000
@@ -188,9 +180,7 @@ def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
     assert 0.1 < shares["test"] / len(judgments) < 0.4
 
 
-def test_a_limit_keeps_a_stable_choice(
-    standard_library: tuple[Source, Rows, Rows, Rows],
-) -> None:
+def test_a_limit_keeps_a_stable_choice(standard_library: tuple[Source, Rows, Rows, Rows]) -> None:
     _, documents, _, _ = standard_library
     everything = [row["id"] for row in documents]
     chosen = set(sorted(everything, key=lambda id_: hashlib.sha256(id_.encode()).hexdigest())[:300])

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.formats.python_functions import (
-    Function,
-    decode_source,
-    documented_functions,
-    first_paragraph,
-)
+from pipelines.formats.python_functions import Function, decode_source, documented_functions, first_paragraph
 
 
 def functions(source: str, module: str = "m") -> list[Function]:
@@ -120,10 +115,7 @@ def test_names_are_numbered_across_modules_that_spell_the_same() -> None:
         ('def f():\n    ("Doc."\n     " More.")\n    return 1\n', "def f():\n    return 1"),
         ("def f(): 'Döc € ' 'ü'; return 'ä'\n", "def f(): return 'ä'"),
         ("def f(á='é'): 'Doc.'; return á\n", "def f(á='é'): return á"),
-        (
-            '@a\n@b(1,\n   2)\ndef f():\n    """Doc."""\n    return 1\n',
-            "@a\n@b(1,\n   2)\ndef f():\n    return 1",
-        ),
+        ('@a\n@b(1,\n   2)\ndef f():\n    """Doc."""\n    return 1\n', "@a\n@b(1,\n   2)\ndef f():\n    return 1"),
         ('x = 1\f\n\f\ndef f():\n    """Doc."""\n    return 1\n', "def f():\n    return 1"),
     ],
 )
@@ -179,40 +171,31 @@ def test_other_literals_are_no_docstrings(literal: str) -> None:
     assert functions(f"def f():\n    {literal}\n") == []
 
 
-@pytest.mark.parametrize(
-    ("docstring", "expected"),
-    [
-        ("One.", "One."),
-        ("\n   Over\t two\n      lines.  \n \t \n Not this.", "Over two lines."),
-        ("Half a pair \ud800.", "Half a pair ?."),
-    ],
-)
+@pytest.mark.parametrize(("docstring", "expected"), [
+    ("One.", "One."),
+    ("\n   Over\t two\n      lines.  \n \t \n Not this.", "Over two lines."),
+    ("Half a pair \ud800.", "Half a pair ?."),
+])  # fmt: skip
 def test_first_paragraph(docstring: str, expected: str) -> None:
     assert first_paragraph(docstring) == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (b"# coding: latin-1\nx = '\xe9'\n", "# coding: latin-1\nx = 'é'\n"),
-        (b"\xef\xbb\xbfx = '\xc3\xa9'\r\ny = 2\r", "x = 'é'\ny = 2\n"),
-    ],
-)
+@pytest.mark.parametrize(("source", "expected"), [
+    (b"# coding: latin-1\nx = '\xe9'\n", "# coding: latin-1\nx = 'é'\n"),
+    (b"\xef\xbb\xbfx = '\xc3\xa9'\r\ny = 2\r", "x = 'é'\ny = 2\n"),
+])  # fmt: skip
 def test_source_is_decoded_as_the_interpreter_does(source: bytes, expected: str) -> None:
     assert decode_source(source) == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "error"),
-    [
-        (b"# coding: no-such-encoding\n", SyntaxError),
-        (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError),
-        (b"# coding: undefined\n", UnicodeError),
-        (b"# coding: rot13\n", LookupError),
-        (b"# coding: utf-7\nx = '+2AA-'\n", UnicodeError),  # half a surrogate pair
-        (b"# coding: raw_unicode_escape\nx = '\\ud800'\n", UnicodeError),
-    ],
-)
+@pytest.mark.parametrize(("source", "error"), [
+    (b"# coding: no-such-encoding\n", SyntaxError),
+    (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError),
+    (b"# coding: undefined\n", UnicodeError),
+    (b"# coding: rot13\n", LookupError),
+    (b"# coding: utf-7\nx = '+2AA-'\n", UnicodeError),  # half a surrogate pair
+    (b"# coding: raw_unicode_escape\nx = '\\ud800'\n", UnicodeError),
+])  # fmt: skip
 def test_source_in_no_or_another_encoding_is_an_error(source: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         decode_source(source)

@@ -100,17 +100,14 @@ def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> Non
     assert str(tmp_path) not in json.dumps(Collect(config).resolved())
 
 
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        ({}, r"'sources'"),
-        ({"a/b": {"kind": "beir", "path": "x"}}, r"sources.*String should match pattern"),
-        ({"a": {"kind": "bier", "path": "x"}}, r"'sources\.a\.kind' can't be 'bier'\. Did you mean 'beir'"),
-        ({"a": {"kind": "beir", "path": "x", "domain": "y"}}, r"'sources\.a\.domain' is not a setting\. Did you mean"),
-        ({"a": {"kind": "sources", "sources": {}}}, r"'sources\.a\.kind' can't be 'sources'"),
-        ({"a": {"kind": "beir"}}, r"'sources\.a\.path' is missing"),
-    ],
-)
+@pytest.mark.parametrize(("sources", "message"), [
+    ({}, r"'sources'"),
+    ({"a/b": {"kind": "beir", "path": "x"}}, r"sources.*String should match pattern"),
+    ({"a": {"kind": "bier", "path": "x"}}, r"'sources\.a\.kind' can't be 'bier'\. Did you mean 'beir'"),
+    ({"a": {"kind": "beir", "path": "x", "domain": "y"}}, r"'sources\.a\.domain' is not a setting\. Did you mean"),
+    ({"a": {"kind": "sources", "sources": {}}}, r"'sources\.a\.kind' can't be 'sources'"),
+    ({"a": {"kind": "beir"}}, r"'sources\.a\.path' is missing"),
+])  # fmt: skip
 def test_wrong_settings_are_named(sources: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(JoinedSources, {"kind": "sources", "sources": sources}, "Source")

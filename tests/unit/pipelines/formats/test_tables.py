@@ -165,20 +165,17 @@ def test_a_column_that_a_table_may_lack_is_read_where_it_is_there(tmp_path: Path
         values(f"c{ending}")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", "id,text\n1,x,y\n", r"a\.csv, line 2 has 3 fields, but its header has 2: \['1', 'x', 'y'\]"),
-        ("a.csv", 'id,text\n1,"x\ny"\n\n2\n', r"a\.csv, line 5 has 1 fields"),
-        ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 2 is not valid CSV \(unexpected end of data\)"),
-        ("a.csv", 'id,text\n1,"x"y\n', r"a\.csv, line 2 is not valid CSV .*a quote in it is written \"\""),
-        ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that is meant"),
-        ("a.tsv", "id\ttext\n1\tx\ty\n", r"a\.tsv, line 2 has 3 fields.*In TSV no field can hold a tab"),
-        ("a.tsv", b"id\ttext\n1\t\xe4\n", r"a\.tsv, line 2 is not UTF-8: byte 0xe4 at offset 10"),
-        ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": 2', r"a\.jsonl, line 2 is not valid JSON"),
-        ("a.parquet", "PAR1 is not enough PAR1", r"a\.parquet can't be read as parquet: .*Git LFS, fetch it again"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", "id,text\n1,x,y\n", r"a\.csv, line 2 has 3 fields, but its header has 2: \['1', 'x', 'y'\]"),
+    ("a.csv", 'id,text\n1,"x\ny"\n\n2\n', r"a\.csv, line 5 has 1 fields"),
+    ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 2 is not valid CSV \(unexpected end of data\)"),
+    ("a.csv", 'id,text\n1,"x"y\n', r"a\.csv, line 2 is not valid CSV .*a quote in it is written \"\""),
+    ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that is meant"),
+    ("a.tsv", "id\ttext\n1\tx\ty\n", r"a\.tsv, line 2 has 3 fields.*In TSV no field can hold a tab"),
+    ("a.tsv", b"id\ttext\n1\t\xe4\n", r"a\.tsv, line 2 is not UTF-8: byte 0xe4 at offset 10"),
+    ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": 2', r"a\.jsonl, line 2 is not valid JSON"),
+    ("a.parquet", "PAR1 is not enough PAR1", r"a\.parquet can't be read as parquet: .*Git LFS, fetch it again"),
+])  # fmt: skip
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: Any, message: str) -> None:
     write_files(str(tmp_path), {name: content})
     with pytest.raises(UserError, match=message):

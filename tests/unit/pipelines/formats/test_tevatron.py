@@ -104,32 +104,26 @@ def test_ids_that_the_corpus_lacks_are_refused_or_left_out(tmp_path: Path) -> No
     assert read(str(tmp_path), corpus="c.jsonl", unknown_ids="drop").judgments == EXPECTED.judgments[:1]
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
-        (BY_ID[0], "line 1 names documents by id .*Set corpus"),
-        (WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
-        (WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
-        (WRITTEN_OUT[0] | {"positive_passages": "d1"}, "line 1: \"positive_passages\" is 'd1'. It must be a list"),
-        (WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
-        (WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
-        (WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
-        (WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
-    ],
-)
+@pytest.mark.parametrize(("record", "message"), [
+    ({"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
+    (BY_ID[0], "line 1 names documents by id .*Set corpus"),
+    (WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
+    (WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
+    (WRITTEN_OUT[0] | {"positive_passages": "d1"}, "line 1: \"positive_passages\" is 'd1'. It must be a list"),
+    (WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
+    (WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
+    (WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
+    (WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
+])  # fmt: skip
 def test_wrong_examples_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     refused(tmp_path, {"t.jsonl": lines(record)}, rf"t\.jsonl, {message}")
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a list of"),
-        (BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
-        ({"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
-    ],
-)
+@pytest.mark.parametrize(("record", "message"), [
+    (BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a list of"),
+    (BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
+    ({"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
+])  # fmt: skip
 def test_wrong_examples_by_id_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     refused(tmp_path, {"t.jsonl": lines(record), "c.jsonl": lines(ONE, TWO)}, message, corpus="c.jsonl")
 

@@ -73,14 +73,11 @@ def small(tmp_path: Path) -> StoredCollection:
     return stored(tmp_path / "c", documents, queries, judgments)
 
 
-@pytest.mark.parametrize(
-    ("split", "hard_negatives", "message"),
-    [
-        ("dev", None, "no judgments of split 'dev'. Splits there: ../up, test, train"),
-        ("test", None, "no query of split 'test' has a positive"),
-        ("../up", None, "the split '../up' can't be the name of a file"),
-    ],
-)
+@pytest.mark.parametrize(("split", "hard_negatives", "message"), [
+    ("dev", None, "no judgments of split 'dev'. Splits there: ../up, test, train"),
+    ("test", None, "no query of split 'test' has a positive"),
+    ("../up", None, "the split '../up' can't be the name of a file"),
+])  # fmt: skip
 def test_what_can_not_be_written_is_refused(
     small: StoredCollection, tmp_path: Path, split: str, hard_negatives: Any, message: str
 ) -> None:

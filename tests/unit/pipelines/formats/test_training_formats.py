@@ -120,8 +120,4 @@ def test_datasets_loads_what_is_written(small: StoredCollection, tmp_path: Path)
     assert load("train.jsonl")[3]["positive_passages"] == [{"docid": "d3", "title": "T3", "text": "text 3"}]
     assert load("corpus.jsonl")[8] == {"docid": "d8", "title": "T8", "text": "text 8"}
     flag_embedding.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
-    assert load("train.jsonl")[0] == {
-        "query": "query 0",
-        "pos": ["T0 text 0"],
-        "neg": ["T8 text 8", "T7 text 7"],
-    }
+    assert load("train.jsonl")[0] == {"query": "query 0", "pos": ["T0 text 0"], "neg": ["T8 text 8", "T7 text 7"]}

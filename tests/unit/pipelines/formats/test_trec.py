@@ -109,26 +109,14 @@ def test_tags_of_titles_and_texts_may_be_named(tmp_path: Path) -> None:
     assert read(source)[0] == [("d5", "a < b", "Five")]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"documents": ["docs.tsv", "none.tsv"]},
-            r"documents: .*/c/none\.tsv is not there, neither plain nor with \.gz",
-        ),
-        ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt is not there"),
-        ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt is not there"),
-        (
-            {"document_columns": ["id", "title", "text"]},
-            r"docs\.tsv, line 1 has 2 tab-separated fields.*id, title, text",
-        ),
-        ({"queries": []}, r"The empty setting 'queries' holds no queries"),
-        (
-            {"documents": "docs.tsv"},
-            r"qrels\.2020\.txt, line 1 names 'd5', which .*/c/docs\.tsv does not hold; in all, 1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"documents": ["docs.tsv", "none.tsv"]}, r"documents: .*/c/none\.tsv is not there, neither plain nor with \.gz"),
+    ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt is not there"),
+    ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt is not there"),
+    ({"document_columns": ["id", "title", "text"]}, r"docs\.tsv, line 1 has 2 tab-separated fields.*id, title, text"),
+    ({"queries": []}, r"The empty setting 'queries' holds no queries"),
+    ({"documents": "docs.tsv"}, r"qrels\.2020\.txt, line 1 names 'd5', which .*/c/docs\.tsv does not hold; in all, 1"),
+])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     refused(write_files(str(tmp_path / "c"), FILES), message, **settings)
 
@@ -176,10 +164,7 @@ def test_any_unicode_round_trips(
     assert found[2] == [(query, document, grade, "s") for query, document in pairs]
 
 
-GRADES = {
-    "dl2019": {0: 5158, 1: 1601, 2: 1804, 3: 697},
-    "dl2020": {0: 7780, 1: 1940, 2: 1020, 3: 646},
-}
+GRADES = {"dl2019": {0: 5158, 1: 1601, 2: 1804, 3: 697}, "dl2020": {0: 7780, 1: 1940, 2: 1020, 3: 646}}
 
 
 def test_real_judgments_of_the_deep_learning_tracks(tmp_path: Path) -> None:

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats.trec import (
-    TopicField,
-    marked_up_documents,
-    topics,
-    tsv_documents,
-    tsv_queries,
-    without_markup,
-)
+from pipelines.formats.trec import TopicField, marked_up_documents, topics, tsv_documents, tsv_queries, without_markup
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 
@@ -80,24 +73,18 @@ lines</P></HEADLINE>
     assert documents(tmp_path, "\n\n") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1\tone\n", r"file, line 1 is '1\\tone', which stands outside <DOC>…</DOC>\. Is it a file of another format"),
-        ("<DOC>\n<DOCNO>1</DOCNO>\n</DOC>\nbehind", r"file, line 4 is 'behind', which stands outside"),
-        ("<DOC>\n<DOCNO>1</DOCNO>\n<DOC>\n", r"line 1: <DOC> has no </DOC> before the next one in line 3"),
-        ("\n<DOC>\n<DOCNO>1</DOCNO>\n", r"line 2: <DOC> has no </DOC>\. Is the file complete"),
-        ("<DOC>\n</DOC>", r"file, line 1: the document has 0 <DOCNO>…</DOCNO>\. It must have one"),
-        ("<DOC>\n<DOCNO>1</DOCNO><DOCNO>2</DOCNO>\n</DOC>", r"the document has 2 <DOCNO>"),
-        ("<DOC>\n<DOCNO>1\n</DOC>", r"the document has 1 <DOCNO>, but 0 that </DOCNO> closes"),
-        ("<DOC>\n<DOCNO>1</DOCNO>\n<TEXT>cut\n</DOC>", r"the document has 1 <TEXT>, but 0 that </TEXT> closes"),
-        (
-            "<DOC>\n<DOCNO>1 2</DOCNO>\n</DOC>",
-            r"file, line 1: the id is '1 2'\. It must not be empty or hold whitespace",
-        ),
-        ("<DOC>\n<DOCNO> </DOCNO>\n</DOC>", r"file, line 1: the id is ''"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("1\tone\n", r"file, line 1 is '1\\tone', which stands outside <DOC>…</DOC>\. Is it a file of another format"),
+    ("<DOC>\n<DOCNO>1</DOCNO>\n</DOC>\nbehind", r"file, line 4 is 'behind', which stands outside"),
+    ("<DOC>\n<DOCNO>1</DOCNO>\n<DOC>\n", r"line 1: <DOC> has no </DOC> before the next one in line 3"),
+    ("\n<DOC>\n<DOCNO>1</DOCNO>\n", r"line 2: <DOC> has no </DOC>\. Is the file complete"),
+    ("<DOC>\n</DOC>", r"file, line 1: the document has 0 <DOCNO>…</DOCNO>\. It must have one"),
+    ("<DOC>\n<DOCNO>1</DOCNO><DOCNO>2</DOCNO>\n</DOC>", r"the document has 2 <DOCNO>"),
+    ("<DOC>\n<DOCNO>1\n</DOC>", r"the document has 1 <DOCNO>, but 0 that </DOCNO> closes"),
+    ("<DOC>\n<DOCNO>1</DOCNO>\n<TEXT>cut\n</DOC>", r"the document has 1 <TEXT>, but 0 that </TEXT> closes"),
+    ("<DOC>\n<DOCNO>1 2</DOCNO>\n</DOC>", r"file, line 1: the id is '1 2'\. It must not be empty or hold whitespace"),
+    ("<DOC>\n<DOCNO> </DOCNO>\n</DOC>", r"file, line 1: the id is ''"),
+])  # fmt: skip
 def test_wrong_documents_are_named(tmp_path: Path, text: str, message: str) -> None:
     refused(marked_up_documents(folder_of(tmp_path, text), "file", TITLES, TEXTS), message)
 
@@ -129,20 +116,15 @@ def test_marked_up_documents_round_trip(
     assert found == [(id_, without_markup(title.strip()), without_markup(body.strip())) for id_, title, body in rows]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("plain", "plain"),
-        ("<P>\nOne &amp; two\n</P>", "One & two"),
-        ("x<F P=105> y</F>", "x  y"),
-        (
-            "<!-- PJG 0012 frnewline -->\n<P>One</P><!-- two\nlines: <P> &amp; -- -->&lt;!-- three -->",
-            "One  <!-- three -->",
-        ),
-        ("a <!-- that nothing closes", "a <!-- that nothing closes"),
-        ("if a < B and C > d, <b>p</b><0.05", "if a < B and C > d, <b>p</b><0.05"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("plain", "plain"),
+    ("<P>\nOne &amp; two\n</P>", "One & two"),
+    ("x<F P=105> y</F>", "x  y"),
+    ("<!-- PJG 0012 frnewline -->\n<P>One</P><!-- two\nlines: <P> &amp; -- -->&lt;!-- three -->",
+     "One  <!-- three -->"),
+    ("a <!-- that nothing closes", "a <!-- that nothing closes"),
+    ("if a < B and C > d, <b>p</b><0.05", "if a < B and C > d, <b>p</b><0.05"),
+])  # fmt: skip
 def test_newswire_markup_is_left_out(text: str, expected: str) -> None:
     assert without_markup(text) == expected
 
@@ -190,17 +172,14 @@ def test_topics_of_the_classic_form(tmp_path: Path) -> None:
         read_topics(tmp_path, TOPICS, "narr")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("301\tcrime\n", r"file, line 1 is '301\\tcrime', which stands outside <top>…</top>"),
-        ("<top>\n<title> x\n</top>", r"file, line 1: the topic has no <num> .* only \['title'\]"),
-        ("<top>\n<num> Number: 1\n", r"line 1: <top> has no </top>\. Is the file complete"),
-        ("<top>\n<num> 1\n<title> x\n<top>\n", r"line 1: <top> has no </top> before the next one in line 4"),
-        ("<top>\n<num> Number:\n<title> x\n</top>", r"line 1: the id is ''"),
-        ("<top>\n<num> Number: 1 2\n<title> x\n</top>", r"line 1: the id is '1 2'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("301\tcrime\n", r"file, line 1 is '301\\tcrime', which stands outside <top>…</top>"),
+    ("<top>\n<title> x\n</top>", r"file, line 1: the topic has no <num> .* only \['title'\]"),
+    ("<top>\n<num> Number: 1\n", r"line 1: <top> has no </top>\. Is the file complete"),
+    ("<top>\n<num> 1\n<title> x\n<top>\n", r"line 1: <top> has no </top> before the next one in line 4"),
+    ("<top>\n<num> Number:\n<title> x\n</top>", r"line 1: the id is ''"),
+    ("<top>\n<num> Number: 1 2\n<title> x\n</top>", r"line 1: the id is '1 2'"),
+])  # fmt: skip
 def test_wrong_topics_are_named(tmp_path: Path, text: str, message: str) -> None:
     refused(topics(folder_of(tmp_path, text), "file", "title"), message)
 

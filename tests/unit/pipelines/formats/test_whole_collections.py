@@ -79,10 +79,7 @@ def in_qrels(id_: str) -> bool:
     return not set(id_) & set("\t\r\n") and not id_.startswith('"')
 
 
-@pytest.mark.parametrize(
-    ("name", "ids", "texts"),
-    [("beir", any_id.filter(in_qrels), any_text), ("trec", word, line)],
-)
+@pytest.mark.parametrize(("name", "ids", "texts"), [("beir", any_id.filter(in_qrels), any_text), ("trec", word, line)])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_unicode_round_trips(
@@ -140,28 +137,18 @@ def test_trec_files_to_the_byte(tmp_path: Path) -> None:
     assert (tmp_path / "bare" / "documents.tsv").read_bytes() == b"d1\tx\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("beir", {"judgments": []}, "has no judgments, and a BEIR folder is not complete without them"),
-        ("beir", {"judgments": [("q1", "d1", 1, "a/b")]}, "the split 'a/b' can't be the name of a file"),
-        ("beir", {"judgments": [("q1", "d1", 1, "..")]}, r"the split '\.\.' can't be the name of a file"),
-        ("beir", {"judgments": [('"q1', "d1", 1, "t")]}, "the id '\"q1' can't stand in a tab-separated judgment file"),
-        (
-            "beir",
-            {"judgments": [("q1", "d\n1", 1, "t")]},
-            r"the id 'd\\n1' can't stand in a tab-separated .* collect again\.",
-        ),
-        ("trec", {"documents": [("d 1", "", "x", "")]}, "the id 'd 1' can't stand in TREC's files, .*whitespace"),
-        ("trec", {"documents": [("\ufeffd", "", "x", "")]}, "can't stand in TREC's files"),
-        (
-            "trec",
-            {"documents": [("d1", "a\tb", "x", "")]},
-            r"'d1' has a tab or a line end in 'a\\tb', .*to beir",
-        ),
-        ("trec", {"queries": [("q1", "two\nlines", "", [])]}, r"'q1' has a tab or a line end in 'two\\nlines'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "message"), [
+    ("beir", {"judgments": []}, "has no judgments, and a BEIR folder is not complete without them"),
+    ("beir", {"judgments": [("q1", "d1", 1, "a/b")]}, "the split 'a/b' can't be the name of a file"),
+    ("beir", {"judgments": [("q1", "d1", 1, "..")]}, r"the split '\.\.' can't be the name of a file"),
+    ("beir", {"judgments": [('"q1', "d1", 1, "t")]}, "the id '\"q1' can't stand in a tab-separated judgment file"),
+    ("beir", {"judgments": [("q1", "d\n1", 1, "t")]},
+     r"the id 'd\\n1' can't stand in a tab-separated .* collect again\."),
+    ("trec", {"documents": [("d 1", "", "x", "")]}, "the id 'd 1' can't stand in TREC's files, .*whitespace"),
+    ("trec", {"documents": [("\ufeffd", "", "x", "")]}, "can't stand in TREC's files"),
+    ("trec", {"documents": [("d1", "a\tb", "x", "")]}, r"'d1' has a tab or a line end in 'a\\tb', .*to beir"),
+    ("trec", {"queries": [("q1", "two\nlines", "", [])]}, r"'q1' has a tab or a line end in 'two\\nlines'"),
+])  # fmt: skip
 def test_what_a_format_can_not_hold_is_refused(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
     simple = Contents([("d1", "", "x", "")], [("q1", "y", "", [])], [("q1", "d1", 1, "test")])
     with pytest.raises(UserError, match=message):

@@ -16,9 +16,7 @@ from retrieval.collections.collection import StoredCollection
 from tests.unit.small_run import make
 
 DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
-pytestmark = [
-    pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"),
-]
+pytestmark = [pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections")]
 
 
 def run(recipe: str, output: Path, **settings: str) -> None:

@@ -81,15 +81,12 @@ def test_a_collection_without_texts_is_refused(tmp_path: Path) -> None:
         chunk(tmp_path / "made", source)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"chunking": {"kind": "sentence"}}, "chunking.kind"),
-        ({"chunking": {"max_words": 10}}, "lower it to 5 or less"),
-        ({"chunking": {"kind": "code", "programming_language": "cobol"}}, "programming_language"),
-        ({"megabytes_per_shard": 0}, "megabytes_per_shard"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"chunking": {"kind": "sentence"}}, "chunking.kind"),
+    ({"chunking": {"max_words": 10}}, "lower it to 5 or less"),
+    ({"chunking": {"kind": "code", "programming_language": "cobol"}}, "programming_language"),
+    ({"megabytes_per_shard": 0}, "megabytes_per_shard"),
+])  # fmt: skip
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(ChunkConfig, {"collection": "c", "output": "o", **settings}, "Settings of chunk")

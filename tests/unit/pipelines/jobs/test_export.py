@@ -51,15 +51,12 @@ def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
     return make(Mine(validate(MineConfig, values, "Settings of mine")))
 
 
-@pytest.mark.parametrize(
-    ("settings", "names"),
-    [
-        ({"format": "beir"}, ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "qrels/train.tsv"]),
-        ({"format": "trec"}, ["documents.tsv", "topics.tsv", "qrels.test.txt", "qrels.train.txt"]),
-        ({"format": "flag_embedding", "split": "train"}, ["train.jsonl"]),
-        ({"format": "tevatron", "split": "train"}, ["train.jsonl", "corpus.jsonl"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "names"), [
+    ({"format": "beir"}, ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "qrels/train.tsv"]),
+    ({"format": "trec"}, ["documents.tsv", "topics.tsv", "qrels.test.txt", "qrels.train.txt"]),
+    ({"format": "flag_embedding", "split": "train"}, ["train.jsonl"]),
+    ({"format": "tevatron", "split": "train"}, ["train.jsonl", "corpus.jsonl"]),
+])  # fmt: skip
 def test_every_format_is_an_artifact_of_its_files(
     tmp_path: Path, collection: StoredCollection, settings: dict[str, Any], names: list[str]
 ) -> None:

@@ -144,10 +144,7 @@ def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
                 ],
             },
         ),
-        (
-            "flag_embedding",
-            lambda row: {"query": row["query"], "pos": [row["document"]], "neg": row["hard_negatives"]},
-        ),
+        ("flag_embedding", lambda row: {"query": row["query"], "pos": [row["document"]], "neg": row["hard_negatives"]}),
     ],
 )
 def test_lines_of_json_are_the_examples_in_order(

@@ -131,16 +131,12 @@ class Literal:
         return "surrogate score" if judged and scores[self.columns[j]] >= scores[self.columns[i]] else None
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"negatives": "mined", "negatives_per_example": 2},
-        {"negatives": "mined", "with_title": False},
-        {"judged_negatives": "judged", "negatives_per_example": 3, "too_few_negatives": "repeat"},
-    ],
-    ids=["plain", "mined", "without titles", "judged"],
-)
+@pytest.mark.parametrize("settings", [
+    {},
+    {"negatives": "mined", "negatives_per_example": 2},
+    {"negatives": "mined", "with_title": False},
+    {"judged_negatives": "judged", "negatives_per_example": 3, "too_few_negatives": "repeat"},
+], ids=["plain", "mined", "without titles", "judged"])  # fmt: skip
 def test_batches_are_those_of_a_literal_filter(
     world: World, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

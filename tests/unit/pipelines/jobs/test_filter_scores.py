@@ -224,15 +224,12 @@ def test_what_the_teacher_did_not_score_is_named(world: World, tmp_path: Path) -
         run(world, tmp_path / "c", teacher_scores=teacher)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("q0 Q0 d1 1 2.0\n", r"line 481 has 5 columns; 6 are needed"),
-        ("q0 Q0 d1 1 nan t\n", r"line 481: column 5 \(score\) is 'nan', no finite number"),
-        ("q0 Q0 d1 1 high t\n", r"line 481: column 5 \(score\) is 'high'"),
-        ("q0 Q0 d1 1 -77 t\n", r"gives query 'q0' and document 'd1' two different scores"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("q0 Q0 d1 1 2.0\n", r"line 481 has 5 columns; 6 are needed"),
+    ("q0 Q0 d1 1 nan t\n", r"line 481: column 5 \(score\) is 'nan', no finite number"),
+    ("q0 Q0 d1 1 high t\n", r"line 481: column 5 \(score\) is 'high'"),
+    ("q0 Q0 d1 1 -77 t\n", r"gives query 'q0' and document 'd1' two different scores"),
+])  # fmt: skip
 def test_a_damaged_run_file_is_refused(world: World, tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(world, tmp_path / "b", teacher_scores=run_file(world, tmp_path / "teacher.trec", more=line))

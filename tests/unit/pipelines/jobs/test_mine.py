@@ -303,19 +303,16 @@ def test_what_the_user_is_told(world: World, tmp_path: Path) -> None:
     assert stored.manifest["facts"]["system"] == {"index": "made up"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"split": "dev"}, r"no judgments of split 'dev'. Splits there: test, train"),
-        ({"rules": {"minimum_relevance": 9}}, r"has a document of relevance 9 or more in split 'train'"),
-        ({"rules": {"skip_first": 16}}, r"skip_first is 16, but only the first 16 ranks"),
-        ({"rules": {"skip_first": 4, "depth": 4}}, r"skip_first is 4, but only the first 4 ranks"),
-        ({"number": 15, "rules": {"skip_first": 2}}, r"number is 15, but at most 14 candidates .* ranks 3 to 16"),
-        ({"choose": "sample"}, r"'choose: sample' needs 'number'"),
-        ({"rules": {"skip_frist": 1}}, r"'rules.skip_frist' is not a setting. Did you mean 'skip_first'"),
-        ({"form": "triples"}, r"'form': .*'hard_negatives' or 'labelled_lists'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"split": "dev"}, r"no judgments of split 'dev'. Splits there: test, train"),
+    ({"rules": {"minimum_relevance": 9}}, r"has a document of relevance 9 or more in split 'train'"),
+    ({"rules": {"skip_first": 16}}, r"skip_first is 16, but only the first 16 ranks"),
+    ({"rules": {"skip_first": 4, "depth": 4}}, r"skip_first is 4, but only the first 4 ranks"),
+    ({"number": 15, "rules": {"skip_first": 2}}, r"number is 15, but at most 14 candidates .* ranks 3 to 16"),
+    ({"choose": "sample"}, r"'choose: sample' needs 'number'"),
+    ({"rules": {"skip_frist": 1}}, r"'rules.skip_frist' is not a setting. Did you mean 'skip_first'"),
+    ({"form": "triples"}, r"'form': .*'hard_negatives' or 'labelled_lists'"),
+])  # fmt: skip
 def test_bad_settings_are_refused(world: World, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         mine(world, tmp_path / "mined", **settings)

@@ -74,10 +74,7 @@ def places(reader: BatchReader, epoch: int) -> list[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("sources")
-    return {
-        "web": source(folder, "web", [[4, 4, 2], [10]]),
-        "code": source(folder, "code", [[3], [2, 1], [3]]),
-    }
+    return {"web": source(folder, "web", [[4, 4, 2], [10]]), "code": source(folder, "code", [[3], [2, 1], [3]])}
 
 
 def test_all_batches_of_all_sources_in_one_order(sources: dict[str, str], tmp_path: Path) -> None:

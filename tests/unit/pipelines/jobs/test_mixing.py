@@ -23,9 +23,7 @@ def test_shares() -> None:
         shares(counts, {"web": 5, "code": 3, "news": 0.01})
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 10_000), st.floats(0.01, 100)), min_size=1, max_size=5),
-)
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0.01, 100)), min_size=1, max_size=5))
 def test_ratios_are_kept_and_one_source_is_used_up(sources: list[tuple[int, float]]) -> None:
     counts = {f"{place}": count for place, (count, _) in enumerate(sources)}
     ratios = {f"{place}": ratio for place, (_, ratio) in enumerate(sources)}

@@ -212,14 +212,11 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
         packed(tmp_path / "b", clusters=run["pairs_clusters"], packing={"order": "topics"})
 
 
-@pytest.mark.parametrize(
-    ("names", "settings", "message"),
-    [
-        ([], {"order": "random"}, "nothing to pack"),
-        (["pairs"], {}, "order is tour, .* no 'clusters'"),
-        (["pairs"], {"order": "random", "polish_sweeps": 1}, "needs 'pairs' and 'vectors'"),
-    ],
-)
+@pytest.mark.parametrize(("names", "settings", "message"), [
+    ([], {"order": "random"}, "nothing to pack"),
+    (["pairs"], {}, "order is tour, .* no 'clusters'"),
+    (["pairs"], {"order": "random", "polish_sweeps": 1}, "needs 'pairs' and 'vectors'"),
+])  # fmt: skip
 def test_settings_that_do_not_go_together(
     run: dict[str, str], tmp_path: Path, names: list[str], settings: dict[str, Any], message: str
 ) -> None:

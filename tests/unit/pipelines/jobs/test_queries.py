@@ -187,14 +187,11 @@ def test_nothing_made_is_refused_with_the_reasons(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
-        ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
-        ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
+    ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
+    ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
+])  # fmt: skip
 def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         validate(QueriesConfig, {"collection": "c", "output": "o", **values}, "queries")

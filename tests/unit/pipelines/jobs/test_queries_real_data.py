@@ -19,8 +19,7 @@ from retrieval.collections.collection import StoredCollection
 from tests.unit.small_run import make
 
 pytestmark = pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
 )
 
 

@@ -198,20 +198,17 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
             assert np.isnan(scores[pair])
 
 
-@pytest.mark.parametrize(
-    ("margins", "positive", "kept"),
-    [
-        ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
-        ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
-        ({"absolute_margin": -0.5}, 0.5, [1.0, 0.5, 0.0, -1.0]),
-        ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
-        ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
-        ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
-        ({"absolute_margin": 0.0, "relative_margin": 0.5}, 0.25, [0.0, -1.0]),
-        ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
-        ({"relative_margin": 0.0}, None, []),
-    ],
-)
+@pytest.mark.parametrize(("margins", "positive", "kept"), [
+    ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
+    ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
+    ({"absolute_margin": -0.5}, 0.5, [1.0, 0.5, 0.0, -1.0]),
+    ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
+    ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
+    ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
+    ({"absolute_margin": 0.0, "relative_margin": 0.5}, 0.25, [0.0, -1.0]),
+    ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
+    ({"relative_margin": 0.0}, None, []),
+])  # fmt: skip
 def test_margins(margins: dict[str, Any], positive: float | None, kept: list[float]) -> None:
     scores, known = [2.0, 1.0, 0.5, 0.0, -1.0], {} if positive is None else {7: positive}
     case = Case([[0, 1, 2, 3, 4]], [scores], [{7: 1}], [known], list(range(DOCUMENTS)), [99], [-1], set())
@@ -329,18 +326,15 @@ def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkey
         assert documents.gathered == expected
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"minimum_relevance": 0},
-        {"skip_first": -1},
-        {"depth": 0},
-        {"maximum_score": float("nan")},
-        {"relative_margin": float("inf")},
-        {"relative_margin": 1.5},
-        {"answers": "exact"},
-    ],
-)
+@pytest.mark.parametrize("values", [
+    {"minimum_relevance": 0},
+    {"skip_first": -1},
+    {"depth": 0},
+    {"maximum_score": float("nan")},
+    {"relative_margin": float("inf")},
+    {"relative_margin": 1.5},
+    {"answers": "exact"},
+])  # fmt: skip
 def test_settings_are_checked(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(values))):
         MiningRules.model_validate(values)

@@ -79,15 +79,12 @@ def test_shards_and_files_change_nothing(
     assert [shard.files for shard in near[0].shards] == [shard.files for shard in near[1].shards]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"duplicates": {"exact": "keep"}, "documents_per_query": 2, "choose_documents": "first"},
-        {"documents_per_query": 3, "queries_per_document": 2, "rows_per_file": 40, "texts_per_shard": 9},
-        {"duplicates": {"near": "drop"}, "rows_per_file": 40},
-    ],
-)
+@pytest.mark.parametrize("values", [
+    {},
+    {"duplicates": {"exact": "keep"}, "documents_per_query": 2, "choose_documents": "first"},
+    {"documents_per_query": 3, "queries_per_document": 2, "rows_per_file": 40, "texts_per_shard": 9},
+    {"duplicates": {"near": "drop"}, "rows_per_file": 40},
+])  # fmt: skip
 def test_many_parts_give_the_bytes_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
 ) -> None:

@@ -103,26 +103,20 @@ def test_javascript_calls_are_no_functions() -> None:
         }
     """
     assert found(code, "javascript") == [
-        (
-            "Looks at everything there is.",
-            "export const look = async (what = 'sea') => {\n  await see(what);\n};",
-        ),
+        ("Looks at everything there is.", "export const look = async (what = 'sea') => {\n  await see(what);\n};"),
         ("Opens a claw.", "open(claw) {\n  claw.open();\n}"),
     ]
 
 
-@pytest.mark.parametrize(
-    ("comment", "code", "grammar"),
-    [
-        ("# Adds claws.", "def add(n)\n  n + 2\nend", "ruby"),
-        ("# Adds claws.", "add() {\n\techo $1\n}", "bash"),
-        ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "go"),
-        ("/// Adds claws.", "template <class T>\nT add(T n) {\n  return n + 2;\n}", "cpp"),
-        ("/// Adds claws.", "template <class T> T add(T n) { return n + 2; }", "cpp"),
-        ("// Adds claws.", "const add = n => n + 2", "javascript"),
-        ("// Adds claws.", "function add(n: number): number {\n  return n + 2;\n}", "typescript"),
-    ],
-)
+@pytest.mark.parametrize(("comment", "code", "grammar"), [
+    ("# Adds claws.", "def add(n)\n  n + 2\nend", "ruby"),
+    ("# Adds claws.", "add() {\n\techo $1\n}", "bash"),
+    ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "go"),
+    ("/// Adds claws.", "template <class T>\nT add(T n) {\n  return n + 2;\n}", "cpp"),
+    ("/// Adds claws.", "template <class T> T add(T n) { return n + 2; }", "cpp"),
+    ("// Adds claws.", "const add = n => n + 2", "javascript"),
+    ("// Adds claws.", "function add(n: number): number {\n  return n + 2;\n}", "typescript"),
+])  # fmt: skip
 def test_other_languages(comment: str, code: str, grammar: Grammar) -> None:
     assert list(commented_functions(f"{comment}\n{code}\n", grammar)) == [("Adds claws.", code)]
 
@@ -144,18 +138,15 @@ def test_a_field_that_is_a_function(grammar: Grammar) -> None:
     assert list(commented_functions(code, grammar)) == [("Adds claws.", "add = (n) => n + 2")]
 
 
-@pytest.mark.parametrize(
-    ("code", "grammar"),
-    [
-        ("#!/bin/sh\nadd() {\n  :\n}\n", "bash"),
-        ("# Adds claws.\nadd(2)\n", "ruby"),
-        ("// Adds claws.\nfunc (l *L) Add(n int) int {\n\treturn n\n", "go"),
-        ("// Adds claws.\ntype L interface {\n\tAdd(n int)\n}\n", "go"),
-        ("/* never closed\nint f() {\n}\n", "c"),
-        ("// Adds claws.", "c"),
-        ("", "ruby"),
-    ],
-)
+@pytest.mark.parametrize(("code", "grammar"), [
+    ("#!/bin/sh\nadd() {\n  :\n}\n", "bash"),
+    ("# Adds claws.\nadd(2)\n", "ruby"),
+    ("// Adds claws.\nfunc (l *L) Add(n int) int {\n\treturn n\n", "go"),
+    ("// Adds claws.\ntype L interface {\n\tAdd(n int)\n}\n", "go"),
+    ("/* never closed\nint f() {\n}\n", "c"),
+    ("// Adds claws.", "c"),
+    ("", "ruby"),
+])  # fmt: skip
 def test_no_functions(code: str, grammar: Grammar) -> None:
     assert list(commented_functions(code, grammar)) == []
 

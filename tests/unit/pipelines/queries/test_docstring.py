@@ -49,17 +49,14 @@ def test_other_languages_by_the_ending_of_id_or_title() -> None:
     assert len(examples(DocstringQueries(language="c"), source(code, id_="7"))[0]) == 1
 
 
-@pytest.mark.parametrize(
-    ("comment", "query"),
-    [
-        ("Opens {@code a} or a {@link Sea#claw(int, int) claw of it}.", "Opens a or a claw of it."),
-        ("Opens what {@link Sea#claw(int, int)} and {@link #open} do.", "Opens what Sea.claw(int, int) and open do."),
-        ("{@return the {@link Claw {@code claw} there}}, if any is", "the claw there, if any is"),
-        ('Opens {@literal <a> {b}} <a href="sea">there</a>. {@inheritDoc}', "Opens <a> {b} there."),
-        ("Opens every\n * {@code\n * claw}.\n * @param n {@code n} of them", "Opens every claw."),
-        ("Opens {@code what never ends", "Opens {@code what never ends"),
-    ],
-)
+@pytest.mark.parametrize(("comment", "query"), [
+    ("Opens {@code a} or a {@link Sea#claw(int, int) claw of it}.", "Opens a or a claw of it."),
+    ("Opens what {@link Sea#claw(int, int)} and {@link #open} do.", "Opens what Sea.claw(int, int) and open do."),
+    ("{@return the {@link Claw {@code claw} there}}, if any is", "the claw there, if any is"),
+    ('Opens {@literal <a> {b}} <a href="sea">there</a>. {@inheritDoc}', "Opens <a> {b} there."),
+    ("Opens every\n * {@code\n * claw}.\n * @param n {@code n} of them", "Opens every claw."),
+    ("Opens {@code what never ends", "Opens {@code what never ends"),
+])  # fmt: skip
 def test_inline_tags_give_what_they_show(comment: str, query: str) -> None:
     made, _ = examples(
         DocstringQueries(), source(f"class L {{\n/** {comment} */\nint f() {{ return 2; }}\n}}", id_="L.java")

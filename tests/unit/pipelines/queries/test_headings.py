@@ -47,17 +47,14 @@ def test_a_line_that_opens_no_fence_hides_no_headings(line: str) -> None:
     assert sections_ == [((), ""), (("Install",), line.strip()), (("Use",), "Call it.")]
 
 
-@pytest.mark.parametrize(
-    ("opening", "inside", "closing"),
-    [
-        ("```", "```python", "```"),  # what has an info string closes nothing
-        ("```", "``` a`b", "   ```` \t\r"),
-        ("````", "```", "````"),
-        ("~~~ a`b", "~~~ more", "~~~~"),  # behind tildes an info string may hold backticks
-        ("```", "    ```", "```"),
-        ("```", "~~~", "```"),
-    ],
-)
+@pytest.mark.parametrize(("opening", "inside", "closing"), [
+    ("```", "```python", "```"),  # what has an info string closes nothing
+    ("```", "``` a`b", "   ```` \t\r"),
+    ("````", "```", "````"),
+    ("~~~ a`b", "~~~ more", "~~~~"),  # behind tildes an info string may hold backticks
+    ("```", "    ```", "```"),
+    ("```", "~~~", "```"),
+])  # fmt: skip
 def test_a_fence_is_closed_by_nothing_but_as_many_of_its_characters(opening: str, inside: str, closing: str) -> None:
     code = f"{opening}\n# a comment\n{inside}\n# another\n{closing}"
     text = f"# A\n{code}\n# B\nb"

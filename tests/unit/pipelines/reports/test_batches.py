@@ -142,18 +142,15 @@ def test_masks_are_counted_over_all_epochs(run: dict[str, str]) -> None:
     assert sum(int(str(row[1])) for row in table.rows[:-1]) == counted
 
 
-@pytest.mark.parametrize(
-    ("names", "first_cells"),
-    [
-        (("packing",), ["quantity", "epoch"]),
-        (("packing", "pairs"), ["quantity", "epoch"]),
-        (("pairs", "vectors"), None),
-        (("packing", "pairs", "vectors"), ["quantity", "batches", "epoch"]),
-        (("packing", "pairs", "vectors", "batches"), ["quantity", "batches", "epoch", "masked by"]),
-        (("pairs", "vectors", "batches"), ["quantity", "masked by"]),
-        (("batches",), ["quantity", "masked by"]),
-    ],
-)
+@pytest.mark.parametrize(("names", "first_cells"), [
+    (("packing",), ["quantity", "epoch"]),
+    (("packing", "pairs"), ["quantity", "epoch"]),
+    (("pairs", "vectors"), None),
+    (("packing", "pairs", "vectors"), ["quantity", "batches", "epoch"]),
+    (("packing", "pairs", "vectors", "batches"), ["quantity", "batches", "epoch", "masked by"]),
+    (("pairs", "vectors", "batches"), ["quantity", "masked by"]),
+    (("batches",), ["quantity", "masked by"]),
+])  # fmt: skip
 def test_what_is_absent_is_left_out(run: dict[str, str], names: tuple[str, ...], first_cells: list[str] | None) -> None:
     section = section_of(run, *names)
     assert (None if section is None else [table.header[0] for table in tables(section)]) == first_cells
