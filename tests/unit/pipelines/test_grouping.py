@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -37,7 +37,6 @@ choices = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(-1, 2)), min_size=1, max_size=30),
     choices,
@@ -61,7 +60,6 @@ def test_every_row_once_but_for_the_remainder(
     np.testing.assert_array_equal(batches, group_batches(stretches, chosen, seed, epoch))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=20), choices, st.integers(0, 99))
 def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
     stretches = stretches_of(lengths)
@@ -81,7 +79,6 @@ def test_the_number_of_parts_is_without_bias() -> None:
     assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), choices, st.integers(0, 99))
 def test_joined_parts_add_up_to_batches(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
     lengths = [*lengths, -sum(lengths) % chosen.batch_size]

@@ -22,7 +22,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.lists(rows, max_size=4), max_size=4), min_size=1, max_size=3), st.randoms(), st.integers(1, 5)
 )

@@ -63,7 +63,7 @@ def test_lloyd_equals_the_literal_loop() -> None:
     assert (len(found.objective), found.refilled) == (5, 0)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["midpoint", "concat"]),
     st.integers(1, 60),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -33,7 +33,6 @@ def framed(kind: type[Points], count: int, dimension: int = 7, largest: float = 
     return kind(ArrayPairs(queries=queries, documents=documents), frame)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.floats(1e-6, 1e6), st.integers(0, 99))
 def test_sums_hold_every_bit(count: int, largest: float, seed: int) -> None:
     values = framed(MidPoints, count, 3, np.float32(largest)).take(slice(None)).astype(np.float64)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -77,7 +77,6 @@ class Batch:
 batches = st.builds(Batch, st.integers(1, 9), st.integers(0, 8), st.integers(0, 9999))
 
 
-@settings(deadline=None)
 @given(batches)
 def test_the_first_rule_has_a_cell(batch: Batch) -> None:
     expected = np.zeros((batch.size, batch.columns), dtype=np.uint8)
@@ -89,7 +88,6 @@ def test_the_first_rule_has_a_cell(batch: Batch) -> None:
     np.testing.assert_array_equal(batch.rule_of(), expected)
 
 
-@settings(deadline=None)
 @given(batches, st.sampled_from(RULES))
 def test_each_rule_alone(batch: Batch, rule: str) -> None:
     mask, counts = batch.mask(**{**NONE, rule.replace(" ", "_"): True})

@@ -133,7 +133,7 @@ def opened(folder: Path, values: dict[str, Any], files: Mapping[str, str | bytes
     return TypeAdapter(AnySource).validate_python({**values, "path": str(folder)}).open()
 
 
-@settings(max_examples=INPUTS, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=INPUTS, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 @pytest.mark.parametrize("name", READERS)
 def test_any_bytes_are_read_or_refused(

@@ -14,7 +14,7 @@ from pipelines.jobs.pairs import Pairs
 from pipelines.pairs.pairs import SCHEMA, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.settings.configuration import parse_yaml, validate
+from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import text_id
 from retrieval.evaluation.stored import StoredEvaluation
@@ -25,46 +25,27 @@ from tests.unit.retrieval.collections.contents import Contents, contents, droppe
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make
 
+SERIES = {"title": "Series", "text": "All seven.", "passage_id": "11"}
 EXAMPLES: list[dict[str, Any]] = [
     {
-        "dataset": "any",
-        "question": "how many episodes",
-        "answers": ["seven", "7"],
-        "positive_ctxs": [{"title": "Series", "text": "All seven.", "score": 1000, "passage_id": "11"}],
+        "dataset": "any", "question": "how many episodes", "answers": ["seven", "7"],
+        "positive_ctxs": [SERIES | {"score": 1000}],
         "negative_ctxs": [{"title": "Far", "text": "Away.", "psg_id": 13}],
         "hard_negative_ctxs": [{"title": None, "text": "Near."}, {"text": "Nearer.", "passage_id": None}],
     },
-    {
-        "question": "who",
-        "answers": [],
-        "positive_ctxs": [],
-        "hard_negative_ctxs": [{"title": "Series", "text": "All seven.", "passage_id": "11"}],
-    },
+    {"question": "who", "answers": [], "positive_ctxs": [], "hard_negative_ctxs": [SERIES]},
     {"question": "how many episodes", "answers": ["eight"], "positive_ctxs": [{"title": "", "text": "Near."}]},
-]
+]  # fmt: skip
 NEAR, NEARER = text_id("", "Near."), text_id("", "Nearer.")
 MANY, WHO, MANY_MORE = text_id("how many episodes", "seven", "7"), text_id("who"), text_id("how many episodes", "eight")
 EXPECTED = Contents(
-    [
-        ("11", "Series", "All seven.", ""),
-        (NEAR, "", "Near.", ""),
-        (NEARER, "", "Nearer.", ""),
-        ("13", "Far", "Away.", ""),
-    ],
-    [
-        (MANY, "how many episodes", "", ["seven", "7"]),
-        (WHO, "who", "", []),
-        (MANY_MORE, "how many episodes", "", ["eight"]),
-    ],
-    [
-        (MANY, "11", 1, "train"),
-        (MANY, NEAR, 0, "train"),
-        (MANY, NEARER, 0, "train"),
-        (MANY, "13", -1, "train"),
-        (WHO, "11", 0, "train"),
-        (MANY_MORE, NEAR, 1, "train"),
-    ],
-)
+    [("11", "Series", "All seven.", ""), (NEAR, "", "Near.", ""), (NEARER, "", "Nearer.", ""),
+     ("13", "Far", "Away.", "")],
+    [(MANY, "how many episodes", "", ["seven", "7"]), (WHO, "who", "", []),
+     (MANY_MORE, "how many episodes", "", ["eight"])],
+    [(MANY, "11", 1, "train"), (MANY, NEAR, 0, "train"), (MANY, NEARER, 0, "train"), (MANY, "13", -1, "train"),
+     (WHO, "11", 0, "train"), (MANY_MORE, NEAR, 1, "train")],
+)  # fmt: skip
 PASSAGES = 'id\ttext\ttitle\n1\t"Aaron ( ""Ahärôn"")\nis a prophet."\tAaron\n2\tplain text\t"""Weird Al"" Yankovic"\n'
 QUESTIONS = """who got it\t['Röntgen', "Wilhelm 's"]
 is it "true"\t"['""quoted""']"
@@ -83,7 +64,6 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
     assert str(folder) in str(raised.value)
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_examples_of_a_json_list(place: str, ending: str) -> None:
     write_files(place, {"train.json": json.dumps(EXAMPLES, indent=4)}, ending)
     assert read(place, examples={"train": "train.json"}) == EXPECTED
@@ -136,19 +116,21 @@ def test_passages_questions_and_examples_are_one_collection(tmp_path: Path) -> N
     assert [row[0] for row in read_.documents] == ["10", "11", NEAR, NEARER, "13"]
     assert [row[1] for row in read_.queries] == ["who", "new", "how many episodes", "how many episodes"]
     assert read_.judgments == EXPECTED.judgments
+    source = Dpr(path=str(tmp_path), passages="p.tsv", questions={"a": "q.json"}, examples={"b": "t.json"})
+    described = source.open().format.fingerprint()["files"]
+    sizes = [(name, (tmp_path / name).stat().st_size) for name in ("p.tsv", "q.json", "t.json")]
+    assert [(file["name"], file["bytes"]) for file in described] == sizes
+
+
+def collected(folder: Path, **source: Any) -> str:
+    source = {"kind": "dpr", "path": str(folder), **source}
+    config = validate(CollectConfig, {"output": str(folder / "collection"), "source": source}, "collect")
+    return make(Collect(config))
 
 
 def test_questions_without_judgments_are_stored(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"p.tsv": PASSAGES, "test.qa.csv": QUESTIONS})
-    settings_ = """
-    kind: dpr
-    path: FOLDER
-    passages: p.tsv
-    questions: {test: test.qa.csv}
-    """
-    source = parse_yaml(settings_.replace("FOLDER", str(tmp_path)), "settings")
-    config = validate(CollectConfig, {"output": str(tmp_path / "collection"), "source": source}, "collect")
-    stored = StoredCollection(make(Collect(config)))
+    stored = StoredCollection(collected(tmp_path, passages="p.tsv", questions={"test": "test.qa.csv"}))
     assert (stored.count("documents"), stored.count("queries"), stored.count("judgments")) == (2, 3, 0)
     assert next(iter(stored.answers().values())) == ["Röntgen", "Wilhelm 's"]
     with pytest.raises(UserError, match=r"no judgments of split 'test'\. Splits there: none"):
@@ -160,10 +142,7 @@ def test_questions_of_one_split_are_searched_and_judged_alone(tmp_path: Path) ->
     files = {"nq.json": [shared], "web.json": [shared, {"question": "how many in the series", "answers": ["seven"]}]}
     passages = "id\ttext\ttitle\n10\tTen found the rays.\t\n11\tAll seven.\tSeries\n"
     write_files(str(tmp_path), {"p.tsv": passages} | {name: json.dumps(each) for name, each in files.items()})
-    source = {"kind": "dpr", "path": str(tmp_path), "passages": "p.tsv"}
-    source |= {"questions": {"nq": "nq.json", "web": "web.json"}}
-    config = validate(CollectConfig, {"output": str(tmp_path / "collection"), "source": source}, "collect")
-    collection = make(Collect(config))
+    collection = collected(tmp_path, passages="p.tsv", questions={"nq": "nq.json", "web": "web.json"})
     index = {"kind": "lexical", "collection": collection}
     index_uri = make(Index(validate(IndexConfig, {"index": index, "output": str(tmp_path / "index")}, "index")))
 
@@ -252,16 +231,6 @@ def test_settings_without_documents_are_refused() -> None:
             validate(CollectConfig, {"output": "o", "source": {"kind": "dpr", "path": "x", **given_}}, "collect")
 
 
-def test_the_fingerprint_names_every_file(tmp_path: Path) -> None:
-    files = {"p.tsv": PASSAGES, "q.csv": "q\t[]\n", "t.json": json.dumps(EXAMPLES)}
-    folder = write_files(str(tmp_path), files)
-    source = Dpr(path=folder, passages="p.tsv", questions={"a": "q.csv"}, examples={"b": "t.json"})
-    described = source.open().format.fingerprint()["files"]
-    assert [(file["name"], file["bytes"]) for file in described] == [
-        (name, len(text.encode())) for name, text in files.items()
-    ]
-
-
 def test_the_annotated_passage_of_a_question_is_the_first_of_its_positives(tmp_path: Path) -> None:
     """Whatever number it has in the collection, in which passages come in the order of their first example."""
     examples = [
@@ -269,8 +238,7 @@ def test_the_annotated_passage_of_a_question_is_the_first_of_its_positives(tmp_p
         for number, listed in enumerate([[0, 1, 2], [2, 0, 1], [1, 2, 0], [3], [2, 1, 0]])
     ]
     (tmp_path / "train.json").write_text(json.dumps(examples))
-    source = Dpr(path=str(tmp_path), examples={"train": "train.json"})
-    collection = make(Collect(CollectConfig(source=source, output=str(tmp_path / "collection"))))
+    collection = collected(tmp_path, examples={"train": "train.json"})
     values = {"collection": collection, "documents_per_query": 1, "output": str(tmp_path / "pairs")}
     pairs = Artifact(make(Pairs(validate(Pairs.config_class, values | {"choose_documents": "first"}, "pairs"))))
     assert read_pairs(pairs, SCHEMA.names).schema == SCHEMA

@@ -54,7 +54,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return written(tmp_path_factory.mktemp("source"), end=request.param)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(st.integers(200, 4_000))
 def test_lines_are_cut_anywhere(folder: Path, most: int) -> None:
     source = columns(folder)

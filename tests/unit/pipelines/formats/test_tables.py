@@ -1,9 +1,6 @@
 """Tables: the same rows out of every kind of file, and mistakes named with file, line and the columns there are."""
 
-import csv
 import errno
-import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,29 +15,10 @@ from pipelines.formats import tables
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
+from tests.unit.pipelines.formats.files import encoded
 from tests.unit.retrieval.collections.packed_files import write_files
 
 ROWS: list[dict[str, Any]] = [{"id": "1", "text": "one"}, {"id": "2", "text": "two, too"}, {"id": "3", "text": ""}]
-
-
-def encoded(rows: list[dict[str, Any]], ending: str) -> bytes:
-    """The rows as a file of this kind."""
-    if ending == ".parquet":
-        sink = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=2)
-        return sink.getvalue()
-    if ending == ".json":
-        return json.dumps(rows).encode()
-    if ending in (".jsonl", ".ndjson"):
-        return "".join(json.dumps(row) + "\n" for row in rows).encode()
-    text = io.StringIO(newline="")
-    if ending == ".csv":
-        writer = csv.DictWriter(text, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        text.writelines("\t".join(line) + "\n" for line in [list(rows[0]), *(row.values() for row in rows)])
-    return text.getvalue().encode()
 
 
 def read(
@@ -71,7 +49,7 @@ any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts=st.lists(any_text, min_size=1, max_size=6))
 def test_any_text_comes_through(tmp_path_factory: pytest.TempPathFactory, ending: str, texts: list[str]) -> None:
     folder = tmp_path_factory.mktemp("tables")

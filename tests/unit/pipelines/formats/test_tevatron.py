@@ -1,15 +1,13 @@
 """Tevatron's two forms: what is read, what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats.tevatron import Tevatron
 from raytriever.errors import UserError
+from tests.unit.pipelines.formats.files import lines, put
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.retrieval.collections.packed_files import write_files
 
@@ -29,10 +27,6 @@ EXPECTED = Contents(
 )
 
 
-def lines(*records: Any) -> str:
-    return "".join(f"{json.dumps(record)}\n" for record in records)
-
-
 def read(path: str, **values: Any) -> Contents:
     return contents(Tevatron(path=path, **({"examples": {"train": "t.jsonl"}} | values)).open())
 
@@ -43,7 +37,6 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
     assert str(folder) in str(raised.value)
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_passages_written_out(place: str, ending: str) -> None:
     assert read(write_files(place, {"t.jsonl": lines(*WRITTEN_OUT)}, ending)) == EXPECTED
 
@@ -54,8 +47,7 @@ def test_rows_of_parquet_as_the_hub_has_cleaned_sets(tmp_path: Path) -> None:
         WRITTEN_OUT[0] | {"positive_passages": passages[:1], "negative_passages": passages[1:]},
         {"query_id": "7", "query": "who", "positive_passages": passages[1:], "negative_passages": None, "source": "x"},
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train-00000.parquet")
-    assert read(str(tmp_path), examples={"train": "train-*.parquet"}) == EXPECTED
+    assert read(put(tmp_path, {"train-00000.parquet": rows}), examples={"train": "train-*.parquet"}) == EXPECTED
 
 
 def test_ids_into_a_corpus(place: str) -> None:
@@ -63,30 +55,29 @@ def test_ids_into_a_corpus(place: str) -> None:
     assert read(place, corpus="c.jsonl") == EXPECTED
 
 
-def test_the_readme_calls_the_text_of_a_corpus_otherwise(tmp_path: Path) -> None:
-    other = [{"docid": "d1", "title": "One", "document_text": "first"}, {"docid": "2", "document_text": "second"}]
-    write_files(str(tmp_path), {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(*other)})
-    assert read(str(tmp_path), corpus="c.jsonl") == EXPECTED
+NAMED_OTHERWISE = [{"docid": "d1", "title": "One", "document_text": "first"}, {"docid": "2", "document_text": "second"}]
+
+
+@pytest.mark.parametrize(("examples", "corpus"), [
+    (BY_ID, NAMED_OTHERWISE),  # as the README calls the text of a corpus
+    ([WRITTEN_OUT[0], BY_ID[1]], [ONE, TWO]),  # examples of both forms
+], ids=["text named otherwise", "both forms"])  # fmt: skip
+def test_other_forms(tmp_path: Path, examples: list[Any], corpus: list[Any]) -> None:
+    assert read(put(tmp_path, {"t.jsonl": examples, "c.jsonl": corpus}), corpus="c.jsonl") == EXPECTED
 
 
 def test_passages_written_out_beside_a_corpus(tmp_path: Path) -> None:
     corpus = [{"docid": "d0", "title": "", "text": "no example has it"}, ONE]
-    write_files(str(tmp_path), {"t.jsonl": lines(*WRITTEN_OUT), "c.jsonl": lines(*corpus)})
-    read_ = read(str(tmp_path), corpus="c.jsonl")
-    assert [row[0] for row in read_.documents] == ["d0", "d1", "2"]
-    assert read_.judgments == EXPECTED.judgments
+    found = read(put(tmp_path, {"t.jsonl": WRITTEN_OUT, "c.jsonl": corpus}), corpus="c.jsonl")
+    assert [row[0] for row in found.documents] == ["d0", "d1", "2"]
+    assert found.judgments == EXPECTED.judgments
 
 
 def test_splits_and_queries_of_several_files(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"t1.jsonl": lines(*WRITTEN_OUT), "t0.jsonl": "", "d.jsonl": lines(WRITTEN_OUT[1])})
-    read_ = read(str(tmp_path), examples={"train": "t*.jsonl", "dev": "d.jsonl"})
-    assert [row[0] for row in read_.queries] == ["7", "q1"]
-    assert read_.judgments == [("7", "2", 1, "dev"), *EXPECTED.judgments]
-
-
-def test_examples_of_both_forms(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"t.jsonl": lines(WRITTEN_OUT[0], BY_ID[1]), "c.jsonl": lines(ONE, TWO)})
-    assert read(str(tmp_path), corpus="c.jsonl") == EXPECTED
+    path = put(tmp_path, {"t1.jsonl": WRITTEN_OUT, "t0.jsonl": [], "d.jsonl": [WRITTEN_OUT[1]]})
+    found = read(path, examples={"train": "t*.jsonl", "dev": "d.jsonl"})
+    assert [row[0] for row in found.queries] == ["7", "q1"]
+    assert found.judgments == [("7", "2", 1, "dev"), *EXPECTED.judgments]
 
 
 def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path: Path) -> None:
@@ -104,39 +95,32 @@ def test_ids_that_the_corpus_lacks_are_refused_or_left_out(tmp_path: Path) -> No
     assert read(str(tmp_path), corpus="c.jsonl", unknown_ids="drop").judgments == EXPECTED.judgments[:1]
 
 
-@pytest.mark.parametrize(("record", "message"), [
-    ({"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
-    (BY_ID[0], "line 1 names documents by id .*Set corpus"),
-    (WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
-    (WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
-    (WRITTEN_OUT[0] | {"positive_passages": "d1"}, "line 1: \"positive_passages\" is 'd1'. It must be a list"),
-    (WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
-    (WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
-    (WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
-    (WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
+CORPUS = {"corpus": "c.jsonl"}
+
+
+@pytest.mark.parametrize(("settings", "record", "message"), [
+    ({}, {"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
+    ({}, BY_ID[0], "line 1 names documents by id .*Set corpus"),
+    ({}, WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
+    ({}, WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
+    ({}, WRITTEN_OUT[0] | {"positive_passages": "d1"}, "line 1: \"positive_passages\" is 'd1'. It must be a list"),
+    ({}, WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
+    ({}, WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
+    ({}, WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
+    ({}, WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
+    (CORPUS, BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a"),
+    (CORPUS, BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
+    (CORPUS, {"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
 ])  # fmt: skip
-def test_wrong_examples_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    refused(tmp_path, {"t.jsonl": lines(record)}, rf"t\.jsonl, {message}")
+def test_wrong_examples_are_named(tmp_path: Path, settings: dict[str, Any], record: Any, message: str) -> None:
+    files = {"t.jsonl": lines(record), "c.jsonl": lines(ONE, TWO)}
+    refused(tmp_path, files, rf"t\.jsonl, {message}", **settings)
 
 
-@pytest.mark.parametrize(("record", "message"), [
-    (BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a list of"),
-    (BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
-    ({"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
-])  # fmt: skip
-def test_wrong_examples_by_id_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    refused(tmp_path, {"t.jsonl": lines(record), "c.jsonl": lines(ONE, TWO)}, message, corpus="c.jsonl")
-
-
-def test_files_without_examples_are_refused(tmp_path: Path) -> None:
+def test_files_without_examples_are_refused_and_all_others_described(tmp_path: Path) -> None:
     refused(tmp_path, {"t.jsonl": "\n"}, r"t\.jsonl holds no documents with a text")
     refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl is not there", examples={"dev": "x.jsonl"})
     refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl is not there", corpus="c.jsonl")
-
-
-def test_the_fingerprint_names_every_file(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)})
-    described = (
-        Tevatron(path=str(tmp_path), examples={"train": "t.jsonl"}, corpus="c.jsonl").open().format.fingerprint()
-    )
-    assert [file["name"] for file in described["files"]] == ["c.jsonl", "t.jsonl"]
+    path = put(tmp_path, {"t.jsonl": BY_ID, "c.jsonl": [ONE, TWO]})
+    source = Tevatron(path=path, examples={"train": "t.jsonl"}, corpus="c.jsonl").open()
+    assert [file["name"] for file in source.format.fingerprint()["files"]] == ["c.jsonl", "t.jsonl"]

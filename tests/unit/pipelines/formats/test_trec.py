@@ -1,7 +1,6 @@
-"""Collections of TREC files: which file is read how, what is refused, real judgments."""
+"""Collections of TREC files, also in the layouts of MS MARCO and TripClick: what is read, what is refused."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from pipelines.formats.trec import TrecFiles
 from pipelines.jobs.collect import CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import parse_yaml
+from raytriever.settings.recipe import load_recipe
 from retrieval.collections.records import Source
-from tests.unit.retrieval.collections.contents import contents
+from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 FILES = {
@@ -33,7 +33,59 @@ NAMES: dict[str, Any] = {
     "queries": ["queries.tsv", "topics.txt"],
     "qrels": {"dl19": "qrels.2019.txt", "dl20": "qrels.2020.txt"},
 }
-DOCUMENTS = [("d1", "", "one"), ("d2", "", "two"), ("3", "T", "three"), ("d4", "", "four"), ("d5", "Five", "a < b")]
+EXPECTED = (
+    [("d1", "", "one"), ("d2", "", "two"), ("3", "T", "three"), ("d4", "", "four"), ("d5", "Five", "a < b")],
+    [("q1", "first"), ("2", "second")],
+    [("q1", "d1", 3, "dl19"), ("q1", "d2", 0, "dl19"), ("2", "d5", -2, "dl20"), ("q1", "d1", 1, "dl20")],
+)
+MARCO_FILES = {
+    "collection.tsv": "0\tzero\n1\tone\n2\ttwo \n3\tthree\n",
+    "queries.train.tsv": "10\tten\n11\televen\n",
+    "queries.dev.small.tsv": "20\ttwenty\n",
+    "qrels.train.tsv": "10\t0\t0\t1\n11\t0\t1\t1\n",
+    "qrels.dev.small.tsv": "20\t0\t2\t1\n",
+    "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
+}
+MARCO_NAMES: dict[str, Any] = {
+    "documents": "collection.tsv",
+    "queries": ["queries.train.tsv", "queries.dev.small.tsv"],
+    "qrels": {"train": "qrels.train.tsv", "dev": "qrels.dev.small.tsv"},
+}
+MARCO_EXPECTED = (
+    [("0", "", "zero"), ("1", "", "one"), ("2", "", "two "), ("3", "", "three")],
+    [("10", "ten"), ("11", "eleven"), ("20", "twenty")],
+    [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")],
+)
+
+
+def marked_up(number: int, title: str, text: str) -> str:
+    header = f"<DOC>\n<DOCNO> {number} </DOCNO>\n\n<TITLE> {title} </TITLE>\n<URL> http://x </URL>\n\n"
+    return f"{header}<TEXT>\n{text}\n</TEXT>\n\n</DOC>\n\n"
+
+
+def topic(number: int, title: str) -> str:
+    return f"<top>\n\n<num> Number: {number}\n<title> {title}\n\n<desc> Descrption:\n\n<narr> Narrative:\n\n</top>\n\n"
+
+
+TRIPCLICK_GROUPS = {"head": 1, "torso": 2, "tail": 3}
+TRIPCLICK_FILES = {
+    "documents/docs_grp_00.txt": marked_up(7, "A trial.", "BACKGROUND : p < 0.05\nMETHODS")
+    + marked_up(8, "B.", "eight"),
+    "documents/docs_grp_01.txt": marked_up(9, "C.", "nine"),
+    **{f"topics/topics.{group}.train.txt": topic(n, f"{group} <b>train</b>") for group, n in TRIPCLICK_GROUPS.items()},
+    **{f"topics/topics.{group}.val.txt": topic(n + 10, f"{group} val") for group, n in TRIPCLICK_GROUPS.items()},
+    **{f"qrels/qrels.raw.{group}.train.txt": f"{n} 0 7 1\n{n} 0 8 0\n" for group, n in TRIPCLICK_GROUPS.items()},
+    **{f"qrels/qrels.raw.{group}.val.txt": f"{n + 10} 0 9 1\n" for group, n in TRIPCLICK_GROUPS.items()},
+    "qrels/qrels.dctr.head.train.txt": "1 0 7 3\n1 0 9 0\n",
+    "qrels/qrels.dctr.head.val.txt": "11 0 7 2\n11 0 8 1\n11 0 9 0\n",
+    "topics/topics.all.txt": "not read",
+}
+TRIPCLICK_EXPECTED = (
+    [("7", "A trial.", "BACKGROUND : p < 0.05\nMETHODS"), ("8", "B.", "eight"), ("9", "C.", "nine")],
+    [("1", "head <b>train</b>"), ("2", "torso <b>train</b>"), ("3", "tail <b>train</b>"), ("11", "head val")],
+    [(str(n), id_, grade, "train") for n in (1, 2, 3) for id_, grade in (("7", 1), ("8", 0))]
+    + [("11", "7", 2, "val"), ("11", "8", 1, "val"), ("11", "9", 0, "val")],
+)
 
 
 def opened(path: str, **settings: Any) -> Source:
@@ -50,75 +102,98 @@ def refused(path: Any, message: str, **settings: Any) -> None:
         read(opened(str(path), **settings))
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_documents_queries_and_judgments(place: str, ending: str) -> None:
+def test_every_kind_of_file_plain_and_compressed(place: str, ending: str) -> None:
     source = opened(write_files(place, FILES, ending))
-    documents, queries, judgments = read(source)
-    assert documents == DOCUMENTS
-    assert queries == [("q1", "first"), ("2", "second")]
-    assert judgments == [
-        ("q1", "d1", 3, "dl19"),
-        ("q1", "d2", 0, "dl19"),
-        ("2", "d5", -2, "dl20"),
-        ("q1", "d1", 1, "dl20"),
-    ]
-    named = [
-        "docs.tsv",
-        "more/docs.jsonl",
-        "docs.trec",
-        "queries.tsv",
-        "topics.txt",
-        "qrels.2019.txt",
-        "qrels.2020.txt",
-    ]
-    assert [file["name"] for file in source.format.fingerprint()["files"]] == [f"{name}{ending}" for name in named]
+    assert read(source) == EXPECTED
+    assert [file["name"] for file in source.format.fingerprint()["files"]] == [f"{name}{ending}" for name in FILES]
 
 
-def test_fields_may_be_named(tmp_path: Path) -> None:
+def test_the_official_layout_of_ms_marco(place: str, ending: str) -> None:
+    source = opened(write_files(place, MARCO_FILES, ending), **MARCO_NAMES)
+    assert read(source) == MARCO_EXPECTED
+    names = [f"{name}{ending}" for name in MARCO_FILES if name != "triples.tsv"]
+    assert [file["name"] for file in source.format.fingerprint()["files"]] == names
+    assert dropped(source) == {}
+
+
+def test_tripclick_as_the_papers_recipe_reads_it(place: str, ending: str) -> None:
+    settings = load_recipe("papers/coder_tripclick", []).stages["corpus"]["source"]
+    path = write_files(place, TRIPCLICK_FILES, ending)
+    source = TrecFiles.model_validate({**settings, "path": path, "cross_validation": None}).open()
+    assert read(source) == TRIPCLICK_EXPECTED
+    assert f"topics/topics.all.txt{ending}" not in [file["name"] for file in source.format.fingerprint()["files"]]
+
+
+def test_fields_and_tags_may_be_named_and_a_description_be_the_query(tmp_path: Path) -> None:
     files = {
         "passages.part.jsonl": '{"pid": "p1", "headline": null, "passage": "x"}\n',
         "t.tsv": "q1\tfirst\n",
         "a.txt": "q1 0 p1 1\n",
         "b.txt": "q1 0 p1 1\n",
+        "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\n",
+        "d.tsv": "q1 0 D1 1\n",
     }
-    path = write_files(str(tmp_path / "c"), files)
-    settings: dict[str, Any] = {"documents": "passages.*", "queries": "t.tsv", "qrels": {"x": ["a.txt"], "y": "b.txt"}}
+    path = write_files(str(tmp_path / "c"), FILES | files)
+    given: dict[str, Any] = {"documents": "passages.*", "queries": "t.tsv", "qrels": {"x": ["a.txt"], "y": "b.txt"}}
     keys = {"id": "pid", "title": "headline", "text": "passage"}
-    found = read(opened(path, **settings, document_keys=keys))
+    found = read(opened(path, **given, document_keys=keys))
     assert found == ([("p1", "", "x")], [("q1", "first")], [("q1", "p1", 1, "x"), ("q1", "p1", 1, "y")])
     message = r'passages\.part\.jsonl, line 1 has no "heading"; its keys are'
-    refused(path, message, **settings, document_keys={**keys, "title": "heading"})
-    refused(path, r'passages\.part\.jsonl, line 1 has no "id"; its keys are', **settings)
-    refused(
-        path,
-        "b.txt, line 1 judges .* as .*a.txt, line 1 does",
-        **settings | {"qrels": {"x": ["a.txt", "b.txt"]}},
-        document_keys=keys,
-    )
+    refused(path, message, **given, document_keys={**keys, "title": "heading"})
+    refused(path, r'passages\.part\.jsonl, line 1 has no "id"; its keys are', **given)
+    twice = given | {"qrels": {"x": ["a.txt", "b.txt"]}}
+    refused(path, "b.txt, line 1 judges .* as .*a.txt, line 1 does", **twice, document_keys=keys)
+    columns = opened(path, documents="msmarco-docs.tsv", queries="t.tsv", qrels={"train": "d.tsv"},
+                     document_columns=["id", "-", "title", "text"])  # fmt: skip
+    assert read(columns) == ([("D1", "Title", "body")], [("q1", "first")], [("q1", "D1", 1, "train")])
+    descriptions = opened(path, **NAMES | {"queries": "topics.txt", "qrels": {}}, topic_field="desc")
+    assert read(descriptions)[1:] == ([("2", "longer")], [])
+    tags: dict[str, Any] = {"title_tags": ["TEXT"], "text_tags": ["HEADLINE"]}
+    assert read(opened(path, documents="docs.trec", queries=[], qrels={}, **tags))[0] == [("d5", "a < b", "Five")]
 
 
-def test_a_description_may_be_the_query(tmp_path: Path) -> None:
-    path = write_files(str(tmp_path / "c"), FILES)
-    source = opened(path, queries="topics.txt", qrels={}, topic_field="desc")
-    assert read(source)[1:] == ([("2", "longer")], [])
-
-
-def test_tags_of_titles_and_texts_may_be_named(tmp_path: Path) -> None:
-    path = write_files(str(tmp_path / "c"), FILES)
-    source = opened(path, documents="docs.trec", queries=[], qrels={}, title_tags=["TEXT"], text_tags=["HEADLINE"])
-    assert read(source)[0] == [("d5", "a < b", "Five")]
+def test_triples_of_ids_alone_and_beside_qrels(tmp_path: Path) -> None:
+    path = write_files(str(tmp_path / "c"), MARCO_FILES)
+    source = opened(path, **MARCO_NAMES | {"qrels": {}}, triples={"train": "triples.tsv"})
+    documents, queries, judgments = read(source)
+    assert (len(documents), len(queries)) == (4, 3)
+    negatives = [("10", "1", 0, "train"), ("10", "2", 0, "train"), ("11", "0", 0, "train")]
+    assert judgments == [
+        ("10", "0", 1, "train"), *negatives[:2], ("11", "1", 1, "train"), negatives[2], ("10", "3", 1, "train")
+    ]  # fmt: skip
+    # document 0, a positive of query 10, is a negative in its last triple: left out
+    assert dropped(source) == {"repeated_judgments": 2}
+    with_qrels = read(opened(path, **MARCO_NAMES, triples={"train": "triples.tsv"}))[2]
+    assert set(MARCO_EXPECTED[2]) < set(with_qrels)
+    assert [row for row in with_qrels if row[2] == 0] == negatives
 
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"documents": ["docs.tsv", "none.tsv"]}, r"documents: .*/c/none\.tsv is not there, neither plain nor with \.gz"),
     ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt is not there"),
     ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt is not there"),
+    ({"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
     ({"document_columns": ["id", "title", "text"]}, r"docs\.tsv, line 1 has 2 tab-separated fields.*id, title, text"),
     ({"queries": []}, r"The empty setting 'queries' holds no queries"),
     ({"documents": "docs.tsv"}, r"qrels\.2020\.txt, line 1 names 'd5', which .*/c/docs\.tsv does not hold; in all, 1"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     refused(write_files(str(tmp_path / "c"), FILES), message, **settings)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("collection.tsv", "0\tzero\n1\n", r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text"),
+    ("collection.tsv", "0\tzero\n0\tzero\n", r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids"),
+    ("queries.train.tsv", "10 ten\n", r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
+    ("qrels.train.tsv", "10\t0\t0\n", r"qrels\.train\.tsv, line 1 has 3 columns"),
+    ("qrels.train.tsv", "10\t0\t9\t1\n", r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not"),
+    ("triples.tsv", "10\t0\n", r"c/triples.tsv, line 1 has 2 .* query id, positive id, negative id"),
+    ("triples.tsv", "10\t0\t \n", r"c/triples.tsv, line 1: the id is ' '"),
+    ("triples.tsv", "10\t0\t9\n", r"c/triples.tsv, line 1 names '9'"),
+])  # fmt: skip
+def test_wrong_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = write_files(str(tmp_path / "c"), MARCO_FILES | {name: content})
+    refused(path, message, **MARCO_NAMES, triples={"train": name} if name == "triples.tsv" else {})
 
 
 def test_the_columns_of_documents_are_checked() -> None:
@@ -131,47 +206,53 @@ def test_the_columns_of_documents_are_checked() -> None:
 
 ids = st.text(st.characters(categories=["L", "N", "P"]), min_size=1)
 texts = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=["Cs"])).map(lambda text: f"{text}.")
+some = st.dictionaries(ids, texts, min_size=1, max_size=8)
 
 
-@settings(deadline=None)
-@given(
-    documents=st.dictionaries(ids, texts, min_size=1, max_size=8),
-    queries=st.dictionaries(ids, texts, min_size=1, max_size=8),
-    grade=st.integers(-(2**31), 2**31 - 1),
-    as_json=st.booleans(),
-)
-def test_any_unicode_round_trips(
-    tmp_path_factory: pytest.TempPathFactory,
-    documents: dict[str, str],
-    queries: dict[str, str],
-    grade: int,
-    as_json: bool,
-) -> None:
+@settings(max_examples=50)
+@given(documents=some, queries=some, grade=st.integers(-(2**31), 2**31 - 1), as_json=st.booleans())
+def test_any_unicode_round_trips(tmp_path_factory, documents, queries, grade, as_json) -> None:
     pairs = [(query, document) for query in queries for document in documents]
+    name = "d.jsonl" if as_json else "d.tsv"
+    lines = [json.dumps({"id": id_, "text": text}) if as_json else f"{id_}\t{text}" for id_, text in documents.items()]
     files = {
         "q.tsv": "".join(f"{id_}\t{text}\n" for id_, text in queries.items()),
         "r.txt": "".join(f"{query} 0 {document} {grade}\n" for query, document in pairs),
+        name: "\n".join(lines),
     }
-    if as_json:
-        lines = [json.dumps({"id": id_, "text": text}) for id_, text in documents.items()]
-    else:
-        lines = [f"{id_}\t{text}" for id_, text in documents.items()]
-    name = "d.jsonl" if as_json else "d.tsv"
-    path = write_files(str(tmp_path_factory.mktemp("trec")), files | {name: "\n".join(["", *lines])[1:]})
+    path = write_files(str(tmp_path_factory.mktemp("trec")), files)
     found = read(opened(path, documents=name, queries="q.tsv", qrels={"s": "r.txt"}))
     assert found[0] == [(id_, "", text) for id_, text in documents.items()]
     assert found[1] == list(queries.items())
     assert found[2] == [(query, document, grade, "s") for query, document in pairs]
 
 
+numbers = st.integers(0, 30)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=20))
+def test_a_pair_of_several_triples_is_judged_once_and_a_positive_wins(tmp_path_factory, triples) -> None:
+    positives = {(query, positive) for query, positive, _ in triples}
+    negatives = {(query, negative) for query, _, negative in triples} - positives
+    files = {
+        "collection.tsv": "".join(f"{number}\tpassage {number}\n" for number in range(31)),
+        "queries.tsv": "".join(f"{number}\tquery {number}\n" for number in range(31)),
+        "ids": "".join(f"{query}\t{positive}\t{negative}\n" for query, positive, negative in triples),
+    }
+    path = write_files(str(tmp_path_factory.mktemp("triples")), files)
+    expected = {(str(q), str(d), 1) for q, d in positives} | {(str(q), str(d), 0) for q, d in negatives}
+    source = opened(path, documents="collection.tsv", queries="queries.tsv", qrels={}, triples={"x": "ids"})
+    found = read(source)[2]
+    assert {row[:3] for row in found} == expected
+    assert len(found) == len(expected)
+
+
 GRADES = {"dl2019": {0: 5158, 1: 1601, 2: 1804, 3: 697}, "dl2020": {0: 7780, 1: 1940, 2: 1020, 3: 646}}
 
 
-def test_real_judgments_of_the_deep_learning_tracks(tmp_path: Path) -> None:
-    data = os.environ.get("RAYTRIEVER_TEST_DATA")
-    if not data:
-        pytest.skip("RAYTRIEVER_TEST_DATA does not name a folder of BEIR collections")
-    folder = Path(data) / "trec_dl_qrels_only"
+def test_real_judgments_of_the_deep_learning_tracks(data: Path, tmp_path: Path) -> None:
+    folder = data / "trec_dl_qrels_only"
     judged = {name: (folder / "qrels" / f"{name}.tsv").read_text().splitlines()[1:] for name in GRADES}
     rows = {name: [line.split("\t") for line in lines] for name, lines in judged.items()}
     queries = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
@@ -199,9 +280,7 @@ def test_the_collect_job_reads_it() -> None:
       path: data/trec-dl
       documents: collection.tsv
       queries: [msmarco-test2019-queries.tsv, msmarco-test2020-queries.tsv]
-      qrels:
-        dl2019: 2019qrels-pass.txt
-        dl2020: 2020qrels-pass.txt
+      qrels: {dl2019: 2019qrels-pass.txt, dl2020: 2020qrels-pass.txt}
     """
     source = CollectConfig.model_validate(parse_yaml(recipe, "recipe")).source
     assert isinstance(source, TrecFiles)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.formats.trec import TopicField, marked_up_documents, topics, tsv_documents, tsv_queries, without_markup
@@ -102,7 +102,6 @@ texts = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(ids, texts, texts)))
 def test_marked_up_documents_round_trip(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]

@@ -80,7 +80,7 @@ def in_qrels(id_: str) -> bool:
 
 
 @pytest.mark.parametrize(("name", "ids", "texts"), [("beir", any_id.filter(in_qrels), any_text), ("trec", word, line)])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_unicode_round_trips(
     tmp_path_factory: pytest.TempPathFactory,

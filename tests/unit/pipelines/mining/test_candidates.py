@@ -35,7 +35,7 @@ def entries(lists: CandidateLists) -> list[list[Entry]]:
     return [flat[start:stop] for start, stop in pairwise(lists.offsets.tolist())]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
     queries, k = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 6))

@@ -157,7 +157,7 @@ def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str 
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(case=cases(), rules=rule_sets())
 def test_the_rules_are_the_literal_ones(case: Case, rules: MiningRules) -> None:
     block = block_of(case, rules.minimum_relevance)
@@ -183,7 +183,7 @@ def test_the_rules_are_the_literal_ones(case: Case, rules: MiningRules) -> None:
     assert set(asked) == read  # texts of candidates that another rule drops are not read
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(case=cases())
 def test_judgments_are_looked_up_both_ways(case: Case) -> None:
     block, judged = block_of(case, 1), judged_pairs(case.grades)
@@ -223,7 +223,7 @@ def test_reference_of_several_positives() -> None:
     np.testing.assert_array_equal(reference_scores(3, positives), [-1.0, np.nan, 3.0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), number=st.none() | st.integers(1, 6))
 def test_the_first_are_chosen(data: st.DataObject, number: int | None) -> None:
     queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
@@ -234,7 +234,7 @@ def test_the_first_are_chosen(data: st.DataObject, number: int | None) -> None:
         assert np.flatnonzero(chosen[query]).tolist() == np.flatnonzero(eligible[query])[:number].tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), number=st.integers(1, 6))
 def test_those_of_least_priority_are_chosen(data: st.DataObject, number: int) -> None:
     queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))

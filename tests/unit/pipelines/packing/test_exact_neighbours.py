@@ -39,7 +39,7 @@ def check(neighbours: Neighbours) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     size=st.integers(1, 90),
     dimension=st.integers(1, 9),

@@ -56,7 +56,7 @@ def corpora(draw: st.DrawFn) -> tuple[Corpus, int]:
     return Corpus(sizes, clusters, draw(st.integers(0, 99))), batch_size
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpora(), st.sampled_from(["tour", "random"]), st.integers(0, 5))
 def test_every_packing(drawn: tuple[Corpus, int], order: str, epoch: int) -> None:
     corpus, size = drawn
@@ -83,7 +83,7 @@ def test_epochs_and_seeds_differ(order: str) -> None:
             assert len(ours & theirs) <= 2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(corpora(), st.integers(0, 3))
 def test_large_clusters_fill_batches_alone(drawn: tuple[Corpus, int], epoch: int) -> None:
     corpus, size = drawn
@@ -96,7 +96,7 @@ def test_large_clusters_fill_batches_alone(drawn: tuple[Corpus, int], epoch: int
                 assert (alone == cluster).sum() >= packed // size - 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpora(), st.integers(0, 3))
 def test_topics(drawn: tuple[Corpus, int], epoch: int) -> None:
     corpus, size = drawn
@@ -113,7 +113,7 @@ def test_topics(drawn: tuple[Corpus, int], epoch: int) -> None:
     assert corpus.pack(size, epoch=epoch, order="topics").batches.tobytes() == found.batches.tobytes()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(corpora(), st.floats(0, 1), st.integers(0, 3))
 def test_a_share_is_shuffled(drawn: tuple[Corpus, int], share: float, epoch: int) -> None:
     """Its items are dealt anew among its batches; the other batches are those of the same packing without a share."""

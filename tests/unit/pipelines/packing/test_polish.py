@@ -39,7 +39,7 @@ def draw(items: int, dimension: int, seed: int) -> tuple[NDArray[np.float32], ND
             return sides[0].astype(np.float32), sides[1].astype(np.float32)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(2, 5), st.integers(3, 6), st.integers(1, 4), st.integers(0, 999))
 def test_monotone_and_a_permutation(count: int, size: int, dimension: int, sweeps: int, seed: int) -> None:
     queries, documents = draw(count * size, dimension, seed)
@@ -130,7 +130,7 @@ def test_affinities_do_not_depend_on_the_order_of_addition() -> None:
     np.testing.assert_array_equal(affinities(queries=queries[:, order], documents=documents[:, order])[0], found)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(1, 3), st.integers(0, 999))
 def test_figures_are_those_of_the_batches(count: int, size: int, sweeps: int, seed: int) -> None:
     queries, documents = draw(count * size, 6, seed)

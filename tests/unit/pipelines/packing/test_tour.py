@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -58,7 +58,6 @@ def test_equal_to_the_literal_walk(name: str, dtype: torch.dtype, monkeypatch: p
         assert greedy_tour(neighbours, start).tolist() == literal_tour(centroids, start)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.data())
 def test_small_lattices(size: int, seed: int, data: st.DataObject) -> None:
     centroids = np.random.default_rng(seed).integers(-2, 3, (size, 2)).astype(np.float32)

@@ -50,7 +50,7 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
     assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True, min_size=1), st.integers(1, 7))
 def test_shards_and_files_change_nothing(
     tmp_path_factory: pytest.TempPathFactory, judged: list[tuple[int, int]], size: int

@@ -58,7 +58,7 @@ def variant(generator: np.random.Generator, words: list[str], changes: int) -> s
     return " ".join(changed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=9).map(" ".join), min_size=1, max_size=6), st.integers(1, 4))
 def test_similarities_are_those_of_the_sets_of_ngrams(texts: list[str], words: int) -> None:
     pairs = np.array([(a, b) for a in range(len(texts)) for b in range(len(texts))])
@@ -175,7 +175,6 @@ def test_what_lies_behind_a_text_in_memory_is_none_of_its_words(behind: bytes) -
     assert split_at_white_space(column).to_pylist() == [["b"]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(alphabet="aB cD\n\t\x1c\x85\u2028\u3000É"), max_size=8))
 def test_words_are_those_between_white_space(texts: list[str]) -> None:
     words, bounds = lower_words(texts)

@@ -31,7 +31,7 @@ def pairs_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Tab
         return read_pairs(Artifact(make(Pairs(config))), SCHEMA.names)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rows=st.lists(
         st.tuples(st.sampled_from(QUERIES), st.sampled_from(DOCUMENTS), st.integers(-1, 3)),
