@@ -43,9 +43,7 @@ choices = st.builds(
     st.integers(0, 99),
     st.integers(0, 5),
 )
-def test_every_row_once_but_for_the_remainder(
-    documents: list[tuple[int, int]], chosen: GroupingSettings, seed: int, epoch: int
-) -> None:
+def test_every_row_once_but_for_the_remainder(documents, chosen, seed, epoch) -> None:
     stretches = stretches_of([length for length, _ in documents], [group for _, group in documents])
     batches = group_batches(stretches, chosen, seed, epoch)
     assert batches.dtype == np.int64
@@ -72,11 +70,6 @@ def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, 
         assert of.max() - of.min() <= 1
         assert len(of) in (int(length / wanted), int(length / wanted) + 1, -(-length // (chosen.batch_size - 1)))
         assert of.max() <= chosen.batch_size - (chosen.documents_per_batch > 1)
-
-
-def test_the_number_of_parts_is_without_bias() -> None:
-    parts = cut(stretches_of([10] * 4000), GroupingSettings(), np.random.default_rng(0))
-    assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), choices, st.integers(0, 99))
@@ -116,9 +109,16 @@ def test_batches_of_articles_are_of_few_of_them(documents_per_batch: int, most: 
     assert np.mean([len(np.unique(document_of[batch])) for batch in random]) > 15
 
 
-def test_rows_of_a_batch_are_shuffled() -> None:
+def test_rows_are_shuffled_in_their_groups_and_parts_without_bias() -> None:
     batches = group_batches(stretches_of([8] * 40), GroupingSettings(), 0, 0)
     assert np.mean(np.diff(batches, axis=1) > 0) < 0.65
+    groups = np.array([1, 0, 1, 1, 0, 1, 0, -1])
+    batches = group_batches(single_rows(groups), GroupingSettings(batch_size=2, order="random"), 0, 0)
+    assert [sorted(set(groups[batch])) for batch in batches] == [[0], [1], [1]]
+    parts = cut(stretches_of([10] * 4000), GroupingSettings(), np.random.default_rng(0))
+    assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
+    with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
+        GroupingSettings(batch_size=8, documents_per_batch=9)
 
 
 def test_epochs_and_seeds_differ_and_the_remainder_rotates() -> None:
@@ -145,17 +145,6 @@ def test_what_is_left_out_is_few_and_consecutive(lengths: list[int], size: int, 
     document_of = documents_of(stretches)
     np.testing.assert_array_equal(document_of[rows], documents_of(kept))
     assert len(kept.first) <= len(lengths) + 2  # at most two documents are cut
-
-
-def test_single_rows_are_batched_within_their_group() -> None:
-    groups = np.array([1, 0, 1, 1, 0, 1, 0, -1])
-    batches = group_batches(single_rows(groups), GroupingSettings(batch_size=2, order="random"), 0, 0)
-    assert [sorted(set(groups[batch])) for batch in batches] == [[0], [1], [1]]
-
-
-def test_settings_that_do_not_fit() -> None:
-    with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
-        GroupingSettings(batch_size=8, documents_per_batch=9)
 
 
 def test_large_groups_are_divided_by_stretches() -> None:

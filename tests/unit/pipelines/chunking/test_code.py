@@ -47,13 +47,10 @@ y = 2
 LIBRARY = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
-def test_functions_and_classes_begin_chunks_with_their_comments_and_decorators() -> None:
+def test_functions_classes_and_methods_begin_chunks_with_their_comments_and_decorators() -> None:
     chunks = cut(PYTHON, "pkg/module.py", kind="code", max_words=40, min_words=4)
     assert [chunk.split("\n")[0] for chunk in chunks] == ['"""A module."""', "# What it is for,", "class Second:"]
     assert chunks[1].endswith("join(a, b)\n\n\n")
-
-
-def test_a_class_that_is_too_long_is_cut_at_its_methods() -> None:
     chunks = cut(PYTHON, "pkg/module.py", kind="code", max_words=16, min_words=2)
     assert "    # about the method\n    def method(self):\n" in "".join(chunks[-3:])
     assert any(chunk.startswith("    # about the method\n    def method") for chunk in chunks)
@@ -132,9 +129,7 @@ def test_binaries_and_enormous_files_are_cut_by_lines() -> None:
 
 
 @pytest.mark.parametrize(("unit", "name"), [("a<", "a.cpp"), ("a<b>(", "a.cs")])
-def test_what_no_parser_can_make_sense_of_is_cut_by_lines(
-    unit: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_parser_can_make_sense_of_is_cut_by_lines(unit, name, monkeypatch) -> None:
     monkeypatch.setattr(code, "_MOST_CALLS", 500)
     garbage, good = unit * 10_000 + "\n" + unit, "int one() {\n  return 1;\n}\n" * 100
     for text, parsed in ((good, True), (garbage, False), (good, True)):

@@ -37,21 +37,15 @@ def test_blocks(text: str, expected: list[tuple[str | int, ...]]) -> None:
     assert list(blocks(text)) == [(*block, 0, "")[:5] for block in expected]
 
 
-def test_a_heading_begins_a_chunk_with_what_follows() -> None:
+def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_pieces() -> None:
     text = "One two three four. Five six.\n\n## Next\n\n### Below\n\nSeven eight nine. Ten eleven.\n"
     assert cut(text, kind="markdown", max_words=12, min_words=3) == [
         "One two three four. Five six.\n\n",
         "## Next\n\n### Below\n\nSeven eight nine. Ten eleven.\n",
     ]
-
-
-def test_code_is_whole_and_keeps_its_indentation() -> None:
     indented = "    a = 1\n\n    b = 2\n"
     text = f"Some words come first here. And more.\n\n{indented}\nThen others follow on that.\n"
     assert f"{indented}\n" in cut(text, kind="markdown", max_words=6, min_words=0)
-
-
-def test_longer_code_is_cut_at_blank_lines_then_at_lines() -> None:
     text = "```\na b\nc d\n\ne f\ng h i j k l m n o p q\n```\n"
     assert cut(text, kind="markdown", max_words=6, min_words=0) == [
         "```\na b\nc d\n\n",
@@ -59,9 +53,6 @@ def test_longer_code_is_cut_at_blank_lines_then_at_lines() -> None:
         "g h i j k l m n o p q\n",
         "```\n",
     ]
-
-
-def test_items_of_a_list_are_pieces() -> None:
     text = "".join(f"- item number {number} without a full stop\n" for number in range(9))
     chunks = cut(text, kind="markdown", max_words=25, min_words=0)
     assert len(chunks) == 3

@@ -113,10 +113,9 @@ def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None
 def test_concatenations_are_never_held() -> None:
     queries, documents = unit_rows(2, 60_000, 32)
     copies = 2 * 60_000 * 2 * 32 * 4
+    settings = KMeansSettings(pairs="concat", iterations=2)
     tracemalloc.start()
-    cluster_pairs(
-        queries=queries, documents=documents, k=20, settings=KMeansSettings(pairs="concat", iterations=2), seed=0
-    )
+    cluster_pairs(queries=queries, documents=documents, k=20, settings=settings, seed=0)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < copies / 2

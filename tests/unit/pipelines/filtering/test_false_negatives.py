@@ -102,7 +102,7 @@ def test_no_rule_no_mask() -> None:
     assert sum(counts.values()) == 0
 
 
-def test_margins_widen_the_mask() -> None:
+def test_margins_widen_the_mask_below_zero_too() -> None:
     queries = np.array([[1.0, 0], [0, 1]], dtype=np.float32)
     documents = np.array([[0.8, 0.75], [0.7, 0.5], [-0.6, 0.3]], dtype=np.float32)
     own = np.eye(2, 3, dtype=bool)
@@ -120,9 +120,6 @@ def test_margins_widen_the_mask() -> None:
     )
     assert not np.any([cells(margin=-0.3), cells(margin=-0.6, margin_kind="relative")])  # .75 < .5 + .3
     assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
-
-
-def test_a_relative_margin_widens_below_zero_too() -> None:
     queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
     own = np.eye(1, 2, dtype=bool)
     assert not score_mask(queries=queries, documents=documents, own=own).any()
@@ -168,12 +165,9 @@ def test_equal_to_float64_scores() -> None:
     np.testing.assert_array_equal(score_mask(queries=queries, documents=documents, own=own), expected)
 
 
-def test_own_columns_are_the_positive_and_its_hard_negatives() -> None:
+def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> None:
     assert own_columns(2, 2).astype(int).tolist() == [[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]]
     np.testing.assert_array_equal(own_columns(3, 0), np.eye(3))
-
-
-def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> None:
     batch = Batch(4, 8, 1)
     own = own_columns(4, 2)
     batch.document_vectors[:] = 1
@@ -188,12 +182,20 @@ def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> Non
     assert mask[0, 5]
 
 
-def test_scores_need_vectors() -> None:
+def test_bad_input_is_named_and_scores_need_vectors() -> None:
     batch = Batch(3, 0, 0)
     with pytest.raises(UserError, match="surrogate_score needs vectors"):
         false_negatives(FalseNegativeSettings(), **batch.arguments)
     rule_of = false_negatives(FalseNegativeSettings(surrogate_score=False), **batch.arguments)
     np.testing.assert_array_equal(rule_of > 0, batch.mask(surrogate_score=False)[0])
+    batch = Batch(4, 2, 0)
+    batch.document_vectors[5, 1] = np.inf
+    with pytest.raises(UserError, match="document vector in row 5"):
+        batch.mask()
+    with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
+        score_mask(queries=batch.query_vectors, documents=batch.document_vectors[:3], own=np.eye(4, 3, dtype=bool))
+    with pytest.raises(UserError, match="2147483648"):
+        pair_keys(query_rows=np.array([2**31]), document_rows=np.array([0]))
 
 
 def test_positives_of_queries_are_found_among_sorted_keys() -> None:
@@ -210,14 +212,3 @@ def test_columns_are_those_of_the_mask(rows: int, width: int, seed: int) -> None
     columns = to_columns(mask)
     assert [part.tolist() for part in columns] == [np.flatnonzero(row).tolist() for row in mask]
     assert all(part.dtype == np.int32 for part in columns)
-
-
-def test_bad_input_is_named() -> None:
-    batch = Batch(4, 2, 0)
-    batch.document_vectors[5, 1] = np.inf
-    with pytest.raises(UserError, match="document vector in row 5"):
-        batch.mask()
-    with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
-        score_mask(queries=batch.query_vectors, documents=batch.document_vectors[:3], own=np.eye(4, 3, dtype=bool))
-    with pytest.raises(UserError, match="2147483648"):
-        pair_keys(query_rows=np.array([2**31]), document_rows=np.array([0]))

@@ -4,6 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +59,7 @@ def test_documents_queries_and_judgments_of_three_kinds_of_files(tmp_path: Path)
     assert found.judgments == [("q1", "7", 2, "train"), ("q1", "8", -1, "test"), ("q1", "9", 0, "train")]
 
 
-def test_a_corpus_alone(tmp_path: Path) -> None:
+def test_a_corpus_alone_and_a_table_that_is_missing(tmp_path: Path) -> None:
     alone = source(write(tmp_path), documents=SETTINGS["documents"])
     found = contents(alone)
     assert (len(found.documents), found.queries, found.judgments) == (3, [], [])
@@ -65,6 +67,8 @@ def test_a_corpus_alone(tmp_path: Path) -> None:
     assert alone.format.fingerprint() == {
         "files": [{"name": "docs.parquet", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
     }
+    with pytest.raises(UserError, match=r"judged\.csv: there is no such table"):
+        source(write(tmp_path), **{**SETTINGS, "judgments": {"splits": {"a": "judged.csv"}}})
 
 
 def test_a_table_for_each_split_is_read_by_the_splits_names(tmp_path: Path) -> None:
@@ -205,9 +209,30 @@ def test_settings_that_make_no_collection_are_refused(tmp_path: Path, settings: 
         source(tmp_path, **settings)
 
 
-def test_a_missing_table_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"judged\.csv: there is no such table"):
-        source(write(tmp_path), **{**SETTINGS, "judgments": {"splits": {"a": "judged.csv"}}})
+PARQUET = {"documents": {"table": "data", "title": "title", "domain": "language"}}
+
+
+def test_files_with_other_types_for_the_same_values_are_one_table(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    plain = {"id": ["1"], "title": ["a"], "text": ["x"], "language": ["en"], "bytes": pa.array([1], pa.int32())}
+    pq.write_table(pa.table(plain), tmp_path / "data" / "0.parquet")
+    others = {
+        "language": pa.array(["de"]).dictionary_encode(), "bytes": pa.array([2], pa.int64()),
+        "text": pa.array(["y"], pa.large_string()), "title": pa.nulls(1),
+        "id": pa.array(["2"]).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.large_string())),
+    }  # fmt: skip
+    pq.write_table(pa.table(others), tmp_path / "data" / "1.parquet")
+    assert contents(source(tmp_path, **PARQUET)).documents == [("1", "a", "x", "en"), ("2", "", "y", "de")]
+
+
+def test_parquet_that_lacks_a_column_or_holds_bytes_is_named(tmp_path: Path) -> None:
+    row = {"id": "1", "title": "a", "text": "x"}
+    put(tmp_path, {"data/0.parquet": [row | {"language": "en", "url": "u"}], "data/1.parquet": [row]})
+    with pytest.raises(UserError, match=r"data/1\.parquet has no column 'language'\. Columns there: 'id'"):
+        contents(source(tmp_path, **PARQUET))
+    put(tmp_path, {"data/0.parquet": [row | {"language": "en", "text": b"x"}]})
+    with pytest.raises(UserError, match=r"0\.parquet, row 1: \"text\" is b'x'\. It must be a string"):
+        contents(source(tmp_path, documents=PARQUET["documents"] | {"table": "data/0.parquet"}))
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"))

@@ -216,16 +216,13 @@ def test_wrong_questions_are_named(tmp_path: Path, line: str, message: str) -> N
     refused(tmp_path, files, rf"q\.csv, {message}", passages="p.tsv", questions={"test": "q.csv"})
 
 
-def test_wrong_files_are_named(tmp_path: Path) -> None:
+def test_wrong_files_and_settings_without_documents_are_refused(tmp_path: Path) -> None:
     files = {"p.tsv": "1\ttext\ttitle\n", "q.csv": "q\t[]\n", "q.json": '[{"question": "q"}]', "e.json": "[]"}
     refused(tmp_path, files, r"p\.tsv.* no column 'id'", passages="p.tsv", questions={"test": "q.csv"})
     refused(tmp_path, {}, r"examples\.dev: .*none\.json is not there", examples={"dev": "none.json"})
     refused(tmp_path, {}, r"e\.json holds no documents", examples={"train": "e.json"})
     files["p.tsv"] = PASSAGES
     refused(tmp_path, files, 'q.json, entry 1 has no "answers"', passages="p.tsv", questions={"test": "q.json"})
-
-
-def test_settings_without_documents_are_refused() -> None:
     for given_ in ({}, {"passages": "p.tsv"}, {"questions": {"test": "q.csv"}}):
         with pytest.raises(UserError, match="give examples, or passages and questions"):
             validate(CollectConfig, {"output": "o", "source": {"kind": "dpr", "path": "x", **given_}}, "collect")

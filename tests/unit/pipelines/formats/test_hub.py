@@ -14,6 +14,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate
 from retrieval.collections.records import Source, describe_files, text_id
+from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.contents import contents
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -32,18 +33,16 @@ configs:
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set's folder, which stands for the name org/data on the hub."""
     folder = tmp_path / "datasets" / "org" / "data"
-    (folder / "texts").mkdir(parents=True)
-    (folder / "judged").mkdir()
+    put(folder, {
+        "texts/c-0.parquet": [{"_id": "d0", "title": "", "text": "text 0", "more": [1.5]}],
+        "texts/c-1.parquet": [{"_id": "d1", "title": "Cats", "text": "text 1", "more": [1.5]}],
+        "texts/q.parquet": [{"_id": "q1", "text": "what", "m": {"a": ["x"]}}],
+        "p.parquet": [{"query": "a", "answer": "x", "negative": "y"}, {"query": "a", "answer": "z", "negative": None}],
+    })  # fmt: skip
     (folder / "README.md").write_text(README)
-    for number in (0, 1):
-        rows = [{"_id": f"d{number}", "title": "Cats" if number else "", "text": f"text {number}", "more": [1.5]}]
-        pq.write_table(pa.Table.from_pylist(rows), folder / "texts" / f"c-{number}.parquet")
-    queries = pa.Table.from_pylist([{"_id": "q1", "text": "what", "m": {"a": ["x"]}}])
-    pq.write_table(queries, folder / "texts" / "q.parquet")
+    (folder / "judged").mkdir()
     judged = pa.table({"query-id": ["q1", "q1"], "corpus-id": ["d1", "d0"], "score": pa.array([2, 0], pa.int8())})
     pq.write_table(judged, folder / "judged" / "test.parquet")
-    pairs = [{"query": "a", "answer": "x", "negative": "y"}, {"query": "a", "answer": "z", "negative": None}]
-    pq.write_table(pa.Table.from_pylist(pairs), folder / "p.parquet")
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
     return folder
 
@@ -80,22 +79,15 @@ def test_a_commit_is_not_read_for_its_fingerprint() -> None:
 
 
 @pytest.mark.usefixtures("dataset")
-def test_named_columns() -> None:
-    found = contents(
-        source(
-            documents={"table": "texts/c-*.parquet", "id": "_id", "title": "title"},
-            queries={"table": "texts/q.parquet", "id": "_id", "answers": "m.a"},
-            judgments={
-                "splits": {"dev": "judged"}, "query_id": "query-id", "document_id": "corpus-id", "relevance": "score"
-            },
-        )
-    )  # fmt: skip
+def test_named_columns_and_pairs() -> None:
+    judged = {"query_id": "query-id", "document_id": "corpus-id", "relevance": "score", "splits": {"dev": "judged"}}
+    found = contents(source(
+        documents={"table": "texts/c-*.parquet", "id": "_id", "title": "title"},
+        queries={"table": "texts/q.parquet", "id": "_id", "answers": "m.a"},
+        judgments=judged,
+    ))  # fmt: skip
     assert found.queries == [("q1", "what", "", ["x"])]
     assert found.judgments == [("q1", "d1", 2, "dev"), ("q1", "d0", 0, "dev")]
-
-
-@pytest.mark.usefixtures("dataset")
-def test_pairs() -> None:
     pairs = {"splits": {"train": ["p.parquet", "p.parquet"]}, "document": "answer", "negatives": ["negative"]}
     found = contents(source(pairs=pairs))
     x, y, z = (text_id("", text) for text in "xyz")

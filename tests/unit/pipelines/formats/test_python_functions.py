@@ -1,9 +1,14 @@
-"""The collection made of the standard library: what is read, how it is split, that it never changes."""
+"""The collection made of the standard library: functions cut out of source text, splits, that it never changes."""
 
+import ast
 import hashlib
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+import textwrap
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,8 +16,12 @@ from typing import Any
 import pytest
 
 from pipelines.formats.python_functions import (
+    Function,
     PythonFunctions,
     PythonFunctionsFormat,
+    decode_source,
+    documented_functions,
+    first_paragraph,
     is_held_out,
     library_modules,
     query_id,
@@ -116,7 +125,9 @@ def test_held_out_modules_are_those_of_the_smallest_hashes() -> None:
     assert abs(sum(is_held_out(name, 0.2) for name in names) / 2000 - 0.2) < 0.03
 
 
-def test_what_does_not_parse_is_counted(tmp_path: Path) -> None:
+def test_what_does_not_parse_is_counted_and_a_library_without_source_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no source files.*{tmp_path}"):
+        opened(PythonFunctions(), tmp_path)
     folder = library(tmp_path, {"bad.py": "def f(:\n", "good.py": function("f", "One two three.")})
     (folder / "coded.py").write_bytes(b"# coding: ascii\nx = '\xe9'\n")
     for levels in (1_500, 6_000):  # more than Python's stack holds, and more than its parser's
@@ -125,11 +136,6 @@ def test_what_does_not_parse_is_counted(tmp_path: Path) -> None:
     source = opened(PythonFunctions(), folder)
     assert [row["id"] for row in read(source)[0]] == ["good.f"]
     assert dropped(source) == {"modules_that_do_not_parse": 4}
-
-
-def test_a_library_without_source_is_refused_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"no source files.*{tmp_path}"):
-        opened(PythonFunctions(), tmp_path)
 
 
 def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
@@ -144,13 +150,16 @@ def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
     assert len(hashes) == 4
 
 
+StandardLibrary = tuple[Source, Rows, Rows, Rows]
+
+
 @pytest.fixture(scope="module")
-def standard_library() -> tuple[Source, Rows, Rows, Rows]:
+def standard_library() -> StandardLibrary:
     source = PythonFunctions().open()
     return (source, *read(source))
 
 
-def test_the_standard_library_is_a_sound_collection(standard_library: tuple[Source, Rows, Rows, Rows]) -> None:
+def test_the_standard_library_is_a_sound_collection(standard_library: StandardLibrary) -> None:
     source, documents, queries, judgments = standard_library
     document_ids = {row["id"] for row in documents}
     assert len(document_ids) == len(documents) == len(judgments) > 5000
@@ -162,9 +171,7 @@ def test_the_standard_library_is_a_sound_collection(standard_library: tuple[Sour
     assert "modules_that_do_not_parse" not in dropped(source)
 
 
-def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
-    standard_library: tuple[Source, Rows, Rows, Rows],
-) -> None:
+def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(standard_library: StandardLibrary) -> None:
     source, _, _, judgments = standard_library
     module_of = {function.id: function.module for function in source.format._functions}  # type: ignore[attr-defined]
     splits: dict[str, set[str]] = {}
@@ -180,9 +187,8 @@ def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
     assert 0.1 < shares["test"] / len(judgments) < 0.4
 
 
-def test_a_limit_keeps_a_stable_choice(standard_library: tuple[Source, Rows, Rows, Rows]) -> None:
-    _, documents, _, _ = standard_library
-    everything = [row["id"] for row in documents]
+def test_a_limit_keeps_a_stable_choice(standard_library: StandardLibrary) -> None:
+    everything = [row["id"] for row in standard_library[1]]
     chosen = set(sorted(everything, key=lambda id_: hashlib.sha256(id_.encode()).hexdigest())[:300])
     limited = PythonFunctions(limit=300).open()
     documents, queries, judgments = read(limited)
@@ -201,16 +207,223 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
         "print(*source.documents(), *source.queries(), *source.judgments(), sep='\\n')\n"
         "print(source.fingerprint(), source.counts)\n"
     )
+    root, command = Path(__file__).parents[4], [sys.executable, "-c", script, str(folder)]
     outputs = [
-        subprocess.run(
-            [sys.executable, "-c", script, str(folder)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[4],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": seed}, cwd=root, text=True)
         for seed in ("1", "2")
     ]
     assert outputs[0] == outputs[1]
     assert "Return number" in outputs[0]
+
+
+def functions(source: str, module: str = "m") -> list[Function]:
+    return documented_functions(textwrap.dedent(source).lstrip("\n"), module, Counter())
+
+
+def sources(source: str) -> dict[str, str]:
+    return {function.id: function.source for function in functions(source)}
+
+
+def test_methods_nested_and_asynchronous_functions_are_found_in_source_order() -> None:
+    found = functions(
+        '''
+        class Stack:
+            """A class is no function."""
+            def push(self, item):
+                """Put it on top."""
+                self.items.append(item)
+            class Inner:
+                async def pop(self):
+                    """Take it off."""
+                    return await self.take()
+
+        def outer():
+            def undocumented():
+                return 1
+            def inner():
+                """Nested."""
+                return 2
+            return inner
+
+        if True:
+            try:
+                pass
+            except ImportError:
+                def handler():
+                    """In a handler."""
+            finally:
+                def last():
+                    """In finally."""
+        match 1:
+            case 1:
+                def cased():
+                    """In a case."""
+        '''
+    )
+    assert [(function.id, function.query) for function in found] == [
+        ("m.Stack.push", "Put it on top."),
+        ("m.Stack.Inner.pop", "Take it off."),
+        ("m.outer.<locals>.inner", "Nested."),
+        ("m.handler", "In a handler."),
+        ("m.last", "In finally."),
+        ("m.cased", "In a case."),
+    ]
+
+
+def test_identifiers_are_the_qualified_names_that_the_interpreter_gives() -> None:
+    source = "class A:\n class B:\n  def f(self):\n   'Doc.'\n   def g():\n    'Doc.'\n   return g\nfunction = A.B.f\n"
+    namespace: dict[str, object] = {}
+    exec(source, namespace)
+    method = namespace["function"]
+    names = [method.__qualname__, method(None).__qualname__]  # type: ignore[operator, attr-defined]
+    assert [function.id for function in functions(source)] == [f"m.{name}" for name in names]
+
+
+def test_later_definitions_of_a_name_are_numbered_documented_or_not_and_across_modules() -> None:
+    source = """
+        class A:
+            @property
+            def x(self):
+                'Read.'
+            @x.setter
+            def x(self, value):
+                self.value = value
+            @x.deleter
+            def x(self):
+                'Delete.'
+        """
+    assert [function.id for function in functions(source)] == ["m.A.x", "m.A.x#3"]
+    definitions: Counter[str] = Counter()
+    first = documented_functions("class b:\n def f(): 'Doc.'", "a", definitions)
+    second = documented_functions("def f(): 'Doc.'", "a.b", definitions)
+    assert [function.id for function in first + second] == ["a.b.f", "a.b.f#2"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f():\n    """Doc."""\n    return 1\n', "def f():\n    return 1"),
+        ('def f():\n    """Doc.\n\n    More.\n    """\n\n    return 1\n', "def f():\n    return 1"),
+        ('def f():\n    """Doc."""\n\n\nx = 1\n', "def f():"),
+        ('def f(): "Doc."\n', "def f():"),
+        ('def f(): "Doc."; return 1\n', "def f(): return 1"),
+        ('def f(): "Doc."  # why\n', "def f(): # why"),
+        ('def f():\n    """Doc."""; x = 1\n    return x\n', "def f():\n    x = 1\n    return x"),
+        ('def f():\n    """Doc."""  # noqa\n    return 1\n', "def f():\n    # noqa\n    return 1"),
+        ('def f():\n    ("Doc."\n     " More.")\n    return 1\n', "def f():\n    return 1"),
+        ("def f(): 'Döc € ' 'ü'; return 'ä'\n", "def f(): return 'ä'"),
+        ("def f(á='é'): 'Doc.'; return á\n", "def f(á='é'): return á"),
+        ('@a\n@b(1,\n   2)\ndef f():\n    """Doc."""\n    return 1\n', "@a\n@b(1,\n   2)\ndef f():\n    return 1"),
+        ('x = 1\f\n\f\ndef f():\n    """Doc."""\n    return 1\n', "def f():\n    return 1"),
+    ],
+)
+def test_the_docstring_is_cut_and_nothing_else(source: str, expected: str) -> None:
+    assert sources(source)["m.f"] == expected
+
+
+def test_lone_carriage_returns_end_lines_as_for_the_interpreter() -> None:
+    plain = (
+        '# old\nx = 1\ndef f(a):\n    """Adds one."""\n    return a + 1\n\ndef g(a):\n    "Adds two."\n    return 2\n'
+    )
+    expected = functions(plain)
+    assert [(found.query, found.source) for found in expected] == [
+        ("Adds one.", "def f(a):\n    return a + 1"),
+        ("Adds two.", "def g(a):\n    return 2"),
+    ]
+    for source in (plain.replace("\n", "\r"), plain.replace("\n", "\r", 1), plain.replace("\n\n", "\r\n\r")):
+        assert functions(source) == expected
+    windows = functions(plain.replace("\n", "\r\n"))
+    assert [found.source for found in windows] == [found.source.replace("\n", "\r\n") for found in expected]
+
+
+def test_indentation_is_taken_off_and_lines_left_of_it_stay() -> None:
+    source = "class A:\n\tdef f(self):\n\t\t'Doc.'\n\t\treturn '''\nleft\n\t\tright'''\n"
+    assert sources(source)["m.A.f"] == "def f(self):\n\treturn '''\nleft\n\tright'''"
+
+
+def test_a_document_holds_no_nested_docstring_since_that_is_the_text_of_another_query() -> None:
+    found = sources(
+        '''
+        def outer():
+            """Outer."""
+            class Local:
+                """A local class."""
+                def method(self):
+                    """A local method."""
+                    return 1
+            return Local
+        '''
+    )
+    assert found["m.outer"] == (
+        "def outer():\n    class Local:\n        def method(self):\n            return 1\n    return Local"
+    )
+
+
+@pytest.mark.parametrize("literal", ["b'bytes'", "f'format {1}'", "1", "...", '""""""', '"""   \n  """'])
+def test_other_literals_and_blank_ones_are_no_docstrings(literal: str) -> None:
+    assert functions(f"def f():\n    {literal}\n") == []
+
+
+@pytest.mark.parametrize(("docstring", "expected"), [
+    ("One.", "One."),
+    ("\n   Over\t two\n      lines.  \n \t \n Not this.", "Over two lines."),
+    ("Half a pair \ud800.", "Half a pair ?."),
+])  # fmt: skip
+def test_first_paragraph(docstring: str, expected: str) -> None:
+    assert first_paragraph(docstring) == expected
+
+
+@pytest.mark.parametrize(("source", "expected"), [
+    (b"# coding: latin-1\nx = '\xe9'\n", "# coding: latin-1\nx = 'é'\n"),
+    (b"\xef\xbb\xbfx = '\xc3\xa9'\r\ny = 2\r", "x = 'é'\ny = 2\n"),
+])  # fmt: skip
+def test_source_is_decoded_as_the_interpreter_does(source: bytes, expected: str) -> None:
+    assert decode_source(source) == expected
+
+
+@pytest.mark.parametrize(("source", "error"), [
+    (b"# coding: no-such-encoding\n", SyntaxError),
+    (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError),
+    (b"# coding: undefined\n", UnicodeError),
+    (b"# coding: rot13\n", LookupError),
+    (b"# coding: utf-7\nx = '+2AA-'\n", UnicodeError),  # half a surrogate pair
+    (b"# coding: raw_unicode_escape\nx = '\\ud800'\n", UnicodeError),
+])  # fmt: skip
+def test_source_in_no_or_another_encoding_is_an_error(source: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        decode_source(source)
+
+
+class WithoutDocstrings(ast.NodeTransformer):
+    """The oracle: takes docstrings out of the tree; white space of strings moves with the indentation."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+            node.body = node.body or [ast.Pass()]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = re.sub(r"\s", "", node.value)
+        return node
+
+
+def parsed(source: str) -> ast.stmt:
+    try:
+        return ast.parse(source).body[0]
+    except SyntaxError:  # nothing is left of the body
+        return ast.parse(source + "\n  pass").body[0]
+
+
+@pytest.mark.parametrize("name", ["inspect", "typing", "datetime", "_pydecimal", "logging/__init__", "turtle"])
+def test_documents_parse_to_the_functions_without_docstrings(name: str) -> None:
+    source = decode_source(Path(sysconfig.get_path("stdlib"), f"{name}.py").read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        documented = sorted((node for node in nodes if ast.get_docstring(node)), key=lambda node: node.lineno)
+        expected = [ast.dump(WithoutDocstrings().visit(ast.parse(ast.unparse(node)).body[0])) for node in documented]
+        found = documented_functions(source, name, Counter())
+        assert len(found) > 20
+        assert [ast.dump(WithoutDocstrings().visit(parsed(function.source))) for function in found] == expected

@@ -223,9 +223,7 @@ def test_bytes_are_the_same_each_time(small: StoredCollection, tmp_path: Path, w
     assert written[0] == written[1]
 
 
-def test_given_hard_negatives_are_written_in_their_order_and_datasets_loads_them(
-    small: StoredCollection, tmp_path: Path
-) -> None:
+def test_given_hard_negatives_are_written_in_their_order_and_datasets_loads_them(small, tmp_path) -> None:
     from datasets import load_dataset
 
     def load(name: str) -> Any:

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
-from retrieval.collections.collection import JUDGMENTS, QUERIES
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
+from tests.unit.retrieval.collections.contents import Contents
 
 Rows = list[tuple[Any, ...]]
 
@@ -29,6 +30,13 @@ def store(folder: Path, documents: list[pa.Table], queries: Rows, judged: Rows) 
         counts = {"documents": sum(map(len, documents)), "queries": len(queries), "judgments": len(judged)}
         record = shard.commit(counts["documents"], counts=counts)
     return writer.finish([record], {}, {"seconds": 1.0}).uri
+
+
+def stored(folder: Path, rows: Contents) -> StoredCollection:
+    """These rows as ``collect`` stores them, below the folder."""
+    documents = [dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows.documents]
+    tables = [pa.Table.from_pylist(documents, DOCUMENTS)]
+    return StoredCollection(store(folder / "stored", tables, rows.queries, rows.judgments))
 
 
 def collection_of(

@@ -23,6 +23,7 @@ from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import artifact, contents, make_candidates, make_packing, make_pairs
 from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.pipelines.jobs.test_mine import make_run
 from tests.unit.small_run import make
 
 QUERIES, DOCUMENTS_, SIZE, EPOCHS = 12, 40, 4, 3
@@ -85,13 +86,8 @@ def run_file(world: World, path: Path, left_out: set[tuple[int, int]] = frozense
 
 
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
-    values = {
-        **world.inputs,
-        "output": str(output),
-        "batches_per_shard": 2,
-        "false_negatives": {"surrogate_score": False},
-        **settings,
-    }
+    values = {**world.inputs, "output": str(output), "batches_per_shard": 2, **settings}
+    values["false_negatives"] = {"surrogate_score": False}
     return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
 
 
@@ -166,18 +162,13 @@ def test_candidates_and_runs_say_the_same(world: World, tmp_path: Path) -> None:
 def labelled(world: World, folder: Path) -> str:
     """All documents of each query with the teacher's scores, but for one that no batch needs."""
     unlisted = next(row for row in range(DOCUMENTS_) if row not in world.lists[0] and row != world.positives[0])
-    rows = [
-        {
-            "query_id": f"q{query}",
-            "query_row": query,
-            "document_ids": [f"d{row}" for row in range(DOCUMENTS_)],
-            "document_rows": list(range(DOCUMENTS_)),
-            "scores": [None if (query, row) == (0, unlisted) else score for row, score in enumerate(scores)],
-            "ranks": [None] * DOCUMENTS_,
-            "relevance": [None] * DOCUMENTS_,
-        }
-        for query, scores in enumerate(world.scores.tolist())
-    ]
+    documents = range(DOCUMENTS_)
+    common = {"document_ids": [f"d{row}" for row in documents], "document_rows": list(documents),
+              "ranks": [None] * DOCUMENTS_, "relevance": [None] * DOCUMENTS_}  # fmt: skip
+    rows = []
+    for query, scores in enumerate(world.scores.tolist()):
+        known = [None if (query, row) == (0, unlisted) else score for row, score in enumerate(scores)]
+        rows.append({"query_id": f"q{query}", "query_row": query, "scores": known, **common})
     config = {"form": "labelled_lists", "rules": {"minimum_relevance": 1}}
     inputs = {"collection": Artifact(world.inputs["collection"]).fingerprint}
     files = {"candidates/00000.parquet": pa.Table.from_pylist(rows, CANDIDATES_SCHEMA)}
@@ -186,13 +177,11 @@ def labelled(world: World, folder: Path) -> str:
 
 def stored_run(world: World, folder: Path) -> str:
     order = np.argsort(-world.scores, axis=1, kind="stable")
-    files: dict[str, Any] = {
-        "rows.npy": order,
-        "scores.npy": np.take_along_axis(world.scores, order, axis=1),
-        "queries.parquet": pa.table({"id": [f"q{query}" for query in range(QUERIES)]}),
-    }
-    inputs = {"collection": Artifact(world.inputs["collection"]).fingerprint}
-    return artifact(folder, "run", {}, inputs, [{"files": files, "rows": QUERIES}])
+    scores = np.take_along_axis(world.scores, order, axis=1)
+    documents = [{"_id": f"d{row}"} for row in range(DOCUMENTS_)]
+    return make_run(
+        folder, world.inputs["collection"], [f"q{query}" for query in range(QUERIES)], documents, order, scores
+    )
 
 
 def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> None:
@@ -212,16 +201,16 @@ def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> No
 
 
 def test_what_the_teacher_did_not_score_is_named(world: World, tmp_path: Path) -> None:
-    query = 5
-    teacher = run_file(world, tmp_path / "teacher.trec", left_out={(query, row) for row in world.lists[query]})
-    with pytest.raises(UserError, match=r"The teacher has no score for hard negative 'd\d+' of query 'q5'"):
-        run(world, tmp_path / "a", teacher_scores=teacher)
-    with pytest.raises(UserError, match=f"no score for {LISTED} of its document and {LISTED} hard negatives"):
-        run(world, tmp_path / "b", teacher_scores=teacher, choose_negatives="balanced_margins")
+    listed = run_file(world, tmp_path / "teacher.trec", left_out={(5, row) for row in world.lists[5]})
     positives = {(q, row) for q in range(QUERIES) for row in range(DOCUMENTS_) if row not in world.lists[q]}
-    teacher = run_file(world, tmp_path / "positives.trec", left_out=positives)
-    with pytest.raises(UserError, match=r"The teacher has no score for document 'd\d+' of query 'q\d+'"):
-        run(world, tmp_path / "c", teacher_scores=teacher)
+    without = run_file(world, tmp_path / "positives.trec", left_out=positives)
+    for number, (teacher, choose, message) in enumerate([
+        (listed, "sample", r"The teacher has no score for hard negative 'd\d+' of query 'q5'"),
+        (listed, "balanced_margins", f"no score for {LISTED} of its document and {LISTED} hard negatives"),
+        (without, "sample", r"The teacher has no score for document 'd\d+' of query 'q\d+'"),
+    ]):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            run(world, tmp_path / f"{number}", teacher_scores=teacher, choose_negatives=choose)
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -236,20 +225,18 @@ def test_a_damaged_run_file_is_refused(world: World, tmp_path: Path, line: str, 
 
 
 def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
-    teacher = run_file(world, tmp_path / "teacher.trec")
+    teacher, strangers = run_file(world, tmp_path / "teacher.trec"), tmp_path / "strangers.trec"
+    strangers.write_text("a Q0 b 1 2.0 t\n")
     for settings, message in [
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
         ({"teacher_scores": teacher, "too_few_negatives": "random"}, "no teacher scored; set refuse or repeat"),
         ({"teacher_scores": str(tmp_path / "none")}, "neither an artifact .* nor a run file"),
         ({"teacher_scores": world.inputs["packing"]}, "which holds packing: scores come from"),
+        ({"teacher_scores": str(strangers)}, r"no document of .* for a query of it\. Are ids written alike"),
     ]:
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / "b", **settings)
-    strangers = tmp_path / "strangers.trec"
-    strangers.write_text("a Q0 b 1 2.0 t\n")
-    with pytest.raises(UserError, match=r"scores no document of .* for a query of it\. Are ids written alike"):
-        run(world, tmp_path / "c", teacher_scores=str(strangers))
 
 
 def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None:

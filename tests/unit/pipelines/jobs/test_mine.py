@@ -16,6 +16,7 @@ from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.jobs.batch_inputs import make_vectors
 from tests.unit.retrieval.evaluation.test_answers import has_answer
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
 from tests.unit.small_run import make, make_artifact
@@ -104,19 +105,6 @@ def make_run(
     inputs = {"collection": StoredCollection(collection).fingerprint}
     facts = {"system": {"index": "made up"}}
     return make_artifact(folder, "run", inputs, facts, {**files, "documents.parquet": ids}, len(query_ids))
-
-
-def make_vectors(folder: Path, collection: str, *vectors: np.ndarray) -> str:
-    contract = {
-        "model": "0123456789abcdef", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
-        "max_length": 16, "dtype": "float32", "dimension": 6,
-    }  # fmt: skip
-    files: dict[str, Any] = {}
-    for part, values in zip(("queries", "documents"), vectors, strict=False):
-        ids = [f"{part[0]}{row}" for row in range(len(values))]
-        files |= {f"{part}/00000.npy": values, f"{part}/00000.ids.parquet": pa.table({"id": ids})}
-    inputs = {"collection": StoredCollection(collection).fingerprint}
-    return make_artifact(folder, "vectors", inputs, {"encoder": contract}, files, 1)
 
 
 def mine(world: World, folder: Path, **settings: Any) -> StoredCandidates:
@@ -321,29 +309,26 @@ def test_bad_settings_are_refused(world: World, tmp_path: Path, settings: dict[s
 def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: Path) -> None:
     write_source(tmp_path / "s", world.documents, world.queries[:3], {"train": {"q0": {"d0": 1}}})
     other = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "other"))))
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        mine(world, tmp_path / "one", collection=other)
-    vectors = make_vectors(tmp_path / "v", other, np.zeros((3, 6), np.float16), np.zeros((DOCUMENTS, 6), np.float16))
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        mine(world, tmp_path / "two", vectors=vectors)
-    queries_only = make_vectors(tmp_path / "q", world.collection, np.zeros((QUERIES, 6), np.float16))
-    with pytest.raises(UserError, match="holds no vectors of documents"):
-        mine(world, tmp_path / "three", vectors=queries_only)
-    several = make_vectors(
-        tmp_path / "m", world.collection, np.zeros((QUERIES, 2, 6), np.float16), np.zeros((DOCUMENTS, 6), np.float16)
-    )
-    with pytest.raises(UserError, match="several vectors of a query"):
-        mine(world, tmp_path / "five", vectors=several)
-    with pytest.raises(UserError, match="of kind 'vectors', one of kind 'run' is needed"):
-        mine(world, tmp_path / "four", run=world.vectors)
+    queries, documents = np.zeros((QUERIES, 2, 6)), np.zeros((DOCUMENTS, 6))
+    foreign = make_vectors(tmp_path / "v", other, queries[:3, 0], documents)
+    queries_only = make_vectors(tmp_path / "q", world.collection, queries[:, 0], None)
+    several = make_vectors(tmp_path / "m", world.collection, queries, documents)
+    for number, (settings, message) in enumerate([
+        ({"collection": other}, "don't come from the same collection"),
+        ({"vectors": foreign}, "don't come from the same collection"),
+        ({"vectors": queries_only}, "holds no vectors of documents"),
+        ({"vectors": several}, "several vectors of a query"),
+        ({"run": world.vectors}, "of kind 'vectors', one of kind 'run' is needed"),
+    ]):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            mine(world, tmp_path / f"{number}", **settings)
 
 
 def test_an_answer_that_is_no_expression_is_named(world: World, tmp_path: Path) -> None:
     queries = [{"_id": "q0", "text": "?", "metadata": {"answers": ["(1984"]}}]
     write_source(tmp_path / "s", world.documents, queries, {"train": {"q0": {"d0": 1}}})
     collection = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "c"))))
-    run = make_run(
-        tmp_path / "r", collection, ["q0"], world.documents, np.array([[1, 2]]), np.array([[2, 1]], np.float32)
-    )
+    scores = np.array([[2, 1]], np.float32)
+    run = make_run(tmp_path / "r", collection, ["q0"], world.documents, np.array([[1, 2]]), scores)
     with pytest.raises(UserError, match=r"'\(1984' is no regular expression"):
         mine(world, tmp_path / "mined", collection=collection, run=run, rules={"answers": "regex"})

@@ -36,14 +36,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {"vectors": small_run.make_vectors(folder, collection)}
     made["pairs"] = small_run.make(Pairs(PairsConfig(collection=collection, output=str(folder / "pairs"))))
     for sides, name in (("both", "pairs"), ("queries", "queries")):
-        config = ClusterConfig.model_validate(
-            {
-                "pairs": made["pairs"], "vectors": made["vectors"], "cluster_size": 5, "smallest_domain": SIZE,
-                "kmeans": {"sides": sides}, "output": str(folder / f"clusters of {name}"),
-            }
-        )  # fmt: skip
+        config = ClusterConfig.model_validate({
+            "pairs": made["pairs"], "vectors": made["vectors"], "cluster_size": 5, "smallest_domain": SIZE,
+            "kmeans": {"sides": sides}, "output": str(folder / f"clusters of {name}"),
+        })  # fmt: skip
         made[name + "_clusters"] = small_run.make(Cluster(config))
     return made
+
+
+def all_of(run: dict[str, str]) -> dict[str, Any]:
+    """Everything that packing may take, and two epochs."""
+    return {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
 
 
 def packed(folder: Path, **settings: Any) -> Artifact:
@@ -96,14 +99,7 @@ def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp
 
 
 def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path) -> None:
-    found = packed(
-        tmp_path,
-        clusters=run["pairs_clusters"],
-        pairs=run["pairs"],
-        vectors=run["vectors"],
-        packing={"polish_sweeps": 2},
-        epochs=2,
-    )
+    found = packed(tmp_path, **all_of(run), packing={"polish_sweeps": 2})
     for epoch, shard in enumerate(found.shards):
         check(found, run["pairs"], epoch)
         tour, polish = shard.facts["tour"], shard.facts["polish"]
@@ -129,11 +125,10 @@ def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path)
 
 
 def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
-    inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
+    inputs = all_of(run)
     settings = {"region_pairs": 10, "polish_sweeps": 1, "shuffled": [0, 0.5]}
-    planned = Pack(
-        PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
-    ).plan()
+    config = PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
+    planned = Pack(config).plan()
     assert Counter(shard.name.rstrip("0123456789") for shard in planned) == {
         "regions-": 2, "rows-": 1, "epoch=": 2, "epoch=00000-part-": 6, "epoch=00001-part-": 6, "epoch=00001-dealt-": 6,
     }  # fmt: skip
@@ -213,28 +208,20 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("names", "settings", "message"), [
-    ([], {"order": "random"}, "nothing to pack"),
+    ([], {"packing": {"order": "random"}}, "nothing to pack"),
     (["pairs"], {}, "order is tour, .* no 'clusters'"),
-    (["pairs"], {"order": "random", "polish_sweeps": 1}, "needs 'pairs' and 'vectors'"),
+    (["pairs"], {"packing": {"order": "random", "polish_sweeps": 1}}, "needs 'pairs' and 'vectors'"),
+    (["pairs_clusters"], {"small_domains": "merge"}, "decided when the pairs were clustered"),
 ])  # fmt: skip
-def test_settings_that_do_not_go_together(
-    run: dict[str, str], tmp_path: Path, names: list[str], settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_do_not_go_together(run: dict[str, str], tmp_path, names, settings, message) -> None:
     inputs = {name.removeprefix("pairs_"): run[name] for name in names}
     with pytest.raises(ValidationError, match=message):
-        packed(tmp_path, **inputs, packing=settings)
+        packed(tmp_path, **inputs, **settings)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_small_domains_are_refused_where_they_settle_nothing(run: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="decided when the pairs were clustered"):
-        packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
-
-
-def test_an_epoch_in_parts_is_what_one_task_makes(
-    tmp_path: Path, run: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
+def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) -> None:
+    inputs = all_of(run)
     whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)
     each = [{"domains": [number, number + 1]} for number in range(len(Artifact(run["pairs_clusters"]).shards))]
     monkeypatch.setattr("pipelines.jobs.pack.parts_of", lambda *_: each)
@@ -270,29 +257,19 @@ def test_parts_have_domains_after_one_another() -> None:
 
 
 @pytest.mark.parametrize("source", ["pairs_clusters", "pairs"])
-def test_the_seed_decides_which_pairs_meet(run: dict[str, str], tmp_path: Path, source: str) -> None:
+def test_the_seed_decides_which_pairs_meet_and_share_a_region(run: dict[str, str], tmp_path: Path, source: str) -> None:
     """Along a tour and at random: the same seed gives the same batches, another one others."""
     inputs = {"clusters": run[source]} if source != "pairs" else {"pairs": run[source], "packing": {"order": "random"}}
-    one, again, other = (
-        packed(tmp_path / name, **inputs, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1))
-    )
+    one, again, other = (packed(tmp_path / f"{n}", **inputs, seed=seed) for n, seed in enumerate((0, 0, 1)))
     assert epoch_of(one, 0).equals(epoch_of(again, 0))
     assert not epoch_of(one, 0)["pair"].equals(epoch_of(other, 0)["pair"])
-
-
-@pytest.mark.parametrize("source", ["pairs_clusters", "pairs"])
-def test_the_seed_decides_which_pairs_share_a_region(run: dict[str, str], tmp_path: Path, source: str) -> None:
-    inputs = {"clusters" if source == "pairs_clusters" else "pairs": run[source]}
-    one, other = (
-        packed(tmp_path / str(seed), packing={"order": "random", "region_pairs": 10}, **inputs, seed=seed)
-        for seed in range(2)
-    )
+    inputs["packing"] = {"order": "random", "region_pairs": 10}
     regions, others = (
         {
             pair: number
             for number, file in enumerate(found.shards[0].files)
             for pair in pq.read_table(found.path(file.name))["pair"].to_pylist()
         }
-        for found in (one, other)
+        for found in (packed(tmp_path / f"regions-{seed}", **inputs, seed=seed) for seed in range(2))
     )
     assert any(regions[pair] != others[pair] for pair in regions.keys() & others.keys())

@@ -1,14 +1,11 @@
 """The stage that makes queries: the same bytes however it is cut into shards, and a collection like any other."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from pipelines.formats.columns import ColumnFiles
-from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.jobs.queries import Queries, QueriesConfig
 from pipelines.pairs.pairs import read_pairs
@@ -16,44 +13,31 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from raytriever.stages.recipe_run import run_stage
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.measures import evaluate
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make
 
 THREADS = [
-    (
-        "beer-q1",
-        "What is a citra hop?",
-        "I was offered one. It was bitter.\n\nA hop with high alpha acids and citrus notes.",
-    ),
-    (
-        "beer-q2",
-        "When was the first beer brewed?",
-        "As far as we know, when and where?\n\nNobody knows. Very long ago.",
-    ),
+    ("beer-q1", "What is a citra hop?",
+     "I was offered one. It was bitter.\n\nA hop with high alpha acids and citrus notes."),
+    ("beer-q2", "When was the first beer brewed?", "As far as we know, when and where?\n\nNobody knows. Long ago."),
     ("beer-q3", "", "A post without a title. It has two sentences."),
     ("ai-q1", "Can a machine be bored?", "I wonder about that. Others do too."),
-]
+]  # fmt: skip
+TITLES: dict[str, Any] = {"kind": "title"}
 KINDS: list[dict[str, Any]] = [
-    {"kind": "title"},
-    {"kind": "headings", "minimum_words": 1},
-    {"kind": "crops", "per_passage": 2},
-]
+    TITLES, {"kind": "headings", "minimum_words": 1}, {"kind": "crops", "per_passage": 2}
+]  # fmt: skip
 CODE = [
     (f"sea{number}.sh", "", f"# Opens all claws of lobster {number}.\nopen() {{\n  :\n}}\n" * 2) for number in range(3)
 ]
 
 
 def collected(folder: Path, rows: list[tuple[str, str, str]] = THREADS) -> str:
-    source = folder / "source"
-    source.mkdir(parents=True)
-    lines = [json.dumps({"id": id_, "title": title, "text": text, "site": id_[:2]}) for id_, title, text in rows]
-    (source / "docs.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    columns = {"table": "docs.jsonl", "id": "id", "title": "title", "text": "text", "domain": "site"}
-    files = ColumnFiles(path=str(source), documents=columns)  # type: ignore[arg-type]
-    return make(Collect(CollectConfig(source=files, output=str(folder / "collection"))))
+    documents = [{"id": id_, "title": title, "text": text, "domain": id_[:2]} for id_, title, text in rows]
+    return store(folder / "collection", [pa.Table.from_pylist(documents, DOCUMENTS)], [], [])
 
 
 def chunked(folder: Path) -> str:
@@ -86,7 +70,7 @@ def queries(folder: Path, collection: str, **values: Any) -> str:
     return make(Queries(config))
 
 
-def test_questions_of_threads_and_their_posts(tmp_path: Path) -> None:
+def test_questions_of_threads_and_their_posts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri = queries(tmp_path / "queries", collected(tmp_path), queries={"kind": "title"})
     found = contents(uri)
     with_title = [thread for thread in THREADS if thread[1]]
@@ -99,26 +83,25 @@ def test_questions_of_threads_and_their_posts(tmp_path: Path) -> None:
     assert found["judgments"] == [
         {"query_id": f"query:{id_}", "document_id": id_, "relevance": 1, "split": "train"} for id_, _, _ in with_title
     ]
-    artifact = Artifact(uri)
-    assert artifact.manifest["dropped"] == {"documents without a title": 1}
-    assert artifact.manifest["counts"] == {
+    manifest = Artifact(uri).manifest
+    assert manifest["dropped"] == {"documents without a title": 1}
+    assert manifest["counts"] == {
         "documents": 3, "queries": 3, "judgments": 3, "source documents": 4, "queries of split train": 3,
     }  # fmt: skip
     pairs = Artifact(make(Pairs(PairsConfig(collection=uri, output=str(tmp_path / "pairs")))))
-    assert read_pairs(pairs, ["query_id", "domain"]).to_pydict() == {
-        "query_id": ["query:beer-q1", "query:beer-q2", "query:ai-q1"],
-        "domain": ["be", "be", "ai"],
-    }
+    found_pairs = [tuple(row.values()) for row in read_pairs(pairs, ["query_id", "domain"]).to_pylist()]
+    assert found_pairs == [("query:beer-q1", "be"), ("query:beer-q2", "be"), ("query:ai-q1", "ai")]
+    config = QueriesConfig(collection=str(tmp_path / "collection"), queries=TITLES, output=uri)  # type: ignore[arg-type]
+    run_stage(Queries(config), None)  # type: ignore[arg-type]
+    assert "reused, 3 queries and 3 documents out of 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings["kind"])
 @pytest.mark.parametrize("source", [collected, chunked])
 def test_shards_change_nothing(tmp_path: Path, settings: dict[str, Any], source: Any) -> None:
     collection = source(tmp_path)
-    sharded = [
-        queries(tmp_path / f"rows-{rows}", collection, queries=settings, rows_per_shard=rows, held_out=0.5)
-        for rows in (1, 2, 100)
-    ]
+    asked = {"queries": settings, "held_out": 0.5}
+    sharded = [queries(tmp_path / f"{rows}", collection, rows_per_shard=rows, **asked) for rows in (1, 2, 100)]
     whole = contents(sharded[-1])
     for uri in sharded:
         assert contents(uri) == whole
@@ -158,17 +141,21 @@ def test_a_perfect_run_measures_one_by_every_convention(tmp_path: Path, settings
         assert evaluate(qrels, perfect, ["nDCG@10"], conventions).mean("nDCG@10") == 1
 
 
-def test_a_document_with_the_id_of_a_query_is_refused(tmp_path: Path) -> None:
-    collection = collected(tmp_path, [("a", "One", "Text."), ("query:a", "Two", "Text.")])
-    with pytest.raises(UserError, match="would have the id 'query:a', but ids of the queries made here begin with 'qu"):
-        queries(tmp_path / "queries", collection, queries={"kind": "title"})
+@pytest.mark.parametrize(("rows", "message"), [
+    ([("a", "One", "Text."), ("query:a", "Two", "Text.")],
+     "would have the id 'query:a', but ids of the queries made here begin with 'qu"),
+    ([("a", "", "Text."), ("b", "", "Text.")],
+     r"No query of kind 'title' can be made .*: 2 documents without a title\."),
+])  # fmt: skip
+def test_what_gives_no_collection_is_refused_with_the_reasons(tmp_path: Path, rows: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        queries(tmp_path / "out", collected(tmp_path, rows), queries=TITLES)
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
-    rows = [
-        (f"d{number}", f"title {number}", "one two three four five. six seven eight nine ten.") for number in range(200)
-    ]
-    collection = collected(tmp_path, rows)
+    text = "one two three four five. six seven eight nine ten."
+    collection = collected(tmp_path, [(f"d{number}", f"title {number}", text) for number in range(200)])
     splits: dict[str, set[str]] = {}
     for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
         uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, seed=5)  # type: ignore[operator]
@@ -177,14 +164,6 @@ def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
     assert len(splits) == 200
     assert {len(found) for found in splits.values()} == {1}
     assert 20 <= sum(found == {"test"} for found in splits.values()) <= 60
-
-
-def test_nothing_made_is_refused_with_the_reasons(tmp_path: Path) -> None:
-    collection = collected(tmp_path, [("a", "", "Text."), ("b", "", "Text.")])
-    config = QueriesConfig(collection=collection, queries={"kind": "title"}, output=str(tmp_path / "out"))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"No query of kind 'title' can be made .*: 2 documents without a title\."):
-        make(Queries(config))
-    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(("values", "message"), [
@@ -196,11 +175,3 @@ def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         validate(QueriesConfig, {"collection": "c", "output": "o", **values}, "queries")
     assert message in str(error.value)
-
-
-def test_a_finished_artifact_is_reused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    collection = collected(tmp_path)
-    uri = queries(tmp_path / "queries", collection, queries={"kind": "title"})
-    config = QueriesConfig(collection=collection, queries={"kind": "title"}, output=uri)  # type: ignore[arg-type]
-    run_stage(Queries(config), None)  # type: ignore[arg-type]
-    assert "reused, 3 queries and 3 documents out of 4" in capsys.readouterr().err

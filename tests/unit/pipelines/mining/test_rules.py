@@ -62,15 +62,12 @@ def cases(draw: st.DrawFn) -> Case:
         positive_scores.append(known)
     texts = st.integers(0, 5)
     return Case(
-        rows,
-        scores,
-        grades,
-        positive_scores,
+        rows, scores, grades, positive_scores,
         draw(st.lists(texts, min_size=DOCUMENTS, max_size=DOCUMENTS)),
         draw(st.lists(texts, min_size=queries, max_size=queries)),
         draw(st.lists(st.integers(-1, DOCUMENTS - 1), min_size=queries, max_size=queries)),
         draw(st.sets(st.tuples(st.integers(0, 2), documents), max_size=5)),
-    )
+    )  # fmt: skip
 
 
 @st.composite
@@ -224,28 +221,18 @@ def test_reference_of_several_positives() -> None:
 
 
 @settings(max_examples=200)
-@given(data=st.data(), number=st.none() | st.integers(1, 6))
-def test_the_first_are_chosen(data: st.DataObject, number: int | None) -> None:
-    queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
-    flags = data.draw(st.lists(st.booleans(), min_size=queries * k, max_size=queries * k))
-    eligible = np.array(flags, bool).reshape(queries, k)
-    chosen = choose(eligible, number)
-    for query in range(queries):
-        assert np.flatnonzero(chosen[query]).tolist() == np.flatnonzero(eligible[query])[:number].tolist()
-
-
-@settings(max_examples=200)
-@given(data=st.data(), number=st.integers(1, 6))
-def test_those_of_least_priority_are_chosen(data: st.DataObject, number: int) -> None:
+@given(data=st.data(), number=st.none() | st.integers(1, 6), by_priority=st.booleans())
+def test_the_first_or_those_of_least_priority_are_chosen(
+    data: st.DataObject, number: int | None, by_priority: bool
+) -> None:
     queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
     size = {"min_size": queries * k, "max_size": queries * k}
     eligible = np.array(data.draw(st.lists(st.booleans(), **size)), bool).reshape(queries, k)
-    values = data.draw(st.lists(st.integers(0, 2**64 - 1), unique=True, **size))
+    values = data.draw(st.lists(st.integers(0, 2**64 - 1), unique=True, **size)) if by_priority else range(queries * k)
     priorities = np.array(values, np.uint64).reshape(queries, k)
-    chosen = choose(eligible, number, priorities)
+    chosen = choose(eligible, number, *[priorities] * (by_priority and number is not None))
     for query in range(queries):
-        of_query = [place for place in range(k) if eligible[query, place]]
-        best = sorted(of_query, key=lambda place: int(priorities[query, place]))[:number]
+        best = sorted(np.flatnonzero(eligible[query]), key=lambda place: int(priorities[query, place]))[:number]
         assert np.flatnonzero(chosen[query]).tolist() == sorted(best)
 
 
@@ -294,9 +281,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("per_document", [(), (1,), (3,)])
-def test_scores_of_pairs_don_t_depend_on_their_neighbours(
-    monkeypatch: pytest.MonkeyPatch, per_document: tuple[int, ...]
-) -> None:
+def test_scores_of_pairs_don_t_depend_on_their_neighbours(monkeypatch, per_document) -> None:
     generator = np.random.default_rng(0)
     queries = generator.normal(size=(5, 33)).astype(np.float32)
     documents = generator.normal(size=(40, *per_document, 33)).astype(np.float32)
@@ -326,15 +311,10 @@ def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkey
         assert documents.gathered == expected
 
 
-@pytest.mark.parametrize("values", [
-    {"minimum_relevance": 0},
-    {"skip_first": -1},
-    {"depth": 0},
-    {"maximum_score": float("nan")},
-    {"relative_margin": float("inf")},
-    {"relative_margin": 1.5},
-    {"answers": "exact"},
+@pytest.mark.parametrize(("name", "value"), [
+    ("minimum_relevance", 0), ("skip_first", -1), ("depth", 0), ("maximum_score", float("nan")),
+    ("relative_margin", float("inf")), ("relative_margin", 1.5), ("answers", "exact"),
 ])  # fmt: skip
-def test_settings_are_checked(values: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(values))):
-        MiningRules.model_validate(values)
+def test_settings_are_checked(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        MiningRules.model_validate({name: value})

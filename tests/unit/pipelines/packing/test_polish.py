@@ -99,10 +99,13 @@ def test_a_margin_leaves_more_out() -> None:
     np.testing.assert_array_equal(unchanged.batches, start)
 
 
-def test_sorts_two_topics_apart() -> None:
+def test_sorts_two_topics_apart_and_leaves_zeros_alone() -> None:
     topics = alike([0, 1, 0, 1, 0, 1, 0, 1]).astype(np.float16)
     found = polished(np.arange(8).reshape(2, 4), queries=topics, documents=topics, sweeps=2)
     assert {frozenset(batch) for batch in found.tolist()} == {frozenset({0, 2, 4, 6}), frozenset({1, 3, 5, 7})}
+    zeros = np.zeros((6, 3), dtype=np.float32)
+    start = np.arange(6).reshape(3, 2)
+    np.testing.assert_array_equal(polished(start, queries=zeros, documents=zeros, sweeps=3), start)
 
 
 def test_the_second_sweep_crosses_the_borders_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +161,3 @@ def test_bytes_do_not_depend_on_threads_or_on_what_goes_together(monkeypatch: py
         found = polished(start, queries=queries, documents=documents, sweeps=3)
         torch.set_num_threads(threads)
         np.testing.assert_array_equal(found, expected)
-
-
-def test_vectors_of_nothing_change_nothing() -> None:
-    zeros = np.zeros((6, 3), dtype=np.float32)
-    start = np.arange(6).reshape(3, 2)
-    np.testing.assert_array_equal(polished(start, queries=zeros, documents=zeros, sweeps=3), start)

@@ -2,7 +2,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,9 +51,7 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
 
 @settings(max_examples=8)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True, min_size=1), st.integers(1, 7))
-def test_shards_and_files_change_nothing(
-    tmp_path_factory: pytest.TempPathFactory, judged: list[tuple[int, int]], size: int
-) -> None:
+def test_shards_and_files_change_nothing(tmp_path_factory, judged, size) -> None:
     folder = tmp_path_factory.mktemp("pairs")
     queries = ["a b", "A  b", "c", "", " ", "d e f"]
     documents = [("", LONG), ("", NEARLY), ("", LONG.upper()), ("", ""), (" ", " "), ("t", "x")]
@@ -70,10 +67,8 @@ def test_shards_and_files_change_nothing(
     found = pairs_of(folder / "pairs", collection, texts_per_shard=size, rows_per_file=size)
     assert ids(found) == expected
     assert len(found.names("pairs/")) == -(-len(expected) // size)
-    near = [
-        pairs_of(folder / f"near-{shard}", collection, duplicates={"near": "drop"}, texts_per_shard=shard)
-        for shard in (size, 100)
-    ]
+    values: dict[str, Any] = {"duplicates": {"near": "drop"}}
+    near = [pairs_of(folder / f"near-{n}", collection, texts_per_shard=n, **values) for n in (size, 100)]
     assert ids(near[0]) == ids(near[1])
     assert near[0].manifest["counts"] == near[1].manifest["counts"]
     assert [shard.files for shard in near[0].shards] == [shard.files for shard in near[1].shards]
@@ -85,9 +80,7 @@ def test_shards_and_files_change_nothing(
     {"documents_per_query": 3, "queries_per_document": 2, "rows_per_file": 40, "texts_per_shard": 9},
     {"duplicates": {"near": "drop"}, "rows_per_file": 40},
 ])  # fmt: skip
-def test_many_parts_give_the_bytes_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
-) -> None:
+def test_many_parts_give_the_bytes_of_one(tmp_path, monkeypatch, values) -> None:
     generator = np.random.default_rng(1)
     queries = [f"question {number % 31}" for number in range(40)]
     documents = [("", f"{LONG} {number % 53}" if number % 3 else f"text {number % 53}") for number in range(70)]
@@ -105,10 +98,15 @@ def test_many_parts_give_the_bytes_of_one(
     assert manifests[2] == manifests[0]
 
 
-def test_a_judgment_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_several_splits_and_a_judgment_of_what_is_not_there(tmp_path: Path) -> None:
     collection = collection_of(tmp_path, ["a"], [("", "x")], [(0, 0), (0, 7)])
     with pytest.raises(UserError, match="name documents that are not in"):
         pairs_of(tmp_path / "pairs", collection)
+    collection = collection_of(tmp_path / "several", ["a", "b"], [("", "x"), ("", "y")], [(0, 0)], dev=[(0, 0), (1, 1)])
+    assert ids(pairs_of(tmp_path / "both", collection, split=["train", "dev"])) == [("q0", "d0"), ("q1", "d1")]
+    assert ids(pairs_of(tmp_path / "one", collection, split="dev")) == [("q0", "d0"), ("q1", "d1")]
+    with pytest.raises(UserError, match="no judgments of split 'test'"):
+        pairs_of(tmp_path / "none", collection, split=["train", "test"])
 
 
 def test_nearly_equal_pairs_go_and_other_positives_stay(tmp_path: Path) -> None:
@@ -159,39 +157,9 @@ def test_texts_without_spaces_and_without_words(tmp_path: Path) -> None:
     assert artifact.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 1}
 
 
-def test_several_splits(tmp_path: Path) -> None:
-    collection = collection_of(tmp_path, ["a", "b"], [("", "x"), ("", "y")], [(0, 0)], dev=[(0, 0), (1, 1)])
-    assert ids(pairs_of(tmp_path / "both", collection, split=["train", "dev"])) == [("q0", "d0"), ("q1", "d1")]
-    assert ids(pairs_of(tmp_path / "one", collection, split="dev")) == [("q0", "d0"), ("q1", "d1")]
-    with pytest.raises(UserError, match="no judgments of split 'test'"):
-        pairs_of(tmp_path / "none", collection, split=["train", "test"])
-
-
 def test_a_thousand_equal_documents_are_one(tmp_path: Path) -> None:
     queries = [f"question {number}" for number in range(1_000)]
     collection = collection_of(tmp_path, queries, [("", LONG)] * 1_000, [(number, number) for number in range(1_000)])
     artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "report"})
     assert len(ids(artifact)) == 1_000
     assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999
-
-
-def test_the_table_is_as_before(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    judged = sorted({(int(a), int(b)) for a, b in generator.integers(0, 9, (30, 2))})
-    collection = collection_of(
-        tmp_path, [f"query {number}" for number in range(9)], [("", f"text {number}") for number in range(9)], judged
-    )
-    columns = ["query_id", "document_id", "domain", "query_row", "document_row"]
-    table = read_pairs(pairs_of(tmp_path / "pairs", collection), columns)
-    assert table.equals(
-        pa.table(
-            {
-                "query_id": [f"q{query}" for query, _ in judged],
-                "document_id": [f"d{document}" for _, document in judged],
-                "domain": [f"domain {document % 2}" for _, document in judged],
-                "query_row": [query for query, _ in judged],
-                "document_row": [document for _, document in judged],
-            },
-            schema=table.schema,
-        )
-    )

@@ -68,7 +68,7 @@ def test_similarities_are_those_of_the_sets_of_ngrams(texts: list[str], words: i
     assert similarities(texts, words, pairs).tolist() == expected
 
 
-def test_shingles_do_not_depend_on_what_else_is_in_the_block() -> None:
+def test_keys_do_not_depend_on_what_else_is_in_the_block_or_on_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["one two three four", "", "a", "two three four five", "龙虾是一种动物"]
     hashes, bounds = shingle_hashes(texts, 3)
     assert np.diff(bounds).tolist() == [2, 0, 1, 2, 5]
@@ -80,9 +80,6 @@ def test_shingles_do_not_depend_on_what_else_is_in_the_block() -> None:
     assert not keys[1].any()
     for number, text in enumerate(texts):
         assert (band_keys(*shingle_hashes([text], 3), SETTINGS) == keys[number]).all()
-
-
-def test_blocks_of_many_shingles_give_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" ".join(f"{number} {place}" for place in range(number % 40)) for number in range(200)]
     hashes, bounds = shingle_hashes(texts, 2)
     expected = band_keys(hashes, bounds, SETTINGS)

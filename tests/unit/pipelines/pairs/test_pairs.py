@@ -1,7 +1,5 @@
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -49,40 +47,25 @@ def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], min
     table = pairs_of(rows, minimum_relevance)
     assert table.schema.equals(SCHEMA)
     expected = sorted((QUERIES.index(query), DOCUMENTS.index(document)) for query, document, _ in relevant)
-    assert table.to_pylist() == [
-        {
-            "query_id": QUERIES[query],
-            "document_id": DOCUMENTS[document],
-            "domain": f"domain of {DOCUMENTS[document]}",
-            "query_row": query,
-            "document_row": document,
-        }
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        (QUERIES[query], DOCUMENTS[document], f"domain of {DOCUMENTS[document]}", query, document)
         for query, document in expected
     ]
-
-
-def test_the_order_of_judgments_does_not_matter() -> None:
-    rows = [("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1), ("q0", "d3", 1)]
-    assert pairs_of(rows, 1).equals(pairs_of(rows[::-1], 1))
 
 
 def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
     table = pairs_of([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)], 1)
     files = {"pairs/00000.parquet": table.slice(0, 2), "pairs/00001.parquet": table.slice(2)}
     uri = make_artifact(tmp_path / "domain=other", "pairs", {}, {}, files, 3)  # what looks like a partition is none
-    assert (
-        read_pairs(Artifact(uri), ["query_row", "domain"]).to_pylist()
-        == table.select(["query_row", "domain"]).to_pylist()
-    )
+    found = read_pairs(Artifact(uri), ["query_row", "domain"])
+    assert found.to_pylist() == table.select(["query_row", "domain"]).to_pylist()
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
 @settings(max_examples=50)
 @given(rows=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), unique=True), number=st.integers(1, 5),
        random=st.randoms())  # fmt: skip
-def test_some_pairs_of_each_text(
-    side: Literal["query", "document"], rows: list[tuple[int, int]], number: int, random: Random
-) -> None:
+def test_some_pairs_of_each_text(side, rows, number, random) -> None:
     def chosen(rows: list[tuple[int, int]]) -> set[tuple[int, int]]:
         columns = [[f"q{q}" for q, _ in rows], [f"d{d}" for _, d in rows], [""] * len(rows), *zip(*rows, strict=True)]
         table = pa.table([pa.array(column) for column in columns] if rows else [[]] * 5, schema=SCHEMA)

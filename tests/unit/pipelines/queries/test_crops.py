@@ -66,17 +66,11 @@ def test_crops_are_of_the_text(text: str, seed: int) -> None:
         assert example.documents[0].text.strip() == example.documents[0].text
 
 
-def test_texts_without_spaces_are_cropped_by_characters() -> None:
+def test_texts_without_spaces_short_passages_and_shares_in_the_wrong_order() -> None:
     text = "龙虾是一种动物它有两只大爪子" * 10
     made, _ = examples(CropQueries(word_deletion=0), source(text))
     assert 7 <= len(made[0].query) <= 70
     assert made[0].query in text
-
-
-def test_short_passages_are_counted() -> None:
     assert examples(CropQueries(), source("only three words"), source("")) == ([], {"passages too short": 2})
-
-
-def test_shares_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(UserError, match=r"minimum_share \(0\.6\) is above maximum_share \(0\.5\)"):
         validate(CropQueries, {"minimum_share": 0.6}, "queries")

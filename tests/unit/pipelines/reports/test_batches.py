@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import RULES
 from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.row_batches import Lists, ListsConfig
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.batches import (
@@ -28,31 +29,23 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.report import Section
 from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
-from tests.unit.small_run import BATCH_SIZE, PAIRS, make, make_run
+from tests.unit.pipelines.jobs.batch_inputs import make_candidates
+from tests.unit.pipelines.jobs.made_up import collection_of
+from tests.unit.small_run import BATCH_SIZE, PAIRS, make
+
+Run = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return make_run(tmp_path_factory.mktemp("report") / "run")
-
-
-@pytest.fixture(scope="module")
-def packing(run: dict[str, str]) -> Artifact:
-    return Artifact(run["packing"])
+def packing(small_run: Run) -> Artifact:
+    return Artifact(small_run["packing"])
 
 
 def section_of(run: dict[str, str], *names: str) -> Section | None:
-    def artifact(name: str) -> Artifact | None:
-        return Artifact(run[name]) if name in names else None
-
-    return batches_section(
-        artifact("packing"),
-        artifact("pairs"),
-        StoredVectors(run["vectors"]) if "vectors" in names else None,
-        BatchReader(run["batches"]) if "batches" in names else None,
-        1000,
-        0,
-    )
+    artifacts = {name: Artifact(run[name]) for name in names}
+    vectors = StoredVectors(run["vectors"]) if "vectors" in names else None
+    batches = BatchReader(run["batches"]) if "batches" in names else None
+    return batches_section(artifacts.get("packing"), artifacts.get("pairs"), vectors, batches, 1000, 0)
 
 
 def read_masks(reader: BatchReader) -> Iterator[NDArray[np.bool_]]:
@@ -64,31 +57,27 @@ def tables(section: Section) -> list[Table]:
     return [block for block in section.blocks if isinstance(block, Table)]
 
 
-def test_packed_pairs_are_those_of_the_stored_batches(run: dict[str, str], packing: Artifact) -> None:
-    reader = BatchReader(run["batches"])
-    ids = read_pairs(Artifact(run["pairs"]), ["query_id"])["query_id"].to_pylist()
+def test_packed_pairs_are_those_stored_and_random_ones_of_their_domains(small_run: Run, packing: Artifact) -> None:
+    reader = BatchReader(small_run["batches"])
+    pairs = read_pairs(Artifact(small_run["pairs"]), ["query_id", "domain"])
     packed = packed_pairs(packing)
     assert len(packed) == reader.number_of_batches(0)
     for number, batch in enumerate(packed):
-        assert reader.read(0, number)["query_id"].to_pylist() == [ids[pair] for pair in batch]
-
-
-def test_a_random_packing_has_the_same_pairs_within_their_domains(run: dict[str, str], packing: Artifact) -> None:
-    packed = packed_pairs(packing)
+        assert reader.read(0, number)["query_id"].to_pylist() == pairs["query_id"].take(batch).to_pylist()
     batches = random_packing(packed, packing, 0, seed=3)
     assert batches.shape == packed.shape
     assert not np.array_equal(batches, packed)
     np.testing.assert_array_equal(np.sort(batches, axis=None), np.sort(packed, axis=None))
-    domain_of = np.array(read_pairs(Artifact(run["pairs"]), ["domain"])["domain"].to_pylist(), dtype=object)
+    domain_of = np.array(pairs["domain"].to_pylist(), dtype=object)
     assert (domain_of[batches] == domain_of[packed]).all()
 
 
-def test_hardness_of_packed_batches_is_equation_2(run: dict[str, str], packing: Artifact) -> None:
-    pairs, vectors = Artifact(run["pairs"]), StoredVectors(run["vectors"])
+def test_hardness_of_packed_batches_is_equation_2(small_run: Run, packing: Artifact) -> None:
+    pairs, vectors = Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"])
     queries, documents = (np.load(vectors.path(f"{part}/00000.npy")).astype(float) for part in ("queries", "documents"))
     rows = read_pairs(pairs, ["query_row", "document_row"]).to_pydict()
     of_pairs = PairVectors(pairs, vectors)
-    reader = BatchReader(run["batches"])
+    reader = BatchReader(small_run["batches"])
     chosen = np.arange(reader.number_of_batches(0))
     masked = 0
     for batch, number, mask in zip(packed_pairs(packing), chosen, read_masks(reader), strict=True):
@@ -106,16 +95,16 @@ def test_hardness_of_packed_batches_is_equation_2(run: dict[str, str], packing: 
     assert masked > 0
 
 
-def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packing: Artifact) -> None:
-    section = section_of(run, "packing", "pairs", "vectors", "batches")
+def test_the_section_tells_the_means_of_every_packing(small_run: Run, packing: Artifact) -> None:
+    section = section_of(small_run, "packing", "pairs", "vectors", "batches")
     assert section is not None
     rows = {str(row[0]): row for row in tables(section)[1].rows}
     assert list(rows) == [PACKED, RANDOM, MASKED]
-    of_pairs = PairVectors(Artifact(run["pairs"]), StoredVectors(run["vectors"]))
+    of_pairs = PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
     values = np.array([of_pairs.hardness(batch) for batch in packed_pairs(packing)])
     shown = [f"{len(values)}", f"{values.mean():.4f}", f"{values.std(ddof=1):.4f}"]
     assert rows[PACKED][1:4] == shown
-    masks = read_masks(BatchReader(run["batches"]))
+    masks = read_masks(BatchReader(small_run["batches"]))
     left = np.mean([of_pairs.hardness(*both) for both in zip(packed_pairs(packing), masks, strict=True)])
     assert f"{left:.4f}" != f"{values.mean():.4f}"
     assert rows[MASKED][2] == f"{left:.4f}"
@@ -127,19 +116,22 @@ def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packi
     assert quantities["pairs of a packed batch"] == f"{BATCH_SIZE}"
 
 
-def test_masks_are_counted_over_all_epochs(run: dict[str, str]) -> None:
-    section = section_of(run, "batches")
+def test_stored_batches_and_their_masks_are_counted_over_all_epochs(small_run: Run) -> None:
+    section = section_of(small_run, "batches")
     assert section is not None
-    counted = 0
-    reader = BatchReader(run["batches"])
-    for epoch in range(2):
-        for number in range(reader.number_of_batches(epoch)):
-            counted += sum(map(len, reader.read(epoch, number)["masked"].to_pylist()))
+    assert dict(tables(section)[0].rows) == {
+        "epochs of stored batches": "2", "stored batches": "24", "pairs of a stored batch": "4",
+    }  # fmt: skip
+    reader = BatchReader(small_run["batches"])
+    batches = [reader.read(*divmod(number, PAIRS // BATCH_SIZE)) for number in range(len(reader))]
+    counted = sum(len(row) for batch in batches for row in batch["masked"].to_pylist())
     negatives = 2 * PAIRS * (BATCH_SIZE - 1)
-    table = tables(section)[-1]
-    assert table.rows[-1][:3] == ("all rules", f"{counted}", f"{counted / negatives:.3%}")
-    assert [row[0] for row in table.rows[:-1]] == list(RULES)
-    assert sum(int(str(row[1])) for row in table.rows[:-1]) == counted
+    *rules, all_rules = tables(section)[-1].rows
+    assert all_rules[:3] == ("all rules", f"{counted}", f"{counted / negatives:.3%}")
+    assert [row[0] for row in rules] == list(RULES)
+    assert sum(int(str(row[1])) for row in rules) == counted
+    audit = Artifact(small_run["batches"]).read_json("audit.json")["rules"]
+    assert [row[3] for row in rules] == [f"{audit[rule]['batches']}" for rule in RULES]
 
 
 @pytest.mark.parametrize(("names", "first_cells"), [
@@ -151,8 +143,8 @@ def test_masks_are_counted_over_all_epochs(run: dict[str, str]) -> None:
     (("pairs", "vectors", "batches"), ["quantity", "masked by"]),
     (("batches",), ["quantity", "masked by"]),
 ])  # fmt: skip
-def test_what_is_absent_is_left_out(run: dict[str, str], names: tuple[str, ...], first_cells: list[str] | None) -> None:
-    section = section_of(run, *names)
+def test_what_is_absent_is_left_out(small_run: Run, names: tuple[str, ...], first_cells: list[str] | None) -> None:
+    section = section_of(small_run, *names)
     assert (None if section is None else [table.header[0] for table in tables(section)]) == first_cells
 
 
@@ -165,51 +157,45 @@ def test_a_sample_is_seeded_distinct_and_all_where_it_can_be() -> None:
 
 
 @pytest.fixture(scope="module")
-def polished(run: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    inputs = {name: run[name] for name in ("clusters", "pairs", "vectors")}
+def polished(small_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    inputs = {name: small_run[name] for name in ("clusters", "pairs", "vectors")}
     settings = PackingSettings(batch_size=BATCH_SIZE, polish_sweeps=2)
     folder = tmp_path_factory.mktemp("polished") / "packing"
     return Artifact(make(Pack(PackConfig(**inputs, packing=settings, output=str(folder)))))
 
 
-def test_tours_and_swaps_are_those_of_the_manifest(run: dict[str, str], packing: Artifact, polished: Artifact) -> None:
+def test_tours_and_swaps_are_those_of_the_manifest(small_run: Run, packing: Artifact, polished: Artifact) -> None:
     (table,) = epoch_tables(packing)
     for shard, row in zip(packing.shards, table.rows, strict=True):
         tour = shard.facts["tour"]
         assert row == [str(shard.facts["epoch"]), f"{tour['length']:,.3f}", f"{tour['random_length']:,.3f}"]
     (table,) = epoch_tables(polished)
     before, after = (float(str(cell)) for cell in table.rows[0][3:5])
-    of_pairs = PairVectors(Artifact(run["pairs"]), StoredVectors(run["vectors"]))
+    of_pairs = PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
     # the packing is of the same seed and clusters
     assert before == pytest.approx(np.mean([of_pairs.hardness(batch) for batch in packed_pairs(packing)]), abs=1e-3)
     assert after == pytest.approx(np.mean([of_pairs.hardness(batch) for batch in packed_pairs(polished)]), abs=1e-3)
     assert after > before
 
 
-def test_a_random_order_has_no_tour(run: dict[str, str], tmp_path: Path) -> None:
+def test_a_random_order_has_no_tour_and_another_packing_no_masks(small_run, tmp_path, polished) -> None:
     settings = PackingSettings(batch_size=BATCH_SIZE, order="random")
-    config = PackConfig(clusters=run["clusters"], packing=settings, output=str(tmp_path / "packing"))
+    config = PackConfig(clusters=small_run["clusters"], packing=settings, output=str(tmp_path / "packing"))
     assert epoch_tables(Artifact(make(Pack(config)))) == []
-
-
-def test_batches_of_another_packing_are_not_taken_for_this_ones(run: dict[str, str], polished: Artifact) -> None:
-    vectors, pairs = StoredVectors(run["vectors"]), Artifact(run["pairs"])
-    section = batches_section(polished, pairs, vectors, BatchReader(run["batches"]), 1000, 0)
+    vectors, pairs = StoredVectors(small_run["vectors"]), Artifact(small_run["pairs"])
+    section = batches_section(polished, pairs, vectors, BatchReader(small_run["batches"]), 1000, 0)
     assert section is not None
     assert MASKED not in [row[0] for row in tables(section)[1].rows]
 
 
-def test_stored_batches_are_counted(run: dict[str, str]) -> None:
-    section = batches_section(None, None, None, BatchReader(run["batches"]), 5, 0)
+def test_batches_of_candidate_lists_are_counted(tmp_path: Path) -> None:
+    stored = collection_of(tmp_path, ["one", "two"], [("", f"text {n}") for n in range(4)], [(0, 0), (1, 1)])
+    lists: dict[int, list[tuple[int, int | None]]] = {0: [(0, 2), (2, None)], 1: [(1, 1), (3, 0)]}
+    candidates = make_candidates(tmp_path / "candidates", stored, lists, form="labelled_lists")
+    output = str(tmp_path / "batches")
+    batches = make(
+        Lists(ListsConfig(candidates=candidates, collection=stored, batch_size=2, order="random", output=output))
+    )
+    section = batches_section(None, None, None, BatchReader(batches), 1000, 0)
     assert section is not None
-    assert dict(tables(section)[0].rows) == {
-        "epochs of stored batches": "2", "stored batches": "24", "pairs of a stored batch": "4",
-    }  # fmt: skip
-
-
-def test_masks_are_those_of_the_audit(run: dict[str, str]) -> None:
-    section = section_of(run, "batches")
-    assert section is not None
-    audit = Artifact(run["batches"]).read_json("audit.json")["rules"]
-    rules = tables(section)[-1]
-    assert [row[3] for row in rules.rows[:-1]] == [f"{audit[rule]['batches']}" for rule in RULES]
+    assert dict(tables(section)[0].rows)["candidates of a stored batch"] == "2"

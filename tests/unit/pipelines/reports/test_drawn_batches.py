@@ -14,12 +14,8 @@ from pipelines.reports import batches as drawn
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.vectors import StoredVectors
-from tests.unit.small_run import BATCH_SIZE, make, make_run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return make_run(tmp_path_factory.mktemp("drawn") / "run")
+from tests.unit.pipelines.jobs.test_export import stored
+from tests.unit.small_run import BATCH_SIZE, make
 
 
 def vectors_of(run: dict[str, str], part: Any, ids: list[str]) -> np.ndarray:
@@ -36,17 +32,15 @@ def test_the_larger_a_similarity_the_darker_and_masked_cells_are_marked() -> Non
     assert [len(line) for line in drawn.matrix_lines(np.ones((90, 180)), np.zeros((90, 180), bool))][1:] == [84] * 40
 
 
-def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(
-    run: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tmp_path, capsys, monkeypatch) -> None:
     seen: list[np.ndarray] = []
     monkeypatch.setattr(drawn, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"])
     page = tmp_path / "page.html"
-    show(run["batches"], 1, 0, run["vectors"], page)
+    show(small_run["batches"], 1, 0, small_run["vectors"], page)
     assert capsys.readouterr().out.endswith("\n\ndrawn\n")
-    rows = BatchReader(run["batches"]).read(0, 1)
-    queries = vectors_of(run, "queries", rows["query_id"].to_pylist())
-    documents = vectors_of(run, "documents", rows["document_id"].to_pylist())
+    rows = BatchReader(small_run["batches"]).read(0, 1)
+    queries = vectors_of(small_run, "queries", rows["query_id"].to_pylist())
+    documents = vectors_of(small_run, "documents", rows["document_id"].to_pylist())
     np.testing.assert_allclose(seen[0], queries @ documents.T, atol=1e-6)
     assert [np.flatnonzero(row).tolist() for row in seen[1]] == [sorted(row) for row in rows["masked"].to_pylist()]
     text = page.read_text(encoding="utf-8")
@@ -54,43 +48,39 @@ def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(
     assert "data:image/png;base64" in text
 
 
-def test_a_matrix_that_cannot_be_drawn_is_refused(run: dict[str, str], tmp_path: Path) -> None:
+def test_a_matrix_that_cannot_be_drawn_is_refused(small_run: dict[str, str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     with pytest.raises(UserError, match="one of batches of pairs and of --vectors"):
-        show(run["batches"], html=page)
-    from tests.unit.pipelines.jobs.test_export_batches import stored
-
+        show(small_run["batches"], html=page)
     with pytest.raises(UserError, match="does not hold one vector for each of the batch's documents"):
-        show(stored(tmp_path / "other").uri, vectors=run["vectors"], html=page)
+        show(stored(tmp_path / "other").uri, vectors=small_run["vectors"], html=page)
     with pytest.raises(UserError, match="one of batches of pairs"):
-        show(stored(tmp_path / "chunks", "chunks").uri, vectors=run["vectors"])
+        show(stored(tmp_path / "chunks", "chunks").uri, vectors=small_run["vectors"])
     assert not page.exists()
 
 
 @pytest.mark.parametrize("names", [(), ("collection", "pairs", "vectors", "clusters", "packing")])
-def test_a_card_shows_masks_and_with_vectors_hardness(
-    run: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
-) -> None:
+def test_a_card_shows_masks_and_with_vectors_hardness(small_run, tmp_path, monkeypatch, names) -> None:
     panels: list[Any] = []
     draw = drawn.curve_panels
     monkeypatch.setattr(drawn, "curve_panels", lambda found, text: panels.extend(found) or draw(found, text))
-    made_from = {name: run[name] for name in names}
-    settings = {"batches": run["batches"], "format": "hugging_face", "order": "stored", "made_from": made_from}
+    made_from = {name: small_run[name] for name in names}
+    settings = {"batches": small_run["batches"], "format": "hugging_face", "order": "stored", "made_from": made_from}
     made = Artifact(make(Export(ExportConfig.model_validate(settings | {"output": str(tmp_path / "out")}))))
     assert "(batches.svg)" in made.path("README.md").read_text(encoding="utf-8")
     assert ElementTree.parse(made.path("batches.svg")).getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    reader = BatchReader(run["batches"])
-    stored = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
+    reader = BatchReader(small_run["batches"])
+    batches = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
     cells = BATCH_SIZE * (BATCH_SIZE - 1)
-    masked = [[set(row) for row in batch["masked"].to_pylist()] for batch in stored]
+    masked = [[set(row) for row in batch["masked"].to_pylist()] for batch in batches]
     assert panels[0].values.tolist() == [sum(map(len, of_batch)) / cells for of_batch in masked]
     assert sum(panels[0].values) > 0
     if not names:
         assert len(panels) == 1
         return
-    for hardness, batch, of_rows in zip(panels[1].values, stored, masked, strict=True):
-        queries = vectors_of(run, "queries", batch["query_id"].to_pylist())
-        documents = vectors_of(run, "documents", batch["document_id"].to_pylist())
+    for hardness, batch, of_rows in zip(panels[1].values, batches, masked, strict=True):
+        queries = vectors_of(small_run, "queries", batch["query_id"].to_pylist())
+        documents = vectors_of(small_run, "documents", batch["document_id"].to_pylist())
         kept = [
             float(queries[row] @ documents[column])
             for row in range(BATCH_SIZE)
