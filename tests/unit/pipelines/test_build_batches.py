@@ -149,17 +149,13 @@ def test_batches_are_a_sequence_for_a_loader_with_hardness_and_audit(columns: Co
         assert batch["masked"].tolist() == mask_of(rows).tolist()
         places = [int(name[1:]) for name in rows["query_id"].to_pylist()]
         own, read = (vectors[side][places].astype(np.float16).astype(np.float32) for side in vectors)
-        assert batches.hardness[number] == pytest.approx(
-            batch_hardness(queries=own, documents=read, mask=mask_of(rows)), abs=1e-6
-        )
+        hardness = batch_hardness(queries=own, documents=read, mask=mask_of(rows))
+        assert batches.hardness[number] == pytest.approx(hardness, abs=1e-6)
     repeated = [row for row in rows_of(batches) if row["masked"]]
     assert repeated
     assert batches.audit["rules"]["same document"]["negatives"]
-    assert (
-        pickle.loads(pickle.dumps(batches))[3]["queries"]
-        == batches[3]["queries"]
-        == batches[3 - len(batches)]["queries"]
-    )
+    again = pickle.loads(pickle.dumps(batches))
+    assert again[3]["queries"] == batches[3]["queries"] == batches[3 - len(batches)]["queries"]
     with pytest.raises(IndexError):
         batches[len(batches)]
 

@@ -27,14 +27,13 @@ def wikipedia_like(documents: int) -> Stretches:
     return stretches_of(lengths.tolist())
 
 
-choices = st.builds(
-    lambda size, documents, order: GroupingSettings(
-        batch_size=size, documents_per_batch=min(documents, size), order=order
-    ),
-    st.integers(2, 17),
-    st.integers(1, 4),
-    st.sampled_from(["grouped", "random"]),
-)
+def chosen_settings(size: int, documents: int, order: str) -> GroupingSettings:
+    return GroupingSettings.model_validate(
+        {"batch_size": size, "documents_per_batch": min(documents, size), "order": order}
+    )
+
+
+choices = st.builds(chosen_settings, st.integers(2, 17), st.integers(1, 4), st.sampled_from(["grouped", "random"]))
 
 
 @given(
@@ -86,12 +85,25 @@ def test_joined_parts_add_up_to_batches(lengths: list[int], chosen: GroupingSett
     np.testing.assert_array_equal(document_of[joined.rows()], documents_of(joined))
 
 
-def test_seven_and_nine_chunks_of_two_articles() -> None:
+def test_batches_of_two_articles_of_seven_and_nine_chunks_and_groups_divided_by_stretches() -> None:
     batches = group_batches(stretches_of([7, 9, 9, 7]), GroupingSettings(), 0, 0)
     document_of = documents_of(stretches_of([7, 9, 9, 7]))
     for batch in batches:
         counts = np.bincount(document_of[batch])
         assert sorted(counts[counts > 0].tolist()) == [7, 9]
+    stretches = single_rows(np.repeat([0, 1, -1], [40, 300, 20]))
+    found = stretches.divided(100, 1)
+    assert found.groups[:40].tolist() == [0] * 40
+    assert found.groups[340:].tolist() == [-1] * 20
+    sizes = found.rows_of_groups()
+    assert sizes.sum() == 340
+    assert len(sizes) == 4
+    assert sizes[1:].min() > 70
+    np.testing.assert_array_equal(stretches.divided(300, 1).groups, stretches.groups)
+    chosen = GroupingSettings(batch_size=8)
+    whole = group_batches(found, chosen, 1, 2)
+    some = [group_batches(found, chosen, 1, 2, groups) for groups in (slice(0, 2), slice(2, 4))]
+    np.testing.assert_array_equal(np.concatenate(some), whole)
 
 
 @pytest.mark.parametrize(("documents_per_batch", "most"), [(2, 3), (3, 4)])
@@ -145,19 +157,3 @@ def test_what_is_left_out_is_few_and_consecutive(lengths: list[int], size: int, 
     document_of = documents_of(stretches)
     np.testing.assert_array_equal(document_of[rows], documents_of(kept))
     assert len(kept.first) <= len(lengths) + 2  # at most two documents are cut
-
-
-def test_large_groups_are_divided_by_stretches() -> None:
-    stretches = single_rows(np.repeat([0, 1, -1], [40, 300, 20]))
-    found = stretches.divided(100, 1)
-    assert found.groups[:40].tolist() == [0] * 40
-    assert found.groups[340:].tolist() == [-1] * 20
-    sizes = found.rows_of_groups()
-    assert sizes.sum() == 340
-    assert len(sizes) == 4
-    assert sizes[1:].min() > 70
-    np.testing.assert_array_equal(stretches.divided(300, 1).groups, stretches.groups)
-    chosen = GroupingSettings(batch_size=8)
-    whole = group_batches(found, chosen, 1, 2)
-    some = [group_batches(found, chosen, 1, 2, groups) for groups in (slice(0, 2), slice(2, 4))]
-    np.testing.assert_array_equal(np.concatenate(some), whole)

@@ -16,13 +16,8 @@ from raytriever.artifacts.storage import Folder
 
 SCHEMA = pa.schema([("id", pa.string()), ("numbers", pa.list_(pa.int32())), ("score", pa.float32())])
 
-rows = st.fixed_dictionaries(
-    {
-        "id": st.text(max_size=9),
-        "numbers": st.lists(st.none() | st.integers(0, 9), max_size=3),
-        "score": st.none() | st.floats(width=32, allow_nan=False),
-    }
-)
+numbers, scores = st.lists(st.none() | st.integers(0, 9), max_size=3), st.none() | st.floats(width=32, allow_nan=False)
+rows = st.fixed_dictionaries({"id": st.text(max_size=9), "numbers": numbers, "score": scores})
 
 
 @settings(max_examples=60)

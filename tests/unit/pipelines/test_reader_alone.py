@@ -25,9 +25,8 @@ sys.meta_path.insert(0, Refuse)
 
 def alone(program: str) -> "subprocess.CompletedProcess[str]":
     """The program where nothing but NumPy and PyArrow is installed."""
-    return subprocess.run(
-        [sys.executable, "-c", ALONE + program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", ALONE + program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_batch_is_read_with_numpy_and_pyarrow_alone(small_run: dict[str, str]) -> None:

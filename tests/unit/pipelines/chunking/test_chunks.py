@@ -1,6 +1,7 @@
 """Chunks of any text: lossless, within the limit, whole sentences, the same when cut again."""
 
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.pieces import pack_pieces
 from pipelines.chunking.settings import ChunkingSettings, Kind
 from retrieval.words import count_words
-from tests.unit.pipelines.chunking.texts import cut, limits, real_data, real_texts, texts, texts_of
+from tests.unit.pipelines.chunking.texts import cut, limits, real_texts, texts, texts_of
 
 PROSE = "The first sentence has six words. Here are four. " * 4
 
@@ -61,13 +62,12 @@ def test_nothing_comes_of_nothing_and_min_words_must_leave_room() -> None:
         ChunkingSettings(max_words=30, min_words=16)
 
 
-@real_data
 @pytest.mark.parametrize("corpus", ["raw_wikipedia", "raw_stackexchange_threads", "raw_techdocs"])
 @pytest.mark.parametrize("kind", ["sentences", "markdown"])
-def test_real_documents(corpus: str, kind: Kind) -> None:
+def test_real_documents(data: Path, corpus: str, kind: Kind) -> None:
     settings = ChunkingSettings(kind=kind)
     short = total = 0
-    for source_id, text in real_texts(corpus, 100):
+    for source_id, text in real_texts(data, corpus, 100):
         chunks = chunk_text(text, settings, source_id)
         found = texts_of(text, chunks)
         assert "".join(found) == text
@@ -80,10 +80,9 @@ def test_real_documents(corpus: str, kind: Kind) -> None:
     assert short < (0.01 if kind == "sentences" else 0.15) * total
 
 
-@real_data
-def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long() -> None:
+def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long(data: Path) -> None:
     short = 0
-    for _, text in real_texts("raw_wikipedia", 40):
+    for _, text in real_texts(data, "raw_wikipedia", 40):
         ends = set(chunk_text(text, ChunkingSettings()).ends)
         for sentence in get_sentence_boundaries("en", text):
             if count_words(sentence["text"]) <= 120:

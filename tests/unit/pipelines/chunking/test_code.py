@@ -88,13 +88,9 @@ def test_the_grammar_goes_by_the_ending() -> None:
     settings = ChunkingSettings(kind="auto")
     ways = {name: settings.way_of(name) for name in ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "beer-q1")}
     assert ways == {
-        "a/b.rs": ("code", "rust"),
-        "a/B.JAVA": ("code", "java"),
-        "x.md": ("markdown", None),
-        "q.sql": ("lines", None),
-        "Makefile": ("lines", None),
-        "beer-q1": ("sentences", None),
-    }
+        "a/b.rs": ("code", "rust"), "a/B.JAVA": ("code", "java"), "x.md": ("markdown", None),
+        "q.sql": ("lines", None), "Makefile": ("lines", None), "beer-q1": ("sentences", None),
+    }  # fmt: skip
     assert ChunkingSettings(kind="code").way_of("Makefile") == ("lines", None)
 
 
@@ -112,14 +108,12 @@ def check_lines(text: str, settings: ChunkingSettings) -> None:
         assert not (chunk[-1] == "\r" and following[0] == "\n")
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=40).map("".join), st.sampled_from(sorted(SOURCES)))
-def test_lines_of_broken_code_are_whole(text: str, language: Grammar) -> None:
-    check_lines(text, ChunkingSettings(kind="code", programming_language=language, max_words=5, min_words=1))
+WAYS = [{"kind": "lines"}, *({"kind": "code", "programming_language": language} for language in sorted(SOURCES))]
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join))
-def test_lines_are_whole(text: str) -> None:
-    check_lines(text, ChunkingSettings(kind="lines", max_words=5, min_words=1))
+@given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join), st.sampled_from(WAYS))
+def test_lines_are_whole_also_of_broken_code(text: str, way: dict[str, str]) -> None:
+    check_lines(text, ChunkingSettings.model_validate({**way, "max_words": 5, "min_words": 1}))
 
 
 def test_binaries_and_enormous_files_are_cut_by_lines() -> None:

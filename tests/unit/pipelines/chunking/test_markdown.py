@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.chunking.markdown import blocks
 from retrieval.words import count_words
-from tests.unit.pipelines.chunking.texts import cut, real_data, real_texts
+from tests.unit.pipelines.chunking.texts import cut, real_texts
 
 CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
 
@@ -48,11 +49,8 @@ def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_piece
     assert f"{indented}\n" in cut(text, kind="markdown", max_words=6, min_words=0)
     text = "```\na b\nc d\n\ne f\ng h i j k l m n o p q\n```\n"
     assert cut(text, kind="markdown", max_words=6, min_words=0) == [
-        "```\na b\nc d\n\n",
-        "e f\n",
-        "g h i j k l m n o p q\n",
-        "```\n",
-    ]
+        "```\na b\nc d\n\n", "e f\n", "g h i j k l m n o p q\n", "```\n",
+    ]  # fmt: skip
     text = "".join(f"- item number {number} without a full stop\n" for number in range(9))
     chunks = cut(text, kind="markdown", max_words=25, min_words=0)
     assert len(chunks) == 3
@@ -70,11 +68,10 @@ def test_fences_are_whole_where_the_limit_allows(parts: list[str]) -> None:
         assert not chunk.rstrip().endswith("## Head") or count_words(following) > 13
 
 
-@real_data
 @pytest.mark.parametrize("corpus", ["raw_techdocs", "raw_stackexchange_threads"])
-def test_headings_of_real_documents_do_not_end_chunks(corpus: str) -> None:
+def test_headings_of_real_documents_do_not_end_chunks(data: Path, corpus: str) -> None:
     headings = 0
-    for _, text in real_texts(corpus, 300):
+    for _, text in real_texts(data, corpus, 300):
         chunks = cut(text, kind="markdown")
         assert "".join(chunks) == text
         for chunk in chunks[:-1]:

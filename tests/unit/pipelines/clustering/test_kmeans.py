@@ -39,8 +39,8 @@ def topics(pairs: int, dimension: int, number: int, offset: float = 0.0, seed: i
     return queries.astype(np.float32), documents.astype(np.float32)
 
 
-def clustered(sides: Pair, k: int, seed: int = 0, **settings: Any) -> Clustering:
-    queries, documents = sides
+def clustered(vectors: Pair, k: int, seed: int = 0, **settings: Any) -> Clustering:
+    queries, documents = vectors
     return cluster_pairs(queries=queries, documents=documents, k=k, settings=KMeansSettings(**settings), seed=seed)
 
 

@@ -34,10 +34,9 @@ class Batch:
             "documents": random.integers(0, self.columns, self.columns),
             "query_texts": random.integers(0, size, size).astype(np.uint64),
             "document_texts": random.integers(0, self.columns, self.columns).astype(np.uint64),
-            "known_positives": np.sort(
-                pair_keys(query_rows=random.integers(0, size, 9), document_rows=random.integers(0, self.columns, 9))
-            ),
         }
+        keys = pair_keys(query_rows=random.integers(0, size, 9), document_rows=random.integers(0, self.columns, 9))
+        self.arguments["known_positives"] = np.sort(keys)
         self.query_vectors = random.integers(-2, 3, (size, 3)).astype(np.float32)
         self.document_vectors = random.integers(-2, 3, (self.columns, 3)).astype(np.float32)
 
@@ -59,9 +58,8 @@ class Batch:
         if name == "same text":
             return bool(document_texts[i] == document_texts[j])
         if name == "same query":
-            twins = [
-                k for k in range(self.size) if k != i and (queries[i] == queries[k] or query_texts[i] == query_texts[k])
-            ]
+            alike = (queries == queries[i]) | (query_texts == query_texts[i])
+            twins = [k for k in np.flatnonzero(alike).tolist() if k != i]
             answers = [*twins, i] if twins else []
             return any(documents[j] == documents[k] or document_texts[j] == document_texts[k] for k in answers)
         if name == "known positive":
@@ -113,19 +111,15 @@ def test_margins_widen_the_mask_below_zero_too() -> None:
     assert cells() == [[False, False, False], [True, False, False]]
     assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
     assert cells(margin=0.2, margin_kind="relative") == [[False, True, False], [True, False, False]]
-    assert (
-        cells(margin=-0.2)
-        == cells(margin=-0.4, margin_kind="relative")
-        == [[False, False, False], [True, False, False]]
-    )
+    narrower = [[False, False, False], [True, False, False]]
+    assert cells(margin=-0.2) == cells(margin=-0.4, margin_kind="relative") == narrower
     assert not np.any([cells(margin=-0.3), cells(margin=-0.6, margin_kind="relative")])  # .75 < .5 + .3
     assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
     queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
     own = np.eye(1, 2, dtype=bool)
     assert not score_mask(queries=queries, documents=documents, own=own).any()
-    assert score_mask(queries=queries, documents=documents, own=own, margin=0.1, margin_kind="relative").tolist() == [
-        [False, True]
-    ]
+    found = score_mask(queries=queries, documents=documents, own=own, margin=0.1, margin_kind="relative")
+    assert found.tolist() == [[False, True]]
 
 
 def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
@@ -199,10 +193,8 @@ def test_bad_input_is_named_and_scores_need_vectors() -> None:
 
 
 def test_positives_of_queries_are_found_among_sorted_keys() -> None:
-    keys = np.sort(
-        pair_keys(query_rows=np.array([3, 0, 3, 7, 3]), document_rows=np.array([5, 1, 2, 0, 5]))
-    )  # one of them twice
-    found = positives_of(keys, np.array([3, 1, 7, 0, 8]))
+    keys = pair_keys(query_rows=np.array([3, 0, 3, 7, 3]), document_rows=np.array([5, 1, 2, 0, 5]))  # one twice
+    found = positives_of(np.sort(keys), np.array([3, 1, 7, 0, 8]))
     assert [documents.tolist() for documents in found] == [[2, 5, 5], [], [0], [1], []]
 
 

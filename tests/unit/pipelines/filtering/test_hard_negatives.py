@@ -48,20 +48,16 @@ def test_as_many_epochs_as_negatives_show_each_equally_often(draw) -> None:
 
 
 def test_orders_are_of_a_pair_and_a_seed_whatever_is_beside_it(draw):
-    orders = {
-        (pair, seed): tuple(draw(epoch, seed=seed)[pair][0] for epoch in range(7)) for pair in (0, 1) for seed in (0, 1)
-    }
-    assert len(set(orders.values())) == 4
+    cases = [(pair, seed) for pair in (0, 1) for seed in (0, 1)]
+    assert len({tuple(draw(epoch, seed=seed)[pair][0] for epoch in range(7)) for pair, seed in cases}) == 4
     assert [draw(3, pairs=(pair,))[0] for pair in (0, 1, 2)] == draw(3)
 
 
 def literal_bin(margin, margins, bins):
     """The bin i with lowest + i * width <= margin < lowest + (i + 1) * width; the last one is closed above."""
     width = (max(margins) - min(margins)) / bins
-    for number in range(bins - 1):
-        if margin < min(margins) + (number + 1) * width:
-            return number
-    return bins - 1
+    inside = (number for number in range(bins - 1) if margin < min(margins) + (number + 1) * width)
+    return next(inside, bins - 1)
 
 
 @pytest.mark.parametrize("bins", [1, 3, 10])
@@ -76,9 +72,8 @@ def test_equal_margins_share_a_bin_and_within_it_all_are_drawn_alike() -> None:
     assert margin_bins(np.full(4, 2.5), 10).tolist() == [0, 0, 0, 0]
     assert margin_bins(np.array([7.0]), 10).tolist() == [0]
     margins = np.array([0.0, 0.01, 0.02, 0.03, 10.0])
-    places = [
-        int(draw_balanced(margins, 1, BalancedMarginSettings(), np.random.default_rng(s))[0]) for s in range(4000)
-    ]
+    generators = map(np.random.default_rng, range(4000))
+    places = [int(draw_balanced(margins, 1, BalancedMarginSettings(), each)[0]) for each in generators]
     assert np.bincount(places) / 4000 == pytest.approx([0.125] * 4 + [0.5], abs=0.03)
 
 

@@ -77,9 +77,8 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
         ("4", "", "An integer id", ""),
     ]
     assert queries == [("q1", "what purrs", "pets", []), ("q2", "never judged", "", [])]
-    assert judgments == [
-        ("q1", "4", -1, "test"), ("q1", "d3", 1, "test"), ("q1", "d1", 2, "train"), ("q1", "d2", 0, "train")
-    ]  # fmt: skip
+    judged = [("4", -1, "test"), ("d3", 1, "test"), ("d1", 2, "train"), ("d2", 0, "train")]
+    assert judgments == [("q1", *row) for row in judged]
     assert dropped(source) == {}
     documents, queries, _ = contents(opened(tmp_path / "c", domain_key="site"))
     assert [row[3] for row in documents] == ["zoo", "", "", ""]

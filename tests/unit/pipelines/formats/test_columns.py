@@ -64,9 +64,8 @@ def test_a_corpus_alone_and_a_table_that_is_missing(tmp_path: Path) -> None:
     found = contents(alone)
     assert (len(found.documents), found.queries, found.judgments) == (3, [], [])
     data = (tmp_path / "docs.parquet").read_bytes()
-    assert alone.format.fingerprint() == {
-        "files": [{"name": "docs.parquet", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
-    }
+    file = {"name": "docs.parquet", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert alone.format.fingerprint() == {"files": [file]}
     with pytest.raises(UserError, match=r"judged\.csv: there is no such table"):
         source(write(tmp_path), **{**SETTINGS, "judgments": {"splits": {"a": "judged.csv"}}})
 

@@ -50,9 +50,8 @@ def test_the_passages_of_wikipedia_nq_corpus_one_by_one_or_as_articles(tmp_path:
     one_by_one = contents(source(tmp_path, documents)).documents
     assert one_by_one == [(row["docid"], row["title"], row["text"], "") for row in PASSAGES]
     articles = contents(source(tmp_path, documents | {"join_by": "title"})).documents
-    assert articles == [
-        ("1", "Aaron", "Aaron is a prophet and a priest.", ""), *one_by_one[2:5], ("6", "Aaron", "Another.", "")
-    ]  # fmt: skip
+    joined = ("1", "Aaron", "Aaron is a prophet and a priest.", "")
+    assert articles == [joined, *one_by_one[2:5], ("6", "Aaron", "Another.", "")]
 
 
 def test_what_rows_are_joined_by_may_be_zero_but_not_empty(tmp_path: Path) -> None:
@@ -110,9 +109,8 @@ def test_settings_that_make_no_corpus_are_refused(tmp_path, documents, more, mes
 
 
 def test_a_domain_of_their_own_goes_before_that_of_the_settings(tmp_path: Path) -> None:
-    put(tmp_path, {
-        "pairs.jsonl": [{"query": "a", "document": "x", "site": "p"}, {"query": "b", "document": "y", "site": None}]
-    })  # fmt: skip
+    rows = [{"query": "a", "document": "x", "site": "p"}, {"query": "b", "document": "y", "site": None}]
+    put(tmp_path, {"pairs.jsonl": rows})
     pairs = {"splits": {"train": "pairs.jsonl"}, "domain": "site", "negatives": []}
     with_default, without = (contents(source(tmp_path, None, pairs=pairs, **more)) for more in ({"domain": "rest"}, {}))
     assert [row[3] for row in with_default.documents] == [row[2] for row in with_default.queries] == ["p", "rest"]

@@ -64,9 +64,14 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
     assert str(folder) in str(raised.value)
 
 
-def test_examples_of_a_json_list(place: str, ending: str) -> None:
-    write_files(place, {"train.json": json.dumps(EXAMPLES, indent=4)}, ending)
-    assert read(place, examples={"train": "train.json"}) == EXPECTED
+def test_examples_of_a_json_list_and_of_json_lines(place: str, ending: str) -> None:
+    files = {f"{number}.jsonl": json.dumps(example) + "\n" for number, example in enumerate(EXAMPLES)}
+    write_files(place, files | {"train.json": json.dumps(EXAMPLES, indent=4)}, ending)
+    for names in ("train.json", f"*.jsonl{ending}", ["0.jsonl", "1.jsonl", "2.jsonl"]):
+        assert read(place, examples={"train": names}) == EXPECTED
+    both = read(place, examples={"train": "0.jsonl", "dev": ["2.jsonl", "1.jsonl"]})
+    assert both.queries == [EXPECTED.queries[2], EXPECTED.queries[1], EXPECTED.queries[0]]  # splits by name
+    assert [row[3] for row in both.judgments] == ["dev", "dev", "train", "train", "train", "train"]
 
 
 def test_a_hard_negative_stays_one(tmp_path: Path) -> None:
@@ -79,16 +84,6 @@ def test_a_hard_negative_stays_one(tmp_path: Path) -> None:
     opened = Dpr(path=str(tmp_path), examples={"train": "e.json"}).open()
     assert [row[1:3] for row in contents(opened).judgments] == [("r", -1), ("p", 1), ("h", 0), ("z", 0)]
     assert dropped(opened) == {"repeated_judgments": 2}
-
-
-def test_examples_of_json_lines_and_of_several_files(tmp_path: Path) -> None:
-    files = {f"{number}.jsonl": json.dumps(example) + "\n" for number, example in enumerate(EXAMPLES)}
-    write_files(str(tmp_path), files)
-    assert read(str(tmp_path), examples={"train": "*.jsonl"}) == EXPECTED
-    assert read(str(tmp_path), examples={"train": ["0.jsonl", "1.jsonl", "2.jsonl"]}) == EXPECTED
-    both = read(str(tmp_path), examples={"train": "0.jsonl", "dev": ["2.jsonl", "1.jsonl"]})
-    assert both.queries == [EXPECTED.queries[2], EXPECTED.queries[1], EXPECTED.queries[0]]  # splits by name
-    assert [row[3] for row in both.judgments] == ["dev", "dev", "train", "train", "train", "train"]
 
 
 def test_passages_and_questions_need_no_judgments(place: str) -> None:

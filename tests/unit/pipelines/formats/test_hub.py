@@ -123,11 +123,3 @@ def test_a_data_set_that_can_not_be_reached_is_named(settings: dict[str, Any], m
     message = rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*mend it"
     with pytest.raises(UserError, match=message):
         source(**settings)
-
-
-def test_rows_come_while_a_split_is_read(dataset: Path) -> None:
-    rows = [{"_id": f"x{number}", "text": "x"} for number in range(20_000)]
-    pq.write_table(pa.Table.from_pylist(rows), dataset / "texts" / "c-0.parquet", row_group_size=1000)
-    (dataset / "texts" / "c-1.parquet").unlink()
-    given = source(documents={"table": "texts/c-*.parquet", "id": "_id"})
-    assert sum(1 for _ in given.format.documents()) == 20_000

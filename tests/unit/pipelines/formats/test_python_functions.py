@@ -30,6 +30,7 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
 from retrieval.collections.records import Policies, Source
 from tests.unit.retrieval.collections.contents import contents, counts, dropped
+from tests.unit.retrieval.collections.packed_files import write_files
 
 Rows = list[dict[str, Any]]
 
@@ -47,20 +48,11 @@ def opened(config: PythonFunctions, folder: Path) -> Source:
 
 
 def library(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return folder
+    return Path(write_files(str(folder), files))
 
 
 def function(name: str, docstring: str, body: str = "return 1") -> str:
     return f'def {name}():\n    """{docstring}"""\n    {body}\n\n'
-
-
-def held_out_and_other_name(share: float) -> tuple[str, str]:
-    names = [f"module{number}" for number in range(100)]
-    return next(n for n in names if is_held_out(n, share)), next(n for n in names if not is_held_out(n, share))
 
 
 def test_modules_are_library_code_only_by_name(tmp_path: Path) -> None:
@@ -100,19 +92,16 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
 
 
 def test_a_query_that_a_held_out_module_shares_takes_all_its_judgments_to_test(tmp_path: Path) -> None:
-    held_out, other = held_out_and_other_name(0.2)
+    names = [f"module{number}" for number in range(100)]
+    held_out, other = (next(name for name in names if is_held_out(name, 0.2) == held) for held in (True, False))
     files = {
         f"{held_out}.py": function("f", "Shared by both modules.") + function("g", "Only held out here."),
         f"{other}.py": function("f", "Shared by both modules.") + function("h", "Only for training here."),
     }
     source = opened(PythonFunctions(), library(tmp_path, files))
     _, _, judgments = read(source)
-    assert {row["document_id"]: row["split"] for row in judgments} == {
-        f"{held_out}.f": "test",
-        f"{held_out}.g": "test",
-        f"{other}.f": "test",
-        f"{other}.h": "train",
-    }
+    splits = {f"{held_out}.f": "test", f"{held_out}.g": "test", f"{other}.f": "test", f"{other}.h": "train"}
+    assert {row["document_id"]: row["split"] for row in judgments} == splits
     assert counts(source) == {"modules": 2, "held_out_modules": 1, "train_module_pairs_in_test": 1}
 
 
@@ -261,13 +250,10 @@ def test_methods_nested_and_asynchronous_functions_are_found_in_source_order() -
         '''
     )
     assert [(function.id, function.query) for function in found] == [
-        ("m.Stack.push", "Put it on top."),
-        ("m.Stack.Inner.pop", "Take it off."),
-        ("m.outer.<locals>.inner", "Nested."),
-        ("m.handler", "In a handler."),
-        ("m.last", "In finally."),
+        ("m.Stack.push", "Put it on top."), ("m.Stack.Inner.pop", "Take it off."),
+        ("m.outer.<locals>.inner", "Nested."), ("m.handler", "In a handler."), ("m.last", "In finally."),
         ("m.cased", "In a case."),
-    ]
+    ]  # fmt: skip
 
 
 def test_identifiers_are_the_qualified_names_that_the_interpreter_gives() -> None:
@@ -299,24 +285,25 @@ def test_later_definitions_of_a_name_are_numbered_documented_or_not_and_across_m
     assert [function.id for function in first + second] == ["a.b.f", "a.b.f#2"]
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('def f():\n    """Doc."""\n    return 1\n', "def f():\n    return 1"),
-        ('def f():\n    """Doc.\n\n    More.\n    """\n\n    return 1\n', "def f():\n    return 1"),
-        ('def f():\n    """Doc."""\n\n\nx = 1\n', "def f():"),
-        ('def f(): "Doc."\n', "def f():"),
-        ('def f(): "Doc."; return 1\n', "def f(): return 1"),
-        ('def f(): "Doc."  # why\n', "def f(): # why"),
-        ('def f():\n    """Doc."""; x = 1\n    return x\n', "def f():\n    x = 1\n    return x"),
-        ('def f():\n    """Doc."""  # noqa\n    return 1\n', "def f():\n    # noqa\n    return 1"),
-        ('def f():\n    ("Doc."\n     " More.")\n    return 1\n', "def f():\n    return 1"),
-        ("def f(): 'Döc € ' 'ü'; return 'ä'\n", "def f(): return 'ä'"),
-        ("def f(á='é'): 'Doc.'; return á\n", "def f(á='é'): return á"),
-        ('@a\n@b(1,\n   2)\ndef f():\n    """Doc."""\n    return 1\n', "@a\n@b(1,\n   2)\ndef f():\n    return 1"),
-        ('x = 1\f\n\f\ndef f():\n    """Doc."""\n    return 1\n', "def f():\n    return 1"),
-    ],
-)
+PLAIN, CUT = 'def f():\n    """Doc."""\n    return 1\n', "def f():\n    return 1"
+DECORATED = "@a\n@b(1,\n   2)\n"
+
+
+@pytest.mark.parametrize(("source", "expected"), [
+    (PLAIN, CUT),
+    ('def f():\n    """Doc.\n\n    More.\n    """\n\n    return 1\n', CUT),
+    ('def f():\n    """Doc."""\n\n\nx = 1\n', "def f():"),
+    ('def f(): "Doc."\n', "def f():"),
+    ('def f(): "Doc."; return 1\n', "def f(): return 1"),
+    ('def f(): "Doc."  # why\n', "def f(): # why"),
+    ('def f():\n    """Doc."""; x = 1\n    return x\n', "def f():\n    x = 1\n    return x"),
+    ('def f():\n    """Doc."""  # noqa\n    return 1\n', "def f():\n    # noqa\n    return 1"),
+    ('def f():\n    ("Doc."\n     " More.")\n    return 1\n', CUT),
+    ("def f(): 'Döc € ' 'ü'; return 'ä'\n", "def f(): return 'ä'"),
+    ("def f(á='é'): 'Doc.'; return á\n", "def f(á='é'): return á"),
+    (DECORATED + PLAIN, DECORATED + CUT),
+    ("x = 1\f\n\f\n" + PLAIN, CUT),
+])  # fmt: skip
 def test_the_docstring_is_cut_and_nothing_else(source: str, expected: str) -> None:
     assert sources(source)["m.f"] == expected
 
@@ -373,25 +360,19 @@ def test_first_paragraph(docstring: str, expected: str) -> None:
     assert first_paragraph(docstring) == expected
 
 
-@pytest.mark.parametrize(("source", "expected"), [
-    (b"# coding: latin-1\nx = '\xe9'\n", "# coding: latin-1\nx = 'é'\n"),
-    (b"\xef\xbb\xbfx = '\xc3\xa9'\r\ny = 2\r", "x = 'é'\ny = 2\n"),
-])  # fmt: skip
-def test_source_is_decoded_as_the_interpreter_does(source: bytes, expected: str) -> None:
-    assert decode_source(source) == expected
-
-
-@pytest.mark.parametrize(("source", "error"), [
-    (b"# coding: no-such-encoding\n", SyntaxError),
-    (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError),
-    (b"# coding: undefined\n", UnicodeError),
-    (b"# coding: rot13\n", LookupError),
-    (b"# coding: utf-7\nx = '+2AA-'\n", UnicodeError),  # half a surrogate pair
-    (b"# coding: raw_unicode_escape\nx = '\\ud800'\n", UnicodeError),
-])  # fmt: skip
-def test_source_in_no_or_another_encoding_is_an_error(source: bytes, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        decode_source(source)
+def test_source_is_decoded_as_the_interpreter_does() -> None:
+    assert decode_source(b"# coding: latin-1\nx = '\xe9'\n") == "# coding: latin-1\nx = 'é'\n"
+    assert decode_source(b"\xef\xbb\xbfx = '\xc3\xa9'\r\ny = 2\r") == "x = 'é'\ny = 2\n"
+    for source, error in (
+        (b"# coding: no-such-encoding\n", SyntaxError),
+        (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError),
+        (b"# coding: undefined\n", UnicodeError),
+        (b"# coding: rot13\n", LookupError),
+        (b"# coding: utf-7\nx = '+2AA-'\n", UnicodeError),  # half a surrogate pair
+        (b"# coding: raw_unicode_escape\nx = '\\ud800'\n", UnicodeError),
+    ):
+        with pytest.raises(error):
+            decode_source(source)
 
 
 class WithoutDocstrings(ast.NodeTransformer):

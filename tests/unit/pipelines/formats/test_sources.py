@@ -53,12 +53,9 @@ def test_sources_by_name_with_their_domains_and_pieces(tmp_path: Path) -> None:
     stored = collected(given, tmp_path / "out")
     found = contents(stored)
     assert found.documents == [
-        ("asked/1", "", "judged", "s.org"),
-        ("code/b.py", "b.py", "y = 2\n", "code"),
-        ("code/lib/a.py", "lib/a.py", "x = 1\n", "lib"),
-        ("wiki/1", "", "one", "wiki"),
-        ("wiki/2", "", "two", "wiki"),
-    ]
+        ("asked/1", "", "judged", "s.org"), ("code/b.py", "b.py", "y = 2\n", "code"),
+        ("code/lib/a.py", "lib/a.py", "x = 1\n", "lib"), ("wiki/1", "", "one", "wiki"), ("wiki/2", "", "two", "wiki"),
+    ]  # fmt: skip
     assert found.queries == [("asked/1", "what", "asked", [])]
     assert found.judgments == [("asked/1", "asked/1", 2, "test")]
     assert stored.manifest["dropped"] == {"code/empty_files": 1, "wiki/empty_documents": 1}

@@ -37,47 +37,34 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
     assert str(folder) in str(raised.value)
 
 
-def test_passages_written_out(place: str, ending: str) -> None:
-    assert read(write_files(place, {"t.jsonl": lines(*WRITTEN_OUT)}, ending)) == EXPECTED
+def test_passages_written_out_and_ids_into_a_corpus(place: str, ending: str) -> None:
+    files = {"t.jsonl": lines(*WRITTEN_OUT), "ids.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)}
+    assert read(write_files(place, files, ending)) == EXPECTED
+    assert read(place, examples={"train": "ids.jsonl"}, corpus="c.jsonl") == EXPECTED
 
 
-def test_rows_of_parquet_as_the_hub_has_cleaned_sets(tmp_path: Path) -> None:
-    passages = [ONE, {"docid": "2", "title": None, "text": "second"}]
-    rows = [
-        WRITTEN_OUT[0] | {"positive_passages": passages[:1], "negative_passages": passages[1:]},
-        {"query_id": "7", "query": "who", "positive_passages": passages[1:], "negative_passages": None, "source": "x"},
-    ]
-    assert read(put(tmp_path, {"train-00000.parquet": rows}), examples={"train": "train-*.parquet"}) == EXPECTED
-
-
-def test_ids_into_a_corpus(place: str) -> None:
-    write_files(place, {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)}, ".zst")
-    assert read(place, corpus="c.jsonl") == EXPECTED
-
-
+CORPUS = {"corpus": "c.jsonl"}
 NAMED_OTHERWISE = [{"docid": "d1", "title": "One", "document_text": "first"}, {"docid": "2", "document_text": "second"}]
+ZERO = {"docid": "d0", "title": "", "text": "no example has it"}
+FIRST, SECOND = [ONE], [{"docid": "2", "title": None, "text": "second"}]
+ON_THE_HUB = [  # rows of parquet, as the hub has cleaned sets
+    WRITTEN_OUT[0] | {"positive_passages": FIRST, "negative_passages": SECOND},
+    {"query_id": "7", "query": "who", "positive_passages": SECOND, "negative_passages": None, "source": "x"},
+]
+SPLITS = {"examples": {"train": "t*.jsonl", "dev": "d.jsonl"}}
 
 
-@pytest.mark.parametrize(("examples", "corpus"), [
-    (BY_ID, NAMED_OTHERWISE),  # as the README calls the text of a corpus
-    ([WRITTEN_OUT[0], BY_ID[1]], [ONE, TWO]),  # examples of both forms
-], ids=["text named otherwise", "both forms"])  # fmt: skip
-def test_other_forms(tmp_path: Path, examples: list[Any], corpus: list[Any]) -> None:
-    assert read(put(tmp_path, {"t.jsonl": examples, "c.jsonl": corpus}), corpus="c.jsonl") == EXPECTED
-
-
-def test_passages_written_out_beside_a_corpus(tmp_path: Path) -> None:
-    corpus = [{"docid": "d0", "title": "", "text": "no example has it"}, ONE]
-    found = read(put(tmp_path, {"t.jsonl": WRITTEN_OUT, "c.jsonl": corpus}), corpus="c.jsonl")
-    assert [row[0] for row in found.documents] == ["d0", "d1", "2"]
-    assert found.judgments == EXPECTED.judgments
-
-
-def test_splits_and_queries_of_several_files(tmp_path: Path) -> None:
-    path = put(tmp_path, {"t1.jsonl": WRITTEN_OUT, "t0.jsonl": [], "d.jsonl": [WRITTEN_OUT[1]]})
-    found = read(path, examples={"train": "t*.jsonl", "dev": "d.jsonl"})
-    assert [row[0] for row in found.queries] == ["7", "q1"]
-    assert found.judgments == [("7", "2", 1, "dev"), *EXPECTED.judgments]
+@pytest.mark.parametrize(("files", "settings", "expected"), [
+    ({"t.parquet": ON_THE_HUB}, {"examples": {"train": "*.parquet"}}, EXPECTED),
+    ({"t.jsonl": BY_ID, "c.jsonl": NAMED_OTHERWISE}, CORPUS, EXPECTED),  # as the README calls the text of a corpus
+    ({"t.jsonl": [WRITTEN_OUT[0], BY_ID[1]], "c.jsonl": [ONE, TWO]}, CORPUS, EXPECTED),  # examples of both forms
+    ({"t.jsonl": WRITTEN_OUT, "c.jsonl": [ZERO, ONE]}, CORPUS,
+     EXPECTED._replace(documents=[("d0", "", "no example has it", ""), *EXPECTED.documents])),
+    ({"t1.jsonl": WRITTEN_OUT, "t0.jsonl": [], "d.jsonl": [WRITTEN_OUT[1]]}, SPLITS,
+     Contents(EXPECTED.documents[::-1], EXPECTED.queries[::-1], [("7", "2", 1, "dev"), *EXPECTED.judgments])),
+], ids=["parquet", "text named otherwise", "both forms", "beside a corpus", "splits of several files"])  # fmt: skip
+def test_other_forms(tmp_path: Path, files: dict[str, Any], settings: dict[str, Any], expected: Contents) -> None:
+    assert read(put(tmp_path, files), **settings) == expected
 
 
 def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path: Path) -> None:
@@ -93,9 +80,6 @@ def test_ids_that_the_corpus_lacks_are_refused_or_left_out(tmp_path: Path) -> No
     files = {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE)}
     refused(tmp_path, files, "line 1 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")
     assert read(str(tmp_path), corpus="c.jsonl", unknown_ids="drop").judgments == EXPECTED.judgments[:1]
-
-
-CORPUS = {"corpus": "c.jsonl"}
 
 
 @pytest.mark.parametrize(("settings", "record", "message"), [

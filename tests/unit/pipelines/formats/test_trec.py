@@ -20,10 +20,8 @@ from pipelines.formats.trec import (
     tsv_queries,
     without_markup,
 )
-from pipelines.jobs.collect import CollectConfig
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import parse_yaml
 from raytriever.settings.recipe import load_recipe
 from retrieval.collections.records import Source
 from tests.unit.retrieval.collections.contents import contents, dropped
@@ -49,13 +47,10 @@ EXPECTED = (
     [("q1", "d1", 3, "dl19"), ("q1", "d2", 0, "dl19"), ("2", "d5", -2, "dl20"), ("q1", "d1", 1, "dl20")],
 )
 MARCO_FILES = {
-    "collection.tsv": "0\tzero\n1\tone\n2\ttwo \n3\tthree\n",
-    "queries.train.tsv": "10\tten\n11\televen\n",
-    "queries.dev.small.tsv": "20\ttwenty\n",
-    "qrels.train.tsv": "10\t0\t0\t1\n11\t0\t1\t1\n",
-    "qrels.dev.small.tsv": "20\t0\t2\t1\n",
-    "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
-}
+    "collection.tsv": "0\tzero\n1\tone\n2\ttwo \n3\tthree\n", "queries.train.tsv": "10\tten\n11\televen\n",
+    "queries.dev.small.tsv": "20\ttwenty\n", "qrels.train.tsv": "10\t0\t0\t1\n11\t0\t1\t1\n",
+    "qrels.dev.small.tsv": "20\t0\t2\t1\n", "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
+}  # fmt: skip
 MARCO_NAMES: dict[str, Any] = {
     "documents": "collection.tsv",
     "queries": ["queries.train.tsv", "queries.dev.small.tsv"],
@@ -282,38 +277,17 @@ def test_real_judgments_of_the_deep_learning_tracks(data: Path, tmp_path: Path) 
         assert [[row[0], row[1], str(row[2])] for row in of_year] == rows[name]
 
 
-def test_the_collect_job_reads_it() -> None:
-    recipe = """
-    output: collection
-    source:
-      kind: trec
-      path: data/trec-dl
-      documents: collection.tsv
-      queries: [msmarco-test2019-queries.tsv, msmarco-test2020-queries.tsv]
-      qrels: {dl2019: 2019qrels-pass.txt, dl2020: 2020qrels-pass.txt}
-    """
-    source = CollectConfig.model_validate(parse_yaml(recipe, "recipe")).source
-    assert isinstance(source, TrecFiles)
-    assert source.documents == ("collection.tsv",)
-    assert source.qrels == {"dl2019": ("2019qrels-pass.txt",), "dl2020": ("2020qrels-pass.txt",)}
-
-
-TITLES, TEXTS = ("TITLE", "HEADLINE"), ("TEXT",)
-
-
 def folder_of(folder: Path, text: str) -> Folder:
     (folder / "file").write_bytes(text.encode())
     return Folder(str(folder))
 
 
+def marked_up_records(folder: Path, text: str) -> Iterator[Any]:
+    return marked_up_documents(folder_of(folder, text), "file", ("TITLE", "HEADLINE"), ("TEXT",))
+
+
 def documents(folder: Path, text: str) -> list[tuple[Any, ...]]:
-    records = marked_up_documents(folder_of(folder, text), "file", TITLES, TEXTS)
-    return [(record.place.line, record.id, record.title, record.text) for record in records]
-
-
-def read_topics(folder: Path, text: str, field: TopicField = "title") -> list[tuple[Any, ...]]:
-    records = topics(folder_of(folder, text), "file", field)
-    return [(record.place.line, record.id, record.text) for record in records]
+    return [(record.place.line, record.id, record.title, record.text) for record in marked_up_records(folder, text)]
 
 
 def refused_records(records: Iterator[Any], message: str) -> None:
@@ -357,6 +331,10 @@ lines</P></HEADLINE>
         (26, "4", "", ""),
     ]
     assert documents(tmp_path, "\n\n") == []
+    records = marked_up_records(tmp_path, "<DOC><DOCNO>1</DOCNO></DOC>\nbroken")
+    assert next(records).id == "1"  # they come while the file is read
+    with pytest.raises(UserError, match="line 2"):
+        next(records)
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -372,14 +350,7 @@ lines</P></HEADLINE>
     ("<DOC>\n<DOCNO> </DOCNO>\n</DOC>", r"file, line 1: the id is ''"),
 ])  # fmt: skip
 def test_wrong_documents_are_named(tmp_path: Path, text: str, message: str) -> None:
-    refused_records(marked_up_documents(folder_of(tmp_path, text), "file", TITLES, TEXTS), message)
-
-
-def test_documents_come_while_the_file_is_read(tmp_path: Path) -> None:
-    records = marked_up_documents(folder_of(tmp_path, "<DOC><DOCNO>1</DOCNO></DOC>\nbroken"), "file", TITLES, TEXTS)
-    assert next(records).id == "1"
-    with pytest.raises(UserError, match="line 2"):
-        next(records)
+    refused_records(marked_up_records(tmp_path, text), message)
 
 
 words = st.text(st.characters(categories=["L", "N"]), min_size=1)
@@ -444,15 +415,16 @@ of  a title: a < b
 
 
 def test_topics_of_the_classic_form(tmp_path: Path) -> None:
-    assert read_topics(tmp_path, TOPICS) == [
-        (2, "301", "International Organized Crime"),
-        (14, "051", "Airbus Subsidies"),
-        (21, "q3", "Two <i>lines</i> of a title: a < b"),
-    ]
-    descriptions = [(2, "301", "Identify organizations that participate."), (14, "051", "x"), (21, "q3", "")]
-    assert read_topics(tmp_path, TOPICS, "desc") == descriptions
+    def found(field: TopicField) -> list[tuple[Any, ...]]:
+        records = topics(folder_of(tmp_path, TOPICS), "file", field)
+        return [(record.place.line, record.id, record.text) for record in records]
+
+    titles = ["International Organized Crime", "Airbus Subsidies", "Two <i>lines</i> of a title: a < b"]
+    descriptions = ["Identify organizations that participate.", "x", ""]
+    for field, texts_ in (("title", titles), ("desc", descriptions)):
+        assert found(field) == [(2, "301", texts_[0]), (14, "051", texts_[1]), (21, "q3", texts_[2])]
     with pytest.raises(UserError, match=r"file, line 14: the topic has no <narr> at the beginning of a line, only"):
-        read_topics(tmp_path, TOPICS, "narr")
+        found("narr")
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -467,17 +439,13 @@ def test_wrong_topics_are_named(tmp_path: Path, text: str, message: str) -> None
     refused_records(topics(folder_of(tmp_path, text), "file", "title"), message)
 
 
-def test_columns_of_documents_are_those_named(tmp_path: Path) -> None:
+def test_columns_of_documents_are_those_named_and_ids_are_checked(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 'D1\thttp://x\tA "title\ttext\nD2\thttp://y\t\t \n')
     found = [tuple(record) for record in tsv_documents(folder, "file", ("id", "-", "title", "text"))]
     file = f"{tmp_path}/file"
     assert found == [((file, 1, "line"), "D1", 'A "title', "text", ""), ((file, 2, "line"), "D2", "", " ", "")]
-    refused_records(
-        tsv_documents(folder, "file", ("id", "text")), r"line 1 has 4 tab-separated fields: .* must have 2: id, text"
-    )
-
-
-def test_ids_of_tables_are_checked(tmp_path: Path) -> None:
+    message = r"line 1 has 4 tab-separated fields: .* must have 2: id, text"
+    refused_records(tsv_documents(folder, "file", ("id", "text")), message)
     for line in (" 1\tx", "\tx", "1 2\tx"):
         folder = folder_of(tmp_path, f"0\tx\n{line}\n")
         message = r"file, line 2: the id is '.*'\. It must not be empty or hold whitespace"

@@ -77,27 +77,19 @@ def test_every_format_is_an_artifact_of_its_files(tmp_path, collection, settings
 
 @pytest.mark.parametrize("form", ["hard_negatives", "labelled_lists"])
 def test_mined_candidates_replace_judged_negatives(tmp_path: Path, collection: StoredCollection, form: str) -> None:
-    candidates = mined(tmp_path, collection, form=form)
-    made = export(tmp_path, collection, format="tevatron", split="train", candidates=candidates)
-    examples = [json.loads(line) for line in made.path("train.jsonl").read_text().splitlines()]
-    found = {
-        example["query_id"]: tuple(
-            [passage["docid"] for passage in example[kind]] for kind in ("positive_passages", "negative_passages")
-        )
-        for example in examples
-    }
+    def examples(name: str, **settings: Any) -> dict[str, tuple[list[str], ...]]:
+        """Positives and negatives by query."""
+        made = export(tmp_path / name, collection, format="tevatron", split="train", **settings)
+        rows = map(json.loads, made.path("train.jsonl").read_text().splitlines())
+        kinds = ("positive_passages", "negative_passages")
+        return {row["query_id"]: tuple([passage["docid"] for passage in row[kind]] for kind in kinds) for row in rows}
+
+    found = examples("mined", candidates=mined(tmp_path, collection, form=form))
     assert found == {"q0": (["d0", "d1"], ["d3", "d4", "d2"]), "q1": (["d3"], ["d5"])}
-    judged = export(tmp_path / "judged", collection, format="tevatron", split="train")
-    first = json.loads(judged.path("train.jsonl").read_text().splitlines()[0])
-    assert [passage["docid"] for passage in first["negative_passages"]] == ["d2"]
-
-
-def test_what_mining_took_for_relevant_is_positive_here_too(tmp_path: Path, collection: StoredCollection) -> None:
-    candidates = mined(tmp_path, collection, rules={"minimum_relevance": 2})  # d1, of grade 1, is mined as a negative
-    made = export(tmp_path, collection, format="tevatron", split="train", candidates=candidates)
-    first = json.loads(made.path("train.jsonl").read_text().splitlines()[0])
-    assert [passage["docid"] for passage in first["positive_passages"]] == ["d0"]
-    assert [passage["docid"] for passage in first["negative_passages"]] == ["d3", "d4", "d1", "d2"]
+    assert examples("judged")["q0"] == (["d0", "d1"], ["d2"])
+    # d1, of grade 1, is mined as a negative: what mining took for relevant is positive here too
+    graded = mined(tmp_path / "graded", collection, rules={"minimum_relevance": 2})
+    assert examples("exported", candidates=graded)["q0"] == (["d0"], ["d3", "d4", "d1", "d2"])
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection: StoredCollection) -> None:

@@ -1,14 +1,12 @@
 """The job on a small collection against a literal filter, and what it refuses."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
@@ -25,65 +23,48 @@ from tests.unit.small_run import make
 QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
 
 
-@dataclass
 class World:
     """Artifacts, and the same as Python values."""
 
-    inputs: dict[str, str]
-    candidates: str
-    folder: Path
-    queries: list[str]
-    documents: list[dict[str, str]]
-    pairs: list[tuple[int, int]]
-    epochs: list[NDArray[np.int64]]
-    lists: dict[int, list[tuple[int, int | None]]]
-    scores: NDArray[np.float64]
+    def __init__(self, folder: Path) -> None:
+        self.folder, random = folder, np.random.default_rng(5)
+        texts = [f"text {random.integers(15)}" for _ in range(DOCUMENTS_)]
+        self.documents = [
+            {"id": f"d{row}", "title": f"title {row % 3}" if row % 2 else "", "text": text, "domain": ""}
+            for row, text in enumerate(texts)
+        ]
+        self.queries = [f"query {random.integers(24)}?" for _ in range(QUERIES)]
+        known = {(int(random.integers(QUERIES)), int(random.integers(DOCUMENTS_))) for _ in range(40)}
+        self.pairs = sorted(known)
+        judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in self.pairs]
+        judged += [
+            (f"q{query}", f"d{document}", -(document % 2), "judged")
+            for query in range(QUERIES)
+            for document in random.permutation(DOCUMENTS_)[: 2 + query % 3].tolist()
+            if (query, document) not in known
+        ]
+        tables = [pa.Table.from_pylist(self.documents[at : at + 17], DOCUMENTS) for at in range(0, DOCUMENTS_, 17)]
+        asked = [(f"q{row}", text, "", []) for row, text in enumerate(self.queries)]
+        collection = store(folder / "c", tables, asked, judged)
+        self.lists: dict[int, list[tuple[int, int | None]]] = {}
+        for query in random.permutation(QUERIES).tolist():
+            rows = random.permutation(DOCUMENTS_)[: 3 + query % 4].tolist()
+            self.lists[query] = [(row, 1 if (query, row) in known else [None, 0][row % 2]) for row in rows]
+        vectors = [random.integers(-2, 3, (number, 4)).astype(np.float16) for number in (QUERIES, DOCUMENTS_)]
+        self.scores = vectors[0].astype(float) @ vectors[1].astype(float).T
+        pairs = make_pairs(folder / "p", collection, self.pairs)
+        number = BATCHES * SIZE
+        self.epochs = [random.permutation(len(known))[:number].reshape(BATCHES, SIZE) for _ in range(EPOCHS)]
+        self.inputs = {
+            "collection": collection, "pairs": pairs, "packing": make_packing(folder / "k", pairs, self.epochs),
+            "vectors": make_vectors(folder / "v", collection, *vectors),
+        }  # fmt: skip
+        self.candidates = make_candidates(folder / "n", collection, self.lists, "labelled_lists")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("filter")
-    random = np.random.default_rng(5)
-    texts = [f"text {random.integers(15)}" for _ in range(DOCUMENTS_)]
-    documents = [
-        {"id": f"d{row}", "title": f"title {row % 3}" if row % 2 else "", "text": text, "domain": ""}
-        for row, text in enumerate(texts)
-    ]
-    queries = [f"query {random.integers(24)}?" for _ in range(QUERIES)]
-    pairs = sorted({(int(random.integers(QUERIES)), int(random.integers(DOCUMENTS_))) for _ in range(40)})
-    judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs]
-    known = set(pairs)
-    judged += [
-        (f"q{query}", f"d{document}", -(document % 2), "judged")
-        for query in range(QUERIES)
-        for document in random.permutation(DOCUMENTS_)[: 2 + query % 3].tolist()
-        if (query, document) not in known
-    ]
-    tables = [pa.Table.from_pylist(documents[at : at + 17], DOCUMENTS) for at in range(0, DOCUMENTS_, 17)]
-    collection = store(folder / "c", tables, [(f"q{row}", text, "", []) for row, text in enumerate(queries)], judged)
-    lists: dict[int, list[tuple[int, int | None]]] = {}
-    for query in random.permutation(QUERIES).tolist():
-        rows = random.permutation(DOCUMENTS_)[: 3 + query % 4].tolist()
-        lists[query] = [(row, 1 if (query, row) in known else [None, 0][row % 2]) for row in rows]
-    vectors = [random.integers(-2, 3, (number, 4)).astype(np.float16) for number in (QUERIES, DOCUMENTS_)]
-    stored_pairs = make_pairs(folder / "p", collection, pairs)
-    epochs = [random.permutation(len(pairs))[: BATCHES * SIZE].reshape(BATCHES, SIZE) for _ in range(EPOCHS)]
-    return World(
-        inputs={
-            "collection": collection,
-            "pairs": stored_pairs,
-            "packing": make_packing(folder / "k", stored_pairs, epochs),
-            "vectors": make_vectors(folder / "v", collection, *vectors),
-        },
-        candidates=make_candidates(folder / "n", collection, lists, "labelled_lists"),
-        folder=folder,
-        queries=queries,
-        documents=documents,
-        pairs=pairs,
-        epochs=epochs,
-        lists=lists,
-        scores=vectors[0].astype(float) @ vectors[1].astype(float).T,
-    )
+    return World(tmp_path_factory.mktemp("filter"))
 
 
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
@@ -108,11 +89,8 @@ class Literal:
         self.query_texts = [key(row["query"]) for row in rows]
 
     def same_answers(self, i: int) -> list[int]:
-        twins = [
-            k
-            for k in range(len(self.queries))
-            if self.queries[k] == self.queries[i] or self.query_texts[k] == self.query_texts[i]
-        ]
+        rows = zip(self.queries, self.query_texts, strict=True)
+        twins = [k for k, (row, text) in enumerate(rows) if row == self.queries[i] or text == self.query_texts[i]]
         return twins if len(twins) > 1 else []
 
     def rule(self, i: int, j: int) -> str | None:

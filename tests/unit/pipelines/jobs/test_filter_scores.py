@@ -1,7 +1,6 @@
 """Teacher scores in stored batches: where they come from, what they are drawn by, and what is refused."""
 
 import gzip
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,48 +29,35 @@ QUERIES, DOCUMENTS_, SIZE, EPOCHS = 12, 40, 4, 3
 LISTED = 9
 
 
-@dataclass
 class World:
     """Artifacts, and the teacher's score of every pair."""
 
-    inputs: dict[str, str]
-    folder: Path
-    scores: np.ndarray
-    lists: dict[int, list[int]]
-    positives: dict[int, int]
+    def __init__(self, folder: Path) -> None:
+        self.folder, random = folder, np.random.default_rng(3)
+        documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(DOCUMENTS_)]
+        pairs = [(query, int(random.integers(DOCUMENTS_))) for query in range(QUERIES)]
+        judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs]
+        queries = [(f"q{row}", f"query {row}", "", []) for row in range(QUERIES)]
+        collection = store(folder / "c", [pa.Table.from_pylist(documents, DOCUMENTS)], queries, judged)
+        self.positives = dict(pairs)
+        self.lists = {
+            query: [row for row in random.permutation(DOCUMENTS_).tolist() if row != positive][:LISTED]
+            for query, positive in pairs
+        }
+        stored_pairs = make_pairs(folder / "p", collection, pairs)
+        epochs = [random.permutation(QUERIES).reshape(-1, SIZE) for _ in range(EPOCHS)]
+        candidates = {query: [(row, None) for row in rows] for query, rows in self.lists.items()}
+        self.inputs = {
+            "collection": collection, "pairs": stored_pairs,
+            "packing": make_packing(folder / "k", stored_pairs, epochs),
+            "negatives": make_candidates(folder / "n", collection, candidates),
+        }  # fmt: skip
+        self.scores = random.gamma(2, 2, (QUERIES, DOCUMENTS_)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("scores")
-    random = np.random.default_rng(3)
-    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(DOCUMENTS_)]
-    pairs = [(query, int(random.integers(DOCUMENTS_))) for query in range(QUERIES)]
-    collection = store(
-        folder / "c",
-        [pa.Table.from_pylist(documents, DOCUMENTS)],
-        [(f"q{row}", f"query {row}", "", []) for row in range(QUERIES)],
-        [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs],
-    )
-    lists = {
-        query: [row for row in random.permutation(DOCUMENTS_).tolist() if row != positive][:LISTED]
-        for query, positive in pairs
-    }
-    stored_pairs = make_pairs(folder / "p", collection, pairs)
-    epochs = [random.permutation(QUERIES).reshape(-1, SIZE) for _ in range(EPOCHS)]
-    candidates = {query: [(row, None) for row in rows] for query, rows in lists.items()}
-    return World(
-        inputs={
-            "collection": collection,
-            "pairs": stored_pairs,
-            "packing": make_packing(folder / "k", stored_pairs, epochs),
-            "negatives": make_candidates(folder / "n", collection, candidates),
-        },
-        folder=folder,
-        scores=random.gamma(2, 2, (QUERIES, DOCUMENTS_)).astype(np.float32),
-        lists=lists,
-        positives=dict(pairs),
-    )
+    return World(tmp_path_factory.mktemp("scores"))
 
 
 def run_file(world: World, path: Path, left_out: set[tuple[int, int]] = frozenset(), more: str = "") -> str:
@@ -89,6 +75,17 @@ def run(world: World, output: Path, **settings: Any) -> BatchReader:
     values = {**world.inputs, "output": str(output), "batches_per_shard": 2, **settings}
     values["false_negatives"] = {"surrogate_score": False}
     return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+
+
+@pytest.fixture(scope="module")
+def teacher(world: World) -> str:
+    """A run file with a score of every pair."""
+    return run_file(world, world.folder / "teacher.trec")
+
+
+@pytest.fixture(scope="module")
+def scored(world: World, teacher: str) -> BatchReader:
+    return run(world, world.folder / "scored", teacher_scores=teacher)
 
 
 def rows_of(reader: BatchReader, epoch: int) -> list[dict[str, Any]]:
@@ -150,13 +147,10 @@ def test_ascii_white_space_alone_separates_columns(ending: str, tmp_path: Path) 
     assert [np.concatenate(column).tolist() for column in zip(*pairs, strict=True)] == [[0, 0], [1, 0], [2.5, 1.0]]
 
 
-def test_candidates_and_runs_say_the_same(world: World, tmp_path: Path) -> None:
-    expected = run(world, tmp_path / "f", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
-    candidates = labelled(world, tmp_path / "candidates")
-    ranking = stored_run(world, tmp_path / "run")
-    for name, path in (("c", candidates), ("r", ranking)):
-        found = run(world, tmp_path / name, teacher_scores=path)
-        assert [rows_of(found, epoch) for epoch in range(EPOCHS)] == [rows_of(expected, e) for e in range(EPOCHS)]
+def test_candidates_and_runs_say_the_same(world: World, scored: BatchReader, tmp_path: Path) -> None:
+    for name, made in (("candidates", labelled), ("run", stored_run)):
+        found = run(world, tmp_path / name, teacher_scores=made(world, tmp_path / f"{name}-scores"))
+        assert [rows_of(found, epoch) for epoch in range(EPOCHS)] == [rows_of(scored, e) for e in range(EPOCHS)]
 
 
 def labelled(world: World, folder: Path) -> str:
@@ -184,8 +178,7 @@ def stored_run(world: World, folder: Path) -> str:
     )
 
 
-def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> None:
-    teacher = run_file(world, tmp_path / "teacher.trec")
+def test_negatives_drawn_by_balanced_margins(world: World, teacher: str, tmp_path: Path) -> None:
     asked = {"teacher_scores": teacher, "choose_negatives": "balanced_margins"}
     reader = run(world, tmp_path / "b", **asked)
     again, other = (run(world, tmp_path / str(seed), **asked, seed=seed) for seed in (0, 1))
@@ -224,8 +217,8 @@ def test_a_damaged_run_file_is_refused(world: World, tmp_path: Path, line: str, 
         run(world, tmp_path / "b", teacher_scores=run_file(world, tmp_path / "teacher.trec", more=line))
 
 
-def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
-    teacher, strangers = run_file(world, tmp_path / "teacher.trec"), tmp_path / "strangers.trec"
+def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path) -> None:
+    strangers = tmp_path / "strangers.trec"
     strangers.write_text("a Q0 b 1 2.0 t\n")
     for settings, message in [
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
@@ -249,16 +242,14 @@ def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None
         run(world, tmp_path / "b", teacher_scores=path)
 
 
-def test_scores_survive_mixing_and_exporting(world: World, tmp_path: Path) -> None:
-    scored = run(world, tmp_path / "s", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
+def test_scores_survive_mixing_and_exporting(world: World, scored: BatchReader, tmp_path: Path) -> None:
     plain = run(world, tmp_path / "p")
     assert plain.columns == tuple(LAYOUTS["pairs"].schema().names)
     mixed = {"sources": {"one": scored.uri, "two": scored.uri}, "output": str(tmp_path / "m")}
     reader = BatchReader(make(Mix(validate(MixConfig, mixed, "Settings of mix"))))
     assert reader.columns == scored.columns
-    assert sorted(row["positive_score"] for row in rows_of(reader, 0)) == sorted(
-        2 * [row["positive_score"] for row in rows_of(scored, 0)]
-    )
+    twice, once = ([row["positive_score"] for row in rows_of(each, 0)] for each in (reader, scored))
+    assert sorted(twice) == sorted(2 * once)
     unlike = {"sources": {"one": plain.uri, "two": scored.uri}, "output": str(tmp_path / "u")}
     with pytest.raises(UserError, match="has batches of columns query_id"):
         make(Mix(validate(MixConfig, unlike, "Settings of mix")))

@@ -52,6 +52,11 @@ def rows_of(reader: BatchReader, epoch: int) -> list[list[dict[str, Any]]]:
     return [reader.read(epoch, index).to_pylist() for index in range(reader.number_of_batches(epoch))]
 
 
+@pytest.fixture(scope="module")
+def chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return collection_of(tmp_path_factory.mktemp("chunks"), chunks_of(SOURCES))
+
+
 def test_ready_made_batches_are_taken_as_they_are(tmp_path: Path) -> None:
     texts = ("One {}. Two.", "code {}\n\nmore", "a", "Three {}. Four.")
     lines = [[text.format(line) for text in texts] for line in range(7)]
@@ -67,10 +72,9 @@ def test_ready_made_batches_are_taken_as_they_are(tmp_path: Path) -> None:
     assert sorted(found) == sorted(map(sorted, lines))
 
 
-def test_batches_of_consecutive_chunks_of_few_sources(tmp_path: Path) -> None:
+def test_batches_of_consecutive_chunks_of_few_sources(chunks: str, tmp_path: Path) -> None:
     everything = {row["id"]: row for row in chunks_of(SOURCES)}
-    collection = collection_of(tmp_path / "c", chunks_of(SOURCES))
-    reader = group(tmp_path / "b", collection, epochs=5, small_domains="drop")
+    reader = group(tmp_path / "b", chunks, epochs=5, small_domains="drop")
     assert reader.layout == "chunks"
     seen: set[str] = set()
     sources = 0
@@ -84,10 +88,8 @@ def test_batches_of_consecutive_chunks_of_few_sources(tmp_path: Path) -> None:
             assert len({row["domain"] for row in batch}) == 1
             for row in batch:
                 stored = everything[row["document_id"]]
-                assert row == {
-                    "document_id": stored["id"], "document": stored["text"], "source_id": stored["source_id"],
-                    "number": stored["number"], "domain": stored["domain"],
-                }  # fmt: skip
+                named = {name: stored[name] for name in ("source_id", "number", "domain")}
+                assert row == {"document_id": stored["id"], "document": stored["text"], **named}
             sources += len({row["source_id"] for row in batch})
     assert seen == {name for name, row in everything.items() if row["domain"] != "z"}
     manifest = reader.artifact.manifest
@@ -97,7 +99,7 @@ def test_batches_of_consecutive_chunks_of_few_sources(tmp_path: Path) -> None:
         "chunks of domains that are too small for a batch": 5 * 3,
         "chunks that fill no batch of their domain in an epoch": 5 * (39 % 8 + 21 % 8),
     }
-    summary = Group(GroupConfig(collection=collection, output="")).summary(reader.artifact)
+    summary = Group(GroupConfig(collection=chunks, output="")).summary(reader.artifact)
     assert summary == f"30 batches of 8 in 5 epochs, of {sources / 30:.2f} sources on average"
     assert sources / 30 < 3
 
@@ -137,42 +139,39 @@ def test_random_batches_are_of_unrelated_chunks(tmp_path: Path) -> None:
     assert np.mean(sources) > 7
 
 
-def test_bytes_are_a_function_of_the_input_and_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collection = collection_of(tmp_path / "c", chunks_of(SOURCES))
+def test_bytes_are_a_function_of_the_input_and_the_seed(chunks: str, tmp_path, monkeypatch) -> None:
     asked = {"epochs": 2, "small_domains": "drop"}
-    first = contents(group(tmp_path / "a", collection, **asked).uri)
-    assert first != contents(group(tmp_path / "s", collection, **asked, seed=1).uri)
+    first = contents(group(tmp_path / "a", chunks, **asked).uri)
+    assert first != contents(group(tmp_path / "s", chunks, **asked, seed=1).uri)
     monkeypatch.setattr(row_batches, "_ROWS_AT_ONCE", 1)
     monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
-    assert contents(group(tmp_path / "b", collection, **asked).uri) == first
+    assert contents(group(tmp_path / "b", chunks, **asked).uri) == first
     assert {name.split("/")[0] for name in first} == {"manifest.json", "epoch=00000", "epoch=00001"}
     assert first["epoch=00000/batches-00000.parquet"] != first["epoch=00001/batches-00000.parquet"]
 
 
 @pytest.mark.parametrize("drawn", [None, 7])
-def test_many_rows_are_many_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: int | None) -> None:
+def test_many_rows_are_many_orders(chunks: str, tmp_path, monkeypatch, drawn: int | None) -> None:
     monkeypatch.setattr(row_batches, "_ROWS_OF_AN_ORDER", 20)
-    collection = collection_of(tmp_path / "c", chunks_of(SOURCES))
     asked = {"epochs": 2, "small_domains": "drop", "grouping": {"batch_size": 4}, "batches_per_epoch": drawn}
-    planned = Group(GroupConfig.model_validate({"collection": collection, "output": "", **asked})).plan()
+    planned = Group(GroupConfig.model_validate({"collection": chunks, "output": "", **asked})).plan()
     orders = [shard for shard in planned if shard.name.startswith("order-00000")]
     assert drawn or len(orders) > 1
-    reader = group(tmp_path / "b", collection, **asked)
+    reader = group(tmp_path / "b", chunks, **asked)
     for epoch in range(2):
         ids = [row["document_id"] for batch in rows_of(reader, epoch) for row in batch]
         assert len(set(ids)) == len(ids) == (4 * drawn if drawn else reader.number_of_batches(epoch) * 4)
         assert all(len({row["domain"] for row in batch}) == 1 for batch in rows_of(reader, epoch))
     if drawn:
-        whole = rows_of(group(tmp_path / "all", collection, **asked | {"batches_per_epoch": None}), 1)
+        whole = rows_of(group(tmp_path / "all", chunks, **asked | {"batches_per_epoch": None}), 1)
         places = [whole.index(batch) for batch in rows_of(reader, 1)]
         assert places == sorted(places)
 
 
-def test_some_of_an_epochs_batches_are_drawn(tmp_path: Path) -> None:
-    collection = collection_of(tmp_path / "c", chunks_of(SOURCES))
-    whole = group(tmp_path / "all", collection, epochs=2, small_domains="drop")
-    five = group(tmp_path / "five", collection, epochs=2, small_domains="drop", batches_per_epoch=5)
-    three = group(tmp_path / "three", collection, epochs=2, small_domains="drop", batches_per_epoch=3)
+def test_some_of_an_epochs_batches_are_drawn(chunks: str, tmp_path: Path) -> None:
+    whole = group(tmp_path / "all", chunks, epochs=2, small_domains="drop")
+    five = group(tmp_path / "five", chunks, epochs=2, small_domains="drop", batches_per_epoch=5)
+    three = group(tmp_path / "three", chunks, epochs=2, small_domains="drop", batches_per_epoch=3)
     places = []
     for epoch in range(2):
         everything, chosen = rows_of(whole, epoch), rows_of(five, epoch)
@@ -184,10 +183,10 @@ def test_some_of_an_epochs_batches_are_drawn(tmp_path: Path) -> None:
     dropped = [reader.artifact.manifest["dropped"] for reader in (whole, five)]
     not_drawn = 2 * 8 * (whole.number_of_batches(0) - 5)
     assert dropped[1] == dropped[0] | {"chunks of batches that were not drawn": not_drawn}
-    again = group(tmp_path / "as many", collection, small_domains="drop", batches_per_epoch=whole.number_of_batches(0))
+    again = group(tmp_path / "as many", chunks, small_domains="drop", batches_per_epoch=whole.number_of_batches(0))
     assert rows_of(again, 0) == rows_of(whole, 0)
     with pytest.raises(UserError, match=r"batches_per_epoch is 7, but .* makes only 6"):
-        group(tmp_path / "no", collection, small_domains="drop", batches_per_epoch=7)
+        group(tmp_path / "no", chunks, small_domains="drop", batches_per_epoch=7)
 
 
 QUERIES = 23

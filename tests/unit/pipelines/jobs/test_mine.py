@@ -1,6 +1,5 @@
 """The job on a small collection against a literal miner, and what it refuses."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.formats.files import lines
 from tests.unit.pipelines.jobs.batch_inputs import make_vectors
+from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.evaluation.test_answers import has_answer
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
 from tests.unit.small_run import make, make_artifact
@@ -26,75 +27,62 @@ IN_RUN = [3, 1, 2, 0, 4, 5, 6, 7, 9, 10, 11]  # rows of the run's queries, in it
 WORDS = ["river", "Bank", "money", "boat", "1984", "U.S."]
 
 
-@dataclass
-class World:
-    """A collection and a run as artifacts, and the same as Python values."""
-
-    collection: str
-    run: str
-    vectors: str
-    documents: list[dict[str, str]]
-    queries: list[dict[str, Any]]
-    grades: dict[str, dict[str, int]]
-    results: dict[str, list[tuple[str, float]]]
-    products: np.ndarray
-
-
 def text_of(document: dict[str, str], with_title: bool) -> str:
     return f"{document['title']} {document['text']}".strip() if with_title else document["text"]
 
 
+class World:
+    """A collection and a run as artifacts, and the same as Python values."""
+
+    def __init__(self, folder: Path) -> None:
+        generator = np.random.default_rng(3)
+
+        def words(number: int) -> str:
+            return " ".join(generator.choice(WORDS, size=number))
+
+        documents = [{"_id": f"d{n}", "title": words(1) if n % 3 else "", "text": words(3)} for n in range(DOCUMENTS)]
+        documents[5] = {"_id": "d5", "title": "", "text": f" {text_of(documents[4], True).upper()}\n"}  # d4 again
+        documents[7]["_id"] = "q3"
+        documents[10]["title"] = "Nowhere"  # the answer is in the title alone
+        queries: list[dict[str, Any]] = [{"_id": f"q{n}", "text": f"{words(2)} {n}?"} for n in range(QUERIES)]
+        queries[2]["text"] = text_of(documents[9], True).lower()
+        for number in range(0, QUERIES, 2):
+            queries[number]["metadata"] = {"answers": [words(2), "nowhere"]}
+        self.documents, self.queries = documents, queries
+        self.grades: dict[str, dict[str, int]] = {}
+        for query in queries[:-1]:
+            chosen = generator.choice(DOCUMENTS, size=4, replace=False)
+            self.grades[query["_id"]] = {documents[n]["_id"]: int(generator.integers(-1, 4)) for n in chosen}
+        self.grades["q1"]["d4"] = 2  # so d5 is the copy of a positive
+        self.grades["q6"] = {"d0": 0, "d1": -1}  # no positive
+        self.collection = collected(folder, documents, queries, {"train": self.grades, "test": {"q11": {"d1": 1}}})
+        rows = np.array([generator.permutation(DOCUMENTS)[:DEPTH] for _ in IN_RUN], dtype=np.int64)
+        scores = -np.sort(-generator.normal(size=rows.shape).astype(np.float32), axis=1)
+        rows[4, 3:], scores[4, 3:] = -1, -np.inf
+        asked = [queries[row]["_id"] for row in IN_RUN]
+        self.run = make_run(folder / "run", self.collection, asked, documents, rows, scores)
+        self.results = {
+            query: [(documents[d]["_id"], score) for d, score in zip(*pair, strict=True) if d >= 0]
+            for query, *pair in zip(asked, rows.tolist(), scores.tolist(), strict=True)
+        }
+        vectors = [generator.normal(size=(n, 6)).astype(np.float16) for n in (QUERIES, DOCUMENTS)]
+        self.vectors = make_vectors(folder / "v", self.collection, *vectors)
+        self.products = vectors[0].astype(np.float64) @ vectors[1].T.astype(np.float64)
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("mine")
-    generator = np.random.default_rng(3)
-
-    def words(number: int) -> str:
-        return " ".join(generator.choice(WORDS, size=number))
-
-    documents = [{"_id": f"d{n}", "title": words(1) if n % 3 else "", "text": words(3)} for n in range(DOCUMENTS)]
-    documents[5] = {"_id": "d5", "title": "", "text": f" {text_of(documents[4], True).upper()}\n"}  # d4 again
-    documents[7]["_id"] = "q3"
-    documents[10]["title"] = "Nowhere"  # the answer is in the title alone
-    queries: list[dict[str, Any]] = [{"_id": f"q{n}", "text": f"{words(2)} {n}?"} for n in range(QUERIES)]
-    queries[2]["text"] = text_of(documents[9], True).lower()
-    for number in range(0, QUERIES, 2):
-        queries[number]["metadata"] = {"answers": [words(2), "nowhere"]}
-    grades: dict[str, dict[str, int]] = {}
-    for query in queries[:-1]:
-        chosen = generator.choice(DOCUMENTS, size=4, replace=False)
-        grades[query["_id"]] = {documents[n]["_id"]: int(generator.integers(-1, 4)) for n in chosen}
-    grades["q1"]["d4"] = 2  # so d5 is the copy of a positive
-    grades["q6"] = {"d0": 0, "d1": -1}  # no positive
-    write_source(folder / "source", documents, queries, {"train": grades, "test": {"q11": {"d1": 1}}})
-    collection = make(Collect(CollectConfig(source=BeirFolder(path=str(folder / "source")), output=str(folder / "c"))))
-    rows = np.array([generator.permutation(DOCUMENTS)[:DEPTH] for _ in IN_RUN], dtype=np.int64)
-    scores = -np.sort(-generator.normal(size=rows.shape).astype(np.float32), axis=1)
-    rows[4, 3:], scores[4, 3:] = -1, -np.inf
-    run = make_run(folder / "run", collection, [queries[row]["_id"] for row in IN_RUN], documents, rows, scores)
-    query_vectors, document_vectors = (generator.normal(size=(n, 6)).astype(np.float16) for n in (QUERIES, DOCUMENTS))
-    return World(
-        collection=collection,
-        run=run,
-        vectors=make_vectors(folder / "v", collection, query_vectors, document_vectors),
-        documents=documents,
-        queries=queries,
-        grades=grades,
-        results={
-            queries[row]["_id"]: [(documents[d]["_id"], score) for d, score in zip(*pair, strict=True) if d >= 0]
-            for row, *pair in zip(IN_RUN, rows.tolist(), scores.tolist(), strict=True)
-        },
-        products=(query_vectors.astype(np.float64) @ document_vectors.T.astype(np.float64)),
-    )
+    return World(tmp_path_factory.mktemp("mine"))
 
 
-def write_source(folder: Path, documents: list[Any], queries: list[Any], splits: dict[str, Any]) -> None:
-    (folder / "qrels").mkdir(parents=True)
-    for name, records in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+def collected(folder: Path, documents: list[Any], queries: list[Any], splits: dict[str, Any]) -> str:
+    """A collection of these records and, in each split, grades by query and document."""
+    files = {"corpus.jsonl": lines(*documents), "queries.jsonl": lines(*queries)}
     for split, grades in splits.items():
-        lines = [f"{query}\t{key}\t{grade}" for query, found in grades.items() for key, grade in found.items()]
-        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+        judged = [f"{query}\t{key}\t{grade}\n" for query, found in grades.items() for key, grade in found.items()]
+        files[f"qrels/{split}.tsv"] = "".join(["query-id\tcorpus-id\tscore\n", *judged])
+    source = BeirFolder(path=write_files(str(folder / "source"), files))
+    return make(Collect(CollectConfig(source=source, output=str(folder / "collection"))))
 
 
 def make_run(
@@ -248,28 +236,22 @@ def check_audit(
 
 
 def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
-    stored = [
-        mine(world, tmp_path / str(size), rules={"relative_margin": 0.1}, candidates_per_shard=size)
-        for size in (1, 33, 10_000)
-    ]
+    asked = {"rules": {"relative_margin": 0.1}}
+    stored = [mine(world, tmp_path / f"{size}", **asked, candidates_per_shard=size) for size in (1, 33, 10_000)]
     assert [len(one.names("candidates/")) for one in stored] == [11, 6, 1]
     lists = [list(mined_lists(one)) for one in stored]
     assert lists[0] == lists[1] == lists[2]
     audits = [one.path("audit.json").read_bytes() for one in stored]
     assert audits[0] == audits[1] == audits[2]
-    again = mine(world, tmp_path / "again", rules={"relative_margin": 0.1}, candidates_per_shard=33)
+    again = mine(world, tmp_path / "again", **asked, candidates_per_shard=33)
     assert again.fingerprint == stored[1].fingerprint
 
 
 def test_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
     everything = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "all"))}
-    samples = [
-        {
-            made.query_id: made.document_ids
-            for made in mined_lists(mine(world, tmp_path / name, number=3, choose="sample", seed=seed))
-        }
-        for name, seed in (("one", 0), ("two", 0), ("three", 1))
-    ]
+    asked = {"number": 3, "choose": "sample"}
+    drawn = [mined_lists(mine(world, tmp_path / f"{n}", **asked, seed=seed)) for n, seed in enumerate((0, 0, 1))]
+    samples = [{made.query_id: made.document_ids for made in lists} for lists in drawn]
     assert samples[0] == samples[1] != samples[2]
     for query, documents in everything.items():
         found = samples[0][query]
@@ -307,8 +289,7 @@ def test_bad_settings_are_refused(world: World, tmp_path: Path, settings: dict[s
 
 
 def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: Path) -> None:
-    write_source(tmp_path / "s", world.documents, world.queries[:3], {"train": {"q0": {"d0": 1}}})
-    other = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "other"))))
+    other = collected(tmp_path, world.documents, world.queries[:3], {"train": {"q0": {"d0": 1}}})
     queries, documents = np.zeros((QUERIES, 2, 6)), np.zeros((DOCUMENTS, 6))
     foreign = make_vectors(tmp_path / "v", other, queries[:3, 0], documents)
     queries_only = make_vectors(tmp_path / "q", world.collection, queries[:, 0], None)
@@ -326,8 +307,7 @@ def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: P
 
 def test_an_answer_that_is_no_expression_is_named(world: World, tmp_path: Path) -> None:
     queries = [{"_id": "q0", "text": "?", "metadata": {"answers": ["(1984"]}}]
-    write_source(tmp_path / "s", world.documents, queries, {"train": {"q0": {"d0": 1}}})
-    collection = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "c"))))
+    collection = collected(tmp_path, world.documents, queries, {"train": {"q0": {"d0": 1}}})
     scores = np.array([[2, 1]], np.float32)
     run = make_run(tmp_path / "r", collection, ["q0"], world.documents, np.array([[1, 2]]), scores)
     with pytest.raises(UserError, match=r"'\(1984' is no regular expression"):

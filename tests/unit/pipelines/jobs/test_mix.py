@@ -26,12 +26,8 @@ def batch(name: str, layout: Layout, epoch: int, index: int, size: int) -> pa.Ta
         place = f"{name}-{epoch}-{index}-{row}"
         hard = {"hard_negative_ids": ["n"] * (row % 2), "hard_negatives": ["t"] * (row % 2), "masked": [1] * (row == 0)}
         pair = {
-            "query_id": place,
-            "query": f"query {place}",
-            "document_id": f"d{row}",
-            "domain": name,
-            "cluster": index,
-        }
+            "query_id": place, "query": f"query {place}", "document_id": f"d{row}", "domain": name, "cluster": index,
+        }  # fmt: skip
         rows.append(pair | hard if layout == "pairs" else {"document_id": place, "source_id": "s", "number": row})
     return batch_table(layout, rows)
 

@@ -155,9 +155,8 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
 def test_what_regions_set_aside_is_dealt_across_all_of_them(tmp_path: Path) -> None:
     queries, documents = topics(400, 12, 40)
     inputs = store(tmp_path, queries=queries, documents=documents, domains=["one"] * 400)
-    clusters = small_run.make(
-        Cluster(ClusterConfig(**inputs, cluster_size=5, smallest_domain=SIZE, output=str(tmp_path / "clusters")))
-    )
+    config = ClusterConfig(**inputs, cluster_size=5, smallest_domain=SIZE, output=str(tmp_path / "clusters"))
+    clusters = small_run.make(Cluster(config))
     none, all_, half = (
         packed(tmp_path / str(share), clusters=clusters, packing={"region_pairs": 100, "shuffled": share}, epochs=2)
         for share in (0.0, 1.0, 0.5)
@@ -235,9 +234,8 @@ def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) ->
     ]
     parts = packed(tmp_path / "parts", packing={"polish_sweeps": 1}, **inputs)
     for of_whole, of_parts in zip(whole.shards, parts.shards, strict=True):
-        assert [file.name for file in of_parts.files] == [
-            f"{of_whole.name}/part-{part:05d}.parquet" for part in range(domains)
-        ]
+        names = [f"{of_whole.name}/part-{part:05d}.parquet" for part in range(domains)]
+        assert [file.name for file in of_parts.files] == names
         assert replace(of_parts, files=()) == replace(of_whole, files=())  # all facts
     assert [epoch_of(parts, epoch) for epoch in range(2)] == [epoch_of(whole, epoch) for epoch in range(2)]
     assert not [name for name in Folder(parts.uri).files() if name.startswith("lookup/")]
@@ -245,9 +243,8 @@ def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) ->
 
 def test_parts_have_domains_after_one_another() -> None:
     def bounds(pairs: list[int], regions: list[int]) -> list[tuple[int, ...]]:
-        return [
-            (*part["domains"], *([part["region"]] if "region" in part else [])) for part in parts_of(pairs, regions, 10)
-        ]
+        found = parts_of(pairs, regions, 10)
+        return [(*part["domains"], *([part["region"]] if "region" in part else [])) for part in found]
 
     assert bounds([3, 4, 3, 10, 9], [1] * 5) == [(0, 3), (3, 4), (4, 5)]
     assert bounds([5], [1]) == [(0, 1)]

@@ -75,17 +75,11 @@ def test_counts_and_examples() -> None:
             assert set(example) == {"query_id", "query", "document_id", "document", "rank", "score"}
             assert len(example["document"]) == 240
     assert audit["counts"] == {
-        "queries": QUERIES,
-        "queries_without_positive": 9,
-        "positives": QUERIES,
-        "positives_retrieved": 60,
-        "candidates": QUERIES * K - 18 * 3,
-        "eligible": chosen.sum(),
-        "queries_with_fewer": (chosen.sum(axis=1) < 3).sum(),
-        "queries_with_none": (chosen.sum(axis=1) == 0).sum(),
-        "queries_without_answers": 45,
-        "queries_without_positive_score": 23,
-    }
+        "queries": QUERIES, "queries_without_positive": 9, "positives": QUERIES, "positives_retrieved": 60,
+        "candidates": QUERIES * K - 18 * 3, "eligible": chosen.sum(),
+        "queries_with_fewer": (chosen.sum(axis=1) < 3).sum(), "queries_with_none": (chosen.sum(axis=1) == 0).sum(),
+        "queries_without_answers": 45, "queries_without_positive_score": 23,
+    }  # fmt: skip
     assert audit_of(numbers, None)["counts"]["queries_with_fewer"] == 0
 
 

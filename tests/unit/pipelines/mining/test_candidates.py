@@ -51,13 +51,8 @@ def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
         relevance[query] = [grades.get(row, UNJUDGED) for row in rows[query].tolist()]
         ranked = {row: number + 1 for number, row in enumerate(rows[query].tolist())}
         chosen[query] = [grades.get(row, 0) < 1 and data.draw(st.booleans()) for row in ranked]
-        negatives.append(
-            [
-                (row, ranked[row], grades.get(row, UNJUDGED))
-                for row, taken in zip(ranked, chosen[query], strict=True)
-                if taken
-            ]
-        )
+        taken = [row for row, is_chosen in zip(ranked, chosen[query], strict=True) if is_chosen]
+        negatives.append([(row, ranked[row], grades.get(row, UNJUDGED)) for row in taken])
         positives.append([(row, ranked.get(row, 0), grade) for row, grade in sorted(grades.items()) if grade >= 1])
     scores = (1.0 / (1 + np.broadcast_to(np.arange(k), rows.shape))).astype(np.float32)
     found = negative_lists(chosen, rows, scores, relevance)
@@ -131,18 +126,14 @@ def expected_lists(shards: list[CandidateLists]) -> list[MinedList]:
     expected: list[MinedList] = []
     for lists in shards:
         for start, stop in pairwise(lists.offsets.tolist()):
-            part = slice(start, stop)
-            expected.append(
-                MinedList(
-                    f"q{len(expected)}",
-                    len(expected) * 10,
-                    [f"d{row}" for row in lists.rows[part]],
-                    lists.rows[part].tolist(),
-                    [None if np.isnan(score) else float(score) for score in lists.scores[part]],
-                    [rank or None for rank in lists.ranks[part].tolist()],
-                    [None if grade == UNJUDGED else grade for grade in lists.relevance[part].tolist()],
-                )
+            rows, scores, ranks, grades = (
+                column[start:stop].tolist() for column in (lists.rows, lists.scores, lists.ranks, lists.relevance)
             )
+            found = [
+                [f"d{row}" for row in rows], rows, [None if np.isnan(score) else score for score in scores],
+                [rank or None for rank in ranks], [None if grade == UNJUDGED else grade for grade in grades],
+            ]  # fmt: skip
+            expected.append(MinedList(f"q{len(expected)}", len(expected) * 10, *found))
     return expected
 
 

@@ -92,9 +92,8 @@ def judged_pairs(grades: list[dict[int, int]], minimum: int | None = None) -> Ju
         for row, grade in sorted(of_query.items())
         if minimum is None or grade >= minimum
     ]
-    columns = [[pair[number] for pair in pairs] for number in range(3)]
-    queries, rows, relevance = columns
-    return JudgedPairs(np.array(queries, np.int64), np.array(rows, np.int64), np.array(relevance, np.int32))
+    queries, rows, relevance = np.array(pairs, np.int64).reshape(-1, 3).T
+    return JudgedPairs(queries, rows, relevance.astype(np.int32))
 
 
 def block_of(case: Case, minimum: int) -> Block:
@@ -107,17 +106,12 @@ def block_of(case: Case, minimum: int) -> Block:
     relevance = np.full(rows.shape, UNJUDGED, np.int32)
     for query, place in np.ndindex(rows.shape):
         relevance[query, place] = case.grades[query].get(int(rows[query, place]), UNJUDGED)
+    known = Positives(pairs, np.array(scores, np.float32), np.zeros(len(pairs.rows), np.int32), texts[pairs.rows])
     return Block(
-        rows=rows,
-        scores=np.array(case.scores, np.float32).reshape(-1, k),
-        relevance=relevance,
-        text_keys=np.where(rows >= 0, texts[rows], np.uint64(0)),
-        own_rows=np.array(case.own_rows, np.int64),
-        query_text_keys=np.array(case.query_texts, np.uint64),
-        positives=Positives(
-            pairs, np.array(scores, np.float32), np.zeros(len(pairs.rows), np.int32), texts[pairs.rows]
-        ),
-    )
+        rows=rows, scores=np.array(case.scores, np.float32).reshape(-1, k), relevance=relevance,
+        text_keys=np.where(rows >= 0, texts[rows], np.uint64(0)), own_rows=np.array(case.own_rows, np.int64),
+        query_text_keys=np.array(case.query_texts, np.uint64), positives=known,
+    )  # fmt: skip
 
 
 def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str | None:
@@ -127,9 +121,7 @@ def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str 
     positives = [document for document, grade in grades.items() if grade >= rules.minimum_relevance]
     if row in positives:
         return "positive"
-    if row == case.own_rows[query] and rules.self_hits == "remove":
-        return "self"
-    if case.texts[row] == case.query_texts[query]:
+    if (row == case.own_rows[query] and rules.self_hits == "remove") or case.texts[row] == case.query_texts[query]:
         return "self"
     if row in grades and rules.judged_negatives == "drop":
         return "judged_negative"
@@ -236,7 +228,7 @@ def test_the_first_or_those_of_least_priority_are_chosen(
         assert np.flatnonzero(chosen[query]).tolist() == sorted(best)
 
 
-def test_a_sample_depends_on_seed_query_and_document_alone() -> None:
+def test_a_sample_depends_on_seed_query_and_document_alone_and_is_uniform() -> None:
     rows = np.array([[3, 1, 2], [1, 2, 3]])
     one = numbers_at(sampling_keys(0, ["a", "b"])[:, None], rows)
     turned = numbers_at(sampling_keys(0, ["b", "a"])[:, None], rows[::-1, ::-1])
@@ -244,10 +236,7 @@ def test_a_sample_depends_on_seed_query_and_document_alone() -> None:
     other_seed = numbers_at(sampling_keys(1, ["a", "b"])[:, None], rows)
     assert not np.isin(other_seed, one).any()
     assert not np.isin(one[0], one[1]).any()
-
-
-def test_a_sample_is_uniform() -> None:
-    """4,000 queries draw 2 of 8: each place is drawn as often, each pair of places too."""
+    # 4,000 queries draw 2 of 8: each place is drawn as often, each pair of places too
     queries, k = 4000, 8
     rows = np.broadcast_to(np.arange(k), (queries, k))
     priorities = numbers_at(sampling_keys(5, [f"q{number}" for number in range(queries)])[:, None], rows)

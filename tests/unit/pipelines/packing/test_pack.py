@@ -36,9 +36,8 @@ class Corpus:
             for group, (items, points) in enumerate(zip(members, self.centroids, strict=True))
         ]
         batches = [items[of_group.batches] for items, of_group in zip(members, found, strict=True)]
-        return Packed(
-            np.concatenate(batches), np.repeat(np.arange(len(batches)), [len(part) for part in batches]), found
-        )
+        groups = np.repeat(np.arange(len(batches)), [len(part) for part in batches])
+        return Packed(np.concatenate(batches), groups, found)
 
 
 @dataclass
@@ -119,10 +118,8 @@ def test_epochs_take_their_shares_in_turn_and_domains_their_own() -> None:
 
 def test_the_next_topic_is_drawn_by_what_clusters_have_left() -> None:
     clusters = np.repeat([0, 1], [8, 24])
-    first = [
-        int(clusters[topic_batches(clusters, np.arange(32), 4, np.random.default_rng(seed))[0, 0]])
-        for seed in range(2000)
-    ]
+    generators = map(np.random.default_rng, range(2000))
+    first = [int(clusters[topic_batches(clusters, np.arange(32), 4, each)[0, 0]]) for each in generators]
     assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
 
 

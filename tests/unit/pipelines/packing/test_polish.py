@@ -79,9 +79,8 @@ def test_pairs_of_one_document_are_not_gathered() -> None:
     documents[[4, 5, 6, 7]] = documents[[0, 1, 2, 3]]
     queries[[4, 5, 6, 7]] = queries[[0, 1, 2, 3]]
     start = np.array([[0, 4, 1, 5], [2, 6, 3, 7]])
-    np.testing.assert_array_equal(
-        polished(start, queries=queries, documents=documents, sweeps=3), start
-    )  # nothing is gained by any exchange
+    found = polished(start, queries=queries, documents=documents, sweeps=3)
+    np.testing.assert_array_equal(found, start)  # nothing is gained by any exchange
     near = alike([0, 0, 1, 1])  # the second of each topic is a hard negative of the first, its copy is none
     both = near[[0, 0, 1, 2, 2, 3]]
     found = polished(np.array([[0, 1], [2, 3], [4, 5]]), queries=both, documents=both, sweeps=9)
@@ -91,10 +90,8 @@ def test_pairs_of_one_document_are_not_gathered() -> None:
 def test_a_margin_leaves_more_out() -> None:
     near = alike([0, 0, 1, 1])
     start = np.array([[0, 2], [1, 3]])
-    assert {frozenset(batch) for batch in polished(start, queries=near, documents=near, sweeps=2).tolist()} == {
-        frozenset({0, 1}),
-        frozenset({2, 3}),
-    }
+    found = polished(start, queries=near, documents=near, sweeps=2).tolist()
+    assert {frozenset(batch) for batch in found} == {frozenset({0, 1}), frozenset({2, 3})}
     unchanged = polish_batches(start, lambda items: (near[items], near[items]), 2, margin=0.5)
     np.testing.assert_array_equal(unchanged.batches, start)
 
@@ -140,12 +137,9 @@ def test_figures_are_those_of_the_batches(count: int, size: int, sweeps: int, se
     start = np.random.default_rng(seed).permutation(count * size).reshape(count, size)
     found = polish_batches(start, lambda items: (queries[items], documents[items]), sweeps)
     own = float(np.einsum("ij,ij->", queries, documents))
-    assert found.before == pytest.approx(
-        eq2(start, queries=queries, documents=documents) - own, abs=2e-3 * size**2 * count
-    )
-    assert found.after == pytest.approx(
-        eq2(found.batches, queries=queries, documents=documents) - own, abs=2e-3 * size**2 * count
-    )
+    for batches, figure in ((start, found.before), (found.batches, found.after)):
+        expected = eq2(batches, queries=queries, documents=documents) - own
+        assert figure == pytest.approx(expected, abs=2e-3 * size**2 * count)
     assert len(found.swaps) <= sweeps
     assert (found.after > found.before) == (sum(found.swaps) > 0)
 

@@ -65,15 +65,12 @@ def test_small_lattices(size: int, seed: int, data: st.DataObject) -> None:
     assert greedy_tour(find_neighbours(centroids), start).tolist() == literal_tour(centroids, start)
 
 
-def test_short_lists_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_lists_change_nothing_and_the_length_is_that_of_the_tour(monkeypatch: pytest.MonkeyPatch) -> None:
     centroids = RANDOM.standard_normal((400, 8)).astype(np.float32)
     expected = literal_tour(centroids, 7)
     for length in (1, 3, 400):
         monkeypatch.setattr(module, "LIST_LENGTH", length)
         assert greedy_tour(find_neighbours(centroids), 7).tolist() == expected
-
-
-def test_tour_length() -> None:
     square = np.array([[0, 0], [0, 3], [4, 3], [4, 0]], dtype=np.float32)
     assert tour_length(square, np.array([0, 1, 2, 3])) == 10
     assert tour_length(square, np.array([0, 2, 1, 3])) == 14

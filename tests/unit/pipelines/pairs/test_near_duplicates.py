@@ -62,9 +62,8 @@ def variant(generator: np.random.Generator, words: list[str], changes: int) -> s
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=9).map(" ".join), min_size=1, max_size=6), st.integers(1, 4))
 def test_similarities_are_those_of_the_sets_of_ngrams(texts: list[str], words: int) -> None:
     pairs = np.array([(a, b) for a in range(len(texts)) for b in range(len(texts))])
-    expected = [
-        literal_similarity(literal_shingles(texts[a], words), literal_shingles(texts[b], words)) for a, b in pairs
-    ]
+    sets = [literal_shingles(text, words) for text in texts]
+    expected = [literal_similarity(sets[a], sets[b]) for a, b in pairs]
     assert similarities(texts, words, pairs).tolist() == expected
 
 
@@ -133,9 +132,7 @@ def test_candidates_are_neighbours_and_firsts_of_buckets(found: list[tuple[int, 
     expected = set()
     for value in range(1, 5):
         bucket = sorted(row for of_row, row in found if of_row == value)
-        expected |= {
-            (a, b) for a, b in combinations(bucket, 2) if a == bucket[0] or bucket.index(b) - bucket.index(a) == 1
-        }
+        expected |= {(bucket[0], row) for row in bucket[1:]} | set(pairwise(bucket))
     buckets, rows = np.array(found, dtype=np.int64).reshape(-1, 2).T
     assert candidate_pairs(buckets.astype(np.uint64), rows).tolist() == sorted(map(list, expected))
 

@@ -15,7 +15,7 @@ def found(code: str, grammar: Grammar) -> list[tuple[str, str]]:
     return [tuple(function) for function in commented_functions(textwrap.dedent(code), grammar)]  # type: ignore[misc]
 
 
-def test_rust() -> None:
+def test_functions_of_rust_c_and_javascript() -> None:
     code = """\
         //! The crate's own words.
 
@@ -44,9 +44,6 @@ def test_rust() -> None:
     body = "    // a remark\n    if self.claws > 2 {\n        return 2;\n    }\n    self.claws\n}"
     claws = "#[inline]\npub fn claws(&self) -> u8 {\n" + body
     assert found(code, "rust") == [("How many claws it has.\n\nTwo, mostly.", claws)]
-
-
-def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
     code = """\
         #include <stdio.h>
         /*
@@ -77,9 +74,6 @@ def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
     assert functions[0][1].startswith("static int\ncount_claws")
     assert functions[0][1].endswith("out:\n    return 2;\n}")
     assert functions[1][1] == "int one(void) { return 1; }"
-
-
-def test_javascript_calls_are_no_functions() -> None:
     code = """\
         // Looks at the sea.
         app.get('/sea', (request) => {
@@ -220,12 +214,9 @@ def test_python_whose_lines_end_in_carriage_returns() -> None:
 
 def test_what_gives_nothing_is_counted() -> None:
     texts = {
-        "a.py": "def f(:",
-        "b.py": "\0",
-        "c.py": "x = 1",
-        "d.txt": "text",
+        "a.py": "def f(:", "b.py": "\0", "c.py": "x = 1", "d.txt": "text",
         "e.c": "// @param only\nint f() { return 1; }",
-    }
+    }  # fmt: skip
     made, dropped = examples(DocstringQueries(), *(source(text, id_=id_) for id_, text in texts.items()))
     assert made == []
     assert dropped == {
