@@ -59,7 +59,7 @@ def test_equal_rows_give_equal_bytes_and_large_texts_pieces_of_their_own(tmp_pat
 STRINGS = st.lists(st.text(max_size=80))
 
 
-def test_a_part_is_what_every_file_has_of_it_in_order(tmp_path: Path) -> None:
+def test_a_part_is_what_every_file_has_of_it_in_order_and_parts_are_alike_in_size(tmp_path: Path) -> None:
     generator, folder, written = np.random.default_rng(0), Folder(str(tmp_path)), []
     for number in range(3):
         table = pa.table({"id": [f"{number} {row}" for row in range(50)], "part": generator.integers(0, 5, 50)})
@@ -73,6 +73,9 @@ def test_a_part_is_what_every_file_has_of_it_in_order(tmp_path: Path) -> None:
     assert read_parts(str(tmp_path), names[:1], [3, 4]).to_pylist() == sorted(
         (row for row in written[:50] if row["part"] in (3, 4)), key=lambda row: int(row["part"])
     )
+    ids = pa.chunked_array([pa.array([f"doc-{number}" for number in range(20_000)])])
+    for found in (string_parts(ids, 10), number_parts(np.arange(20_000, dtype=np.uint64), 10)):
+        assert np.bincount(found, minlength=10).min() > 1_700
 
 
 @settings(max_examples=50)
@@ -84,9 +87,3 @@ def test_the_part_of_a_string_depends_on_the_string_alone(one: list[str], other:
     assert ((found >= 0) & (found < parts)).all()
     for string, part in zip([*one, *other], found, strict=True):
         assert string_parts(pa.chunked_array([pa.array([string], pa.string())]), parts).tolist() == [part]
-
-
-def test_parts_are_of_about_one_size() -> None:
-    ids = pa.chunked_array([pa.array([f"doc-{number}" for number in range(20_000)])])
-    for found in (string_parts(ids, 10), number_parts(np.arange(20_000, dtype=np.uint64), 10)):
-        assert np.bincount(found, minlength=10).min() > 1_700

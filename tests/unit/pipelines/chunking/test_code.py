@@ -84,7 +84,7 @@ def test_every_language_has_its_grammar(language: Grammar) -> None:
         assert texts_of(text, chunks)[-1] == "func g() int {\n\tb := 2\n\treturn b\n}\n"
 
 
-def test_the_grammar_goes_by_the_ending() -> None:
+def test_the_grammar_goes_by_the_ending_and_binaries_and_enormous_files_by_lines() -> None:
     settings = ChunkingSettings(kind="auto")
     ways = {name: settings.way_of(name) for name in ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "beer-q1")}
     assert ways == {
@@ -92,6 +92,9 @@ def test_the_grammar_goes_by_the_ending() -> None:
         "q.sql": ("lines", None), "Makefile": ("lines", None), "beer-q1": ("sentences", None),
     }  # fmt: skip
     assert ChunkingSettings(kind="code").way_of("Makefile") == ("lines", None)
+    for text in ("a\0b\n" * 100, "x = 1\n" * 200_000):
+        chunks = chunk_text(text, ChunkingSettings(kind="auto"), "a.py")
+        assert chunks.counts["sources_cut_as_lines"] == chunks.counts["sources_not_parsed"] == 1
 
 
 def check_lines(text: str, settings: ChunkingSettings) -> None:
@@ -114,12 +117,6 @@ WAYS = [{"kind": "lines"}, *({"kind": "code", "programming_language": language} 
 @given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join), st.sampled_from(WAYS))
 def test_lines_are_whole_also_of_broken_code(text: str, way: dict[str, str]) -> None:
     check_lines(text, ChunkingSettings.model_validate({**way, "max_words": 5, "min_words": 1}))
-
-
-def test_binaries_and_enormous_files_are_cut_by_lines() -> None:
-    for text in ("a\0b\n" * 100, "x = 1\n" * 200_000):
-        chunks = chunk_text(text, ChunkingSettings(kind="auto"), "a.py")
-        assert chunks.counts["sources_cut_as_lines"] == chunks.counts["sources_not_parsed"] == 1
 
 
 @pytest.mark.parametrize(("unit", "name"), [("a<", "a.cpp"), ("a<b>(", "a.cs")])

@@ -138,20 +138,17 @@ def test_as_many_clusters_as_distinct_points(pairs: Any) -> None:
     assert (len(found.centroids), found.left_out, found.objective[-1]) == (3, 7, 0.0)
 
 
-def test_an_empty_cluster_takes_the_costliest_point_of_the_largest() -> None:
+def test_an_empty_cluster_takes_the_costliest_point_of_the_largest_as_its_centroid() -> None:
     line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
-    centroids = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
-    for parts in (
-        mid_points(queries=line, documents=line),
-        LocalParts([MidPoints(ArrayPairs(queries=half, documents=half)) for half in (line[:1], line[1:])]),
-    ):
-        assignment = assign(parts, centroids)
-        ((cluster, moved),) = refill_empty(parts, assignment, centroids).items()
-        assert (cluster, moved.donor, moved.cost) == (2, 0, 64.0)
-        assert moved.point.tolist() == [9.0]
-        assert np.concatenate(assignment.clusters).tolist() == [0, 0, 0, 2, 1, 1]
-        assert assignment.counts.tolist() == [3, 2, 1]
-        assert assignment.sums.ravel().tolist() == [3.0, 101.0, 9.0]
+    seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
+    halves = LocalParts([MidPoints(ArrayPairs(queries=half, documents=half)) for half in (line[:1], line[1:])])
+    ((cluster, moved),) = refill_empty(halves, assign(halves, seeds), seeds).items()
+    assert (cluster, moved.donor, moved.cost, moved.point.tolist()) == (2, 0, 64.0, [9.0])
+    found = lloyd(mid_points(queries=line, documents=line), seeds, 0, 0.0)
+    assert found.clusters[0].tolist() == [0, 0, 0, 2, 1, 1]
+    assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
+    assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
+    assert (found.refilled, found.objective) == (1, (3.0,))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4), st.integers(0, 999))
@@ -178,15 +175,6 @@ def test_refilling_as_one_would_by_hand(n: int, k: int, distinct: int, seed: int
     assert assignment.counts.tolist() == np.bincount(expected, minlength=k).tolist()
     sums = [float(line[expected == cluster].sum()) for cluster in range(k)]
     assert assignment.sums.ravel().tolist() == sums
-
-
-def test_a_cluster_refilled_last_has_its_point_as_centroid() -> None:
-    line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
-    seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
-    found = lloyd(mid_points(queries=line, documents=line), seeds, 0, 0.0)
-    assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
-    assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
-    assert (found.refilled, found.objective) == (1, (3.0,))
 
 
 def test_points_choose_among_the_clusters_nearby() -> None:
@@ -282,7 +270,7 @@ def test_number_of_clusters(n: int, size: int, k: int) -> None:
     assert number_of_clusters(n, size) == k
 
 
-def test_two_levels_come_near_flat_clusters() -> None:
+def test_two_levels_come_near_flat_clusters_and_with_all_cells_near_find_the_nearest(monkeypatch) -> None:
     queries, documents = topics(6000, 12, 60)
     flat, found = clustered((queries, documents), 90), clustered((queries, documents), 90, two_level_above=10)
     assert len(found.centroids) == 90
@@ -290,6 +278,12 @@ def test_two_levels_come_near_flat_clusters() -> None:
     assert found.objective[-1] < 1.05 * flat.objective[-1]
     spread = np.square(midpoints(queries=queries, documents=documents) - found.centroids[found.assignments]).sum()
     assert spread == pytest.approx(found.objective[-1], rel=1e-4)
+    monkeypatch.setattr(two_levels, "NEAR_CELLS", 100)
+    queries, documents = topics(2000, 6, 30)
+    found = clustered((queries, documents), 50, two_level_above=10)
+    points = midpoints(queries=queries, documents=documents).astype(np.float64)
+    nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
+    assert np.mean(nearest == found.assignments) > 0.999  # but for what float32 makes of nearly equal distances
 
 
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])
@@ -301,15 +295,6 @@ def test_parts_make_no_difference_to_two_levels(pairs: str, monkeypatch: pytest.
     found = clustered(sides, 40, 5, **settings)
     assert found.assignments.tobytes() == whole.assignments.tobytes()
     assert found.centroids.tobytes() == whole.centroids.tobytes()
-
-
-def test_with_all_cells_near_points_are_with_their_nearest_centroid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_levels, "NEAR_CELLS", 100)
-    queries, documents = topics(2000, 6, 30)
-    found = clustered((queries, documents), 50, two_level_above=10)
-    points = midpoints(queries=queries, documents=documents).astype(np.float64)
-    nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
-    assert np.mean(nearest == found.assignments) > 0.999  # but for what float32 makes of nearly equal distances
 
 
 @pytest.mark.parametrize("distinct", [1, 5, 400])

@@ -89,7 +89,7 @@ def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None
     assert cluster_sums(points, clusters, k).tolist() == expected.tolist()
 
 
-def test_both_ways_are_not_copies_but_read_like_them() -> None:
+def test_both_ways_read_like_copies_and_only_clusters_of_both_stay_empty() -> None:
     queries, documents = unit_rows(2, 10, 3)
     points = ConcatenatedPairs(both_orientations(ArrayPairs(queries=queries, documents=documents)))
     whole = points.take(np.arange(20))
@@ -100,9 +100,6 @@ def test_both_ways_are_not_copies_but_read_like_them() -> None:
         np.testing.assert_array_equal(points.subset(part).take(slice(None)), whole[part])
     chosen = np.array([3, 13, 19, 0])
     np.testing.assert_array_equal(points.subset(chosen).take(np.array([1, 3])), whole[[13, 0]])
-
-
-def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None:
     queries, documents = unit_rows(2, 400, 8)
     documents[:, 0] += 2
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)

@@ -35,7 +35,7 @@ def draw(tmp_path):
     return drawn
 
 
-def test_as_many_epochs_as_negatives_show_each_equally_often(draw) -> None:
+def test_each_comes_equally_often_in_an_order_of_its_pair_and_the_seed(draw) -> None:
     for start in (0, 7):
         seen = [draw(epoch) for epoch in range(start, start + 7)]
         for pair in (0, 1):
@@ -45,9 +45,6 @@ def test_as_many_epochs_as_negatives_show_each_equally_often(draw) -> None:
     assert all(len(set(rows)) == 3 for rows in seen)
     assert Counter(row for rows in seen for row in rows) == dict.fromkeys(range(10, 17), 3)
     assert [row for rows in seen[:2] for row in rows] == [row for epoch in range(6) for row in draw(epoch)[0]]
-
-
-def test_orders_are_of_a_pair_and_a_seed_whatever_is_beside_it(draw):
     cases = [(pair, seed) for pair in (0, 1) for seed in (0, 1)]
     assert len({tuple(draw(epoch, seed=seed)[pair][0] for epoch in range(7)) for pair, seed in cases}) == 4
     assert [draw(3, pairs=(pair,))[0] for pair in (0, 1, 2)] == draw(3)
@@ -68,15 +65,6 @@ def test_bins_are_equal_parts_of_the_range(bins):
     assert (found[np.argmin(margins)], found[np.argmax(margins)]) == (0, bins - 1)
 
 
-def test_equal_margins_share_a_bin_and_within_it_all_are_drawn_alike() -> None:
-    assert margin_bins(np.full(4, 2.5), 10).tolist() == [0, 0, 0, 0]
-    assert margin_bins(np.array([7.0]), 10).tolist() == [0]
-    margins = np.array([0.0, 0.01, 0.02, 0.03, 10.0])
-    generators = map(np.random.default_rng, range(4000))
-    places = [int(draw_balanced(margins, 1, BalancedMarginSettings(), each)[0]) for each in generators]
-    assert np.bincount(places) / 4000 == pytest.approx([0.125] * 4 + [0.5], abs=0.03)
-
-
 def drawn_bins(margins, settings, draws=4000, number=1):
     found = []
     for seed in range(draws):
@@ -85,13 +73,19 @@ def drawn_bins(margins, settings, draws=4000, number=1):
     return np.bincount(found, minlength=settings.bins) / len(found)
 
 
-def test_bins_that_hold_something_are_drawn_alike_however_much_they_hold():
+def test_bins_are_drawn_alike_and_within_a_bin_all() -> None:
     margins = np.concatenate([np.linspace(9, 10, 500), [0.0, 0.1, 5.0]])  # bins 0, 5 and 9 of ten
     shares = drawn_bins(margins, BalancedMarginSettings())
     assert np.flatnonzero(shares).tolist() == [0, 5, 9]
     assert shares[[0, 5, 9]] == pytest.approx([1 / 3] * 3, abs=0.03)
     plain = np.bincount(margin_bins(margins, 10), minlength=10) / len(margins)
     assert plain[9] > 0.98
+    assert margin_bins(np.full(4, 2.5), 10).tolist() == [0, 0, 0, 0]
+    assert margin_bins(np.array([7.0]), 10).tolist() == [0]
+    margins = np.array([0.0, 0.01, 0.02, 0.03, 10.0])
+    generators = map(np.random.default_rng, range(4000))
+    places = [int(draw_balanced(margins, 1, BalancedMarginSettings(), each)[0]) for each in generators]
+    assert np.bincount(places) / 4000 == pytest.approx([0.125] * 4 + [0.5], abs=0.03)
 
 
 def test_each_is_drawn_once_and_a_generator_of_one_seed_draws_the_same():

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipelines.formats import beir
@@ -219,34 +217,6 @@ def test_documents_come_while_the_file_is_read(tmp_path: Path) -> None:
     assert len(list(islice(documents, 9_999))) == 9_999
     with pytest.raises(UserError, match="line 10001"):
         next(documents)
-
-
-any_text = st.text(st.characters(exclude_categories=["Cs"]))
-identifiers = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n\r"), min_size=1)
-
-
-@settings(max_examples=50)
-@given(
-    documents=st.dictionaries(identifiers, st.tuples(any_text, any_text), min_size=1, max_size=8),
-    queries=st.dictionaries(identifiers, any_text, min_size=1, max_size=8),
-    score=st.integers(-(2**31), 2**31 - 1),
-    ascii_only=st.booleans(),
-)
-def test_any_unicode_round_trips(tmp_path_factory, documents, queries, score, ascii_only) -> None:
-    documents = {id_: (title, f"{text}.") for id_, (title, text) in documents.items()}
-    queries = {id_: f"{text}?" for id_, text in queries.items()}
-    corpus = [{"_id": id_, "title": title, "text": text} for id_, (title, text) in documents.items()]
-    pairs = [(query, document) for query in queries for document in documents]
-    folder = write(
-        tmp_path_factory.mktemp("beir") / "c",
-        corpus=[json.dumps(record, ensure_ascii=ascii_only) for record in corpus],
-        queries=[json.dumps({"_id": id_, "text": text}, ensure_ascii=ascii_only) for id_, text in queries.items()],
-        qrels={"test": [f"{query}\t{document}\t{score}" for query, document in pairs]},
-    )
-    found = contents(opened(folder))
-    assert found[0] == [(id_, title, text, "") for id_, (title, text) in documents.items()]
-    assert found[1] == [(id_, text, "", []) for id_, text in queries.items()]
-    assert found[2] == [(query, document, score, "test") for query, document in pairs]
 
 
 def test_files_in_a_store_plain_or_compressed_read_as_local_ones(tmp_path: Path, place: str, ending: str) -> None:

@@ -81,22 +81,6 @@ def test_a_table_for_each_split_is_read_by_the_splits_names(tmp_path: Path) -> N
     assert [row[2] for row in positives] == [1, 1]
 
 
-def test_both_repositories_of_a_data_set_of_coir(tmp_path: Path) -> None:
-    common = {"partition": "test", "title": "", "language": "python", "meta_information": {"x": 1}}
-    put(tmp_path, {
-        "cosqa-queries-corpus/data/corpus-00000-of-00001.parquet": [{"_id": "d1", "text": "corpus", **common}],
-        "cosqa-queries-corpus/data/queries-00000-of-00001.parquet": [{"_id": "q1", "text": "queries", **common}],
-        "cosqa-qrels/data/test-00000-of-00001.parquet": [{"query_id": "q1", "corpus_id": "d1", "score": 1}],
-    })  # fmt: skip
-    settings = {
-        "documents": {"table": "cosqa-queries-corpus/data/corpus-*", "id": "_id", "title": "title"},
-        "queries": {"table": "cosqa-queries-corpus/data/queries-*", "id": "_id"},
-        "judgments": {"splits": {"test": "cosqa-qrels/data/test-*"}, "document_id": "corpus_id", "relevance": "score"},
-    }
-    found = contents(source(tmp_path, **settings))
-    assert found == ([("d1", "", "corpus", "")], [("q1", "queries", "", [])], [("q1", "d1", 1, "test")])
-
-
 PAIRS = [
     {"query": "what purrs", "document": "Cats purr.", "label": 1, "hard": ["Dogs bark.", "Cats purr."], "other": None},
     {"query": "what barks", "document": "Dogs bark.", "label": 2, "hard": None, "other": "Cats purr."},
@@ -164,8 +148,7 @@ def test_grades(tmp_path: Path) -> None:
 
 
 GOOD = {"id": "0", "text": "x", "query": "p", "document": "c", "label": 1, "negative": [], "a": "one"}
-ALONE: dict[str, Any] = {"documents": {"table": "rows.jsonl"}}
-ANSWERED = ALONE | {"queries": {"table": "rows.jsonl", "answers": "a"}}
+ANSWERED = {"documents": {"table": "rows.jsonl"}, "queries": {"table": "rows.jsonl", "answers": "a"}}
 PLAIN: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}}}
 LABELLED: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}, "relevance": "label"}}
 NEGATIVES: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}, "negatives": ["negative"]}}
@@ -173,13 +156,6 @@ NO_GRADES = [0.5, "0.5", "high", None, 2**31, "99999999999", float("inf"), [1]]
 
 
 @pytest.mark.parametrize(("settings", "row", "message"), [
-    (ALONE, {"id": "1", "text": 5}, ': "text" is 5. It must be a string'),
-    (ALONE, {"id": "1", "text": ["x"]}, r": \"text\" is \['x'\]"),
-    (ALONE, {"id": None, "text": "x"}, ': "id" is None'),
-    (ALONE, {"id": 1.0, "text": "x"}, r': "id" is 1\.0\. It must be a string that is not empty, or an integer'),
-    (ALONE, {"id": "0", "text": "x"}, ": id '0' is already that of line 1"),
-    (ALONE, {"id": "1", "text": None}, ": document '1' has neither title nor text"),
-    (ALONE, {"id": "1"}, r" has no column 'text'\. Columns there: 'id'"),
     (ANSWERED, {"id": "2", "text": "y", "a": [2]}, r': "a" is \[2\]\. It must be a string or a list of strings'),
     (PLAIN, {"query": "q", "document": [1]}, r': "document" is \[1\]. It must be a list of strings'),
     (PLAIN, {"query": "q", "document": 1}, ': "document" is 1. It must be a string'),
@@ -211,7 +187,7 @@ def test_settings_that_make_no_collection_are_refused(tmp_path: Path, settings: 
 PARQUET = {"documents": {"table": "data", "title": "title", "domain": "language"}}
 
 
-def test_files_with_other_types_for_the_same_values_are_one_table(tmp_path: Path) -> None:
+def test_parquet_of_other_types_is_one_table_and_what_lacks_a_column_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     plain = {"id": ["1"], "title": ["a"], "text": ["x"], "language": ["en"], "bytes": pa.array([1], pa.int32())}
     pq.write_table(pa.table(plain), tmp_path / "data" / "0.parquet")
@@ -222,9 +198,6 @@ def test_files_with_other_types_for_the_same_values_are_one_table(tmp_path: Path
     }  # fmt: skip
     pq.write_table(pa.table(others), tmp_path / "data" / "1.parquet")
     assert contents(source(tmp_path, **PARQUET)).documents == [("1", "a", "x", "en"), ("2", "", "y", "de")]
-
-
-def test_parquet_that_lacks_a_column_or_holds_bytes_is_named(tmp_path: Path) -> None:
     row = {"id": "1", "title": "a", "text": "x"}
     put(tmp_path, {"data/0.parquet": [row | {"language": "en", "url": "u"}], "data/1.parquet": [row]})
     with pytest.raises(UserError, match=r"data/1\.parquet has no column 'language'\. Columns there: 'id'"):

@@ -44,7 +44,7 @@ PASSAGES: Rows = [
 ]
 
 
-def test_the_passages_of_wikipedia_nq_corpus_one_by_one_or_as_articles(tmp_path: Path) -> None:
+def test_passages_of_wikipedia_one_by_one_or_joined_as_articles(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"corpus.jsonl": lines(*PASSAGES)}, ".gz")
     documents = {"table": "corpus.jsonl.gz", "id": "docid", "title": "title"}
     one_by_one = contents(source(tmp_path, documents)).documents
@@ -52,9 +52,6 @@ def test_the_passages_of_wikipedia_nq_corpus_one_by_one_or_as_articles(tmp_path:
     articles = contents(source(tmp_path, documents | {"join_by": "title"})).documents
     joined = ("1", "Aaron", "Aaron is a prophet and a priest.", "")
     assert articles == [joined, *one_by_one[2:5], ("6", "Aaron", "Another.", "")]
-
-
-def test_what_rows_are_joined_by_may_be_zero_but_not_empty(tmp_path: Path) -> None:
     articles = [0, 0, 1, "", "", None, None]
     rows = [{"id": str(number), "text": f"w{number}", "art": art} for number, art in enumerate(articles)]
     put(tmp_path, {"a.jsonl": rows})

@@ -18,12 +18,12 @@ from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import text_id
 from retrieval.evaluation.stored import StoredEvaluation
-from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from retrieval.jobs.index import Index, IndexConfig
-from retrieval.jobs.search import Search, SearchConfig
+from retrieval.jobs.evaluate import Evaluate
+from retrieval.jobs.index import Index
+from retrieval.jobs.search import Search
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.retrieval.collections.contents import Contents, contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
 
 SERIES = {"title": "Series", "text": "All seven.", "passage_id": "11"}
 EXAMPLES: list[dict[str, Any]] = [
@@ -119,8 +119,7 @@ def test_passages_questions_and_examples_are_one_collection(tmp_path: Path) -> N
 
 def collected(folder: Path, **source: Any) -> str:
     source = {"kind": "dpr", "path": str(folder), **source}
-    config = validate(CollectConfig, {"output": str(folder / "collection"), "source": source}, "collect")
-    return make(Collect(config))
+    return made_by(Collect, {"output": str(folder / "collection"), "source": source})
 
 
 def test_questions_without_judgments_are_stored(tmp_path: Path) -> None:
@@ -139,14 +138,14 @@ def test_questions_of_one_split_are_searched_and_judged_alone(tmp_path: Path) ->
     write_files(str(tmp_path), {"p.tsv": passages} | {name: json.dumps(each) for name, each in files.items()})
     collection = collected(tmp_path, passages="p.tsv", questions={"nq": "nq.json", "web": "web.json"})
     index = {"kind": "lexical", "collection": collection}
-    index_uri = make(Index(validate(IndexConfig, {"index": index, "output": str(tmp_path / "index")}, "index")))
+    index_uri = made_by(Index, {"index": index, "output": str(tmp_path / "index")})
 
     def evaluated(domain: str) -> dict[str, Any]:
         search = {"index": index_uri, "collection": collection, "split": None, "domain": domain}
-        ranking = make(Search(validate(SearchConfig, search | {"output": str(tmp_path / domain)}, "search")))
+        ranking = made_by(Search, search | {"output": str(tmp_path / domain)})
         judged = {"collection": collection, "runs": {"BM25": ranking}, "measures": ["Accuracy@5"]}
         judged["output"] = str(tmp_path / f"{domain}-evaluation")
-        metrics: dict[str, Any] = StoredEvaluation(make(Evaluate(validate(EvaluateConfig, judged, "evaluate")))).metrics
+        metrics: dict[str, Any] = StoredEvaluation(made_by(Evaluate, judged)).metrics
         return metrics
 
     assert (evaluated("nq")["queries"], evaluated("web")["queries"]) == (1, 2)
@@ -232,7 +231,7 @@ def test_the_annotated_passage_of_a_question_is_the_first_of_its_positives(tmp_p
     (tmp_path / "train.json").write_text(json.dumps(examples))
     collection = collected(tmp_path, examples={"train": "train.json"})
     values = {"collection": collection, "documents_per_query": 1, "output": str(tmp_path / "pairs")}
-    pairs = Artifact(make(Pairs(validate(Pairs.config_class, values | {"choose_documents": "first"}, "pairs"))))
+    pairs = Artifact(made_by(Pairs, values | {"choose_documents": "first"}))
     assert read_pairs(pairs, SCHEMA.names).schema == SCHEMA
     assert read_pairs(pairs, ["document_id"])["document_id"].to_pylist() == [
         text_id("", f"passage {at}") for at in (0, 2, 1, 3, 2)

@@ -13,7 +13,7 @@ from raytriever.artifacts.hub_mirror import HUB_MIRROR
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate
-from retrieval.collections.records import Source, describe_files, text_id
+from retrieval.collections.records import Source, describe_files
 from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.contents import contents
 
@@ -24,7 +24,6 @@ configs:
 - {config_name: default, data_files: [{split: test, path: judged/test.parquet}]}
 - {config_name: corpus, data_files: [{split: corpus, path: texts/c-*.parquet}]}
 - {config_name: queries, data_files: [{split: queries, path: texts/q.parquet}]}
-- {config_name: pairs, data_files: [{split: train, path: p.parquet}, {split: dev, path: p.parquet}]}
 ---
 """
 
@@ -37,7 +36,6 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "texts/c-0.parquet": [{"_id": "d0", "title": "", "text": "text 0", "more": [1.5]}],
         "texts/c-1.parquet": [{"_id": "d1", "title": "Cats", "text": "text 1", "more": [1.5]}],
         "texts/q.parquet": [{"_id": "q1", "text": "what", "m": {"a": ["x"]}}],
-        "p.parquet": [{"query": "a", "answer": "x", "negative": "y"}, {"query": "a", "answer": "z", "negative": None}],
     })  # fmt: skip
     (folder / "README.md").write_text(README)
     (folder / "judged").mkdir()
@@ -76,23 +74,6 @@ def test_the_layout_of_mteb() -> None:
 def test_a_commit_is_not_read_for_its_fingerprint() -> None:
     uri = f"hf://datasets/org/data@{COMMIT}"
     assert describe_files(Folder(uri), ["b", "a"]) == {"repository": uri, "files": ["b", "a"]}
-
-
-@pytest.mark.usefixtures("dataset")
-def test_named_columns_and_pairs() -> None:
-    judged = {"query_id": "query-id", "document_id": "corpus-id", "relevance": "score", "splits": {"dev": "judged"}}
-    found = contents(source(
-        documents={"table": "texts/c-*.parquet", "id": "_id", "title": "title"},
-        queries={"table": "texts/q.parquet", "id": "_id", "answers": "m.a"},
-        judgments=judged,
-    ))  # fmt: skip
-    assert found.queries == [("q1", "what", "", ["x"])]
-    assert found.judgments == [("q1", "d1", 2, "dev"), ("q1", "d0", 0, "dev")]
-    pairs = {"splits": {"train": ["p.parquet", "p.parquet"]}, "document": "answer", "negatives": ["negative"]}
-    found = contents(source(pairs=pairs))
-    x, y, z = (text_id("", text) for text in "xyz")
-    assert [row[0] for row in found.documents] == [x, y, z]
-    assert sorted(row[1:3] for row in found.judgments) == sorted([(x, 1), (y, 0), (z, 1)])
 
 
 @pytest.mark.parametrize("commit", ["main", "v1.0", "0123456", COMMIT.upper(), COMMIT + "0"])

@@ -14,14 +14,14 @@ from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
-from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.reading import Limits
 from retrieval.collections.records import Source
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
 
 DOCUMENTS = [{"id": str(number), "text": f"text {number} " + "é" * (number * 7 % 40)} for number in range(60)]
 QUERIES = [{"id": f"q{number}", "text": f"query {number}"} for number in range(25)]
@@ -186,8 +186,7 @@ def test_no_row_group_is_empty(tmp_path: Path) -> None:
     rows = [{"query": f"what {n % 5}", "document": f"text {n}"} for n in range(9_000)]
     write_files(str(tmp_path), {"p.jsonl": lines(rows)})
     pairs = {"query": "query", "document": "document", "splits": {"train": "p.jsonl"}}
-    config = validate(CollectConfig, {"output": str(tmp_path / "c"), "source": {
-        "kind": "columns", "path": str(tmp_path), "pairs": pairs}}, "collect")  # fmt: skip
-    make(Collect(config))
+    source = {"kind": "columns", "path": str(tmp_path), "pairs": pairs}
+    made_by(Collect, {"output": str(tmp_path / "c"), "source": source})
     metadata = pq.read_metadata(tmp_path / "c" / "queries" / "00000.parquet")
     assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [5]

@@ -91,7 +91,13 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
     assert counts(source) == {"modules": 3, "held_out_modules": 0, "train_module_pairs_in_test": 0}
 
 
-def test_a_query_that_a_held_out_module_shares_takes_all_its_judgments_to_test(tmp_path: Path) -> None:
+def test_held_out_modules_have_the_smallest_hashes_and_take_a_shared_query_to_test(tmp_path: Path) -> None:
+    names = [f"package.module{number}" for number in range(2000)]
+    for share in (0.0, 0.2, 1.0):
+        chosen = {name for name in names if is_held_out(name, share)}
+        threshold = share * 2**256
+        assert chosen == {n for n in names if int(hashlib.sha256(n.encode()).hexdigest(), 16) < threshold}
+    assert abs(sum(is_held_out(name, 0.2) for name in names) / 2000 - 0.2) < 0.03
     names = [f"module{number}" for number in range(100)]
     held_out, other = (next(name for name in names if is_held_out(name, 0.2) == held) for held in (True, False))
     files = {
@@ -103,15 +109,6 @@ def test_a_query_that_a_held_out_module_shares_takes_all_its_judgments_to_test(t
     splits = {f"{held_out}.f": "test", f"{held_out}.g": "test", f"{other}.f": "test", f"{other}.h": "train"}
     assert {row["document_id"]: row["split"] for row in judgments} == splits
     assert counts(source) == {"modules": 2, "held_out_modules": 1, "train_module_pairs_in_test": 1}
-
-
-def test_held_out_modules_are_those_of_the_smallest_hashes() -> None:
-    names = [f"package.module{number}" for number in range(2000)]
-    for share in (0.0, 0.2, 1.0):
-        chosen = {name for name in names if is_held_out(name, share)}
-        threshold = share * 2**256
-        assert chosen == {n for n in names if int(hashlib.sha256(n.encode()).hexdigest(), 16) < threshold}
-    assert abs(sum(is_held_out(name, 0.2) for name in names) / 2000 - 0.2) < 0.03
 
 
 def test_what_does_not_parse_is_counted_and_a_library_without_source_refused(tmp_path: Path) -> None:
@@ -256,16 +253,13 @@ def test_methods_nested_and_asynchronous_functions_are_found_in_source_order() -
     ]  # fmt: skip
 
 
-def test_identifiers_are_the_qualified_names_that_the_interpreter_gives() -> None:
+def test_identifiers_are_qualified_names_and_numbered_where_they_come_again() -> None:
     source = "class A:\n class B:\n  def f(self):\n   'Doc.'\n   def g():\n    'Doc.'\n   return g\nfunction = A.B.f\n"
     namespace: dict[str, object] = {}
     exec(source, namespace)
     method = namespace["function"]
     names = [method.__qualname__, method(None).__qualname__]  # type: ignore[operator, attr-defined]
     assert [function.id for function in functions(source)] == [f"m.{name}" for name in names]
-
-
-def test_later_definitions_of_a_name_are_numbered_documented_or_not_and_across_modules() -> None:
     source = """
         class A:
             @property
@@ -308,7 +302,7 @@ def test_the_docstring_is_cut_and_nothing_else(source: str, expected: str) -> No
     assert sources(source)["m.f"] == expected
 
 
-def test_lone_carriage_returns_end_lines_as_for_the_interpreter() -> None:
+def test_lone_carriage_returns_end_lines_and_indentation_is_taken_off() -> None:
     plain = (
         '# old\nx = 1\ndef f(a):\n    """Adds one."""\n    return a + 1\n\ndef g(a):\n    "Adds two."\n    return 2\n'
     )
@@ -321,9 +315,6 @@ def test_lone_carriage_returns_end_lines_as_for_the_interpreter() -> None:
         assert functions(source) == expected
     windows = functions(plain.replace("\n", "\r\n"))
     assert [found.source for found in windows] == [found.source.replace("\n", "\r\n") for found in expected]
-
-
-def test_indentation_is_taken_off_and_lines_left_of_it_stay() -> None:
     source = "class A:\n\tdef f(self):\n\t\t'Doc.'\n\t\treturn '''\nleft\n\t\tright'''\n"
     assert sources(source)["m.A.f"] == "def f(self):\n\treturn '''\nleft\n\tright'''"
 

@@ -10,11 +10,10 @@ from pipelines.formats.sources import JoinedSources
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import input_paths, map_inputs, parse_yaml, validate, without_inputs
-from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
+from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.formats.files import lines
-from tests.unit.retrieval.collections.contents import Contents
+from tests.unit.pipelines.jobs.made_up import made_by, stored_rows
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -39,19 +38,13 @@ def settings(folder: Path) -> dict[str, Any]:
 
 def collected(sources: dict[str, Any], output: Path) -> StoredCollection:
     config = {"source": {"kind": "sources", "sources": sources}, "output": str(output), "bytes_per_shard": 1}
-    return StoredCollection(make(Collect(validate(CollectConfig, config, "collect"))))
-
-
-def contents(stored: StoredCollection) -> Contents:
-    schemas = zip(Contents._fields, (DOCUMENTS, QUERIES, JUDGMENTS), strict=True)
-    parts = [stored.rows_of(part).read(schema.names).to_pylist() for part, schema in schemas]  # type: ignore[arg-type]
-    return Contents(*([tuple(row.values()) for row in rows] for rows in parts))
+    return StoredCollection(made_by(Collect, config))
 
 
 def test_sources_by_name_with_their_domains_and_pieces(tmp_path: Path) -> None:
     given = settings(tmp_path)
     stored = collected(given, tmp_path / "out")
-    found = contents(stored)
+    found = stored_rows(stored.uri)
     assert found.documents == [
         ("asked/1", "", "judged", "s.org"), ("code/b.py", "b.py", "y = 2\n", "code"),
         ("code/lib/a.py", "lib/a.py", "x = 1\n", "lib"), ("wiki/1", "", "one", "wiki"), ("wiki/2", "", "two", "wiki"),
@@ -68,9 +61,8 @@ def test_sources_by_name_with_their_domains_and_pieces(tmp_path: Path) -> None:
 
 
 def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> None:
-    config = CollectConfig.model_validate(
-        {"source": {"kind": "sources", "sources": settings(tmp_path)}, "output": str(tmp_path / "out")}
-    )
+    source = {"kind": "sources", "sources": settings(tmp_path)}
+    config = CollectConfig.model_validate({"source": source, "output": str(tmp_path / "out")})
     paths = {f"source.sources.{name}.path": f"{tmp_path}/{name}" for name in ("wiki", "code")}
     assert input_paths(config) == paths | {"source.sources.asked.path": f"{tmp_path}/beir"}
     moved = map_inputs(config, lambda _, value: value.replace(str(tmp_path), "/elsewhere"))

@@ -78,7 +78,7 @@ def test_files_in_an_object_store_read_as_local_ones(tmp_path: Path, object_stor
     assert list(remote.opened) == list(local.opened) == list(files)
 
 
-def test_names_with_dots_reach_into_structs(tmp_path: Path) -> None:
+def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent(tmp_path: Path) -> None:
     rows = [
         {"id": "1", "m": {"text": "x", "a": {"b": [1]}}, "m.c": 2},
         {"id": "2", "m": {"text": "y", "a": None}, "m.c": 3},
@@ -87,6 +87,14 @@ def test_names_with_dots_reach_into_structs(tmp_path: Path) -> None:
         (tmp_path / f"rows{ending}").write_bytes(encoded(rows, ending))
         found = read(tmp_path, f"rows{ending}", "m.text", "m.c", optional=["m.a.b"])
         assert found == [("x", 2, [1]), ("y", 3, None)]
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2, "text": "y", "title": "z"}\n')
+    assert read(tmp_path, "rows.jsonl", optional=["title"]) == [(1, "x", None), (2, "y", "z")]
+    with pytest.raises(UserError, match=r"rows\.jsonl has no column 'tilte'\. Columns there: 'id', 'text', 'title'"):
+        read(tmp_path, "rows.jsonl", optional=["title", "tilte"])
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'text'"):
+        read(tmp_path, "rows.jsonl", "id", "title")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
@@ -97,17 +105,6 @@ def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str)
         read(tmp_path, f"rows{ending}", "id", "body")
     with pytest.raises(UserError, match=message):
         read(tmp_path, f"rows{ending}", "id", optional=["body"])
-
-
-def test_records_of_json_may_lack_an_optional_column_but_not_all_of_them(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2, "text": "y", "title": "z"}\n')
-    assert read(tmp_path, "rows.jsonl", optional=["title"]) == [(1, "x", None), (2, "y", "z")]
-    with pytest.raises(UserError, match=r"rows\.jsonl has no column 'tilte'\. Columns there: 'id', 'text', 'title'"):
-        read(tmp_path, "rows.jsonl", optional=["title", "tilte"])
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'text'"):
-        read(tmp_path, "rows.jsonl", "id", "title")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".tsv", ".parquet"])
@@ -144,15 +141,12 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: Any, messag
         read(tmp_path, name)
 
 
-def test_damage_inside_parquet_is_named(tmp_path: Path) -> None:
+def test_damage_inside_parquet_is_named_but_a_disk_or_a_store_that_fails_is_none(tmp_path, object_store) -> None:
     data = bytearray(encoded([{"id": str(number), "text": "x" * 500} for number in range(50)], ".parquet"))
     data[40:400] = b"\xff" * 360
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(UserError, match=r"a\.parquet can't be read as parquet"):
         read(tmp_path, "a.parquet")
-
-
-def test_a_disk_or_a_store_that_fails_is_no_damage(tmp_path: Path, object_store: str) -> None:
     failed = OSError(errno.EIO, "Input/output error")
     with pytest.raises(OSError, match="Input/output"), tables._whole_parquet(Folder(str(tmp_path)), "a.parquet"):
         raise failed

@@ -209,29 +209,6 @@ def test_the_columns_of_documents_are_checked() -> None:
         TrecFiles(path="x", documents=())
 
 
-ids = st.text(st.characters(categories=["L", "N", "P"]), min_size=1)
-texts = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=["Cs"])).map(lambda text: f"{text}.")
-some = st.dictionaries(ids, texts, min_size=1, max_size=8)
-
-
-@settings(max_examples=50)
-@given(documents=some, queries=some, grade=st.integers(-(2**31), 2**31 - 1), as_json=st.booleans())
-def test_any_unicode_round_trips(tmp_path_factory, documents, queries, grade, as_json) -> None:
-    pairs = [(query, document) for query in queries for document in documents]
-    name = "d.jsonl" if as_json else "d.tsv"
-    lines = [json.dumps({"id": id_, "text": text}) if as_json else f"{id_}\t{text}" for id_, text in documents.items()]
-    files = {
-        "q.tsv": "".join(f"{id_}\t{text}\n" for id_, text in queries.items()),
-        "r.txt": "".join(f"{query} 0 {document} {grade}\n" for query, document in pairs),
-        name: "\n".join(lines),
-    }
-    path = write_files(str(tmp_path_factory.mktemp("trec")), files)
-    found = read(opened(path, documents=name, queries="q.tsv", qrels={"s": "r.txt"}))
-    assert found[0] == [(id_, "", text) for id_, text in documents.items()]
-    assert found[1] == list(queries.items())
-    assert found[2] == [(query, document, grade, "s") for query, document in pairs]
-
-
 numbers = st.integers(0, 30)
 
 

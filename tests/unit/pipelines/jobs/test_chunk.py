@@ -14,6 +14,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import QUERIES, StoredCollection
 from tests.unit.pipelines.chunking.test_stretches import passages, stored
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.small_run import make
 
 ROWS = [
@@ -25,8 +26,7 @@ ROWS = [
 
 
 def chunk(folder: Path, collection: StoredCollection, **settings: Any) -> StoredCollection:
-    values = {"collection": collection.uri, "output": str(folder), **settings}
-    return StoredCollection(make(Chunk(validate(ChunkConfig, values, "Settings of chunk"))))
+    return StoredCollection(made_by(Chunk, {"collection": collection.uri, "output": str(folder), **settings}))
 
 
 def test_chunks_are_a_collection(tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ import yaml
 
 from pipelines.batches import LAYOUTS, BatchReader, Layout, epoch_permutation
 from pipelines.jobs.export import Export, ExportConfig
-from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.jobs.mine import Mine
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.jobs import stage_class
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
 from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import artifact, store_batches
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.pipelines.jobs.made_up import stored as stored_collection
 from tests.unit.retrieval.collections.contents import Contents
-from tests.unit.small_run import make, make_artifact
+from tests.unit.small_run import make_artifact
 
 ROWS = Contents(
     [(f"d{number}", "", f"text {number}", "") for number in range(6)],
@@ -41,7 +41,7 @@ def collection(tmp_path: Path) -> StoredCollection:
 
 def export(folder: Path, collection: StoredCollection, **settings: Any) -> Artifact:
     values = {"collection": collection.uri, "output": str(folder / "exported"), **settings}
-    return Artifact(make(Export(validate(ExportConfig, values, "Settings of export"))), "export")
+    return Artifact(made_by(Export, values), "export")
 
 
 def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
@@ -54,8 +54,7 @@ def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
         "run.trec": "",
     }
     run = make_artifact(folder / "run", "run", {"collection": collection.fingerprint}, {}, files, 2)
-    values = {"run": run, "collection": collection.uri, "output": str(folder / "mined"), **settings}
-    return make(Mine(validate(MineConfig, values, "Settings of mine")))
+    return made_by(Mine, {"run": run, "collection": collection.uri, "output": str(folder / "mined"), **settings})
 
 
 @pytest.mark.parametrize(("settings", "names"), [
@@ -157,7 +156,7 @@ def stored(folder: Path, layout: Layout = "pairs", inputs: dict[str, str] | None
 
 def export_batches(folder: Path, reader: BatchReader, **settings: Any) -> Artifact:
     values = {"batches": reader.uri, "format": "hugging_face", "output": str(folder), "batches_per_file": 2, **settings}
-    return Artifact(make(Export(validate(ExportConfig, values, "Settings of export"))), "export")
+    return Artifact(made_by(Export, values), "export")
 
 
 def places() -> list[tuple[int, int]]:

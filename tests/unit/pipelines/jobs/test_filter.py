@@ -11,14 +11,12 @@ import pytest
 from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
 from pipelines.jobs import lookups
-from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.filter import Filter
 from pipelines.mining.candidates import lists_in_turn
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by, store
 
 QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
 
@@ -68,8 +66,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
-    values = {**world.inputs, "output": str(output), "batches_per_shard": 4, **settings}
-    return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+    return BatchReader(made_by(Filter, {**world.inputs, "output": str(output), "batches_per_shard": 4, **settings}))
 
 
 def key(text: str) -> str:

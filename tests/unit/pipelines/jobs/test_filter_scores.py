@@ -12,18 +12,16 @@ import pytest
 
 from pipelines.batches import LAYOUTS, BatchReader
 from pipelines.jobs import filter_lookups
-from pipelines.jobs.export import Export, ExportConfig
-from pipelines.jobs.filter import Filter, FilterConfig
-from pipelines.jobs.mix import Mix, MixConfig
+from pipelines.jobs.export import Export
+from pipelines.jobs.filter import Filter
+from pipelines.jobs.mix import Mix
 from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import artifact, contents, make_candidates, make_packing, make_pairs
-from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.pipelines.jobs.made_up import made_by, store
 from tests.unit.pipelines.jobs.test_mine import make_run
-from tests.unit.small_run import make
 
 QUERIES, DOCUMENTS_, SIZE, EPOCHS = 12, 40, 4, 3
 LISTED = 9
@@ -74,7 +72,7 @@ def run_file(world: World, path: Path, left_out: set[tuple[int, int]] = frozense
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
     values = {**world.inputs, "output": str(output), "batches_per_shard": 2, **settings}
     values["false_negatives"] = {"surrogate_score": False}
-    return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+    return BatchReader(made_by(Filter, values))
 
 
 @pytest.fixture(scope="module")
@@ -246,15 +244,15 @@ def test_scores_survive_mixing_and_exporting(world: World, scored: BatchReader, 
     plain = run(world, tmp_path / "p")
     assert plain.columns == tuple(LAYOUTS["pairs"].schema().names)
     mixed = {"sources": {"one": scored.uri, "two": scored.uri}, "output": str(tmp_path / "m")}
-    reader = BatchReader(make(Mix(validate(MixConfig, mixed, "Settings of mix"))))
+    reader = BatchReader(made_by(Mix, mixed))
     assert reader.columns == scored.columns
     twice, once = ([row["positive_score"] for row in rows_of(each, 0)] for each in (reader, scored))
     assert sorted(twice) == sorted(2 * once)
     unlike = {"sources": {"one": plain.uri, "two": scored.uri}, "output": str(tmp_path / "u")}
     with pytest.raises(UserError, match="has batches of columns query_id"):
-        make(Mix(validate(MixConfig, unlike, "Settings of mix")))
+        made_by(Mix, unlike)
     published = {"batches": scored.uri, "format": "hugging_face", "output": str(tmp_path / "h")}
-    make(Export(validate(ExportConfig, published, "Settings of export")))
+    made_by(Export, published)
     table = pq.read_table(tmp_path / "h" / "data" / "epoch-00000" / "batches-00000.parquet")
     first = scored.read(0, table["batch"][0].as_py())
     for name in ("positive_score", "hard_negative_scores"):

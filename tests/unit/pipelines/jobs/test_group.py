@@ -10,18 +10,16 @@ import pytest
 
 from pipelines.batches import BatchReader
 from pipelines.jobs import lookups, row_batches
-from pipelines.jobs.chunk import Chunk, ChunkConfig
-from pipelines.jobs.collect import Collect, CollectConfig
-from pipelines.jobs.row_batches import Group, GroupConfig, Lists, ListsConfig
+from pipelines.jobs.chunk import Chunk
+from pipelines.jobs.collect import Collect
+from pipelines.jobs.row_batches import Group, GroupConfig, Lists
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates
-from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.pipelines.jobs.made_up import made_by, store
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.mined_lists import mined_lists
-from tests.unit.small_run import make
 
 # chunks of each source, its domain; a source that comes again, and one that changes its domain, are others
 SOURCES = [("a", 5, "x"), ("b", 11, "x"), ("c", 1, "y"), ("a", 9, "x"), ("d", 20, "y"), ("e", 3, "z"), ("f", 14, "x")]
@@ -45,7 +43,7 @@ def collection_of(folder: Path, rows: list[dict[str, Any]], per_file: int = 13) 
 def group(folder: Path, collection: str, **settings: Any) -> BatchReader:
     values = {"collection": collection, "output": str(folder), "batches_per_shard": 2, **settings}
     values.setdefault("grouping", {"batch_size": 8})
-    return BatchReader(make(Group(validate(GroupConfig, values, "Settings of group"))))
+    return BatchReader(made_by(Group, values))
 
 
 def rows_of(reader: BatchReader, epoch: int) -> list[list[dict[str, Any]]]:
@@ -64,9 +62,9 @@ def test_ready_made_batches_are_taken_as_they_are(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.jsonl": "".join(json.dumps({"text": texts}) + "\n" for texts in lines)})
     source = {"kind": "columns", "path": str(tmp_path), "documents": {"table": "a.jsonl", "id": None, "in_parts": True}}
     values = {"source": source, "output": str(tmp_path / "articles")}
-    collection = make(Collect(validate(CollectConfig, values, "Settings of collect")))
+    collection = made_by(Collect, values)
     values = {"collection": collection, "chunking": {"kind": "parts"}, "output": str(tmp_path / "chunks")}
-    chunks = make(Chunk(validate(ChunkConfig, values, "Settings of chunk")))
+    chunks = made_by(Chunk, values)
     batches = rows_of(group(tmp_path / "b", chunks, grouping={"batch_size": 4, "documents_per_batch": 1}), 0)
     found = [sorted(row["document"] for row in batch) for batch in batches]
     assert sorted(found) == sorted(map(sorted, lines))
@@ -215,7 +213,7 @@ def candidates(collection: str, tmp_path_factory: pytest.TempPathFactory) -> str
 
 def lists(folder: Path, collection: str, candidates: str, **settings: Any) -> BatchReader:
     values = {"collection": collection, "candidates": candidates, "output": str(folder), "batches_per_shard": 2}
-    return BatchReader(make(Lists(validate(ListsConfig, {"batch_size": 4, **values, **settings}, "Settings of lists"))))
+    return BatchReader(made_by(Lists, {"batch_size": 4, **values, **settings}))
 
 
 @pytest.mark.parametrize("order", ["grouped", "random"])
@@ -251,7 +249,7 @@ def test_lists_are_those_mined(collection: str, candidates: str, tmp_path: Path,
     assert rows_of(reader, 0) != rows_of(reader, 1)
 
 
-def test_lists_are_stored_once_for_all_epochs(collection: str, candidates: str, tmp_path: Path) -> None:
+def test_lists_are_stored_once_for_all_epochs_whatever_the_parts(collection, candidates, tmp_path, monkeypatch) -> None:
     one, many = (lists(tmp_path / str(epochs), collection, candidates, epochs=epochs) for epochs in (1, 5))
     rows = [name for name in one.artifact.names() if name.startswith("lookup/rows-")]
     assert rows
@@ -261,8 +259,6 @@ def test_lists_are_stored_once_for_all_epochs(collection: str, candidates: str, 
     assert all(many.read(0, index).equals(one.read(0, index)) for index in range(one.number_of_batches(0)))
     assert not many.read(4, 0).equals(many.read(0, 0))
 
-
-def test_batches_do_not_depend_on_parts(collection, candidates, tmp_path, monkeypatch) -> None:
     def batches(name: str, **settings: Any) -> list[pa.Table]:
         reader = lists(tmp_path / name, collection, candidates, **settings)
         return [reader.read(0, index) for index in range(reader.number_of_batches(0))]

@@ -10,12 +10,11 @@ import pytest
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.jobs.filter_lookups import POSITIVES_SHARD, make_positives, open_positives
 from pipelines.jobs.lookups import add_stretches, read_stretch
-from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.pairs import Pairs
 from raytriever.artifacts.artifact import Artifact, ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.stage import Shard
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by, store
 
 
 def stretches(folder: Path, sizes: list[list[int]]) -> list[str]:
@@ -59,7 +58,7 @@ def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_re
     queries = [(f"q{number}", f"query {number}", "", []) for number in range(3)]
     collection = store(folder / "collection", [pa.Table.from_pylist(documents)], queries, judged)
     settings = {"collection": collection, "minimum_relevance": minimum_relevance, "output": str(folder / "pairs")}
-    pairs = Artifact(make(Pairs(PairsConfig.model_validate(settings))))
+    pairs = Artifact(made_by(Pairs, settings))
     output = Folder(str(folder / "batches"))
     with output.scratch() as scratch:
         make_positives(ShardWriter(output, POSITIVES_SHARD, scratch), pairs)

@@ -13,10 +13,10 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.formats.files import lines
 from tests.unit.pipelines.jobs.batch_inputs import make_vectors
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.evaluation.test_answers import has_answer
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
@@ -97,7 +97,7 @@ def make_run(
 
 def mine(world: World, folder: Path, **settings: Any) -> StoredCandidates:
     values = {"run": world.run, "collection": world.collection, "output": str(folder), **settings}
-    return StoredCandidates(make(Mine(validate(MineConfig, values, "Settings of mine"))))
+    return StoredCandidates(made_by(Mine, values))
 
 
 @dataclass
@@ -235,7 +235,7 @@ def check_audit(
         assert audit["chosen"]["candidates"] == sum(len(made.document_ids) for made in mined_lists(stored))
 
 
-def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
+def test_shards_change_nothing_and_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
     asked = {"rules": {"relative_margin": 0.1}}
     stored = [mine(world, tmp_path / f"{size}", **asked, candidates_per_shard=size) for size in (1, 33, 10_000)]
     assert [len(one.names("candidates/")) for one in stored] == [11, 6, 1]
@@ -245,12 +245,9 @@ def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
     assert audits[0] == audits[1] == audits[2]
     again = mine(world, tmp_path / "again", **asked, candidates_per_shard=33)
     assert again.fingerprint == stored[1].fingerprint
-
-
-def test_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
     everything = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "all"))}
     asked = {"number": 3, "choose": "sample"}
-    drawn = [mined_lists(mine(world, tmp_path / f"{n}", **asked, seed=seed)) for n, seed in enumerate((0, 0, 1))]
+    drawn = [mined_lists(mine(world, tmp_path / f"sample-{n}", **asked, seed=seed)) for n, seed in enumerate((0, 0, 1))]
     samples = [{made.query_id: made.document_ids for made in lists} for lists in drawn]
     assert samples[0] == samples[1] != samples[2]
     for query, documents in everything.items():

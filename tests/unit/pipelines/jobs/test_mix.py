@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from pipelines.batches import BatchReader, Layout
 from pipelines.jobs.mix import Mix, MixConfig, mixed_order, shares
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import contents, store_batches
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by
 
 
 def batch(name: str, layout: Layout, epoch: int, index: int, size: int) -> pa.Table:
@@ -46,8 +45,7 @@ def source(
 
 
 def mix(folder: Path, sources: dict[str, str], **settings: Any) -> BatchReader:
-    values = {"sources": sources, "output": str(folder), "batches_per_shard": 3, **settings}
-    return BatchReader(make(Mix(validate(MixConfig, values, "Settings of mix"))))
+    return BatchReader(made_by(Mix, {"sources": sources, "output": str(folder), "batches_per_shard": 3, **settings}))
 
 
 def places(reader: BatchReader, epoch: int) -> list[tuple[str, ...]]:
@@ -129,7 +127,7 @@ def test_what_does_not_fit_is_refused(sources: dict[str, str], tmp_path: Path) -
             mix(tmp_path / "m", sources | more, ratios=ratios)
 
 
-def test_shares() -> None:
+def test_shares_and_an_order_that_mixes_without_repeats_and_rotates() -> None:
     counts = {"web": 100, "code": 30, "news": 9}
     assert shares(counts, None) == counts
     assert shares(counts, {"web": 1, "code": 1, "news": 1}) == {"web": 9, "code": 9, "news": 9}
@@ -138,6 +136,21 @@ def test_shares() -> None:
     message = r"'news' would give no batch.*100 of web \(ratio 5\).*9 of news \(ratio 0\.01\)"
     with pytest.raises(UserError, match=message):
         shares(counts, {"web": 5, "code": 3, "news": 0.01})
+    counts, used = np.array([7, 5]), np.array([3, 5])
+    seen: Counter[tuple[int, int]] = Counter()
+    orders = []
+    for epoch in range(7):
+        order = mixed_order(counts, used, seed=2, epoch=epoch)
+        assert order.shape == (8, 2)
+        batches = list(map(tuple, order.tolist()))
+        assert len(set(batches)) == 8
+        assert Counter(source for source, _ in batches) == {0: 3, 1: 5}
+        seen.update(batches)
+        orders.append(order.tobytes())
+    assert {count for (source, _), count in seen.items() if source == 0} == {3}
+    assert len(set(orders)) == 7
+    np.testing.assert_array_equal(mixed_order(counts, used, 2, 6).tobytes(), orders[-1])
+    assert mixed_order(counts, used, 3, 6).tobytes() != orders[-1]
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0.01, 100)), min_size=1, max_size=5))
@@ -155,21 +168,3 @@ def test_ratios_are_kept_and_one_source_is_used_up(sources: list[tuple[int, floa
     for name in counts:
         assert 0 < found[name] <= counts[name]
         assert unit * ratios[name] - 1 < found[name] <= unit * ratios[name] * (1 + 1e-9)
-
-
-def test_the_order_mixes_without_repeats_and_rotates() -> None:
-    counts, used = np.array([7, 5]), np.array([3, 5])
-    seen: Counter[tuple[int, int]] = Counter()
-    orders = []
-    for epoch in range(7):
-        order = mixed_order(counts, used, seed=2, epoch=epoch)
-        assert order.shape == (8, 2)
-        batches = list(map(tuple, order.tolist()))
-        assert len(set(batches)) == 8
-        assert Counter(source for source, _ in batches) == {0: 3, 1: 5}
-        seen.update(batches)
-        orders.append(order.tobytes())
-    assert {count for (source, _), count in seen.items() if source == 0} == {3}
-    assert len(set(orders)) == 7
-    np.testing.assert_array_equal(mixed_order(counts, used, 2, 6).tobytes(), orders[-1])
-    assert mixed_order(counts, used, 3, 6).tobytes() != orders[-1]

@@ -6,18 +6,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.pairs import Pairs
 from pipelines.jobs.queries import Queries, QueriesConfig
 from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from raytriever.stages.recipe_run import run_stage
-from retrieval.collections.collection import DOCUMENTS, StoredCollection
+from retrieval.collections.collection import DOCUMENTS
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.measures import evaluate
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by, store, stored_rows
 
 THREADS = [
     ("beer-q1", "What is a citra hop?",
@@ -46,49 +45,30 @@ def chunked(folder: Path) -> str:
     for id_, title, text in THREADS:
         ends = [end + 2 for end in range(len(text)) if text.startswith("\n\n", end)]
         for number, (start, end) in enumerate(zip([0, *ends], [*ends, len(text)], strict=True)):
-            rows.append(
-                {
-                    "id": f"{id_}#{number}", "title": title, "text": text[start:end], "domain": id_[:2],
-                    "source_id": id_, "number": number, "start": start, "end": end,
-                }
-            )  # fmt: skip
+            bounds = {"source_id": id_, "number": number, "start": start, "end": end}
+            texts = {"title": title, "text": text[start:end], "domain": id_[:2]}
+            rows.append({"id": f"{id_}#{number}", **texts, **bounds})
     return store(folder / "chunks", [pa.Table.from_pylist(rows[:3]), pa.Table.from_pylist(rows[3:])], [], [])
 
 
-def contents(uri: str) -> dict[str, list[dict[str, Any]]]:
-    stored = StoredCollection(uri)
-    names = {
-        "documents": ["id", "title", "text", "domain"],
-        "queries": ["id", "text", "domain", "answers"],
-        "judgments": ["query_id", "document_id", "relevance", "split"],
-    }
-    return {part: stored.rows_of(part).read(columns).to_pylist() for part, columns in names.items()}  # type: ignore[arg-type]
-
-
 def queries(folder: Path, collection: str, **values: Any) -> str:
-    config = validate(QueriesConfig, {"collection": collection, "output": str(folder), **values}, "queries")
-    return make(Queries(config))
+    return made_by(Queries, {"collection": collection, "output": str(folder), **values})
 
 
 def test_questions_of_threads_and_their_posts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri = queries(tmp_path / "queries", collected(tmp_path), queries={"kind": "title"})
-    found = contents(uri)
     with_title = [thread for thread in THREADS if thread[1]]
-    assert found["queries"] == [
-        {"id": f"query:{id_}", "text": title, "domain": id_[:2], "answers": []} for id_, title, _ in with_title
-    ]
-    assert found["documents"] == [
-        {"id": id_, "title": "", "text": text, "domain": id_[:2]} for id_, _, text in with_title
-    ]
-    assert found["judgments"] == [
-        {"query_id": f"query:{id_}", "document_id": id_, "relevance": 1, "split": "train"} for id_, _, _ in with_title
-    ]
+    assert stored_rows(uri) == (
+        [(id_, "", text, id_[:2]) for id_, _, text in with_title],
+        [(f"query:{id_}", title, id_[:2], []) for id_, title, _ in with_title],
+        [(f"query:{id_}", id_, 1, "train") for id_, _, _ in with_title],
+    )
     manifest = Artifact(uri).manifest
     assert manifest["dropped"] == {"documents without a title": 1}
     assert manifest["counts"] == {
         "documents": 3, "queries": 3, "judgments": 3, "source documents": 4, "queries of split train": 3,
     }  # fmt: skip
-    pairs = Artifact(make(Pairs(PairsConfig(collection=uri, output=str(tmp_path / "pairs")))))
+    pairs = Artifact(made_by(Pairs, {"collection": uri, "output": str(tmp_path / "pairs")}))
     found_pairs = [tuple(row.values()) for row in read_pairs(pairs, ["query_id", "domain"]).to_pylist()]
     assert found_pairs == [("query:beer-q1", "be"), ("query:beer-q2", "be"), ("query:ai-q1", "ai")]
     config = QueriesConfig(collection=str(tmp_path / "collection"), queries=TITLES, output=uri)  # type: ignore[arg-type]
@@ -102,21 +82,17 @@ def test_shards_change_nothing(tmp_path: Path, settings: dict[str, Any], source:
     collection = source(tmp_path)
     asked = {"queries": settings, "held_out": 0.5}
     sharded = [queries(tmp_path / f"{rows}", collection, rows_per_shard=rows, **asked) for rows in (1, 2, 100)]
-    whole = contents(sharded[-1])
-    for uri in sharded:
-        assert contents(uri) == whole
-        for part in ("documents", "queries"):
-            ids = [row["id"] for row in contents(uri)[part]]
-            assert len(set(ids)) == len(ids) > 0
+    whole = stored_rows(sharded[-1])
+    assert all(stored_rows(uri) == whole for uri in sharded)
+    for rows in (whole.documents, whole.queries):
+        assert len({row[0] for row in rows}) == len(rows) > 0
     assert [len(Artifact(uri).shards) for uri in sharded] == [4, 2 if source is collected else 3, 1]
     assert len({str(Artifact(uri).manifest["dropped"]) for uri in sharded}) == 1
 
 
 def test_all_chunks_of_a_thread_answer_its_question(tmp_path: Path) -> None:
-    collection = chunked(tmp_path)
-    found = contents(queries(tmp_path / "queries", collection, queries={"kind": "title"}, rows_per_shard=1))
-    answers = [(row["query_id"], row["document_id"]) for row in found["judgments"]]
-    assert answers == [
+    uri = queries(tmp_path / "queries", chunked(tmp_path), queries=TITLES, rows_per_shard=1)
+    assert [row[:2] for row in stored_rows(uri).judgments] == [
         ("query:beer-q1", "beer-q1#0"), ("query:beer-q1", "beer-q1#1"),
         ("query:beer-q2", "beer-q2#0"), ("query:beer-q2", "beer-q2#1"),
         ("query:ai-q1", "ai-q1#0"),
@@ -128,14 +104,13 @@ def test_all_chunks_of_a_thread_answer_its_question(tmp_path: Path) -> None:
 def test_a_perfect_run_measures_one_by_every_convention(tmp_path: Path, settings: dict[str, Any], source: Any) -> None:
     """BEIR and others remove a result that has the query's id, and mining drops it as the query itself."""
     collection = collected(tmp_path, CODE) if settings["kind"] == "docstring" else source(tmp_path)
-    found = contents(queries(tmp_path / "queries", collection, queries=settings))
-    documents = {row["id"] for row in found["documents"]}
-    query_ids = {row["id"] for row in found["queries"]}
-    assert len(query_ids) == len(found["queries"])
+    found = stored_rows(queries(tmp_path / "queries", collection, queries=settings))
+    documents, query_ids = ({row[0] for row in rows} for rows in (found.documents, found.queries))
+    assert len(query_ids) == len(found.queries)
     assert query_ids.isdisjoint(documents)
     qrels: dict[str, dict[str, int]] = {}
-    for row in found["judgments"]:
-        qrels.setdefault(row["query_id"], {})[row["document_id"]] = row["relevance"]
+    for query, document, relevance, _ in found.judgments:
+        qrels.setdefault(query, {})[document] = relevance
     perfect = {query: {id_: 1.0 + (id_ in judged) for id_ in documents} for query, judged in qrels.items()}
     for conventions in CONVENTIONS.values():
         assert evaluate(qrels, perfect, ["nDCG@10"], conventions).mean("nDCG@10") == 1
@@ -159,8 +134,8 @@ def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
     splits: dict[str, set[str]] = {}
     for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
         uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, seed=5)  # type: ignore[operator]
-        for row in contents(uri)["judgments"]:
-            splits.setdefault(row["document_id"].partition("#")[0], set()).add(row["split"])
+        for _, document, _, split in stored_rows(uri).judgments:
+            splits.setdefault(document.partition("#")[0], set()).add(split)
     assert len(splits) == 200
     assert {len(found) for found in splits.values()} == {1}
     assert 20 <= sum(found == {"test"} for found in splits.values()) <= 60

@@ -15,11 +15,9 @@ from datasets import load_dataset
 from pipelines.batches import BatchReader
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
-from pipelines.jobs.chunk import Chunk, ChunkConfig
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.jobs.queries import Queries, QueriesConfig
-from pipelines.jobs.row_batches import Group, GroupConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
@@ -64,11 +62,15 @@ def test_revela_batches_hold_consecutive_chunks_of_few_articles(data: Path, tmp_
     assert all(row["document"] == text_of[row["document_id"]] for row in seen)
     sources = [Counter(batch["source_id"].to_pylist()) for batch in batches]
     assert sum(len(counted) for counted in sources) / len(batches) < 2.5
-    gaps = 0
+    assert min(map(len, sources)) > 1
+    assert np.mean([len(counted) <= 3 for counted in sources]) > 0.97
+    gaps = following = 0
     for batch in batches:
         places = sorted(zip(batch["source_id"].to_pylist(), batch["number"].to_pylist(), strict=True))
         gaps += sum(a[0] == b[0] and b[1] != a[1] + 1 for a, b in pairwise(places))
+        following += sum(one == (source, number - 1) for one, (source, number) in pairwise(places))
     assert gaps < len(batches) / 10  # a source's chunks in a batch are neighbours, but for joined remainders
+    assert following / (15 * len(batches)) > 0.85  # of neighbours in a batch follow on each other in their article
     unrelated = [len(set(batch["source_id"].to_pylist())) for batch in batches_of(random, 0)]
     assert sum(unrelated) / len(unrelated) > 14
     read_by_datasets(tmp_path / "batches", batches, tmp_path)
@@ -87,24 +89,6 @@ def test_triplet_batches_hold_judged_negatives(data: Path, tmp_path: Path) -> No
         if row["query_id"] in with_negatives:
             assert (row["query_id"], negative) in relevance
     read_by_datasets(tmp_path / "batches", batches, tmp_path)
-
-
-def test_batches_of_articles_hold_consecutive_chunks_of_two_or_three(data: Path, tmp_path: Path) -> None:
-    articles = collected(data / "raw_wikipedia", tmp_path)
-    chunks = make(Chunk(ChunkConfig(collection=articles, output=str(tmp_path / "chunks"))))
-    reader = BatchReader(make(Group(GroupConfig(collection=chunks, output=str(tmp_path / "groups")))))
-    batches = batches_of(reader, 0)
-    ids = [name for batch in batches for name in batch["document_id"].to_pylist()]
-    assert len(set(ids)) == len(ids)
-    assert len(batches) == reader.artifact.rows // 16 > 400
-    sources, following = [], 0
-    for batch in batches:
-        places = sorted(zip(batch["source_id"].to_pylist(), batch["number"].to_pylist(), strict=True))
-        sources.append(len({source for source, _ in places}))
-        following += sum(one == (source, number - 1) for one, (source, number) in pairwise(places))
-    assert min(sources) > 1
-    assert np.mean(np.array(sources) <= 3) > 0.97
-    assert following / (15 * len(batches)) > 0.85  # of neighbours in a batch follow on each other in their article
 
 
 def made(path: Path, folder: Path, **settings: Any) -> tuple[StoredCollection, dict[str, str], dict[str, str]]:

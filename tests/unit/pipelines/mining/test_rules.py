@@ -23,7 +23,6 @@ from pipelines.mining.rules import (
     exact_scores,
     folded_text_keys,
     match_judgments,
-    reference_scores,
     sampling_keys,
 )
 from raytriever.hashes import numbers_at
@@ -185,31 +184,6 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
         else:
             assert ranks[pair] == 0
             assert np.isnan(scores[pair])
-
-
-@pytest.mark.parametrize(("margins", "positive", "kept"), [
-    ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
-    ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
-    ({"absolute_margin": -0.5}, 0.5, [1.0, 0.5, 0.0, -1.0]),
-    ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
-    ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
-    ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
-    ({"absolute_margin": 0.0, "relative_margin": 0.5}, 0.25, [0.0, -1.0]),
-    ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
-    ({"relative_margin": 0.0}, None, []),
-])  # fmt: skip
-def test_margins(margins: dict[str, Any], positive: float | None, kept: list[float]) -> None:
-    scores, known = [2.0, 1.0, 0.5, 0.0, -1.0], {} if positive is None else {7: positive}
-    case = Case([[0, 1, 2, 3, 4]], [scores], [{7: 1}], [known], list(range(DOCUMENTS)), [99], [-1], set())
-    rule_of = apply_rules(MiningRules(**margins), block_of(case, 1), lambda rows: rows < -1)
-    assert [score for score, code in zip(scores, rule_of[0], strict=True) if code == KEPT] == kept
-
-
-def test_reference_of_several_positives() -> None:
-    pairs = JudgedPairs(np.array([0, 0, 2, 2]), np.array([1, 2, 1, 3]), np.ones(4, np.int32))
-    known = np.array([0.5, -1.0, np.nan, 3.0], np.float32)
-    positives = Positives(pairs, known, np.zeros(4, np.int32), np.zeros(4, np.uint64))
-    np.testing.assert_array_equal(reference_scores(3, positives), [-1.0, np.nan, 3.0])
 
 
 @settings(max_examples=200)

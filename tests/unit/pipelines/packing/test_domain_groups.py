@@ -12,32 +12,30 @@ NAMES = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
 DOMAINS = pa.chunked_array([NAMES[:11], NAMES[11:]])
 
 
-def test_small_domains_are_refused_merged_or_dropped() -> None:
-    with pytest.raises(UserError, match=r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop.* lower the batch"):
-        group_domains(DOMAINS, 8, "refuse")
-    found = group_domains(DOMAINS, 3, "refuse")
-    assert found.names == ("code", "größe", "größe\0", "wiki")
-    assert [found.names[label] for label in found.labels] == NAMES
-    assert found.dropped == 0
-    found = group_domains(DOMAINS, 7, "merge")
-    assert found.names == ("größe", "wiki", MERGED)
-    assert found.labels.tolist() == [1] * 10 + [2] * 7 + [0] * 9
-    assert found.dropped == 0
-    found = group_domains(DOMAINS, 8, "merge")
-    assert found.names == ("größe", "wiki")
-    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
-    assert found.dropped == 7
-    found = group_domains(DOMAINS, 7, "drop")
-    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
-    assert found.dropped == 7
-    with pytest.raises(UserError, match=r"No domain has 30 pairs, nor have all together \(26\).* Lower the floor, or"):
-        group_domains(DOMAINS, 30, "merge", limit="the floor")
-    found = group_domains(DOMAINS, 3, "merge_all")
-    assert found.names == ("(merged)",)
-    assert not found.labels.any()
+@pytest.mark.parametrize(("size", "small", "names", "labels"), [
+    (3, "refuse", ("code", "größe", "größe\0", "wiki"), (3, 0, 2, 1)),
+    (7, "merge", ("größe", "wiki", MERGED), (1, 2, 2, 0)),
+    (8, "merge", ("größe", "wiki"), (1, -1, -1, 0)),  # those merged fill no batch
+    (7, "drop", ("größe", "wiki"), (1, -1, -1, 0)),
+    (3, "merge_all", ("(merged)",), (0, 0, 0, 0)),
+])  # fmt: skip
+def test_small_domains_are_merged_or_dropped(size, small, names, labels) -> None:
+    found = group_domains(DOMAINS, size, small)
+    assert found.names == names
+    assert found.labels.tolist() == np.repeat(labels, (10, 3, 4, 9)).tolist()
+    assert found.dropped == (found.labels < 0).sum()
+
+
+def test_small_domains_are_refused_by_name() -> None:
     assert group_domains(pa.chunked_array([["a"] * 9]), 3, "merge_all").names == ("a",)
-    with pytest.raises(UserError, match="Rename"):
-        group_domains(pa.chunked_array([[MERGED] * 8 + ["a"] * 4 + ["b"] * 4]), 8, "merge")
+    merged = pa.chunked_array([[MERGED] * 8 + ["a"] * 4 + ["b"] * 4])
+    for domains, size, small, message in (
+        (DOMAINS, 8, "refuse", r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop.* lower the floor"),
+        (DOMAINS, 30, "merge", r"No domain has 30 pairs, nor have all together \(26\).* Lower the floor, or"),
+        (merged, 8, "merge", "Rename"),
+    ):
+        with pytest.raises(UserError, match=message):
+            group_domains(domains, size, small, limit="the floor")
 
 
 def test_domains_are_numbered_as_they_come_over_columns_and_chunks() -> None:
@@ -58,7 +56,7 @@ def test_a_column_may_be_longer_than_one_string_array() -> None:
     assert [name[0] for name in numbers.names] == ["b", "a"]
 
 
-def test_small_domains() -> None:
+def test_the_number_that_each_domain_keeps() -> None:
     names, counts = ["a", "", "c", "d"], np.array([20, 3, 16, 14])
     assert keep_domains(names, counts, 16, "drop", "chunks").tolist() == [0, -1, 1, -1]
     assert keep_domains(names, counts, 16, "merge", "chunks").tolist() == [0, 2, 1, 2]

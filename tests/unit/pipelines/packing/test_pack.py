@@ -116,20 +116,17 @@ def test_epochs_take_their_shares_in_turn_and_domains_their_own() -> None:
     assert [chosen.shuffled_share(epoch, "plain") for epoch in range(2)] == [0.5, 0.5]
 
 
-def test_the_next_topic_is_drawn_by_what_clusters_have_left() -> None:
-    clusters = np.repeat([0, 1], [8, 24])
-    generators = map(np.random.default_rng, range(2000))
-    first = [int(clusters[topic_batches(clusters, np.arange(32), 4, each)[0, 0]]) for each in generators]
-    assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
-
-
-def test_items_left_out_rotate_through_all() -> None:
+def test_what_is_left_out_rotates_and_the_next_topic_is_drawn_by_what_is_left() -> None:
     corpus = Corpus([47], [5])
     out = [set(range(47)) - set(corpus.pack(8, epoch=epoch).batches.ravel().tolist()) for epoch in range(47)]
     assert all(len(items) == 7 for items in out)
     assert not any(out[epoch] & out[epoch + 1] for epoch in range(46))
     times = np.bincount([item for items in out for item in items])
     assert times.tolist() == [7] * 47  # after 47 epochs of 7 each item has been left out 7 times
+    clusters = np.repeat([0, 1], [8, 24])
+    generators = map(np.random.default_rng, range(2000))
+    first = [int(clusters[topic_batches(clusters, np.arange(32), 4, each)[0, 0]]) for each in generators]
+    assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
 
 
 def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:

@@ -72,7 +72,7 @@ def alike(topics: list[int]) -> NDArray[np.float32]:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_pairs_of_one_document_are_not_gathered() -> None:
+def test_pairs_of_one_document_are_not_gathered_and_a_margin_leaves_more_out() -> None:
     """Each would mask the others' document: of the four of one document every batch has two, whatever the start."""
     topics = alike([0, 1, 2, 3, 0, 1, 2, 3])
     queries, documents = topics.copy(), topics.copy()
@@ -85,9 +85,6 @@ def test_pairs_of_one_document_are_not_gathered() -> None:
     both = near[[0, 0, 1, 2, 2, 3]]
     found = polished(np.array([[0, 1], [2, 3], [4, 5]]), queries=both, documents=both, sweeps=9)
     assert frozenset({0, 1}) not in {frozenset(batch) for batch in found.tolist()}
-
-
-def test_a_margin_leaves_more_out() -> None:
     near = alike([0, 0, 1, 1])
     start = np.array([[0, 2], [1, 3]])
     found = polished(start, queries=near, documents=near, sweeps=2).tolist()
@@ -96,16 +93,13 @@ def test_a_margin_leaves_more_out() -> None:
     np.testing.assert_array_equal(unchanged.batches, start)
 
 
-def test_sorts_two_topics_apart_and_leaves_zeros_alone() -> None:
+def test_sorts_two_topics_apart_across_the_borders_of_the_first_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = alike([0, 1, 0, 1, 0, 1, 0, 1]).astype(np.float16)
     found = polished(np.arange(8).reshape(2, 4), queries=topics, documents=topics, sweeps=2)
     assert {frozenset(batch) for batch in found.tolist()} == {frozenset({0, 2, 4, 6}), frozenset({1, 3, 5, 7})}
     zeros = np.zeros((6, 3), dtype=np.float32)
     start = np.arange(6).reshape(3, 2)
     np.testing.assert_array_equal(polished(start, queries=zeros, documents=zeros, sweeps=3), start)
-
-
-def test_the_second_sweep_crosses_the_borders_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polish, "WINDOW_BATCHES", 2)
     topics = alike([0, 0, 1, 2, 1, 3, 4, 5])  # 2 and 4 are alike, in the batches 1 and 2
     start = np.arange(8).reshape(4, 2)

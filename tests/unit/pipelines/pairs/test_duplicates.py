@@ -1,3 +1,5 @@
+"""Pairs whose texts repeat, exactly or nearly: the first stays, whatever the shards, files and parts."""
+
 from pathlib import Path
 from typing import Any
 
@@ -6,21 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.pairs import Pairs
 from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
-from tests.unit.pipelines.jobs.made_up import collection_of
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import collection_of, made_by
 
 LONG = " ".join(f"word{number}" for number in range(120))
 NEARLY = LONG.replace("word60 ", "other ")
 
 
 def pairs_of(folder: Path, collection: str, **values: Any) -> Artifact:
-    config = validate(PairsConfig, {"collection": collection, "output": str(folder), **values}, "pairs")
-    return Artifact(make(Pairs(config)))
+    return Artifact(made_by(Pairs, {"collection": collection, "output": str(folder), **values}))
 
 
 def ids(artifact: Artifact) -> list[tuple[str, str]]:
@@ -155,7 +154,9 @@ def test_texts_without_words_and_a_thousand_equal_ones(tmp_path: Path) -> None:
     assert [document for _, document in ids(artifact)] == ["d0", "d2", "d3", "d4"]
     assert artifact.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 1}
     queries = [f"question {number}" for number in range(1_000)]
-    collection = collection_of(tmp_path, queries, [("", LONG)] * 1_000, [(number, number) for number in range(1_000)])
-    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "report"})
+    collection = collection_of(
+        tmp_path / "thousand", queries, [("", LONG)] * 1_000, [(number, number) for number in range(1_000)]
+    )
+    artifact = pairs_of(tmp_path / "thousand-pairs", collection, duplicates={"near": "report"})
     assert len(ids(artifact)) == 1_000
     assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999

@@ -1,3 +1,5 @@
+"""Near duplicates: similarities of sets of n-grams, buckets of texts that may be alike, the first of them."""
+
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -103,7 +105,7 @@ def test_similar_texts_share_a_bucket_as_often_as_the_formula_says(similarity: f
     assert len(found) - sum(true) <= 3  # texts without a word in common
 
 
-def test_near_duplicates_are_found_and_others_are_not() -> None:
+def test_near_duplicates_are_found_and_a_thousand_alike_are_no_quadratic_work() -> None:
     generator = np.random.default_rng(1)
     families = [[f"{family}.{generator.integers(1 << 40)}" for _ in range(100)] for family in range(40)]
     texts = [variant(generator, words, changes) for words in families for changes in (0, 1, 2, 2, 30)]
@@ -116,9 +118,6 @@ def test_near_duplicates_are_found_and_others_are_not() -> None:
     shingles = [literal_shingles(text, 3) for text in texts]
     for a, b in similar:
         assert literal_similarity(shingles[a], shingles[b]) >= 0.8
-
-
-def test_a_thousand_alike_texts_are_no_quadratic_work() -> None:
     words = [f"w{place}" for place in range(200)]
     generator = np.random.default_rng(2)
     texts = [variant(generator, words, 1) for _ in range(2_000)]

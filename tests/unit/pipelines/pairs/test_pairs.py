@@ -1,3 +1,5 @@
+"""Pairs are the judgments of a relevance, in the order of queries and documents, or some of each text."""
+
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -6,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.pairs import Pairs
 from pipelines.pairs.pairs import LISTED, SCHEMA, read_pairs, some_of_each
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make, make_artifact
+from tests.unit.pipelines.jobs.made_up import made_by, store
+from tests.unit.small_run import make_artifact
 
 QUERIES = [f"q{number}" for number in (2, 0, 1)]
 DOCUMENTS = [f"d{number}" for number in (3, 1, 0, 2)]
@@ -25,8 +27,7 @@ def pairs_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Tab
         judged = [(*row, "train") for row in rows]
         collection = store(Path(folder) / "c", [pa.Table.from_pylist(documents)], list(queries), judged)
         values = {"collection": collection, "minimum_relevance": minimum_relevance, "duplicates": {"exact": "keep"}}
-        config = PairsConfig.model_validate(values | {"output": f"{folder}/pairs"})
-        return read_pairs(Artifact(make(Pairs(config))), SCHEMA.names)
+        return read_pairs(Artifact(made_by(Pairs, values | {"output": f"{folder}/pairs"})), SCHEMA.names)
 
 
 @settings(max_examples=15)

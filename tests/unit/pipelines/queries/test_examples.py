@@ -1,3 +1,5 @@
+"""Source documents out of chunks, and draws that depend on seed and names alone."""
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given

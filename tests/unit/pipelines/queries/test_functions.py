@@ -15,7 +15,7 @@ def found(code: str, grammar: Grammar) -> list[tuple[str, str]]:
     return [tuple(function) for function in commented_functions(textwrap.dedent(code), grammar)]  # type: ignore[misc]
 
 
-def test_functions_of_rust_c_and_javascript() -> None:
+def test_rust() -> None:
     code = """\
         //! The crate's own words.
 
@@ -44,6 +44,9 @@ def test_functions_of_rust_c_and_javascript() -> None:
     body = "    // a remark\n    if self.claws > 2 {\n        return 2;\n    }\n    self.claws\n}"
     claws = "#[inline]\npub fn claws(&self) -> u8 {\n" + body
     assert found(code, "rust") == [("How many claws it has.\n\nTwo, mostly.", claws)]
+
+
+def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
     code = """\
         #include <stdio.h>
         /*
@@ -74,6 +77,9 @@ def test_functions_of_rust_c_and_javascript() -> None:
     assert functions[0][1].startswith("static int\ncount_claws")
     assert functions[0][1].endswith("out:\n    return 2;\n}")
     assert functions[1][1] == "int one(void) { return 1; }"
+
+
+def test_javascript_calls_are_no_functions() -> None:
     code = """\
         // Looks at the sea.
         app.get('/sea', (request) => {
@@ -181,7 +187,7 @@ def test_python_in_chunks_or_whole(sizes: list[int]) -> None:
     assert dropped == {"functions with a short documentation": 1}
 
 
-def test_other_languages_by_the_ending_of_id_or_title() -> None:
+def test_other_languages_by_the_ending_and_python_with_carriage_returns() -> None:
     comment = "/**\n * @brief Counts the <b>claws</b> of\n *   a lobster.\n * @param l whose claws\n */\n"
     code = comment + "int claws(L l) {\n  return 2;\n}\n"
     for found in (source(code, id_="sea.cpp"), source(code, "src/Sea.CPP", "id 7")):
@@ -189,6 +195,10 @@ def test_other_languages_by_the_ending_of_id_or_title() -> None:
         assert [example.query for example in made] == ["Counts the claws of a lobster."]
         assert made[0].documents[0].text == "int claws(L l) {\n  return 2;\n}"
     assert len(examples(DocstringQueries(language="c"), source(code, id_="7"))[0]) == 1
+    texts = PYTHON, PYTHON.replace("\n", "\r")
+    expected, made = ([each[1:] for each in examples(DocstringQueries(), source(t, id_="a.py"))[0]] for t in texts)
+    assert made == expected
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(("comment", "query"), [
@@ -205,14 +215,7 @@ def test_inline_tags_give_what_they_show(comment: str, query: str) -> None:
     assert [example.query for example in made] == [query]
 
 
-def test_python_whose_lines_end_in_carriage_returns() -> None:
-    texts = PYTHON, PYTHON.replace("\n", "\r")
-    expected, made = ([each[1:] for each in examples(DocstringQueries(), source(t, id_="a.py"))[0]] for t in texts)
-    assert made == expected
-    assert len(made) == 2
-
-
-def test_what_gives_nothing_is_counted() -> None:
+def test_what_gives_nothing_is_counted_and_an_unknown_language_refused() -> None:
     texts = {
         "a.py": "def f(:", "b.py": "\0", "c.py": "x = 1", "d.txt": "text",
         "e.c": "// @param only\nint f() { return 1; }",
@@ -224,6 +227,9 @@ def test_what_gives_nothing_is_counted() -> None:
         "documents without a documented function": 2,
         "documents of another language": 1,
     }
+    message = r"'language': comments of this language aren't known\. Did you mean 'python'\?"
+    with pytest.raises(UserError, match=message):
+        validate(DocstringQueries, {"language": "pyton"}, "queries")
 
 
 @pytest.mark.parametrize("levels", [1_500, 6_000])  # more than Python's stack holds, and more than its parser's
@@ -233,9 +239,3 @@ def test_code_nested_too_deeply_does_not_parse(levels: int) -> None:
     made, dropped = examples(DocstringQueries(), source(code, id_="a.py"), source(PYTHON, id_="b.py"))
     assert len(made) == 2
     assert dropped == {"documents that do not parse": 1, "functions with a short documentation": 1}
-
-
-def test_an_unknown_language_is_refused() -> None:
-    message = r"'language': comments of this language aren't known\. Did you mean 'python'\?"
-    with pytest.raises(UserError, match=message):
-        validate(DocstringQueries, {"language": "pyton"}, "queries")

@@ -79,7 +79,7 @@ def test_sections_and_heading_lines_tile_the_text(text: str) -> None:
         assert 1 <= len([line for line in lines if line.strip()]) <= 3
 
 
-def test_queries_of_an_article() -> None:
+def test_queries_of_an_article_repeat_no_title_and_what_is_dropped_is_counted() -> None:
     def queries(**settings: object) -> dict[str, str]:
         made, _ = examples(HeadingQueries(minimum_words=1, **settings), source(ARTICLE, "Lobster"))
         return {example.query: example.documents[0].text for example in made}
@@ -92,9 +92,6 @@ def test_queries_of_an_article() -> None:
     }
     assert list(queries(query="heading")) == ["Lobster", "Description", "Colour", "Distribution"]
     assert list(queries(query="title and path"))[2] == "Lobster Description Colour"
-
-
-def test_what_repeats_the_title_is_left_out_and_what_is_dropped_counted() -> None:
     made, _ = examples(HeadingQueries(minimum_words=1), source("# Lobster\nAn animal.\n## Colour\nBlue.", "Lobster"))
     assert [example.query for example in made] == ["Lobster", "Lobster Colour"]
     sources = source(ARTICLE, "Lobster"), source("No title at all.", "", "b")

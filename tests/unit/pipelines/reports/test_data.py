@@ -35,13 +35,19 @@ def test_data_section_counts_splits_and_domains(small_run: dict[str, str]) -> No
     assert data_section(None, None) is None
 
 
-def test_what_was_left_out_is_listed_by_stage(small_run: dict[str, str]) -> None:
+def test_what_was_left_out_is_listed_by_stage_and_every_cluster(small_run: dict[str, str]) -> None:
     collection, pairs, vectors = (Artifact(small_run[name]) for name in ("collection", "pairs", "vectors"))
     assert left_out_section([collection, pairs]) is None
     pairs.manifest["dropped"] = {"some_reason": 3, "never": 0}
     section = left_out_section([collection, vectors, pairs])
     assert section is not None
     assert tables(section)[0].rows == [["pairs", "some reason", "3"]]
+    clusters = Artifact(small_run["clusters"])
+    (domains,) = tables(clusters_section(clusters))
+    assert [row[0] for row in domains.rows] == ["plain", ODD_DOMAIN]
+    assert sum(int(str(row[1])) for row in domains.rows) == PAIRS
+    assert sum(int(str(row[2])) for row in domains.rows) == -(-32 // 5) + -(-16 // 5)
+    assert sum(int(str(row[3])) for row in domains.rows) == clusters.manifest["counts"]["clusters"]
 
 
 def test_repeated_pairs_are_counted(tmp_path: Path) -> None:
@@ -65,15 +71,6 @@ def test_repeated_pairs_are_counted(tmp_path: Path) -> None:
         assert section is not None
         looked = [row[0] for row in tables(section)[0].rows if "earlier one" in str(row[0])]
         assert looked == (["pairs: pairs with both texts of an earlier one"] if name == "exact" else [])
-
-
-def test_clusters_section_has_every_cluster(small_run: dict[str, str]) -> None:
-    clusters = Artifact(small_run["clusters"])
-    (domains,) = tables(clusters_section(clusters))
-    assert [row[0] for row in domains.rows] == ["plain", ODD_DOMAIN]
-    assert sum(int(str(row[1])) for row in domains.rows) == PAIRS
-    assert sum(int(str(row[2])) for row in domains.rows) == -(-32 // 5) + -(-16 // 5)
-    assert sum(int(str(row[3])) for row in domains.rows) == clusters.manifest["counts"]["clusters"]
 
 
 SENTENCES = 12  # of a document; each becomes a chunk
