@@ -154,9 +154,8 @@ def test_texts_without_words_and_a_thousand_equal_ones(tmp_path: Path) -> None:
     assert [document for _, document in ids(artifact)] == ["d0", "d2", "d3", "d4"]
     assert artifact.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 1}
     queries = [f"question {number}" for number in range(1_000)]
-    collection = collection_of(
-        tmp_path / "thousand", queries, [("", LONG)] * 1_000, [(number, number) for number in range(1_000)]
-    )
+    judged = [(number, number) for number in range(1_000)]
+    collection = collection_of(tmp_path / "thousand", queries, [("", LONG)] * 1_000, judged)
     artifact = pairs_of(tmp_path / "thousand-pairs", collection, duplicates={"near": "report"})
     assert len(ids(artifact)) == 1_000
     assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999
