@@ -8,6 +8,12 @@ import pytest
 from tests.unit.small_run import make_run
 
 
+@pytest.fixture(params=["", ".gz", ".zst"])
+def ending(request: pytest.FixtureRequest) -> str:
+    """What a compressed file's name ends in; "" for a plain one."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real collections."""

@@ -12,18 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipelines.formats import beir
 from pipelines.formats.beir import BeirFolder
-from pipelines.formats.columns import ColumnFiles
-from pipelines.formats.mteb import MtebFolder
-from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection, passage_text
+from retrieval.collections.collection import passage_text
 from retrieval.collections.records import Source
 from retrieval.collections.text_lines import HEADER
 from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
 
 CORPUS: list[dict[str, Any]] = [
     {"_id": "d1", "title": "Cats", "text": "They purr.", "metadata": {"domain": "pets", "site": "zoo"}},
@@ -298,30 +293,3 @@ def test_domains_of_a_real_collection(data: Path) -> None:
 def test_real_folders_without_a_corpus_are_refused(data: Path, name: str) -> None:
     with pytest.raises(UserError, match=r"lacks corpus\.jsonl"):
         opened(data / name)
-
-
-@pytest.mark.parametrize(("name", "grades"), [("squad_dpr", {1}), ("cystic_fibrosis", {1, 2, 3}), ("cosqa", {0, 1})])
-def test_a_real_collection_that_is_exported_reads_back_equal(data, tmp_path, name, grades) -> None:
-    source = BeirFolder(path=str(data / name))
-    before = contents(source.open())
-    collection = StoredCollection(make(Collect(CollectConfig(source=source, output=str(tmp_path / "stored")))))
-    assert {row[2] for row in before.judgments} == grades
-    (tmp_path / "beir").mkdir()
-    beir.write(collection, tmp_path / "beir")
-    assert contents(opened(tmp_path / "beir")) == before
-
-
-def test_a_real_folder_reads_by_its_columns_and_as_mteb(data: Path) -> None:
-    path = str(data / "squad_dpr")
-    splits = {split: f"qrels/{split}.tsv" for split in ("train", "dev", "test")}
-    judgments = {"query_id": "query-id", "document_id": "corpus-id", "relevance": "score"}
-    by_columns = ColumnFiles.model_validate({
-        "path": path,
-        "documents": {"table": "corpus.jsonl", "id": "_id", "title": "title"},
-        "queries": {"table": "queries.jsonl", "id": "_id", "answers": "metadata.answers"},
-        "judgments": {"splits": splits, **judgments},
-    })  # fmt: skip
-    expected = contents(opened(path))
-    assert contents(by_columns.open()) == expected
-    found = contents(MtebFolder(path=path).open())
-    assert (found.documents, found.judgments) == (expected.documents, expected.judgments)

@@ -16,12 +16,11 @@ from pipelines.formats.columns import ColumnFiles, PairTables
 from pipelines.formats.dpr import Dpr
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.training_examples import TrainingExample, TrainingExamples
-from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, passage_text
 from retrieval.collections.records import text_id
 from tests.unit.retrieval.collections.contents import contents
-from tests.unit.small_run import make, make_artifact
+from tests.unit.small_run import make_artifact
 
 Rows = list[dict[str, Any]]
 
@@ -261,30 +260,3 @@ def test_a_real_sample_in_dprs_form_is_the_collection(data: Path) -> None:
         ids = ids_of[query]
         assert any((id_, document) in relevant if relevance else document in hard_negatives[id_] for id_ in ids)
     assert {row[0] for row in sample.judgments if row[2] == 1} == {row[0] for row in sample.queries}
-
-
-def test_real_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: Path) -> None:
-    folder = BeirFolder(path=str(data / "climate_fever_sent"))
-    collection = StoredCollection(make(Collect(CollectConfig(output=str(tmp_path / "c"), source=folder))))
-    source = contents(folder.open())
-    train = [row for row in source.judgments if row[3] == "train"]
-    with_positive = {row[0] for row in train if row[2] > 0}
-    wanted = {(query, document, min(grade, 1)) for query, document, grade, _ in train if query in with_positive}
-    assert {grade for *_, grade in wanted} == {0, 1}
-    text_of = {id_: passage_text(title, text) for id_, title, text, _ in source.documents}
-    query_of = {id_: text for id_, text, *_ in source.queries}
-
-    written = tevatron.write(made_examples(collection, tmp_path), tmp_path)
-    assert all((tmp_path / name).is_file() for name in written)
-    read = contents(Tevatron(path=str(tmp_path), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
-    assert read.documents == source.documents
-    assert [row[0] for row in read.queries] == [row[0] for row in source.queries if row[0] in with_positive]
-    assert {row[:3] for row in read.judgments} == wanted
-
-    flag_embedding.write(made_examples(collection, tmp_path), tmp_path)
-    read = contents(ColumnFiles(path=str(tmp_path), pairs=FLAG_EMBEDDING).open())
-    texts: dict[Any, str] = {row[0]: row[2] for row in read.documents} | {row[0]: row[1] for row in read.queries}
-    positive = {(query_of[query], text_of[document]) for query, document, grade in wanted if grade}
-    assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if row[2]} == positive
-    negative = {(query_of[query], text_of[document]) for query, document, grade in wanted if not grade}
-    assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if not row[2]} == negative - positive

@@ -1,7 +1,5 @@
 """Collections of TREC files, also in the layouts of MS MARCO and TripClick: what is read, what is refused."""
 
-import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.formats.trec import (
-    TopicField,
-    TrecFiles,
-    marked_up_documents,
-    topics,
-    tsv_documents,
-    tsv_queries,
-    without_markup,
-)
+from pipelines.formats import trec
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
@@ -94,7 +84,7 @@ TRIPCLICK_EXPECTED = (
 
 
 def opened(path: str, **settings: Any) -> Source:
-    return TrecFiles.model_validate({"path": path, **NAMES, **settings}).open()
+    return trec.TrecFiles.model_validate({"path": path, **NAMES, **settings}).open()
 
 
 def read(source: Source) -> tuple[list[tuple[Any, ...]], ...]:
@@ -124,7 +114,7 @@ def test_the_official_layout_of_ms_marco(place: str, ending: str) -> None:
 def test_tripclick_as_the_papers_recipe_reads_it(place: str, ending: str) -> None:
     settings = load_recipe("papers/coder_tripclick", []).stages["corpus"]["source"]
     path = write_files(place, TRIPCLICK_FILES, ending)
-    source = TrecFiles.model_validate({**settings, "path": path, "cross_validation": None}).open()
+    source = trec.TrecFiles.model_validate({**settings, "path": path, "cross_validation": None}).open()
     assert read(source) == TRIPCLICK_EXPECTED
     assert f"topics/topics.all.txt{ending}" not in [file["name"] for file in source.format.fingerprint()["files"]]
 
@@ -204,9 +194,9 @@ def test_wrong_files_are_named(tmp_path: Path, name: str, content: str, message:
 def test_the_columns_of_documents_are_checked() -> None:
     for columns in (["text"], ["id"], ["id", "text", "text"], ["id", "body"]):
         with pytest.raises(ValidationError, match="document_columns"):
-            TrecFiles(path="x", documents=("x",), document_columns=tuple(columns))  # type: ignore[arg-type]
+            trec.TrecFiles(path="x", documents=("x",), document_columns=tuple(columns))  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="documents"):
-        TrecFiles(path="x", documents=())
+        trec.TrecFiles(path="x", documents=())
 
 
 numbers = st.integers(0, 30)
@@ -230,37 +220,13 @@ def test_a_pair_of_several_triples_is_judged_once_and_a_positive_wins(tmp_path_f
     assert len(found) == len(expected)
 
 
-GRADES = {"dl2019": {0: 5158, 1: 1601, 2: 1804, 3: 697}, "dl2020": {0: 7780, 1: 1940, 2: 1020, 3: 646}}
-
-
-def test_real_judgments_of_the_deep_learning_tracks(data: Path, tmp_path: Path) -> None:
-    folder = data / "trec_dl_qrels_only"
-    judged = {name: (folder / "qrels" / f"{name}.tsv").read_text().splitlines()[1:] for name in GRADES}
-    rows = {name: [line.split("\t") for line in lines] for name, lines in judged.items()}
-    queries = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
-    passages = sorted({row[1] for of_year in rows.values() for row in of_year})
-    files = {
-        f"2{name}.txt": "".join(f"{q} Q0 {d} {grade}\n" for q, d, grade in of_year) for name, of_year in rows.items()
-    }
-    files["collection.tsv"] = "".join(f"{passage}\tpassage {passage}\n" for passage in passages)
-    files["queries.tsv"] = "".join(f"{query['_id']}\t{query['text']}\n" for query in queries)
-    path = write_files(str(tmp_path / "c"), files, ".gz")
-    qrels = {name: f"2{name}.txt" for name in GRADES}
-    found = read(opened(path, documents="collection.tsv", queries="queries.tsv", qrels=qrels))
-    assert found[1] == [(query["_id"], query["text"]) for query in queries]
-    for name, grades in GRADES.items():
-        of_year = [row for row in found[2] if row[3] == name]
-        assert Counter(row[2] for row in of_year) == grades
-        assert [[row[0], row[1], str(row[2])] for row in of_year] == rows[name]
-
-
 def folder_of(folder: Path, text: str) -> Folder:
     (folder / "file").write_bytes(text.encode())
     return Folder(str(folder))
 
 
 def marked_up_records(folder: Path, text: str) -> Iterator[Any]:
-    return marked_up_documents(folder_of(folder, text), "file", ("TITLE", "HEADLINE"), ("TEXT",))
+    return trec.marked_up_documents(folder_of(folder, text), "file", ("TITLE", "HEADLINE"), ("TEXT",))
 
 
 def documents(folder: Path, text: str) -> list[tuple[Any, ...]]:
@@ -344,7 +310,9 @@ def test_marked_up_documents_round_trip(tmp_path_factory, rows) -> None:
         for id_, title, body in rows
     )
     found = [row[1:] for row in documents(folder, text)]
-    assert found == [(id_, without_markup(title.strip()), without_markup(body.strip())) for id_, title, body in rows]
+    assert found == [
+        (id_, trec.without_markup(title.strip()), trec.without_markup(body.strip())) for id_, title, body in rows
+    ]
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -357,7 +325,7 @@ def test_marked_up_documents_round_trip(tmp_path_factory, rows) -> None:
     ("if a < B and C > d, <b>p</b><0.05", "if a < B and C > d, <b>p</b><0.05"),
 ])  # fmt: skip
 def test_newswire_markup_is_left_out(text: str, expected: str) -> None:
-    assert without_markup(text) == expected
+    assert trec.without_markup(text) == expected
 
 
 TOPICS = """
@@ -392,8 +360,8 @@ of  a title: a < b
 
 
 def test_topics_of_the_classic_form(tmp_path: Path) -> None:
-    def found(field: TopicField) -> list[tuple[Any, ...]]:
-        records = topics(folder_of(tmp_path, TOPICS), "file", field)
+    def found(field: trec.TopicField) -> list[tuple[Any, ...]]:
+        records = trec.topics(folder_of(tmp_path, TOPICS), "file", field)
         return [(record.place.line, record.id, record.text) for record in records]
 
     titles = ["International Organized Crime", "Airbus Subsidies", "Two <i>lines</i> of a title: a < b"]
@@ -413,18 +381,18 @@ def test_topics_of_the_classic_form(tmp_path: Path) -> None:
     ("<top>\n<num> Number: 1 2\n<title> x\n</top>", r"line 1: the id is '1 2'"),
 ])  # fmt: skip
 def test_wrong_topics_are_named(tmp_path: Path, text: str, message: str) -> None:
-    refused_records(topics(folder_of(tmp_path, text), "file", "title"), message)
+    refused_records(trec.topics(folder_of(tmp_path, text), "file", "title"), message)
 
 
 def test_columns_of_documents_are_those_named_and_ids_are_checked(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 'D1\thttp://x\tA "title\ttext\nD2\thttp://y\t\t \n')
-    found = [tuple(record) for record in tsv_documents(folder, "file", ("id", "-", "title", "text"))]
+    found = [tuple(record) for record in trec.tsv_documents(folder, "file", ("id", "-", "title", "text"))]
     file = f"{tmp_path}/file"
     assert found == [((file, 1, "line"), "D1", 'A "title', "text", ""), ((file, 2, "line"), "D2", "", " ", "")]
     message = r"line 1 has 4 tab-separated fields: .* must have 2: id, text"
-    refused_records(tsv_documents(folder, "file", ("id", "text")), message)
+    refused_records(trec.tsv_documents(folder, "file", ("id", "text")), message)
     for line in (" 1\tx", "\tx", "1 2\tx"):
         folder = folder_of(tmp_path, f"0\tx\n{line}\n")
         message = r"file, line 2: the id is '.*'\. It must not be empty or hold whitespace"
-        refused_records(tsv_documents(folder, "file", ("id", "text")), message)
-        refused_records(tsv_queries(folder, "file"), message)
+        refused_records(trec.tsv_documents(folder, "file", ("id", "text")), message)
+        refused_records(trec.tsv_queries(folder, "file"), message)

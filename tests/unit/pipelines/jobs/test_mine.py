@@ -1,6 +1,5 @@
 """The job on a small collection against a literal miner, and what it refuses."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.formats.files import lines
 from tests.unit.pipelines.jobs.batch_inputs import make_vectors
 from tests.unit.pipelines.jobs.made_up import made_by
+from tests.unit.pipelines.mining.test_rules import Case, literal_rule
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.evaluation.test_answers import has_answer
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
@@ -25,6 +25,10 @@ from tests.unit.small_run import make, make_artifact
 DOCUMENTS, QUERIES, DEPTH = 24, 12, 16
 IN_RUN = [3, 1, 2, 0, 4, 5, 6, 7, 9, 10, 11]  # rows of the run's queries, in its order
 WORDS = ["river", "Bank", "money", "boat", "1984", "U.S."]
+
+
+def key(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def text_of(document: dict[str, str], with_title: bool) -> str:
@@ -100,78 +104,45 @@ def mine(world: World, folder: Path, **settings: Any) -> StoredCandidates:
     return StoredCandidates(made_by(Mine, values))
 
 
-@dataclass
 class LiteralQuery:
-    """One query as the rules see it, and one candidate after another."""
+    """One query as the rules see it, and what a literal reading of them mines."""
 
-    world: World
-    config: MineConfig
-    number: int
-
-    def __post_init__(self) -> None:
-        self.query = self.world.queries[self.number]
-        self.rows = {document["_id"]: number for number, document in enumerate(self.world.documents)}
-        self.grades = self.world.grades.get(self.query["_id"], {})
-        relevant = [name for name, grade in self.grades.items() if grade >= self.config.rules.minimum_relevance]
+    def __init__(self, world: World, config: MineConfig, number: int) -> None:
+        self.config, self.number, rules = config, number, config.rules
+        query, self.rows = world.queries[number], {row["_id"]: place for place, row in enumerate(world.documents)}
+        self.id, self.grades = query["_id"], world.grades.get(query["_id"], {})
+        relevant = [name for name, grade in self.grades.items() if grade >= rules.minimum_relevance]
         self.positives = sorted(relevant, key=self.rows.__getitem__)
-        self.results = self.world.results[self.query["_id"]]
-        self.ranks = {document: rank for rank, (document, _) in enumerate(self.results, 1)}
-        self.scores = dict(self.results)
-        if self.config.vectors:
-            self.scores = {name: float(self.world.products[self.number, row]) for name, row in self.rows.items()}
-        known = [self.scores[document] for document in self.positives if document in self.scores]
-        self.reference = min(known, default=None)
-        self.seen = {self.key(document) for document in self.positives}
-
-    def text(self, document: str) -> str:
-        return text_of(self.world.documents[self.rows[document]], self.config.rules.with_title)
-
-    def key(self, document: str) -> str:
-        return " ".join(self.text(document).casefold().split())
-
-    def rule_of(self, document: str) -> str | None:
-        rules, score = self.config.rules, self.scores[document]
-        if document in self.positives:
-            return "positive"
-        if document == self.query["_id"] or self.key(document) == " ".join(self.query["text"].casefold().split()):
-            return "self"
-        if document in self.grades and rules.judged_negatives == "drop":
-            return "judged_negative"
-        if self.key(document) in self.seen:
-            return "duplicate"
-        if self.ranks[document] <= rules.skip_first:
-            return "rank"
-        if rules.maximum_score is not None and score > rules.maximum_score:
-            return "maximum_score"
-        for name, margin in (("absolute_margin", rules.absolute_margin), ("relative_margin", rules.relative_margin)):
-            if margin is None:
-                continue
-            unit = abs(self.reference or 0) if name == "relative_margin" else 1
-            if self.reference is None or score > self.reference - margin * unit:
-                return name
-        answers = self.query.get("metadata", {}).get("answers", [])
-        if rules.answers != "ignore" and has_answer(self.text(document), answers, rules.answers):
-            return "answer"
-        return None
+        self.results = [document for document, _ in world.results[self.id]]
+        self.scores = dict(world.results[self.id])
+        if config.vectors:
+            self.scores = {name: float(world.products[number, row]) for name, row in self.rows.items()}
+        texts = [text_of(document, rules.with_title) for document in world.documents]
+        answers = query.get("metadata", {}).get("answers", [])
+        kind = "string" if rules.answers == "ignore" else rules.answers
+        self.case = Case(
+            rows=[[self.rows[document] for document in self.results]],
+            scores=[[self.scores[document] for document in self.results]],
+            grades=[{self.rows[document]: grade for document, grade in self.grades.items()}],
+            positive_scores=[{self.rows[document]: score for document, score in self.scores.items()}],
+            texts=[key(text) for text in texts], query_texts=[key(query["text"])],
+            own_rows=[self.rows.get(self.id, -1)],
+            with_answer={(0, row) for row, text in enumerate(texts) if has_answer(text, answers, kind)},
+        )  # fmt: skip
 
     def mine(self) -> tuple[MinedList, dict[str, list[str]]]:
         """The list, and of each rule the documents that it drops."""
         left: list[str] = []
         dropped: dict[str, list[str]] = {}
-        for document, _ in self.results[: self.config.rules.depth]:
-            rule = self.rule_of(document)
-            self.seen.add(self.key(document))
+        for place, document in enumerate(self.results[: self.config.rules.depth]):
+            rule = literal_rule(self.config.rules, self.case, 0, place)
             (left if rule is None else dropped.setdefault(rule, [])).append(document)
         chosen = left[: self.config.number]
         if self.config.form == "labelled_lists":
-            chosen = self.with_positives(chosen)
-        rows = [self.rows[document] for document in chosen]
-        columns = [[table.get(document) for document in chosen] for table in (self.scores, self.ranks, self.grades)]
-        return MinedList(self.query["_id"], self.number, chosen, rows, *columns), dropped
-
-    def with_positives(self, chosen: list[str]) -> list[str]:
-        by_grade = sorted(self.positives, key=lambda document: (-self.grades[document], self.rows[document]))
-        return by_grade + chosen
+            chosen = sorted(self.positives, key=lambda name: (-self.grades[name], self.rows[name])) + chosen
+        ranks = {document: rank for rank, document in enumerate(self.results, 1)}
+        columns = [[table.get(name) for name in chosen] for table in (self.rows, self.scores, ranks, self.grades)]
+        return MinedList(self.id, self.number, chosen, *columns), dropped
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

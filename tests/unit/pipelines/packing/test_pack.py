@@ -58,7 +58,6 @@ def corpora(draw: st.DrawFn) -> tuple[Corpus, int]:
     return Corpus(sizes, clusters, draw(st.integers(0, 99))), batch_size
 
 
-@settings(max_examples=60)
 @given(corpora(), st.sampled_from(["tour", "random", "topics"]), st.integers(0, 5))
 def test_every_packing(drawn: tuple[Corpus, int], order: str, epoch: int) -> None:
     corpus, size = drawn
