@@ -27,7 +27,7 @@ def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
     if layout == "candidates":
         return {
             **query, "domain": domain,
-            "candidate_ids": [f"d{place}" for place in range(15)], "candidate_rows": list(range(15)),
+            "candidate_ids": [f"d{place}" for place in range(15)], "candidate_rows": [*range(14), 1 << 40],
             "candidate_relevance": [2, None, 0] + 11 * [None] + [1],
             "candidate_scores": [None, 0.25, -7.0] + 12 * [0.125],
         }  # fmt: skip

@@ -19,9 +19,7 @@ from tests.unit.retrieval.collections.packed_files import write_files
 ROWS: list[dict[str, Any]] = [{"id": "1", "text": "one"}, {"id": "2", "text": "two, too"}, {"id": "3", "text": ""}]
 
 
-def read(
-    folder: Path, names: Any, *columns: str, optional: Any = (), quotes: bool | None = None
-) -> list[tuple[Any, ...]]:
+def read(folder: Path, names: Any, *columns: str, optional: Any = (), quotes: Any = None) -> list[tuple[Any, ...]]:
     table = FileTables(Folder(str(folder)), quotes=quotes).open((names,) if isinstance(names, str) else names)
     named = [*(columns or ("id", "text")), *optional]
     return [tuple(map(row.values.get, named)) for row in table.rows(columns or ("id", "text"), optional)]

@@ -76,9 +76,7 @@ def made_examples(
     return TrainingExamples(collection, split, mined, folder)
 
 
-def expected(
-    documents: Rows, queries: Rows, judgments: Rows, hard_negatives: dict[str, list[str]] | None
-) -> list[TrainingExample]:
+def expected(documents: Rows, queries: Rows, judgments: Rows, hard_negatives: Any) -> list[TrainingExample]:
     """By plain loops over the rows."""
     texts = {row["id"]: {key: row[key] for key in ("id", "title", "text")} for row in documents}
     examples = []
@@ -151,34 +149,20 @@ def test_the_highest_grade_comes_first(tmp_path: Path) -> None:
     assert [document["id"] for document in example.hard_negatives] == ["d3"]
 
 
-def exported(rows: tuple[Rows, Rows, Rows]) -> tuple[Rows, Rows]:
-    """The queries that are written, and their judgments."""
-    _, queries, judgments = rows
-    judged = [row for row in judgments if row["split"] == "train"]
-    with_positive = {row["query_id"] for row in judged if row["relevance"] > 0}
-    return (
-        [row for row in queries if row["id"] in with_positive],
-        [row for row in judged if row["query_id"] in with_positive],
-    )
-
-
-def sign(relevance: int) -> int:
-    return (relevance > 0) - (relevance < 0)
-
-
 @settings(max_examples=20)
 @given(rows=collections())
 def test_tevatron_keeps_all_but_grades_and_what_is_below_0(tmp_path_factory, rows: tuple[Rows, Rows, Rows]) -> None:
     folder = tmp_path_factory.mktemp("tevatron")
     assert tevatron.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.jsonl", "corpus.jsonl"]
     read = contents(Tevatron(path=str(folder), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
-    queries, judged = exported(rows)
+    examples = expected(*rows, None)
     assert read.documents == [(row["id"], row["title"], row["text"], "") for row in rows[0]]
-    assert read.queries == [(row["id"], row["text"], "", []) for row in queries]
+    assert read.queries == [(example.query_id, example.query, "", []) for example in examples]
     assert set(read.judgments) == {
-        (row["query_id"], row["document_id"], sign(row["relevance"]), "train")
-        for row in judged
-        if row["relevance"] >= 0
+        (example.query_id, document["id"], relevance, "train")
+        for example in examples
+        for relevance, documents in enumerate((example.hard_negatives, example.positives))
+        for document in documents
     }
 
 
@@ -188,17 +172,16 @@ def test_flag_embedding_keeps_texts_and_which_is_which(tmp_path_factory, rows: t
     folder = tmp_path_factory.mktemp("flag_embedding")
     assert flag_embedding.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.jsonl"]
     read = contents(ColumnFiles(path=str(folder), pairs=FLAG_EMBEDDING).open())
-    queries, judged = exported(rows)
-    text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
+    examples = expected(*rows, None)
     relations: dict[tuple[str, str], int] = {}
-    for row in sorted(judged, key=lambda row: row["relevance"]):  # of two equal texts a positive one wins
-        if row["relevance"] >= 0:
-            relations[row["query_id"], text_of[row["document_id"]]] = sign(row["relevance"])
-    query_ids = {row["id"]: text_id(row["text"]) for row in queries}
-    assert [row[1] for row in read.queries] == [row["text"] for row in queries]
+    for example in examples:
+        for relevance, documents in enumerate((example.hard_negatives, example.positives)):
+            for document in documents:  # of two equal texts a positive one wins
+                relations[example.query, passage_text(document["title"], document["text"])] = relevance
+    assert [row[1] for row in read.queries] == [example.query for example in examples]
     assert {row[:3] for row in read.documents} == {(text_id("", text), "", text) for _, text in relations}
     assert set(read.judgments) == {
-        (query_ids[query], text_id("", text), relevance, "train") for (query, text), relevance in relations.items()
+        (text_id(query), text_id("", text), relevance, "train") for (query, text), relevance in relations.items()
     }
 
 

@@ -85,9 +85,7 @@ def make_vectors(folder: Path, collection: str, queries: NDArray[Any], documents
     return artifact(folder, "vectors", {}, {"collection": Artifact(collection).fingerprint}, [shard])
 
 
-def make_candidates(
-    folder: Path, collection: str, lists: dict[int, list[tuple[int, int | None]]], form: str = "hard_negatives"
-) -> str:
+def make_candidates(folder: Path, collection: str, lists: dict[int, Any], form: str = "hard_negatives") -> str:
     """Of each query row a list of (document row, relevance)."""
     rows = [
         {

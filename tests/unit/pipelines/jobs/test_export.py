@@ -20,6 +20,7 @@ from raytriever.errors import UserError
 from raytriever.jobs import stage_class
 from retrieval.collections.collection import StoredCollection
 from tests.unit.batch_tables import batch_table
+from tests.unit.pipelines import test_batches
 from tests.unit.pipelines.jobs.batch_inputs import artifact, store_batches
 from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.pipelines.jobs.made_up import stored as stored_collection
@@ -122,22 +123,12 @@ ODD = '# <b>|`"\\ {x}\n- é漢字 \u2028'
 
 
 def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
-    name = f"{epoch}-{index}-{row}"
-    query = {"query_id": f"q{name}", "query": f"query {name}"}
-    if layout == "chunks":
-        source = f"s{row % 2}"
-        return {"document_id": f"{source}#{row}", "document": f"chunk {name}", "source_id": source, "number": row}
-    if layout == "candidates":
-        return query | {
-            "candidate_ids": ["a", "b", "c"], "candidate_rows": [7, 3, 1 << 40],
-            "candidate_relevance": [2, None, 0], "candidate_scores": [0.5, None, -1.0], "domain": "web",
-        }  # fmt: skip
-    return {
-        "query_id": f"q{name}", "query": f"query {name}" + ODD * (row == 0),
-        "document_id": f"d{name}", "document": f"document {name}",
-        "hard_negative_ids": [f"n{name}-{place}" for place in range(1 + row % 2)],
-        "hard_negatives": [f"negative {name}-{place}" for place in range(1 + row % 2)],
-        "masked": [0, 5] if row == 2 else [], "domain": ODD if index % 2 else "", "cluster": index,
+    """As the tests of batches have it; pairs have odd texts, and a hard negative each."""
+    found, hard = test_batches.row_of(layout, epoch, index, row), range(1 + row % 2)
+    return found if layout != "pairs" else found | {
+        "query": found["query"] + ODD * (row == 0), "domain": ODD if index % 2 else "",
+        "hard_negative_ids": [f"n{row}-{place}" for place in hard],
+        "hard_negatives": [f"negative {row}-{place}" for place in hard], "masked": [0, 5] if row == 2 else [],
     }  # fmt: skip
 
 

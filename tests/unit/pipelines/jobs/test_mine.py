@@ -182,9 +182,7 @@ def test_what_is_mined_is_what_a_literal_miner_finds(world: World, tmp_path: Pat
     check_audit(world, stored, config, dropped)
 
 
-def check_audit(
-    world: World, stored: StoredCandidates, config: MineConfig, dropped: dict[str, list[tuple[str, str]]]
-) -> None:
+def check_audit(world: World, stored: StoredCandidates, config: MineConfig, dropped: dict[str, list[Any]]) -> None:
     audit, texts = stored.audit(), {document["_id"]: text_of(document, True) for document in world.documents}
     query_texts = {query["_id"]: query["text"] for query in world.queries}
     assert set(audit["rules"]) == set(config.rules.active())

@@ -31,15 +31,13 @@ def batch(name: str, layout: Layout, epoch: int, index: int, size: int) -> pa.Ta
     return batch_table(layout, rows)
 
 
-def source(
-    folder: Path, name: str, epochs: list[list[int]], layout: Layout = "pairs", size: int = 2, made_of: str = "c"
-) -> str:
+def source(folder: Path, name: str, epochs: list[list[int]], layout: Layout = "pairs", size: int = 2) -> str:
     """So many batches of each shard of each epoch."""
     stored = []
     for epoch, shards in enumerate(epochs):
         batches = iter([batch(name, layout, epoch, index, size) for index in range(sum(shards))])
         stored.append([list(islice(batches, number)) for number in shards])
-    inputs = {"collection": made_of, "vectors": name, "packing": "k"}
+    inputs = {"collection": "c", "vectors": name, "packing": "k"}
     facts = {"negatives_per_example": 1, "made": name}
     return store_batches(folder / name, layout, stored, inputs=inputs, facts=facts)
 

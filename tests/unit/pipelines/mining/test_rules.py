@@ -200,9 +200,7 @@ def test_reference_of_several_positives() -> None:
 
 @settings(max_examples=200)
 @given(data=st.data(), number=st.none() | st.integers(1, 6), by_priority=st.booleans())
-def test_the_first_or_those_of_least_priority_are_chosen(
-    data: st.DataObject, number: int | None, by_priority: bool
-) -> None:
+def test_the_first_or_the_least_are_chosen(data: st.DataObject, number: int | None, by_priority: bool) -> None:
     queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
     size = {"min_size": queries * k, "max_size": queries * k}
     eligible = np.array(data.draw(st.lists(st.booleans(), **size)), bool).reshape(queries, k)

@@ -88,7 +88,6 @@ def test_hardness_of_packed_batches_is_equation_2(small_run: Run, packing: Artif
 
 def test_the_section_tells_the_means_of_every_packing(small_run: Run, packing: Artifact) -> None:
     section = section_of(small_run, "packing", "pairs", "vectors", "batches")
-    assert section is not None
     rows = {str(row[0]): row for row in tables(section)[1].rows}
     assert list(rows) == [drawn.PACKED, drawn.RANDOM, drawn.MASKED]
     of_pairs = drawn.PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
@@ -111,7 +110,6 @@ def test_the_section_tells_the_means_of_every_packing(small_run: Run, packing: A
 
 def test_stored_batches_and_their_masks_are_counted_over_all_epochs(small_run: Run) -> None:
     section = section_of(small_run, "batches")
-    assert section is not None
     assert dict(tables(section)[0].rows) == {
         "epochs of stored batches": "2", "stored batches": "24", "pairs of a stored batch": "4",
     }  # fmt: skip
@@ -181,7 +179,6 @@ def test_a_random_order_has_no_tour_and_another_packing_no_masks(small_run, tmp_
     assert drawn.epoch_tables(Artifact(make(Pack(config)))) == []
     vectors, pairs = StoredVectors(small_run["vectors"]), Artifact(small_run["pairs"])
     section = drawn.batches_section(polished, pairs, vectors, BatchReader(small_run["batches"]), 1000, 0)
-    assert section is not None
     assert drawn.MASKED not in [row[0] for row in tables(section)[1].rows]
 
 
@@ -194,7 +191,6 @@ def test_batches_of_candidate_lists_are_counted(tmp_path: Path) -> None:
         Lists(ListsConfig(candidates=candidates, collection=stored, batch_size=2, order="random", output=output))
     )
     section = drawn.batches_section(None, None, None, BatchReader(batches), 1000, 0)
-    assert section is not None
     assert dict(tables(section)[0].rows)["candidates of a stored batch"] == "2"
 
 

@@ -25,7 +25,6 @@ def tables(section: Section) -> list[Table]:
 def test_data_section_counts_splits_and_domains(small_run: dict[str, str]) -> None:
     collection, pairs = StoredCollection(small_run["collection"]), Artifact(small_run["pairs"])
     section = data_section(collection, pairs)
-    assert section is not None
     counts = {str(row[0]): str(row[1]) for row in tables(section)[0].rows}
     expected = {
         "documents": "54", "judgments of split 'train'": "48", "judgments of split 'test'": "6", "training pairs": "48",
@@ -40,7 +39,6 @@ def test_what_was_left_out_is_listed_by_stage_and_every_cluster(small_run: dict[
     assert left_out_section([collection, pairs]) is None
     pairs.manifest["dropped"] = {"some_reason": 3, "never": 0}
     section = left_out_section([collection, vectors, pairs])
-    assert section is not None
     assert tables(section)[0].rows == [["pairs", "some reason", "3"]]
     clusters = Artifact(small_run["clusters"])
     (domains,) = tables(clusters_section(clusters))
@@ -62,13 +60,11 @@ def test_repeated_pairs_are_counted(tmp_path: Path) -> None:
 
     found = pairs("reported", near="report")
     section = data_section(StoredCollection(stored), found)
-    assert section is not None
     counts = dict(tables(section)[0].rows)
     assert counts["pairs: pairs with both texts of an earlier one"] == "1"
     assert counts["pairs: pairs with nearly both texts of an earlier one"] == "1"
     for name, settings in (("exact", {}), ("kept", {"exact": "keep"})):
         section = data_section(None, pairs(name, **settings))
-        assert section is not None
         looked = [row[0] for row in tables(section)[0].rows if "earlier one" in str(row[0])]
         assert looked == (["pairs: pairs with both texts of an earlier one"] if name == "exact" else [])
 
@@ -85,7 +81,6 @@ def test_chunks_section(tmp_path: Path) -> None:
     chunking = ChunkingSettings(max_words=6, min_words=0)
     chunks = make(Chunk(ChunkConfig(collection=source, chunking=chunking, output=str(tmp_path / "chunks"))))
     section = chunks_section(StoredCollection(chunks))
-    assert section is not None
     (table,) = [table for table in tables(section) if table.header[0] == "quantity"]
     rows = {str(row[0]): str(row[1]) for row in table.rows}
     assert rows["source documents"] == rows["sources cut as sentences"] == "10"
