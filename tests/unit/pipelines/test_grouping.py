@@ -22,11 +22,6 @@ def documents_of(stretches: Stretches) -> NDArray[np.int64]:
     return np.repeat(stretches.documents, stretches.lengths)
 
 
-def wikipedia_like(documents: int) -> Stretches:
-    lengths = np.maximum(1, np.random.default_rng(1).lognormal(1.8, 1.0, documents).round()).astype(int)
-    return stretches_of(lengths.tolist())
-
-
 def chosen_settings(size: int, documents: int, order: str) -> GroupingSettings:
     return GroupingSettings.model_validate(
         {"batch_size": size, "documents_per_batch": min(documents, size), "order": order}
@@ -108,7 +103,8 @@ def test_batches_of_two_articles_of_seven_and_nine_chunks_and_groups_divided_by_
 
 @pytest.mark.parametrize(("documents_per_batch", "most"), [(2, 3), (3, 4)])
 def test_batches_of_articles_are_of_few_of_them(documents_per_batch: int, most: int) -> None:
-    stretches = wikipedia_like(5000)
+    lengths = np.random.default_rng(1).lognormal(1.8, 1.0, 5000).round()  # as of Wikipedia's articles
+    stretches = stretches_of(np.maximum(1, lengths).astype(int).tolist())
     document_of = documents_of(stretches)
     chosen = GroupingSettings(documents_per_batch=documents_per_batch)
     batches = group_batches(stretches, chosen, 0, 0)

@@ -20,16 +20,12 @@ def swapped(names: Sequence[str]) -> Iterator[tuple[str, str]]:
                 break
 
 
-def makers(node: ast.ClassDef) -> str:
-    """Its decorators and bases."""
-    return " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
-
-
 def names_of(node: ast.AST) -> list[str]:
     """What can be given or taken by its place: parameters, fields of all but settings, variables of a tuple."""
     if isinstance(node, ast.FunctionDef | ast.Lambda):
         return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    if isinstance(node, ast.ClassDef) and re.search(r"dataclass|NamedTuple", makers(node)):
+    makers = map(ast.unparse, (*node.decorator_list, *node.bases)) if isinstance(node, ast.ClassDef) else ()
+    if isinstance(node, ast.ClassDef) and re.search(r"dataclass|NamedTuple", " ".join(makers)):
         fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
         return [field.id for field in fields if isinstance(field, ast.Name)]
     if isinstance(node, ast.Tuple):

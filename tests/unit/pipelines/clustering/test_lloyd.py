@@ -122,19 +122,11 @@ def test_threads_of_parts_leave_torchs_number_alone() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     parts = LocalParts([framed(MidPoints, 10) for _ in range(3)])
-    assert [count for _, count in parts.map(_threads)] == [1, 1, 1]
+    assert [count for _, count in parts.map(lambda _: torch.get_num_threads())] == [1, 1, 1]
     with pytest.raises(ZeroDivisionError):
-        list(parts.map(_fail))
+        list(parts.map(lambda points: 1 / (len(points) - 10)))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
-
-
-def _threads(points: Points) -> int:  # noqa: ARG001
-    return torch.get_num_threads()
-
-
-def _fail(points: Points) -> float:
-    return 1 / (len(points) - 10)
 
 
 def test_few_distinct_points_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

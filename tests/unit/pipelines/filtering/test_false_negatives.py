@@ -65,11 +65,8 @@ class Batch:
         if name == "known positive":
             return int(queries[i]) << 31 | int(documents[j]) in self.arguments["known_positives"].tolist()
         scores = self.query_vectors[i] @ self.document_vectors.T
-        return bool(self.is_known(i) and scores[j] >= scores[i])
-
-    def is_known(self, i: int) -> bool:
-        """Whether neither the query nor its positive has a zero vector."""
-        return bool(self.query_vectors[i].any() and self.document_vectors[i].any())
+        known = self.query_vectors[i].any() and self.document_vectors[i].any()  # neither has a zero vector
+        return bool(known and scores[j] >= scores[i])
 
 
 batches = st.builds(Batch, st.integers(1, 9), st.integers(0, 8), st.integers(0, 9999))

@@ -18,7 +18,7 @@ from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 FILES = {
-    "docs.tsv": "d1\tone\nd2\ttwo\n",
+    "docs.tsv": "d1\tone\nd2\ttwo \n",
     "more/docs.jsonl": '{"id": 3, "title": "T", "text": "three"}\n{"id": "d4", "text": "four"}\n',
     "docs.trec": "<DOC>\n<DOCNO>d5</DOCNO>\n<HEADLINE><P>Five</P></HEADLINE>\n<TEXT>a &lt; b</TEXT>\n</DOC>\n",
     "queries.tsv": "q1\tfirst\n",
@@ -32,7 +32,7 @@ NAMES: dict[str, Any] = {
     "qrels": {"dl19": "qrels.2019.txt", "dl20": "qrels.2020.txt"},
 }
 EXPECTED = (
-    [("d1", "", "one"), ("d2", "", "two"), ("3", "T", "three"), ("d4", "", "four"), ("d5", "Five", "a < b")],
+    [("d1", "", "one"), ("d2", "", "two "), ("3", "T", "three"), ("d4", "", "four"), ("d5", "Five", "a < b")],
     [("q1", "first"), ("2", "second")],
     [("q1", "d1", 3, "dl19"), ("q1", "d2", 0, "dl19"), ("2", "d5", -2, "dl20"), ("q1", "d1", 1, "dl20")],
 )
@@ -46,11 +46,7 @@ MARCO_NAMES: dict[str, Any] = {
     "queries": ["queries.train.tsv", "queries.dev.small.tsv"],
     "qrels": {"train": "qrels.train.tsv", "dev": "qrels.dev.small.tsv"},
 }
-MARCO_EXPECTED = (
-    [("0", "", "zero"), ("1", "", "one"), ("2", "", "two "), ("3", "", "three")],
-    [("10", "ten"), ("11", "eleven"), ("20", "twenty")],
-    [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")],
-)
+MARCO_JUDGMENTS = [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")]
 
 
 def marked_up(number: int, title: str, text: str) -> str:
@@ -100,23 +96,16 @@ def refused(path: Any, message: str, **settings: Any) -> None:
 def test_every_kind_of_file_plain_and_compressed(place: str, ending: str) -> None:
     source = opened(write_files(place, FILES, ending))
     assert read(source) == EXPECTED
+    assert dropped(source) == {}
     assert [file["name"] for file in source.format.fingerprint()["files"]] == [f"{name}{ending}" for name in FILES]
 
 
-def test_the_official_layout_of_ms_marco(place: str, ending: str) -> None:
-    source = opened(write_files(place, MARCO_FILES, ending), **MARCO_NAMES)
-    assert read(source) == MARCO_EXPECTED
-    names = [f"{name}{ending}" for name in MARCO_FILES if name != "triples.tsv"]
-    assert [file["name"] for file in source.format.fingerprint()["files"]] == names
-    assert dropped(source) == {}
-
-
-def test_tripclick_as_the_papers_recipe_reads_it(place: str, ending: str) -> None:
+def test_tripclick_as_the_papers_recipe_reads_it(tmp_path: Path) -> None:
     settings = load_recipe("papers/coder_tripclick", []).stages["corpus"]["source"]
-    path = write_files(place, TRIPCLICK_FILES, ending)
+    path = write_files(str(tmp_path), TRIPCLICK_FILES, ".gz")
     source = trec.TrecFiles.model_validate({**settings, "path": path, "cross_validation": None}).open()
     assert read(source) == TRIPCLICK_EXPECTED
-    assert f"topics/topics.all.txt{ending}" not in [file["name"] for file in source.format.fingerprint()["files"]]
+    assert "topics/topics.all.txt.gz" not in [file["name"] for file in source.format.fingerprint()["files"]]
 
 
 def test_fields_and_tags_may_be_named_and_a_description_be_the_query(tmp_path: Path) -> None:
@@ -159,7 +148,7 @@ def test_triples_of_ids_alone_and_beside_qrels(tmp_path: Path) -> None:
     # document 0, a positive of query 10, is a negative in its last triple: left out
     assert dropped(source) == {"repeated_judgments": 2}
     with_qrels = read(opened(path, **MARCO_NAMES, triples={"train": "triples.tsv"}))[2]
-    assert set(MARCO_EXPECTED[2]) < set(with_qrels)
+    assert set(MARCO_JUDGMENTS) < set(with_qrels)
     assert [row for row in with_qrels if row[2] == 0] == negatives
 
 
@@ -291,9 +280,16 @@ lines</P></HEADLINE>
     ("<DOC>\n<DOCNO>1</DOCNO>\n<TEXT>cut\n</DOC>", r"the document has 1 <TEXT>, but 0 that </TEXT> closes"),
     ("<DOC>\n<DOCNO>1 2</DOCNO>\n</DOC>", r"file, line 1: the id is '1 2'\. It must not be empty or hold whitespace"),
     ("<DOC>\n<DOCNO> </DOCNO>\n</DOC>", r"file, line 1: the id is ''"),
+    ("<top>\n<title> x\n</top>", r"file, line 1: the topic has no <num> .* only \['title'\]"),
+    ("<top>\n<num> Number: 1\n", r"line 1: <top> has no </top>\. Is the file complete"),
+    ("<top>\n<num> 1\n<title> x\n<top>\n", r"line 1: <top> has no </top> before the next one in line 4"),
+    ("<top>\n<num> Number:\n<title> x\n</top>", r"line 1: the id is ''"),
+    ("<top>\n<num> Number: 1 2\n<title> x\n</top>", r"line 1: the id is '1 2'"),
+    ("<top>\n<num> 1\n<title> x\n</top>\n2\tx\n", r"file, line 5 is '2\\tx', which stands outside <top>…</top>"),
 ])  # fmt: skip
-def test_wrong_documents_are_named(tmp_path: Path, text: str, message: str) -> None:
-    refused_records(marked_up_records(tmp_path, text), message)
+def test_wrong_documents_and_topics_are_named(tmp_path: Path, text: str, message: str) -> None:
+    read_topics = trec.topics(folder_of(tmp_path, text), "file", "title")
+    refused_records(read_topics if "<top>" in text else marked_up_records(tmp_path, text), message)
 
 
 words = st.text(st.characters(categories=["L", "N"]), min_size=1)
@@ -370,18 +366,6 @@ def test_topics_of_the_classic_form(tmp_path: Path) -> None:
         assert found(field) == [(2, "301", texts_[0]), (14, "051", texts_[1]), (21, "q3", texts_[2])]
     with pytest.raises(UserError, match=r"file, line 14: the topic has no <narr> at the beginning of a line, only"):
         found("narr")
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("301\tcrime\n", r"file, line 1 is '301\\tcrime', which stands outside <top>…</top>"),
-    ("<top>\n<title> x\n</top>", r"file, line 1: the topic has no <num> .* only \['title'\]"),
-    ("<top>\n<num> Number: 1\n", r"line 1: <top> has no </top>\. Is the file complete"),
-    ("<top>\n<num> 1\n<title> x\n<top>\n", r"line 1: <top> has no </top> before the next one in line 4"),
-    ("<top>\n<num> Number:\n<title> x\n</top>", r"line 1: the id is ''"),
-    ("<top>\n<num> Number: 1 2\n<title> x\n</top>", r"line 1: the id is '1 2'"),
-])  # fmt: skip
-def test_wrong_topics_are_named(tmp_path: Path, text: str, message: str) -> None:
-    refused_records(trec.topics(folder_of(tmp_path, text), "file", "title"), message)
 
 
 def test_columns_of_documents_are_those_named_and_ids_are_checked(tmp_path: Path) -> None:

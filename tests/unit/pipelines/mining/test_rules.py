@@ -206,7 +206,7 @@ def test_the_first_or_the_least_are_chosen(data: st.DataObject, number: int | No
     eligible = np.array(data.draw(st.lists(st.booleans(), **size)), bool).reshape(queries, k)
     values = data.draw(st.lists(st.integers(0, 2**64 - 1), unique=True, **size)) if by_priority else range(queries * k)
     priorities = np.array(values, np.uint64).reshape(queries, k)
-    chosen = mining.choose(eligible, number, *[priorities] * (by_priority and number is not None))
+    chosen = mining.choose(eligible, number, priorities if by_priority else None)
     for query in range(queries):
         best = sorted(np.flatnonzero(eligible[query]), key=lambda place: int(priorities[query, place]))[:number]
         assert np.flatnonzero(chosen[query]).tolist() == sorted(best)
