@@ -17,31 +17,24 @@ from pipelines.jobs import lookups
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, parts_of
-from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import PAIRS, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from tests.unit import small_run
+from tests.unit import small_run as small
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 
 SIZE = 4
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("run")
-    collection = small_run.make_collection(folder)
-    made = {"vectors": small_run.make_vectors(folder, collection)}
-    made["pairs"] = small_run.make(Pairs(PairsConfig(collection=collection, output=str(folder / "pairs"))))
-    for sides, name in (("both", "pairs"), ("queries", "queries")):
-        config = ClusterConfig.model_validate({
-            "pairs": made["pairs"], "vectors": made["vectors"], "cluster_size": 5, "smallest_domain": SIZE,
-            "kmeans": {"sides": sides}, "output": str(folder / f"clusters of {name}"),
-        })  # fmt: skip
-        made[name + "_clusters"] = small_run.make(Cluster(config))
-    return made
+def run(small_run: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    made = {name: small_run[name] for name in ("vectors", "pairs")}
+    output = str(tmp_path_factory.mktemp("run") / "clusters")
+    settings: dict[str, Any] = {"kmeans": {"sides": "queries"}, "cluster_size": 5, "smallest_domain": SIZE}
+    queries = small.make(Cluster(ClusterConfig(**made, **settings, output=output)))
+    return made | {"pairs_clusters": small_run["clusters"], "queries_clusters": queries}
 
 
 def all_of(run: dict[str, str]) -> dict[str, Any]:
@@ -52,7 +45,7 @@ def all_of(run: dict[str, str]) -> dict[str, Any]:
 def packed(folder: Path, **settings: Any) -> Artifact:
     packing = {"batch_size": SIZE} | settings.pop("packing", {})
     values = {"packing": packing, "output": str(folder)} | settings
-    return Artifact(small_run.make(Pack(PackConfig.model_validate(values))))
+    return Artifact(small.make(Pack(PackConfig.model_validate(values))))
 
 
 def epoch_of(artifact: Artifact, epoch: int) -> pa.Table:
@@ -76,7 +69,7 @@ def check(artifact: Artifact, pairs: str, epoch: int = 0, *, pure: bool = True) 
 def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) -> None:
     found = packed(tmp_path, pairs=run["pairs"], packing={"order": "random"}, epochs=3)
     tables = [check(found, run["pairs"], epoch) for epoch in range(3)]
-    assert found.rows == sum(map(len, tables)) == 3 * small_run.PAIRS  # 16 and 32 pairs: none is left out
+    assert found.rows == sum(map(len, tables)) == 3 * small.PAIRS  # 16 and 32 pairs: none is left out
     assert not found.manifest["dropped"]
     assert all(set(table["cluster"].to_pylist()) == {-1} for table in tables)
     assert tables[0]["pair"] != tables[1]["pair"]
@@ -111,7 +104,7 @@ def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path
 def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path) -> None:
     turns = {"shuffled": [1, 0], "shuffled_of_domains": {"plain": 0}}
     found = packed(tmp_path / "a", clusters=run["pairs_clusters"], packing=turns, epochs=2)
-    batches = small_run.PAIRS // 3 // SIZE
+    batches = small.PAIRS // 3 // SIZE
     assert [shard.facts.get("shuffled") for shard in found.shards] == [batches, None]
     without = packed(tmp_path / "b", clusters=run["pairs_clusters"], epochs=2)
     assert found.shards[1].files[0].sha256 == without.shards[1].files[0].sha256
@@ -136,7 +129,7 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
     for epoch, shard in enumerate(found.shards):
         table = check(found, run["pairs"], epoch)
         assert found.manifest["dropped"]["pairs that fill no batch of their domain in an epoch"] > 0
-        assert len(table) > small_run.PAIRS - (6 + 6 * epoch) * SIZE  # less than a batch of each region and share
+        assert len(table) > small.PAIRS - (6 + 6 * epoch) * SIZE  # less than a batch of each region and share
         assert shard.facts["polish"]["hardness_after"] >= shard.facts["polish"]["hardness_before"]
         assert shard.facts["tour"]["length"] > 0
         assert (epoch == 1) == ("shuffled" in shard.facts)
@@ -156,7 +149,7 @@ def test_what_regions_set_aside_is_dealt_across_all_of_them(tmp_path: Path) -> N
     queries, documents = topics(400, 12, 40)
     inputs = store(tmp_path, queries=queries, documents=documents, domains=["one"] * 400)
     config = ClusterConfig(**inputs, cluster_size=5, smallest_domain=SIZE, output=str(tmp_path / "clusters"))
-    clusters = small_run.make(Cluster(config))
+    clusters = small.make(Cluster(config))
     none, all_, half = (
         packed(tmp_path / str(share), clusters=clusters, packing={"region_pairs": 100, "shuffled": share}, epochs=2)
         for share in (0.0, 1.0, 0.5)
