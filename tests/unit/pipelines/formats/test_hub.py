@@ -35,7 +35,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     put(folder, {
         "texts/c-0.parquet": [{"_id": "d0", "title": "", "text": "text 0", "more": [1.5]}],
         "texts/c-1.parquet": [{"_id": "d1", "title": "Cats", "text": "text 1", "more": [1.5]}],
-        "texts/q.parquet": [{"_id": "q1", "text": "what", "m": {"a": ["x"]}}],
+        "texts/q.parquet": [{"_id": "q1", "text": "what"}],
     })  # fmt: skip
     (folder / "README.md").write_text(README)
     (folder / "judged").mkdir()
@@ -78,9 +78,8 @@ def test_a_commit_is_not_read_for_its_fingerprint() -> None:
 
 @pytest.mark.parametrize("commit", ["main", "v1.0", "0123456", COMMIT.upper(), COMMIT + "0"])
 def test_what_can_move_is_refused_as_a_commit(commit: str) -> None:
-    with pytest.raises(
-        UserError, match=r"is no data set of the hub at a commit\. .* 40 .*: a branch or a tag can move"
-    ):
+    message = r"is no data set of the hub at a commit\. .* 40 .*: a branch or a tag can move"
+    with pytest.raises(UserError, match=message):
         source("mteb", commit)
 
 

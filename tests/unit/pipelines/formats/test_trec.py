@@ -23,7 +23,7 @@ FILES = {
     "docs.trec": "<DOC>\n<DOCNO>d5</DOCNO>\n<HEADLINE><P>Five</P></HEADLINE>\n<TEXT>a &lt; b</TEXT>\n</DOC>\n",
     "queries.tsv": "q1\tfirst\n",
     "topics.txt": "<top>\n<num> Number: 2\n<title> second\n<desc> Description: longer\n</top>\n",
-    "qrels.2019.txt": "q1 0 d1 3\nq1 0 d2 0\n",
+    "qrels.2019.txt": "q1 0 d1 3\n\nq1 0 d2 0\n",
     "qrels.2020.txt": "2\t0\td5\t-2\nq1 0 d1 1\n",
 }
 NAMES: dict[str, Any] = {
