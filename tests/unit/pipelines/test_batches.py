@@ -1,5 +1,6 @@
 """The batch contract: batch i of an epoch is the same rows whatever was read before it."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,10 +10,11 @@ import pytest
 
 from pipelines.batch_description import describe_batch
 from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, Layout
-from raytriever.artifacts.artifact import Derivation, ShardWriter
-from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.artifacts.artifact import ShardWriter
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from tests.unit.batch_tables import batch_table
+from tests.unit.pipelines.jobs.batch_inputs import store_batches
 from tests.unit.small_run import make_artifact
 
 BATCHES_OF_SHARDS = {0: (2, 2, 1), 1: (3,)}  # epoch: batches of each shard
@@ -24,33 +26,21 @@ def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
     query = {"query_id": f"q{epoch}-{index}-{row}", "query": f"query {row} of batch {index}"}
     if layout == "candidates":
         return {
-            **query,
-            "candidate_ids": [f"d{place}" for place in range(15)],
-            "candidate_rows": list(range(15)),
+            **query, "domain": domain,
+            "candidate_ids": [f"d{place}" for place in range(15)], "candidate_rows": [*range(14), 1 << 40],
             "candidate_relevance": [2, None, 0] + 11 * [None] + [1],
             "candidate_scores": [None, 0.25, -7.0] + 12 * [0.125],
-            "domain": domain,
-        }
+        }  # fmt: skip
     if layout == "chunks":
-        number = 3 - row if index % 2 else 5 * row
-        source = "ab"[row == 2]
-        return {
-            "document_id": f"{source}#{number}",
-            "document": f"text of chunk {number}",
-            "source_id": source,
-            "number": number,
-            "domain": "",
-        }
+        number, source = 3 - row if index % 2 else 5 * row, "ab"[row == 2]
+        name, text = f"{source}#{number}", f"text of chunk {number}"
+        return {"document_id": name, "document": text, "source_id": source, "number": number, "domain": ""}
     return {
-        **query,
-        "document_id": f"d{epoch}-{index}-{row}",
-        "document": "word " * (100 * row + 1),
-        "hard_negative_ids": [f"n{row}"] * row,
-        "hard_negatives": [f"negative {row}"] * row,
+        **query, "domain": domain, "cluster": index,
+        "document_id": f"d{epoch}-{index}-{row}", "document": "word " * (100 * row + 1),
+        "hard_negative_ids": [f"n{row}"] * row, "hard_negatives": [f"negative {row}"] * row,
         "masked": [2, 3, 5] if row == 1 else [],
-        "domain": domain,
-        "cluster": index,
-    }
+    }  # fmt: skip
 
 
 def batch(epoch: int, index: int, layout: Layout = "pairs") -> pa.Table:
@@ -58,23 +48,12 @@ def batch(epoch: int, index: int, layout: Layout = "pairs") -> pa.Table:
 
 
 def make(uri: str, layout: Layout = "pairs") -> BatchReader:
-    writer = ArtifactWriter(uri, Derivation("batches", "made up", 1, {}, {}))
-    writer.begin()
-    records = []
+    epochs: list[list[list[pa.Table]]] = []
     for epoch, shards in BATCHES_OF_SHARDS.items():
-        first = 0
-        for number, batches in enumerate(shards):
-            with writer.folder.scratch() as scratch:
-                shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchWriter(shard, LAYOUTS[layout].schema(), epoch, number, ROWS) as file:
-                    for index in range(first, first + batches):
-                        table = batch(epoch, index, layout)
-                        file.write(table.select(table.column_names[::-1]))
-                records.append(file.commit())
-            first += batches
-    with writer.folder.scratch() as scratch:
-        records.append(ShardWriter(writer.folder, "audit", scratch).commit(0))
-    return BatchReader(writer.finish(records, {"layout": layout}, {}).uri)
+        tables = iter([batch(epoch, index, layout) for index in range(sum(shards))])
+        swapped = (table.select(table.column_names[::-1]) for table in tables)
+        epochs.append([list(islice(swapped, batches)) for batches in shards])
+    return BatchReader(store_batches(uri, layout, epochs))
 
 
 @pytest.mark.parametrize("layout", get_args(Layout))
@@ -100,7 +79,7 @@ def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert reader._file.cache_info().currsize <= 2
 
 
-def test_what_is_not_stored_is_named(tmp_path: Path) -> None:
+def test_what_is_not_stored_is_named_and_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
     reader = make(str(tmp_path / "b"))
     with pytest.raises(UserError, match=r"holds 2 epochs of batches, epoch 2 was asked for\. Pack more"):
         reader.read(2, 0)
@@ -110,10 +89,7 @@ def test_what_is_not_stored_is_named(tmp_path: Path) -> None:
     other = make_artifact(tmp_path / "p", "pairs", {}, {}, {"x": "1"}, 1)
     with pytest.raises(UserError, match="one of kind 'batches' is needed"):
         BatchReader(other)
-
-
-def test_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
-    shard = ShardWriter(ArtifactWriter(str(tmp_path), Derivation("batches", "", 1, {}, {})).folder, "s", tmp_path)
+    shard = ShardWriter(Folder(str(tmp_path / "w")), "s", tmp_path / "scratch")
     with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, 0, ROWS) as file:
         with pytest.raises(ValueError, match="a batch of 2 rows among batches of 3"):
             file.write(batch(0, 0).slice(1))
@@ -121,7 +97,7 @@ def test_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
             file.write(batch(0, 0, "chunks"))
 
 
-def test_pairs_are_shown_to_a_person(tmp_path: Path) -> None:
+def test_batches_of_every_layout_are_shown_to_a_person(tmp_path: Path) -> None:
     lines = list(describe_batch(make(str(tmp_path / "b")), 0, 1))
     assert lines[:4] == [
         "batch 1 of epoch 0 (5 batches), 3 examples",
@@ -135,18 +111,12 @@ def test_pairs_are_shown_to_a_person(tmp_path: Path) -> None:
     last = text.split("[2] query")[1].split("    negative")[0].splitlines()
     assert len(last) == 6  # heading, query, four of the document's eleven lines
     assert last[-1].endswith(" word …")
-
-
-def test_chunks_are_shown_by_source(tmp_path: Path) -> None:
-    reader = make(str(tmp_path / "b"), "chunks")
+    reader = make(str(tmp_path / "chunks"), "chunks")
     lines = list(describe_batch(reader, 0, 1))
     assert lines[1:5] == ["domains: (none)", "sources: 2", "    a: 2 chunks, 2 to 3", "    b: 1 chunks, 1 to 1"]
     assert [line for line in lines if line.startswith("[")] == ["[1] a, chunk 2", "[0] a, chunk 3", "[2] b, chunk 1"]
     assert "    text of chunk 3" in lines
-
-
-def test_of_candidates_the_relevant_and_the_first_are_shown(tmp_path: Path) -> None:
-    lines = list(describe_batch(make(str(tmp_path / "b"), "candidates"), 0, 0))
+    lines = list(describe_batch(make(str(tmp_path / "candidates"), "candidates"), 0, 0))
     assert lines[2] == "candidates: 15 to 15 a query; 6 of 45 relevant"
     shown = lines[lines.index("[1] query q0-0-1") :][:14]
     assert shown[1:5] == [
@@ -160,20 +130,12 @@ def test_of_candidates_the_relevant_and_the_first_are_shown(tmp_path: Path) -> N
 
 def test_stored_bytes_tell_long_batches_from_short_ones(tmp_path: Path) -> None:
     words = [[3, 900, 40], [500, 7]]  # of a document, by shard and batch
-    writer = ArtifactWriter(str(tmp_path / "b"), Derivation("batches", "made up", 1, {}, {}))
-    writer.begin()
-    records = []
-    for number, of_batches in enumerate(words):
-        with writer.folder.scratch() as scratch:
-            shard = ShardWriter(writer.folder, f"0-{number}", scratch)
-            with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, number, ROWS) as file:
-                for count in of_batches:
-                    rows = [row_of("pairs", 0, 0, row) for row in range(ROWS)]
-                    texts = (" ".join(str(row * count + word) for word in range(count)) for row in range(ROWS))
-                    rows = [row | {"document": text} for row, text in zip(rows, texts, strict=True)]
-                    file.write(batch_table("pairs", rows))
-            records.append(file.commit())
-    reader = BatchReader(writer.finish(records, {"layout": "pairs"}, {}).uri)
+
+    def long_batch(count: int) -> pa.Table:
+        texts = (" ".join(str(row * count + word) for word in range(count)) for row in range(ROWS))
+        return batch_table("pairs", [row_of("pairs", 0, 0, row) | {"document": text} for row, text in enumerate(texts)])
+
+    reader = BatchReader(store_batches(tmp_path / "b", "pairs", [[list(map(long_batch, shard)) for shard in words]]))
     sizes = [reader.stored_bytes(0, index) for index in range(5)]
     assert np.argsort(sizes).tolist() == np.argsort([*words[0], *words[1]]).tolist()
     assert [reader.stored_bytes(0, index) for index in (4, 0, 2)] == [sizes[4], sizes[0], sizes[2]]

@@ -23,6 +23,8 @@ from raytriever.artifacts.artifact import MANIFEST, TIMES, Artifact
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
+from tests.unit.pipelines.formats.files import put
+from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
 from tests.unit.small_run import make
 
@@ -65,9 +67,7 @@ def rows_of(batches: BatchReader) -> list[dict[str, Any]]:
     return rows
 
 
-def test_what_is_saved_is_byte_for_byte_what_the_stages_make(
-    columns: Columns, tiny_encoder: Path, tmp_path: Path
-) -> None:
+def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encoder, tmp_path) -> None:
     settings = {
         "packing.packing.polish_sweeps": 1,
         "vectors.encoder.pooling": "mean",
@@ -77,20 +77,17 @@ def test_what_is_saved_is_byte_for_byte_what_the_stages_make(
     batches = build_batches(columns, encoder=str(tiny_encoder), batch_size=SIZE, epochs=2, seed=3, settings=settings)
     batches.save(saved)
 
-    source = tmp_path / "source"
-    (source / "qrels").mkdir(parents=True)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     queries = [{"_id": row["query_id"], "text": row["query"]} for row in rows]
     documents = [
         {"_id": row["document_id"], "title": "", "text": row["document"], "metadata": {"domain": row["domain"]}}
         for row in rows[::2]
     ]
-    for name, records in (("queries", queries), ("corpus", documents)):
-        (source / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     judged = "".join(f"{row['query_id']}\t{row['document_id']}\t1\n" for row in rows)
-    (source / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    source = put(tmp_path / "source", {"queries.jsonl": queries, "corpus.jsonl": documents})
+    write_files(source, {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n" + judged})
     values = {
-        "corpus.source.path": str(source), "vectors.encoder.model": str(tiny_encoder), "clusters.cluster_size": SIZE,
+        "corpus.source.path": source, "vectors.encoder.model": str(tiny_encoder), "clusters.cluster_size": SIZE,
         "clusters.smallest_domain": SIZE, "packing.packing.batch_size": SIZE, "packing.epochs": 2, "clusters.seed": 3,
         "packing.seed": 3, "batches.seed": 3, **settings,
     }  # fmt: skip
@@ -121,11 +118,7 @@ def test_every_form_of_data_gives_the_same_batches(columns: Columns, vectors: An
     }
     found = [rows_of(build_batches(**{**vectors, **form}, batch_size=SIZE)) for form in (*forms, by_id)]
     assert all(other == found[0] for other in found)
-    lists: dict[str, Any] = {
-        "queries": columns["query"],
-        "documents": columns["document"],
-        "domains": columns["domain"],
-    }
+    lists: dict[str, Any] = {"documents": columns["document"], "domains": columns["domain"]}
     lists["queries"] = Dataset(table)["query"]  # neither a list nor an array
     without_ids = rows_of(build_batches(**lists, **vectors, batch_size=SIZE))
     texts = ("query", "document", "masked", "domain", "epoch", "batch")
@@ -156,17 +149,13 @@ def test_batches_are_a_sequence_for_a_loader_with_hardness_and_audit(columns: Co
         assert batch["masked"].tolist() == mask_of(rows).tolist()
         places = [int(name[1:]) for name in rows["query_id"].to_pylist()]
         own, read = (vectors[side][places].astype(np.float16).astype(np.float32) for side in vectors)
-        assert batches.hardness[number] == pytest.approx(
-            batch_hardness(queries=own, documents=read, mask=mask_of(rows)), abs=1e-6
-        )
+        hardness = batch_hardness(queries=own, documents=read, mask=mask_of(rows))
+        assert batches.hardness[number] == pytest.approx(hardness, abs=1e-6)
     repeated = [row for row in rows_of(batches) if row["masked"]]
     assert repeated
     assert batches.audit["rules"]["same document"]["negatives"]
-    assert (
-        pickle.loads(pickle.dumps(batches))[3]["queries"]
-        == batches[3]["queries"]
-        == batches[3 - len(batches)]["queries"]
-    )
+    again = pickle.loads(pickle.dumps(batches))
+    assert again[3]["queries"] == batches[3]["queries"] == batches[3 - len(batches)]["queries"]
     with pytest.raises(IndexError):
         batches[len(batches)]
 
@@ -211,10 +200,7 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     shuffled = np.random.default_rng(1).permutation(queries)
     for wrong, message in (
         (bad, "query_vectors.npy: the vector of 'q5', row 5 of the queries, holds a NaN"),
-        (
-            queries[1:],
-            r"query_vectors must be .* text that is given .* shape is \(95, 16\), .* queries are 96",
-        ),
+        (queries[1:], r"query_vectors must be .* text that is given .* shape is \(95, 16\), .* queries are 96"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(48, 16\), 'queries': \(96, 15\)}"),
         (queries[0], r"their shape is \(16,\)"),
         (queries.astype(str), "query_vectors.npy can't be taken as vectors of the 96 queries .*it is <U"),
@@ -247,9 +233,7 @@ def test_no_ray_is_needed(tmp_path: Path) -> None:
     assert done.stdout.startswith("<4 batches of 4 in 1 epoch")
 
 
-def test_the_program_of_the_documentation_prints_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_of_the_documentation_prints_what_it_says(tmp_path, monkeypatch, capsys) -> None:
     page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
     [(program, printed)] = re.findall(r"```python\n([^`]*build_batches\([^`]*)```\n\nprints `(.*)`", page)
     monkeypatch.chdir(tmp_path)

@@ -2,20 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipelines.grouping import (
-    GroupingSettings,
-    Stretches,
-    cut,
-    group_batches,
-    join,
-    single_rows,
-    without_remainder,
-)
+from pipelines.grouping import GroupingSettings, Stretches, cut, group_batches, join, single_rows, without_remainder
 
 
 def stretches_of(lengths: list[int], groups: list[int] | None = None) -> Stretches:
@@ -30,31 +22,22 @@ def documents_of(stretches: Stretches) -> NDArray[np.int64]:
     return np.repeat(stretches.documents, stretches.lengths)
 
 
-def wikipedia_like(documents: int) -> Stretches:
-    lengths = np.maximum(1, np.random.default_rng(1).lognormal(1.8, 1.0, documents).round()).astype(int)
-    return stretches_of(lengths.tolist())
+def chosen_settings(size: int, documents: int, order: str) -> GroupingSettings:
+    return GroupingSettings.model_validate(
+        {"batch_size": size, "documents_per_batch": min(documents, size), "order": order}
+    )
 
 
-choices = st.builds(
-    lambda size, documents, order: GroupingSettings(
-        batch_size=size, documents_per_batch=min(documents, size), order=order
-    ),
-    st.integers(2, 17),
-    st.integers(1, 4),
-    st.sampled_from(["grouped", "random"]),
-)
+choices = st.builds(chosen_settings, st.integers(2, 17), st.integers(1, 4), st.sampled_from(["grouped", "random"]))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(-1, 2)), min_size=1, max_size=30),
     choices,
     st.integers(0, 99),
     st.integers(0, 5),
 )
-def test_every_row_once_but_for_the_remainder(
-    documents: list[tuple[int, int]], chosen: GroupingSettings, seed: int, epoch: int
-) -> None:
+def test_every_row_once_but_for_the_remainder(documents, chosen, seed, epoch) -> None:
     stretches = stretches_of([length for length, _ in documents], [group for _, group in documents])
     batches = group_batches(stretches, chosen, seed, epoch)
     assert batches.dtype == np.int64
@@ -69,7 +52,6 @@ def test_every_row_once_but_for_the_remainder(
     np.testing.assert_array_equal(batches, group_batches(stretches, chosen, seed, epoch))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=20), choices, st.integers(0, 99))
 def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
     stretches = stretches_of(lengths)
@@ -84,12 +66,6 @@ def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, 
         assert of.max() <= chosen.batch_size - (chosen.documents_per_batch > 1)
 
 
-def test_the_number_of_parts_is_without_bias() -> None:
-    parts = cut(stretches_of([10] * 4000), GroupingSettings(), np.random.default_rng(0))
-    assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
-
-
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), choices, st.integers(0, 99))
 def test_joined_parts_add_up_to_batches(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
     lengths = [*lengths, -sum(lengths) % chosen.batch_size]
@@ -104,17 +80,31 @@ def test_joined_parts_add_up_to_batches(lengths: list[int], chosen: GroupingSett
     np.testing.assert_array_equal(document_of[joined.rows()], documents_of(joined))
 
 
-def test_seven_and_nine_chunks_of_two_articles() -> None:
+def test_batches_of_two_articles_of_seven_and_nine_chunks_and_groups_divided_by_stretches() -> None:
     batches = group_batches(stretches_of([7, 9, 9, 7]), GroupingSettings(), 0, 0)
     document_of = documents_of(stretches_of([7, 9, 9, 7]))
     for batch in batches:
         counts = np.bincount(document_of[batch])
         assert sorted(counts[counts > 0].tolist()) == [7, 9]
+    stretches = single_rows(np.repeat([0, 1, -1], [40, 300, 20]))
+    found = stretches.divided(100, 1)
+    assert found.groups[:40].tolist() == [0] * 40
+    assert found.groups[340:].tolist() == [-1] * 20
+    sizes = found.rows_of_groups()
+    assert sizes.sum() == 340
+    assert len(sizes) == 4
+    assert sizes[1:].min() > 70
+    np.testing.assert_array_equal(stretches.divided(300, 1).groups, stretches.groups)
+    chosen = GroupingSettings(batch_size=8)
+    whole = group_batches(found, chosen, 1, 2)
+    some = [group_batches(found, chosen, 1, 2, groups) for groups in (slice(0, 2), slice(2, 4))]
+    np.testing.assert_array_equal(np.concatenate(some), whole)
 
 
 @pytest.mark.parametrize(("documents_per_batch", "most"), [(2, 3), (3, 4)])
 def test_batches_of_articles_are_of_few_of_them(documents_per_batch: int, most: int) -> None:
-    stretches = wikipedia_like(5000)
+    lengths = np.random.default_rng(1).lognormal(1.8, 1.0, 5000).round()  # as of Wikipedia's articles
+    stretches = stretches_of(np.maximum(1, lengths).astype(int).tolist())
     document_of = documents_of(stretches)
     chosen = GroupingSettings(documents_per_batch=documents_per_batch)
     batches = group_batches(stretches, chosen, 0, 0)
@@ -127,9 +117,16 @@ def test_batches_of_articles_are_of_few_of_them(documents_per_batch: int, most: 
     assert np.mean([len(np.unique(document_of[batch])) for batch in random]) > 15
 
 
-def test_rows_of_a_batch_are_shuffled() -> None:
+def test_rows_are_shuffled_in_their_groups_and_parts_without_bias() -> None:
     batches = group_batches(stretches_of([8] * 40), GroupingSettings(), 0, 0)
     assert np.mean(np.diff(batches, axis=1) > 0) < 0.65
+    groups = np.array([1, 0, 1, 1, 0, 1, 0, -1])
+    batches = group_batches(single_rows(groups), GroupingSettings(batch_size=2, order="random"), 0, 0)
+    assert [sorted(set(groups[batch])) for batch in batches] == [[0], [1], [1]]
+    parts = cut(stretches_of([10] * 4000), GroupingSettings(), np.random.default_rng(0))
+    assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
+    with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
+        GroupingSettings(batch_size=8, documents_per_batch=9)
 
 
 def test_epochs_and_seeds_differ_and_the_remainder_rotates() -> None:
@@ -156,30 +153,3 @@ def test_what_is_left_out_is_few_and_consecutive(lengths: list[int], size: int, 
     document_of = documents_of(stretches)
     np.testing.assert_array_equal(document_of[rows], documents_of(kept))
     assert len(kept.first) <= len(lengths) + 2  # at most two documents are cut
-
-
-def test_single_rows_are_batched_within_their_group() -> None:
-    groups = np.array([1, 0, 1, 1, 0, 1, 0, -1])
-    batches = group_batches(single_rows(groups), GroupingSettings(batch_size=2, order="random"), 0, 0)
-    assert [sorted(set(groups[batch])) for batch in batches] == [[0], [1], [1]]
-
-
-def test_settings_that_do_not_fit() -> None:
-    with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
-        GroupingSettings(batch_size=8, documents_per_batch=9)
-
-
-def test_large_groups_are_divided_by_stretches() -> None:
-    stretches = single_rows(np.repeat([0, 1, -1], [40, 300, 20]))
-    found = stretches.divided(100, 1)
-    assert found.groups[:40].tolist() == [0] * 40
-    assert found.groups[340:].tolist() == [-1] * 20
-    sizes = found.rows_of_groups()
-    assert sizes.sum() == 340
-    assert len(sizes) == 4
-    assert sizes[1:].min() > 70
-    np.testing.assert_array_equal(stretches.divided(300, 1).groups, stretches.groups)
-    chosen = GroupingSettings(batch_size=8)
-    whole = group_batches(found, chosen, 1, 2)
-    some = [group_batches(found, chosen, 1, 2, groups) for groups in (slice(0, 2), slice(2, 4))]
-    np.testing.assert_array_equal(np.concatenate(some), whole)

@@ -1,4 +1,4 @@
-"""Rows are those written, in whatever order they are asked for."""
+"""Rows are those written, in whatever order they are asked for, whole or in the parts that shards exchange."""
 
 from pathlib import Path
 
@@ -9,26 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import mapped_rows
+from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
+from raytriever.artifacts.artifact import ShardWriter
+from raytriever.artifacts.storage import Folder
 
 SCHEMA = pa.schema([("id", pa.string()), ("numbers", pa.list_(pa.int32())), ("score", pa.float32())])
 
-rows = st.fixed_dictionaries(
-    {
-        "id": st.text(max_size=9),
-        "numbers": st.lists(st.none() | st.integers(0, 9), max_size=3),
-        "score": st.none() | st.floats(width=32, allow_nan=False),
-    }
-)
+numbers, scores = st.lists(st.none() | st.integers(0, 9), max_size=3), st.none() | st.floats(width=32, allow_nan=False)
+rows = st.fixed_dictionaries({"id": st.text(max_size=9), "numbers": numbers, "score": scores})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.lists(rows, max_size=4), max_size=4), min_size=1, max_size=3), st.randoms(), st.integers(1, 5)
 )
-def test_any_rows_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, files: list[list[list[object]]], random: object, piece: int
-) -> None:
+def test_any_rows_in_any_order(tmp_path_factory, files, random, piece) -> None:
     folder = tmp_path_factory.mktemp("rows")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_rows, "_ROWS_OF_A_PIECE", piece)
@@ -46,18 +42,48 @@ def test_any_rows_in_any_order(
     assert all(column.num_chunks <= 1 for column in taken.columns)
 
 
-def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
+def test_equal_rows_give_equal_bytes_and_large_texts_pieces_of_their_own(tmp_path, monkeypatch) -> None:
     rows_ = [{"id": f"{number}", "numbers": [number], "score": 0.5} for number in range(50)]
     table = pa.Table.from_pylist(rows_, SCHEMA)
     for number, tables in enumerate(([table], [table.slice(0, 7), table.slice(7)])):
         write_mapped_rows(tmp_path / f"{number}", SCHEMA, tables)
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
-
-
-def test_large_texts_go_into_pieces_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_rows, "_BYTES_OF_A_PIECE", 1000)
     table = pa.Table.from_pylist([{"id": "x" * 600, "numbers": [], "score": None}], SCHEMA)
     write_mapped_rows(tmp_path / "rows", SCHEMA, [table] * 6)
     found = MappedRows([tmp_path / "rows"])
     assert len(found._pieces) == 3
     assert found.take(np.array([5, 0])).to_pylist() == 2 * table.to_pylist()
+
+
+STRINGS = st.lists(st.text(max_size=80))
+
+
+def test_a_part_is_what_every_file_has_of_it_in_order_and_parts_are_alike_in_size(tmp_path: Path) -> None:
+    generator, folder, written = np.random.default_rng(0), Folder(str(tmp_path)), []
+    for number in range(3):
+        table = pa.table({"id": [f"{number} {row}" for row in range(50)], "part": generator.integers(0, 5, 50)})
+        with folder.scratch() as scratch:
+            name = f"exchange/{number}.arrow"
+            write_parts(ShardWriter(folder, str(number), scratch), name, table, table["part"].to_numpy(), 7)
+        written += table.to_pylist()
+    names = [f"exchange/{number}.arrow" for number in range(3)]
+    for part in range(7):
+        assert read_parts(str(tmp_path), names, [part]).to_pylist() == [row for row in written if row["part"] == part]
+    assert read_parts(str(tmp_path), names[:1], [3, 4]).to_pylist() == sorted(
+        (row for row in written[:50] if row["part"] in (3, 4)), key=lambda row: int(row["part"])
+    )
+    ids = pa.chunked_array([pa.array([f"doc-{number}" for number in range(20_000)])])
+    for found in (string_parts(ids, 10), number_parts(np.arange(20_000, dtype=np.uint64), 10)):
+        assert np.bincount(found, minlength=10).min() > 1_700
+
+
+@settings(max_examples=50)
+@given(STRINGS, STRINGS, st.integers(1, 9))
+def test_the_part_of_a_string_depends_on_the_string_alone(one: list[str], other: list[str], parts: int) -> None:
+    together = pa.chunked_array([pa.array(one, pa.string()), pa.array(["x", *other], pa.string()).slice(1)])
+    found = string_parts(together, parts)
+    assert len(found) == len(one) + len(other)
+    assert ((found >= 0) & (found < parts)).all()
+    for string, part in zip([*one, *other], found, strict=True):
+        assert string_parts(pa.chunked_array([pa.array([string], pa.string())]), parts).tolist() == [part]

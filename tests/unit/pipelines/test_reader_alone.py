@@ -5,9 +5,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
-from tests.unit.small_run import BATCH_SIZE, PAIRS, make_run
+from tests.unit.small_run import BATCH_SIZE, PAIRS
 
 ROOT = Path(__file__).parents[3]
 ALONE = """
@@ -27,35 +25,26 @@ sys.meta_path.insert(0, Refuse)
 
 def alone(program: str) -> "subprocess.CompletedProcess[str]":
     """The program where nothing but NumPy and PyArrow is installed."""
-    return subprocess.run(
-        [sys.executable, "-c", ALONE + program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", ALONE + program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_run(tmp_path_factory.mktemp("stored") / "run")["batches"]
-
-
-def test_a_batch_is_read_with_numpy_and_pyarrow_alone(stored: str) -> None:
+def test_a_batch_is_read_with_numpy_and_pyarrow_alone(small_run: dict[str, str]) -> None:
     done = alone(
         "from raytriever import BatchReader\n"
-        f"reader = BatchReader({stored!r})\n"
+        f"reader = BatchReader({small_run['batches']!r})\n"
         "print(len(reader), reader.read(0, 1).num_rows, len(reader[1]['queries']), reader[2]['masked'].shape[0])\n"
     )
     assert done.stdout.split() == [str(2 * PAIRS // BATCH_SIZE), *[str(BATCH_SIZE)] * 3], done.stderr
 
 
-def test_what_else_is_needed_is_said() -> None:
+def test_what_else_is_needed_is_said_and_nothing_else_is_installed() -> None:
     done = alone("from raytriever import StoredVectors")
     assert "raytriever.StoredVectors needs pydantic, which is not installed." in done.stderr
     assert "pip install 'raytriever[cpu]'" in done.stderr
     done = alone("from raytriever.__main__ import main\nmain()")
     assert done.returncode == 1
     assert done.stderr.startswith("raytriever: typer is not installed. ")
-
-
-def test_nothing_else_is_installed_without_an_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [name.partition(">")[0] for name in project["dependencies"]] == ["numpy", "pyarrow"]
     for extra in ("cpu", "gpu", "cuvs", "mteb", "dev"):

@@ -20,16 +20,12 @@ def swapped(names: Sequence[str]) -> Iterator[tuple[str, str]]:
                 break
 
 
-def makers(node: ast.ClassDef) -> str:
-    """Its decorators and bases."""
-    return " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
-
-
 def names_of(node: ast.AST) -> list[str]:
     """What can be given or taken by its place: parameters, fields of all but settings, variables of a tuple."""
     if isinstance(node, ast.FunctionDef | ast.Lambda):
         return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    if isinstance(node, ast.ClassDef) and re.search(r"dataclass|NamedTuple", makers(node)):
+    makers = map(ast.unparse, (*node.decorator_list, *node.bases)) if isinstance(node, ast.ClassDef) else ()
+    if isinstance(node, ast.ClassDef) and re.search(r"dataclass|NamedTuple", " ".join(makers)):
         fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
         return [field.id for field in fields if isinstance(field, ast.Name)]
     if isinstance(node, ast.Tuple):
@@ -57,21 +53,18 @@ def test_one_order(path: Path) -> None:
     assert breaches(path.read_text()) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "number"),
-    [
-        ("def near(*, queries, documents): ...", 0),
-        ("def _near(query_rows, document_rows): ...", 0),
-        ("def near(queries, documents): ...", 1),
-        ("class Near:\n    def __init__(self, query_rows, *, document_rows): ...", 1),
-        ("def near(*, document_rows, k, query_rows): ...", 1),
-        ("def _near(documents, queries): ...", 1),
-        ("class Near(NamedTuple):\n    document: str\n    query: str", 1),
-        ("class Near(Settings):\n    documents: str\n    queries: str", 0),
-        ("read = lambda items: (documents, queries)", 1),
-        ("self._documents, self._queries = sides", 1),
-        ("queries, documents = sides", 0),
-    ],
-)
+@pytest.mark.parametrize(("source", "number"), [
+    ("def near(*, queries, documents): ...", 0),
+    ("def _near(query_rows, document_rows): ...", 0),
+    ("def near(queries, documents): ...", 1),
+    ("class Near:\n    def __init__(self, query_rows, *, document_rows): ...", 1),
+    ("def near(*, document_rows, k, query_rows): ...", 1),
+    ("def _near(documents, queries): ...", 1),
+    ("class Near(NamedTuple):\n    document: str\n    query: str", 1),
+    ("class Near(Settings):\n    documents: str\n    queries: str", 0),
+    ("read = lambda items: (documents, queries)", 1),
+    ("self._documents, self._queries = sides", 1),
+    ("queries, documents = sides", 0),
+])  # fmt: skip
 def test_a_swap_is_seen(source: str, number: int) -> None:
     assert len(breaches(source)) == number

@@ -1,14 +1,19 @@
 """Chunks of any text: lossless, within the limit, whole sentences, the same when cut again."""
 
+from itertools import accumulate, pairwise
+from pathlib import Path
+
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from sentencex import get_sentence_boundaries
 
 from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.pieces import pack_pieces
 from pipelines.chunking.settings import ChunkingSettings, Kind
 from retrieval.words import count_words
-from tests.unit.pipelines.chunking.texts import cut, limits, real_data, real_texts, texts, texts_of
+from tests.unit.pipelines.chunking.texts import cut, limits, real_texts, texts, texts_of
 
 PROSE = "The first sentence has six words. Here are four. " * 4
 
@@ -28,21 +33,15 @@ def test_chunks_are_the_text(kind: Kind, text: str, limit: tuple[int, int]) -> N
         assert not any(chunk[0].isspace() for chunk in found[1:])
 
 
-def test_sentences_are_gathered_up_to_the_limit() -> None:
+def test_sentences_fill_chunks_up_to_the_limit_and_longer_ones_are_cut_by_words() -> None:
     assert (
         cut(PROSE, max_words=21, min_words=0)
         == ["The first sentence has six words. Here are four. The first sentence has six words. Here are four. "] * 2
     )
-
-
-def test_an_over_long_sentence_is_cut_by_words() -> None:
     text = " ".join(f"word{number}" for number in range(25)) + ". Next one."
     chunks = chunk_text(text, ChunkingSettings(max_words=10, min_words=0))
     assert chunks.words == [10, 10, 7]
     assert chunks.counts == {"sentences_cut_by_words": 1, "sources_cut_as_sentences": 1}
-
-
-def test_a_short_tail_takes_sentences_from_before() -> None:
     text = "One two three four. " * 5 + "Last."
     assert chunk_text(text, ChunkingSettings(max_words=20, min_words=0)).words == [20, 1]
     assert chunk_text(text, ChunkingSettings(max_words=20, min_words=4)).words == [16, 5]
@@ -57,22 +56,18 @@ def test_texts_of_one_unit_are_bounded(unit: str) -> None:
     assert "".join(texts_of(text, chunks)) == text
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_nothing_comes_of_nothing_and_min_words_must_leave_room() -> None:
     assert chunk_text(" \n\u2028\t", ChunkingSettings()).ends == chunk_text("", ChunkingSettings()).ends == []
-
-
-def test_min_words_must_leave_room() -> None:
     with pytest.raises(ValidationError, match="lower it to 15 or less"):
         ChunkingSettings(max_words=30, min_words=16)
 
 
-@real_data
 @pytest.mark.parametrize("corpus", ["raw_wikipedia", "raw_stackexchange_threads", "raw_techdocs"])
 @pytest.mark.parametrize("kind", ["sentences", "markdown"])
-def test_real_documents(corpus: str, kind: Kind) -> None:
+def test_real_documents(data: Path, corpus: str, kind: Kind) -> None:
     settings = ChunkingSettings(kind=kind)
     short = total = 0
-    for source_id, text in real_texts(corpus, 100):
+    for source_id, text in real_texts(data, corpus, 100):
         chunks = chunk_text(text, settings, source_id)
         found = texts_of(text, chunks)
         assert "".join(found) == text
@@ -85,10 +80,9 @@ def test_real_documents(corpus: str, kind: Kind) -> None:
     assert short < (0.01 if kind == "sentences" else 0.15) * total
 
 
-@real_data
-def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long() -> None:
+def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long(data: Path) -> None:
     short = 0
-    for _, text in real_texts("raw_wikipedia", 40):
+    for _, text in real_texts(data, "raw_wikipedia", 40):
         ends = set(chunk_text(text, ChunkingSettings()).ends)
         for sentence in get_sentence_boundaries("en", text):
             if count_words(sentence["text"]) <= 120:
@@ -96,3 +90,36 @@ def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long() -> No
                 inside = range(sentence["start_index"] + 1, sentence["start_index"] + len(sentence["text"].rstrip()))
                 assert not ends.intersection(inside)
     assert short > 1000
+
+
+def packed(sizes: list[int], openings: list[int], most: int, least: int) -> list[list[int]]:
+    stops = pack_pieces([0, *accumulate(sizes)], openings, most, least)
+    return [sizes[first:stop] for first, stop in pairwise([0, *stops])]
+
+
+@pytest.mark.parametrize(("sizes", "openings", "least", "expected"), [
+    ([4, 4, 4, 4], [], 0, [[4, 4], [4, 4]]),
+    ([5, 5, 1], [], 0, [[5, 5], [1]]),
+    ([3, 3, 3, 2], [], 3, [[3, 3], [3, 2]]),  # the tail takes as little as does
+    ([9, 1, 1], [], 3, [[9, 1], [1]]),  # no place leaves both with three
+    ([4, 6, 2], [], 3, [[4], [6, 2]]),
+    ([5, 3, 1], [1, 2], 2, [[5], [3, 1]]),  # a short tail joins what has room
+    ([1, 3, 3], [1, 2], 2, [[1, 3], [3]]),  # nothing begins before the chunk holds enough
+    ([20, 1], [], 0, [[20], [1]]),
+])  # fmt: skip
+def test_examples(sizes: list[int], openings: list[int], least: int, expected: list[list[int]]) -> None:
+    assert packed(sizes, openings, 10, least) == expected
+
+
+@given(st.lists(st.integers(1, 12), min_size=1), st.sets(st.integers(0, 30)), st.integers(0, 5))
+def test_chunks_hold_the_limit_and_break_only_where_they_must(sizes, opening_set, least) -> None:
+    openings = sorted(opening for opening in opening_set if opening < len(sizes))
+    chunks = packed(sizes, openings, 10, least)
+    assert [size for chunk in chunks for size in chunk] == sizes
+    assert all(sum(chunk) <= 10 or len(chunk) == 1 for chunk in chunks)
+    place = 0
+    for chunk, following in pairwise(chunks[:-1]):
+        place += len(chunk)
+        assert sum(chunk) + following[0] > 10 or (place in openings and sum(chunk) >= least) or following == chunks[-2]
+    if len(chunks) > 1 and sum(chunks[-1]) < least:
+        assert sum(chunks[-2]) + sum(chunks[-1]) > 10

@@ -47,17 +47,10 @@ y = 2
 LIBRARY = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
-def test_functions_and_classes_begin_chunks_with_their_comments_and_decorators() -> None:
+def test_functions_classes_and_methods_begin_chunks_with_their_comments_and_decorators() -> None:
     chunks = cut(PYTHON, "pkg/module.py", kind="code", max_words=40, min_words=4)
-    assert [chunk.split("\n")[0] for chunk in chunks] == [
-        '"""A module."""',
-        "# What it is for,",
-        "class Second:",
-    ]
+    assert [chunk.split("\n")[0] for chunk in chunks] == ['"""A module."""', "# What it is for,", "class Second:"]
     assert chunks[1].endswith("join(a, b)\n\n\n")
-
-
-def test_a_class_that_is_too_long_is_cut_at_its_methods() -> None:
     chunks = cut(PYTHON, "pkg/module.py", kind="code", max_words=16, min_words=2)
     assert "    # about the method\n    def method(self):\n" in "".join(chunks[-3:])
     assert any(chunk.startswith("    # about the method\n    def method") for chunk in chunks)
@@ -91,18 +84,17 @@ def test_every_language_has_its_grammar(language: Grammar) -> None:
         assert texts_of(text, chunks)[-1] == "func g() int {\n\tb := 2\n\treturn b\n}\n"
 
 
-def test_the_grammar_goes_by_the_ending() -> None:
+def test_the_grammar_goes_by_the_ending_and_binaries_and_enormous_files_by_lines() -> None:
     settings = ChunkingSettings(kind="auto")
     ways = {name: settings.way_of(name) for name in ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "beer-q1")}
     assert ways == {
-        "a/b.rs": ("code", "rust"),
-        "a/B.JAVA": ("code", "java"),
-        "x.md": ("markdown", None),
-        "q.sql": ("lines", None),
-        "Makefile": ("lines", None),
-        "beer-q1": ("sentences", None),
-    }
+        "a/b.rs": ("code", "rust"), "a/B.JAVA": ("code", "java"), "x.md": ("markdown", None),
+        "q.sql": ("lines", None), "Makefile": ("lines", None), "beer-q1": ("sentences", None),
+    }  # fmt: skip
     assert ChunkingSettings(kind="code").way_of("Makefile") == ("lines", None)
+    for text in ("a\0b\n" * 100, "x = 1\n" * 200_000):
+        chunks = chunk_text(text, ChunkingSettings(kind="auto"), "a.py")
+        assert chunks.counts["sources_cut_as_lines"] == chunks.counts["sources_not_parsed"] == 1
 
 
 def check_lines(text: str, settings: ChunkingSettings) -> None:
@@ -119,26 +111,16 @@ def check_lines(text: str, settings: ChunkingSettings) -> None:
         assert not (chunk[-1] == "\r" and following[0] == "\n")
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=40).map("".join), st.sampled_from(sorted(SOURCES)))
-def test_lines_of_broken_code_are_whole(text: str, language: Grammar) -> None:
-    check_lines(text, ChunkingSettings(kind="code", programming_language=language, max_words=5, min_words=1))
+CODE = st.sampled_from([{"kind": "code", "programming_language": language} for language in sorted(SOURCES)])
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join))
-def test_lines_are_whole(text: str) -> None:
-    check_lines(text, ChunkingSettings(kind="lines", max_words=5, min_words=1))
-
-
-def test_binaries_and_enormous_files_are_cut_by_lines() -> None:
-    for text in ("a\0b\n" * 100, "x = 1\n" * 200_000):
-        chunks = chunk_text(text, ChunkingSettings(kind="auto"), "a.py")
-        assert chunks.counts["sources_cut_as_lines"] == chunks.counts["sources_not_parsed"] == 1
+@given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join), st.just({"kind": "lines"}) | CODE)
+def test_lines_are_whole_also_of_broken_code(text: str, way: dict[str, str]) -> None:
+    check_lines(text, ChunkingSettings.model_validate({**way, "max_words": 5, "min_words": 1}))
 
 
 @pytest.mark.parametrize(("unit", "name"), [("a<", "a.cpp"), ("a<b>(", "a.cs")])
-def test_what_no_parser_can_make_sense_of_is_cut_by_lines(
-    unit: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_parser_can_make_sense_of_is_cut_by_lines(unit, name, monkeypatch) -> None:
     monkeypatch.setattr(code, "_MOST_CALLS", 500)
     garbage, good = unit * 10_000 + "\n" + unit, "int one() {\n  return 1;\n}\n" * 100
     for text, parsed in ((good, True), (garbage, False), (good, True)):

@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,62 +10,47 @@ from hypothesis import strategies as st
 
 from pipelines.chunking.markdown import blocks
 from retrieval.words import count_words
-from tests.unit.pipelines.chunking.texts import cut, real_data, real_texts
+from tests.unit.pipelines.chunking.texts import cut, real_texts
 
 CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("# A\ntext\n", [("heading", 0, 1, 1, "A")]),
-        ("text\n\nTitle\n-----\n\ntext\n", [("heading", 2, 4, 2, "Title")]),
-        ("two\nlines\n===\n", []),
-        ("> # quoted\n\n## B ##\n", [("heading", 2, 3, 2, "B")]),
-        (CODE + "after\n", [("code", 0, 8)]),
-        ("~~~~\n```\n~~~\n~~~~\nx\n", [("code", 0, 4)]),
-        ("```\nnever closed\n\n# x\n", [("code", 0, 4)]),
-        ("a\n\n    code\n\n    more\n\nb\n", [("code", 2, 5)]),
-        ("a\r\n\r\n    code\rb\n", [("code", 2, 3)]),
-        ("text\n    lazy\n", []),
-        ("- item\n\n    of the item\n", [("item", 0, 3)]),
-        ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
-        ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
-        ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
-        ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
-        ("#hashtag\n", []),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("# A\ntext\n", [("heading", 0, 1, 1, "A")]),
+    ("text\n\nTitle\n-----\n\ntext\n", [("heading", 2, 4, 2, "Title")]),
+    ("two\nlines\n===\n", []),
+    ("> # quoted\n\n## B ##\n", [("heading", 2, 3, 2, "B")]),
+    (CODE + "after\n", [("code", 0, 8)]),
+    ("~~~~\n```\n~~~\n~~~~\nx\n", [("code", 0, 4)]),
+    ("```\nnever closed\n\n# x\n", [("code", 0, 4)]),
+    ("a\n\n    code\n\n    more\n\nb\n", [("code", 2, 5)]),
+    ("a\r\n\r\n    code\rb\n", [("code", 2, 3)]),
+    ("text\n    lazy\n", []),
+    ("- item\n\n    of the item\n", [("item", 0, 3)]),
+    ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
+    ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
+    ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
+    ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
+    ("#hashtag\n", []),
+    ("", []),
+])  # fmt: skip
 def test_blocks(text: str, expected: list[tuple[str | int, ...]]) -> None:
     assert list(blocks(text)) == [(*block, 0, "")[:5] for block in expected]
 
 
-def test_a_heading_begins_a_chunk_with_what_follows() -> None:
+def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_pieces() -> None:
     text = "One two three four. Five six.\n\n## Next\n\n### Below\n\nSeven eight nine. Ten eleven.\n"
     assert cut(text, kind="markdown", max_words=12, min_words=3) == [
         "One two three four. Five six.\n\n",
         "## Next\n\n### Below\n\nSeven eight nine. Ten eleven.\n",
     ]
-
-
-def test_code_is_whole_and_keeps_its_indentation() -> None:
     indented = "    a = 1\n\n    b = 2\n"
     text = f"Some words come first here. And more.\n\n{indented}\nThen others follow on that.\n"
     assert f"{indented}\n" in cut(text, kind="markdown", max_words=6, min_words=0)
-
-
-def test_longer_code_is_cut_at_blank_lines_then_at_lines() -> None:
     text = "```\na b\nc d\n\ne f\ng h i j k l m n o p q\n```\n"
     assert cut(text, kind="markdown", max_words=6, min_words=0) == [
-        "```\na b\nc d\n\n",
-        "e f\n",
-        "g h i j k l m n o p q\n",
-        "```\n",
-    ]
-
-
-def test_items_of_a_list_are_pieces() -> None:
+        "```\na b\nc d\n\n", "e f\n", "g h i j k l m n o p q\n", "```\n",
+    ]  # fmt: skip
     text = "".join(f"- item number {number} without a full stop\n" for number in range(9))
     chunks = cut(text, kind="markdown", max_words=25, min_words=0)
     assert len(chunks) == 3
@@ -82,11 +68,10 @@ def test_fences_are_whole_where_the_limit_allows(parts: list[str]) -> None:
         assert not chunk.rstrip().endswith("## Head") or count_words(following) > 13
 
 
-@real_data
 @pytest.mark.parametrize("corpus", ["raw_techdocs", "raw_stackexchange_threads"])
-def test_headings_of_real_documents_do_not_end_chunks(corpus: str) -> None:
+def test_headings_of_real_documents_do_not_end_chunks(data: Path, corpus: str) -> None:
     headings = 0
-    for _, text in real_texts(corpus, 300):
+    for _, text in real_texts(data, corpus, 300):
         chunks = cut(text, kind="markdown")
         assert "".join(chunks) == text
         for chunk in chunks[:-1]:

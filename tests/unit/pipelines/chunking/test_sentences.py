@@ -2,6 +2,7 @@
 
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sentencex import get_sentence_boundaries
 
 from pipelines.chunking.sentences import sentence_ends
 from retrieval.words import TextWords
-from tests.unit.pipelines.chunking.texts import real_data, real_texts, texts
+from tests.unit.pipelines.chunking.texts import real_texts, texts
 
 
 def sentences(text: str, language: str = "en") -> list[str]:
@@ -21,25 +22,15 @@ def sentences(text: str, language: str = "en") -> list[str]:
     return [text[start:stop] for start, stop in pairwise(bounds)]
 
 
-def test_sentences_keep_the_space_behind_them() -> None:
-    text = "Dr. Smith paid $3.50. Why?\tNobody knows!\r\n\r\nNext one"
-    assert sentences(text) == ["Dr. Smith paid $3.50. ", "Why?\t", "Nobody knows!\r\n\r\n", "Next one"]
-
-
-def test_no_sentence_ends_inside_of_a_word() -> None:
-    assert sentences("Set ncb.Command and ask os.Path first. Then go on.") == [
-        "Set ncb.Command and ask os.Path first. ",
-        "Then go on.",
-    ]
-
-
-def test_a_paragraph_break_ends_a_sentence_even_with_spaces_in_it() -> None:
-    assert sentences("A heading\n \nthen text") == ["A heading\n \n", "then text"]
-
-
-@pytest.mark.parametrize(("language", "text"), [("zh", "今天很好。我们走吧。好。"), ("ja", "寒い。帰ろう。はい。")])
-def test_languages_without_spaces_have_sentences(language: str, text: str) -> None:
-    assert len(sentences(text, language)) == 3
+@pytest.mark.parametrize(("language", "expected"), [
+    ("en", ["Dr. Smith paid $3.50. ", "Why?\t", "Nobody knows!\r\n\r\n", "Next one"]),  # with the space behind them
+    ("en", ["Set ncb.Command and ask os.Path first. ", "Then go on."]),  # none ends inside of a word
+    ("en", ["A heading\n \n", "then text"]),  # a paragraph break ends one, even with spaces in it
+    ("zh", ["今天很好。", "我们走吧。", "好。"]),
+    ("ja", ["寒い。", "帰ろう。", "はい。"]),
+])  # fmt: skip
+def test_sentences(language: str, expected: list[str]) -> None:
+    assert sentences("".join(expected), language) == expected
 
 
 def test_white_space_of_several_bytes_behind_an_initial_is_no_panic() -> None:
@@ -57,10 +48,9 @@ def test_the_last_sentence_ends_where_the_text_does(text: str) -> None:
         assert not text[end - 1 : end + 1].isascii() or text[end - 1 : end + 1].split() != [text[end - 1 : end + 1]]
 
 
-@real_data
-def test_windows_find_the_sentences_of_whole_texts() -> None:
+def test_windows_find_the_sentences_of_whole_texts(data: Path) -> None:
     different = total = 0
-    for _, text in real_texts("raw_wikipedia", 60):
+    for _, text in real_texts(data, "raw_wikipedia", 60):
         words = TextWords(text)
         expected = np.array([boundary["end_index"] for boundary in get_sentence_boundaries("en", text)])
         expected = expected[~words.are_inside_words(expected)]

@@ -1,10 +1,8 @@
 """Texts for the tests of chunking: made up by hypothesis, and real ones."""
 
 import json
-import os
 from pathlib import Path
 
-import pytest
 from hypothesis import strategies as st
 
 from pipelines.chunking.chunks import Chunks, chunk_text
@@ -19,15 +17,10 @@ PARTS = [
 texts = st.lists(st.sampled_from(PARTS), max_size=60).map("".join)
 limits = st.sampled_from([1, 2, 5, 12]).flatmap(lambda most: st.tuples(st.just(most), st.integers(0, most // 2)))
 
-real_data = pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
-)
 
-
-def real_texts(name: str, documents: int) -> list[tuple[str, str]]:
+def real_texts(data: Path, name: str, documents: int) -> list[tuple[str, str]]:
     """Id and text of the first documents of a raw corpus."""
-    with (Path(os.environ["RAYTRIEVER_TEST_DATA"]) / name / "docs.jsonl").open(encoding="utf-8") as file:
+    with (data / name / "docs.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line) for _, line in zip(range(documents), file, strict=False)]
     return [(row["id"], row["text"]) for row in rows]
 

@@ -1,4 +1,4 @@
-"""k-means over pairs: against a literal loop, and what must hold of every clustering."""
+"""k-means over pairs: against a literal loop, what must hold of every clustering, many clusters by way of cells."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from benchmarks.kmeans import pair_similarity
+from pipelines.clustering import kmeans as two_levels
 from pipelines.clustering import points as parts_module
-from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
-from pipelines.clustering.lloyd import assign, lloyd, objective, refill_empty, seed_centroids
+from pipelines.clustering.kmeans import Clustering, KMeansSettings, apportion, cluster_pairs, number_of_clusters
+from pipelines.clustering.lloyd import Solution, assign, lloyd, objective, refill_empty, seed_centroids
+from pipelines.clustering.nearest_centroids import nearest_centroids
 from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.clustering.points import LocalParts, MidPoints, midpoints
 from raytriever.errors import UserError
@@ -35,6 +37,11 @@ def topics(pairs: int, dimension: int, number: int, offset: float = 0.0, seed: i
     sides[0] += offset * random.standard_normal(dimension)
     queries, documents = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
     return queries.astype(np.float32), documents.astype(np.float32)
+
+
+def clustered(vectors: Pair, k: int, seed: int = 0, **settings: Any) -> Clustering:
+    queries, documents = vectors
+    return cluster_pairs(queries=queries, documents=documents, k=k, settings=KMeansSettings(**settings), seed=seed)
 
 
 def literal_lloyd(points: NDArray[Any], centroids: NDArray[Any], iterations: int) -> tuple[NDArray[Any], list[int]]:
@@ -63,7 +70,7 @@ def test_lloyd_equals_the_literal_loop() -> None:
     assert (len(found.objective), found.refilled) == (5, 0)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["midpoint", "concat"]),
     st.integers(1, 60),
@@ -74,7 +81,7 @@ def test_lloyd_equals_the_literal_loop() -> None:
 )
 def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float, seed: int) -> None:
     queries, documents = topics(n, 5, number, offset, seed)
-    found = cluster_pairs(queries=queries, documents=documents, k=k, settings=KMeansSettings(pairs=pairs), seed=seed)
+    found = clustered((queries, documents), k, seed, pairs=pairs)
     used = np.unique(found.assignments)
     assert used.tolist() == list(range(len(found.centroids)))  # no cluster is empty
     assert len(found.centroids) + found.left_out == min(k, n)
@@ -82,19 +89,24 @@ def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float
     assert (found.assignments.dtype, found.centroids.dtype) == (np.int32, np.float32)
     assert np.all(np.diff(found.objective) <= 1e-5)
     assert found.iterations == len(found.objective) - 1
-    if pairs != "concat":
-        assert found.left_out == 0
     if pairs == "midpoint":
+        assert found.left_out == 0
         spread = np.square(midpoints(queries=queries, documents=documents) - found.centroids[found.assignments]).sum()
         assert spread <= found.objective[-1] + 1e-4
 
 
-def test_pairs_are_in_the_cluster_with_the_nearest_centroid() -> None:
+def test_pairs_are_in_the_cluster_with_the_nearest_centroid_which_is_harder_than_chance() -> None:
     queries, documents = topics(3000, 12, 40, offset=0.5)
-    found = cluster_pairs(queries=queries, documents=documents, k=47, settings=KMeansSettings(), seed=1)
+    found = clustered((queries, documents), 47, 1)
     points = midpoints(queries=queries, documents=documents).astype(np.float64)
     nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
     np.testing.assert_array_equal(found.assignments, nearest)
+    shuffled = np.random.default_rng(0).permutation(found.assignments)
+    ours, random = (
+        pair_similarity(queries=queries, documents=documents, groups=groups).sum()
+        for groups in (found.assignments, shuffled)
+    )
+    assert ours > 5 * random
 
 
 def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +114,13 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
     np.save(tmp_path / "documents.npy", documents)
     mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
     threads = torch.get_num_threads()
-    first = cluster_pairs(queries=queries, documents=documents, k=60, settings=KMeansSettings(iterations=5), seed=3)
+    first = clustered((queries, documents), 60, 3, iterations=5)
     torch.set_num_threads(1)
     monkeypatch.setattr(parts_module, "HELD_BYTES", 0)
     monkeypatch.setattr(parts_module, "PART_POINTS", 3000)
-    again = cluster_pairs(queries=queries, documents=mapped, k=60, settings=KMeansSettings(iterations=5), seed=3)
+    again = clustered((queries, mapped), 60, 3, iterations=5)
     torch.set_num_threads(threads)
-    other = cluster_pairs(queries=queries, documents=documents, k=60, settings=KMeansSettings(iterations=5), seed=4)
+    other = clustered((queries, documents), 60, 4, iterations=5)
     assert first.centroids.tobytes() == again.centroids.tobytes()
     assert first.assignments.tobytes() == again.assignments.tobytes()
     assert first.objective == again.objective
@@ -116,39 +128,27 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])
-def test_identical_vectors_are_one_cluster(pairs: Any) -> None:
+def test_as_many_clusters_as_distinct_points(pairs: Any) -> None:
     ones = np.ones((100, 4), dtype=np.float16)
-    found = cluster_pairs(queries=ones, documents=ones, k=5, settings=KMeansSettings(pairs=pairs), seed=0)
+    found = clustered((ones, ones), 5, pairs=pairs)
     assert (len(found.centroids), found.left_out) == (1, 4)
     assert not found.assignments.any()
-
-
-def test_as_many_clusters_as_distinct_points() -> None:
     distinct = np.eye(3, dtype=np.float32)[np.random.default_rng(0).integers(0, 3, 200)]
-    found = cluster_pairs(queries=distinct, documents=distinct, k=10, settings=KMeansSettings(), seed=0)
+    found = clustered((distinct, distinct), 10)
     assert (len(found.centroids), found.left_out, found.objective[-1]) == (3, 7, 0.0)
 
 
-def test_fewer_pairs_than_clusters() -> None:
-    queries, documents = topics(7, 4, 3)
-    found = cluster_pairs(queries=queries, documents=documents, k=50, settings=KMeansSettings(), seed=0)
-    assert sorted(found.assignments.tolist()) == list(range(7))
-
-
-def test_an_empty_cluster_takes_the_costliest_point_of_the_largest() -> None:
+def test_an_empty_cluster_takes_the_costliest_point_of_the_largest_as_its_centroid() -> None:
     line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
-    centroids = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
-    for parts in (
-        mid_points(queries=line, documents=line),
-        LocalParts([MidPoints(ArrayPairs(queries=half, documents=half)) for half in (line[:1], line[1:])]),
-    ):
-        assignment = assign(parts, centroids)
-        ((cluster, moved),) = refill_empty(parts, assignment, centroids).items()
-        assert (cluster, moved.donor, moved.cost) == (2, 0, 64.0)
-        assert moved.point.tolist() == [9.0]
-        assert np.concatenate(assignment.clusters).tolist() == [0, 0, 0, 2, 1, 1]
-        assert assignment.counts.tolist() == [3, 2, 1]
-        assert assignment.sums.ravel().tolist() == [3.0, 101.0, 9.0]
+    seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
+    halves = LocalParts([MidPoints(ArrayPairs(queries=half, documents=half)) for half in (line[:1], line[1:])])
+    ((cluster, moved),) = refill_empty(halves, assign(halves, seeds), seeds).items()
+    assert (cluster, moved.donor, moved.cost, moved.point.tolist()) == (2, 0, 64.0, [9.0])
+    found = lloyd(mid_points(queries=line, documents=line), seeds, 0, 0.0)
+    assert found.clusters[0].tolist() == [0, 0, 0, 2, 1, 1]
+    assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
+    assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
+    assert (found.refilled, found.objective) == (1, (3.0,))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4), st.integers(0, 999))
@@ -175,15 +175,6 @@ def test_refilling_as_one_would_by_hand(n: int, k: int, distinct: int, seed: int
     assert assignment.counts.tolist() == np.bincount(expected, minlength=k).tolist()
     sums = [float(line[expected == cluster].sum()) for cluster in range(k)]
     assert assignment.sums.ravel().tolist() == sums
-
-
-def test_a_cluster_refilled_last_has_its_point_as_centroid() -> None:
-    line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
-    seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
-    found = lloyd(mid_points(queries=line, documents=line), seeds, 0, 0.0)
-    assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
-    assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
-    assert (found.refilled, found.objective) == (1, (3.0,))
 
 
 def test_points_choose_among_the_clusters_nearby() -> None:
@@ -214,91 +205,58 @@ def test_seeds_are_different_points_far_apart() -> None:
 
 
 def test_restarts_keep_the_best() -> None:
-    queries, documents = topics(300, 6, 20, seed=5)
-    for seed in range(4):
-        one, many = (
-            cluster_pairs(queries=queries, documents=documents, k=20, settings=KMeansSettings(restarts=n), seed=seed)
-            for n in (1, 8)
-        )
-        assert many.objective[-1] <= one.objective[-1]
-    assert (
-        len(
-            {
-                cluster_pairs(
-                    queries=queries, documents=documents, k=20, settings=KMeansSettings(), seed=seed
-                ).objective[-1]
-                for seed in range(4)
-            }
-        )
-        > 1
-    )
-    assert many.objective[-1] < one.objective[-1]
-
-
-def test_clusters_are_harder_than_chance() -> None:
-    queries, documents = topics(2000, 16, 40, offset=0.3)
-    found = cluster_pairs(queries=queries, documents=documents, k=40, settings=KMeansSettings(), seed=0)
-    shuffled = np.random.default_rng(0).permutation(found.assignments)
-    ours, random = (
-        pair_similarity(queries=queries, documents=documents, groups=groups).sum()
-        for groups in (found.assignments, shuffled)
-    )
-    assert ours > 5 * random
+    sides = topics(300, 6, 20, seed=5)
+    one, many = ([clustered(sides, 20, seed, restarts=n).objective[-1] for seed in range(4)] for n in (1, 8))
+    assert all(best <= single for single, best in zip(one, many, strict=True))
+    assert len(set(one)) > 1
+    assert many[-1] < one[-1]
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_bad_vector_is_named(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "PART_POINTS", 16)
-    queries, documents = both = topics(50, 4, 3)
-    both[side][37, 2] = np.nan if side else np.inf
+    sides = topics(50, 4, 3)
+    sides[side][37, 2] = np.nan if side else np.inf
     with pytest.raises(UserError, match=f"{('query', 'document')[side]} vector of pair 37 "):
-        cluster_pairs(queries=queries, documents=documents, k=4, settings=KMeansSettings(), seed=0)
+        clustered(sides, 4)
 
 
 def test_queries_alone() -> None:
     queries, documents = topics(400, 6, 12, offset=0.4)
-    found = cluster_pairs(queries=queries, documents=documents, k=15, settings=KMeansSettings(sides="queries"), seed=2)
-    again = cluster_pairs(queries=queries, documents=queries, k=15, settings=KMeansSettings(), seed=2)
+    found, again = clustered((queries, documents), 15, 2, sides="queries"), clustered((queries, queries), 15, 2)
     assert found.assignments.tobytes() == again.assignments.tobytes()
     assert found.centroids.tobytes() == again.centroids.tobytes()
     queries[3, 0] = np.nan
     with pytest.raises(UserError, match="query vector of pair 3 "):
-        cluster_pairs(queries=queries, documents=documents, k=15, settings=KMeansSettings(sides="queries"), seed=2)
+        clustered((queries, documents), 15, 2, sides="queries")
 
 
-def test_zero_vectors_are_clustered_and_counted() -> None:
+def test_zero_vectors_are_counted_and_vectors_may_have_any_length() -> None:
     queries, documents = topics(50, 4, 3)
     documents[[3, 9]] = 0
     queries[[9, 10, 11]] = 0
     for pairs in ("midpoint", "concat"):
-        found = cluster_pairs(
-            queries=queries, documents=documents, k=5, settings=KMeansSettings.model_validate({"pairs": pairs}), seed=0
-        )
+        found = clustered((queries, documents), 5, pairs=pairs)
         assert (found.zeros, len(found.assignments)) == (4, 50)
         assert np.isfinite(found.centroids).all()
-
-
-def test_vectors_of_any_length() -> None:
     queries, documents = topics(300, 6, 10)
-    small, large = (
-        cluster_pairs(queries=f * queries, documents=f * documents, k=12, settings=KMeansSettings(), seed=0)
-        for f in (2.0**-20, 2.0**30)
-    )
+    small, large = (clustered((f * queries, f * documents), 12) for f in (2.0**-20, 2.0**30))
     assert small.assignments.tobytes() == large.assignments.tobytes()
     assert (small.centroids * np.float32(2.0**50)).tobytes() == large.centroids.tobytes()
     documents[5, 1] = 1e20
     with pytest.raises(UserError, match=r"pair 5 .* beyond 1e\+15"):
-        cluster_pairs(queries=queries, documents=documents, k=12, settings=KMeansSettings(), seed=0)
+        clustered((queries, documents), 12)
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
     queries, documents = topics(10, 4, 2)
-    with pytest.raises(UserError, match=r"Query vectors of shape \(9, 4\) and document vectors of shape \(10, 4\)"):
-        cluster_pairs(queries=queries[:9], documents=documents, k=2, settings=KMeansSettings(), seed=0)
-    with pytest.raises(UserError, match="0 clusters"):
-        cluster_pairs(queries=queries, documents=documents, k=0, settings=KMeansSettings(), seed=0)
-    with pytest.raises(UserError, match="float64"):
-        cluster_pairs(queries=queries, documents=documents.astype(np.float64), k=2, settings=KMeansSettings(), seed=0)
+    for sides, k, message in (
+        ((queries[:9], documents), 2, r"Query vectors of shape \(9, 4\) and document vectors of shape \(10, 4\)"),
+        ((queries, documents), 0, "0 clusters"),
+        ((queries, documents.astype(np.float64)), 2, "float64"),
+    ):
+        with pytest.raises(UserError, match=message):
+            clustered(sides, k)
     with pytest.raises(ValidationError, match="sides: queries"):
         KMeansSettings.model_validate({"sides": "queries", "pairs": "concat"})
     with pytest.raises(ValidationError, match="midpont"):
@@ -310,3 +268,63 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(("n", "size", "k"), [(1, 64, 1), (64, 64, 1), (65, 64, 2), (10**9, 3, 333333334)])
 def test_number_of_clusters(n: int, size: int, k: int) -> None:
     assert number_of_clusters(n, size) == k
+
+
+def test_two_levels_come_near_flat_clusters_and_with_all_cells_near_find_the_nearest(monkeypatch) -> None:
+    queries, documents = topics(6000, 12, 60)
+    flat, found = clustered((queries, documents), 90), clustered((queries, documents), 90, two_level_above=10)
+    assert len(found.centroids) == 90
+    assert np.unique(found.assignments).tolist() == list(range(90))
+    assert found.objective[-1] < 1.05 * flat.objective[-1]
+    spread = np.square(midpoints(queries=queries, documents=documents) - found.centroids[found.assignments]).sum()
+    assert spread == pytest.approx(found.objective[-1], rel=1e-4)
+    monkeypatch.setattr(two_levels, "NEAR_CELLS", 100)
+    queries, documents = topics(2000, 6, 30)
+    found = clustered((queries, documents), 50, two_level_above=10)
+    points = midpoints(queries=queries, documents=documents).astype(np.float64)
+    nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
+    assert np.mean(nearest == found.assignments) > 0.999  # but for what float32 makes of nearly equal distances
+
+
+@pytest.mark.parametrize("pairs", ["midpoint", "concat"])
+def test_parts_make_no_difference_to_two_levels(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides, settings = topics(1500, 8, 30, offset=0.3), {"pairs": pairs, "two_level_above": 10, "iterations": 6}
+    whole = clustered(sides, 40, 5, **settings)
+    monkeypatch.setattr(parts_module, "PART_POINTS", 100)
+    monkeypatch.setattr(parts_module, "HELD_BYTES", 0)
+    found = clustered(sides, 40, 5, **settings)
+    assert found.assignments.tobytes() == whole.assignments.tobytes()
+    assert found.centroids.tobytes() == whole.centroids.tobytes()
+
+
+@pytest.mark.parametrize("distinct", [1, 5, 400])
+def test_fewer_distinct_pairs_than_clusters(distinct: int) -> None:
+    queries, documents = topics(distinct, 4, 3)
+    rows = np.arange(1200) % distinct
+    found = clustered((queries[rows], documents[rows]), 600, two_level_above=10)
+    assert len(found.centroids) <= distinct
+    assert found.left_out == 600 - len(found.centroids)
+    assert len(np.unique(rows + 1000 * found.assignments)) == distinct  # equal pairs are together
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.data())
+def test_apportion(sizes: list[int], data: st.DataObject) -> None:
+    k = data.draw(st.integers(len(sizes), sum(sizes)))
+    shares = apportion(k, np.array(sizes))
+    assert shares.sum() == k
+    assert all(1 <= share <= size for share, size in zip(shares, sizes, strict=True))
+
+
+def test_large_cells_are_divided() -> None:
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((3000, 8)).astype(np.float32)
+    vectors[:2000] += 9 * np.ones(8, np.float32)  # two thirds in one place
+    sample = MidPoints(ArrayPairs(queries=vectors, documents=vectors))
+    coarse = lloyd(LocalParts([sample]), vectors[[0, 2100, 2200, 2300]], 5, 0.0)
+    assert np.bincount(coarse.clusters[0]).max() == 2000
+    centroids = two_levels.split_large_cells(coarse, sample)
+    cells = nearest_centroids(vectors, centroids)[0]
+    sizes = np.bincount(cells, minlength=len(centroids))
+    assert sizes.max() < 1.5 * two_levels.LARGEST_CELL * 3000 / 4
+    assert len(centroids) == 4 + 2  # one cell becomes three
+    assert two_levels.split_large_cells(Solution(vectors[:4], [np.arange(3000) % 4], (), 0), sample).shape == (4, 8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -16,15 +16,7 @@ from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.lloyd import assign, cluster_sums, lloyd
 from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
-from pipelines.clustering.points import (
-    ConcatenatedPairs,
-    Frame,
-    LocalParts,
-    MidPoints,
-    Points,
-    cut,
-    midpoints,
-)
+from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, cut, midpoints
 
 RANDOM = np.random.default_rng(11)
 
@@ -41,7 +33,6 @@ def framed(kind: type[Points], count: int, dimension: int = 7, largest: float = 
     return kind(ArrayPairs(queries=queries, documents=documents), frame)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.floats(1e-6, 1e6), st.integers(0, 99))
 def test_sums_hold_every_bit(count: int, largest: float, seed: int) -> None:
     values = framed(MidPoints, count, 3, np.float32(largest)).take(slice(None)).astype(np.float64)
@@ -98,7 +89,7 @@ def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None
     assert cluster_sums(points, clusters, k).tolist() == expected.tolist()
 
 
-def test_both_ways_are_not_copies_but_read_like_them() -> None:
+def test_both_ways_read_like_copies_and_only_clusters_of_both_stay_empty() -> None:
     queries, documents = unit_rows(2, 10, 3)
     points = ConcatenatedPairs(both_orientations(ArrayPairs(queries=queries, documents=documents)))
     whole = points.take(np.arange(20))
@@ -109,9 +100,6 @@ def test_both_ways_are_not_copies_but_read_like_them() -> None:
         np.testing.assert_array_equal(points.subset(part).take(slice(None)), whole[part])
     chosen = np.array([3, 13, 19, 0])
     np.testing.assert_array_equal(points.subset(chosen).take(np.array([1, 3])), whole[[13, 0]])
-
-
-def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None:
     queries, documents = unit_rows(2, 400, 8)
     documents[:, 0] += 2
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
@@ -122,10 +110,9 @@ def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None
 def test_concatenations_are_never_held() -> None:
     queries, documents = unit_rows(2, 60_000, 32)
     copies = 2 * 60_000 * 2 * 32 * 4
+    settings = KMeansSettings(pairs="concat", iterations=2)
     tracemalloc.start()
-    cluster_pairs(
-        queries=queries, documents=documents, k=20, settings=KMeansSettings(pairs="concat", iterations=2), seed=0
-    )
+    cluster_pairs(queries=queries, documents=documents, k=20, settings=settings, seed=0)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < copies / 2
@@ -135,19 +122,11 @@ def test_threads_of_parts_leave_torchs_number_alone() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     parts = LocalParts([framed(MidPoints, 10) for _ in range(3)])
-    assert [count for _, count in parts.map(_threads)] == [1, 1, 1]
+    assert [count for _, count in parts.map(lambda _: torch.get_num_threads())] == [1, 1, 1]
     with pytest.raises(ZeroDivisionError):
-        list(parts.map(_fail))
+        list(parts.map(lambda points: 1 / (len(points) - 10)))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
-
-
-def _threads(points: Points) -> int:  # noqa: ARG001
-    return torch.get_num_threads()
-
-
-def _fail(points: Points) -> float:
-    return 1 / (len(points) - 10)
 
 
 def test_few_distinct_points_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ CASES = {
     "far from the origin": (100 + 0.01 * normal(700, 20), 100 + 0.01 * normal(40, 20)),
     "full of ties": (RANDOM.integers(0, 3, (700, 4)).astype(np.float32), RANDOM.integers(0, 3, (60, 4)).astype("f4")),
     "with outliers": (
-        np.concatenate((normal(500, 20), 1e5 * normal(1, 20))),
-        np.concatenate((normal(40, 20), 1e4 * normal(1, 20))),
+        np.vstack((normal(500, 20), 1e5 * normal(1, 20))),
+        np.vstack((normal(40, 20), 1e4 * normal(1, 20))),
     ),
     "all the same": (np.ones((300, 5), np.float32), np.ones((30, 5), np.float32)),
     "one centroid": (normal(300, 5), normal(1, 5)),

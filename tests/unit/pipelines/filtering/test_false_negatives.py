@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -34,10 +34,9 @@ class Batch:
             "documents": random.integers(0, self.columns, self.columns),
             "query_texts": random.integers(0, size, size).astype(np.uint64),
             "document_texts": random.integers(0, self.columns, self.columns).astype(np.uint64),
-            "known_positives": np.sort(
-                pair_keys(query_rows=random.integers(0, size, 9), document_rows=random.integers(0, self.columns, 9))
-            ),
         }
+        keys = pair_keys(query_rows=random.integers(0, size, 9), document_rows=random.integers(0, self.columns, 9))
+        self.arguments["known_positives"] = np.sort(keys)
         self.query_vectors = random.integers(-2, 3, (size, 3)).astype(np.float32)
         self.document_vectors = random.integers(-2, 3, (self.columns, 3)).astype(np.float32)
 
@@ -59,25 +58,20 @@ class Batch:
         if name == "same text":
             return bool(document_texts[i] == document_texts[j])
         if name == "same query":
-            twins = [
-                k for k in range(self.size) if k != i and (queries[i] == queries[k] or query_texts[i] == query_texts[k])
-            ]
+            alike = (queries == queries[i]) | (query_texts == query_texts[i])
+            twins = [k for k in np.flatnonzero(alike).tolist() if k != i]
             answers = [*twins, i] if twins else []
             return any(documents[j] == documents[k] or document_texts[j] == document_texts[k] for k in answers)
         if name == "known positive":
             return int(queries[i]) << 31 | int(documents[j]) in self.arguments["known_positives"].tolist()
         scores = self.query_vectors[i] @ self.document_vectors.T
-        return bool(self.is_known(i) and scores[j] >= scores[i])
-
-    def is_known(self, i: int) -> bool:
-        """Whether neither the query nor its positive has a zero vector."""
-        return bool(self.query_vectors[i].any() and self.document_vectors[i].any())
+        known = self.query_vectors[i].any() and self.document_vectors[i].any()  # neither has a zero vector
+        return bool(known and scores[j] >= scores[i])
 
 
 batches = st.builds(Batch, st.integers(1, 9), st.integers(0, 8), st.integers(0, 9999))
 
 
-@settings(deadline=None)
 @given(batches)
 def test_the_first_rule_has_a_cell(batch: Batch) -> None:
     expected = np.zeros((batch.size, batch.columns), dtype=np.uint8)
@@ -89,7 +83,6 @@ def test_the_first_rule_has_a_cell(batch: Batch) -> None:
     np.testing.assert_array_equal(batch.rule_of(), expected)
 
 
-@settings(deadline=None)
 @given(batches, st.sampled_from(RULES))
 def test_each_rule_alone(batch: Batch, rule: str) -> None:
     mask, counts = batch.mask(**{**NONE, rule.replace(" ", "_"): True})
@@ -104,7 +97,7 @@ def test_no_rule_no_mask() -> None:
     assert sum(counts.values()) == 0
 
 
-def test_margins_widen_the_mask() -> None:
+def test_margins_widen_the_mask_below_zero_too() -> None:
     queries = np.array([[1.0, 0], [0, 1]], dtype=np.float32)
     documents = np.array([[0.8, 0.75], [0.7, 0.5], [-0.6, 0.3]], dtype=np.float32)
     own = np.eye(2, 3, dtype=bool)
@@ -115,22 +108,15 @@ def test_margins_widen_the_mask() -> None:
     assert cells() == [[False, False, False], [True, False, False]]
     assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
     assert cells(margin=0.2, margin_kind="relative") == [[False, True, False], [True, False, False]]
-    assert (
-        cells(margin=-0.2)
-        == cells(margin=-0.4, margin_kind="relative")
-        == [[False, False, False], [True, False, False]]
-    )
+    narrower = [[False, False, False], [True, False, False]]
+    assert cells(margin=-0.2) == cells(margin=-0.4, margin_kind="relative") == narrower
     assert not np.any([cells(margin=-0.3), cells(margin=-0.6, margin_kind="relative")])  # .75 < .5 + .3
     assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
-
-
-def test_a_relative_margin_widens_below_zero_too() -> None:
     queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
     own = np.eye(1, 2, dtype=bool)
     assert not score_mask(queries=queries, documents=documents, own=own).any()
-    assert score_mask(queries=queries, documents=documents, own=own, margin=0.1, margin_kind="relative").tolist() == [
-        [False, True]
-    ]
+    found = score_mask(queries=queries, documents=documents, own=own, margin=0.1, margin_kind="relative")
+    assert found.tolist() == [[False, True]]
 
 
 def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
@@ -170,12 +156,9 @@ def test_equal_to_float64_scores() -> None:
     np.testing.assert_array_equal(score_mask(queries=queries, documents=documents, own=own), expected)
 
 
-def test_own_columns_are_the_positive_and_its_hard_negatives() -> None:
+def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> None:
     assert own_columns(2, 2).astype(int).tolist() == [[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]]
     np.testing.assert_array_equal(own_columns(3, 0), np.eye(3))
-
-
-def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> None:
     batch = Batch(4, 8, 1)
     own = own_columns(4, 2)
     batch.document_vectors[:] = 1
@@ -190,19 +173,25 @@ def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> Non
     assert mask[0, 5]
 
 
-def test_scores_need_vectors() -> None:
+def test_bad_input_is_named_and_scores_need_vectors() -> None:
     batch = Batch(3, 0, 0)
     with pytest.raises(UserError, match="surrogate_score needs vectors"):
         false_negatives(FalseNegativeSettings(), **batch.arguments)
     rule_of = false_negatives(FalseNegativeSettings(surrogate_score=False), **batch.arguments)
     np.testing.assert_array_equal(rule_of > 0, batch.mask(surrogate_score=False)[0])
+    batch = Batch(4, 2, 0)
+    batch.document_vectors[5, 1] = np.inf
+    with pytest.raises(UserError, match="document vector in row 5"):
+        batch.mask()
+    with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
+        score_mask(queries=batch.query_vectors, documents=batch.document_vectors[:3], own=np.eye(4, 3, dtype=bool))
+    with pytest.raises(UserError, match="2147483648"):
+        pair_keys(query_rows=np.array([2**31]), document_rows=np.array([0]))
 
 
 def test_positives_of_queries_are_found_among_sorted_keys() -> None:
-    keys = np.sort(
-        pair_keys(query_rows=np.array([3, 0, 3, 7, 3]), document_rows=np.array([5, 1, 2, 0, 5]))
-    )  # one of them twice
-    found = positives_of(keys, np.array([3, 1, 7, 0, 8]))
+    keys = pair_keys(query_rows=np.array([3, 0, 3, 7, 3]), document_rows=np.array([5, 1, 2, 0, 5]))  # one twice
+    found = positives_of(np.sort(keys), np.array([3, 1, 7, 0, 8]))
     assert [documents.tolist() for documents in found] == [[2, 5, 5], [], [0], [1], []]
 
 
@@ -212,14 +201,3 @@ def test_columns_are_those_of_the_mask(rows: int, width: int, seed: int) -> None
     columns = to_columns(mask)
     assert [part.tolist() for part in columns] == [np.flatnonzero(row).tolist() for row in mask]
     assert all(part.dtype == np.int32 for part in columns)
-
-
-def test_bad_input_is_named() -> None:
-    batch = Batch(4, 2, 0)
-    batch.document_vectors[5, 1] = np.inf
-    with pytest.raises(UserError, match="document vector in row 5"):
-        batch.mask()
-    with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
-        score_mask(queries=batch.query_vectors, documents=batch.document_vectors[:3], own=np.eye(4, 3, dtype=bool))
-    with pytest.raises(UserError, match="2147483648"):
-        pair_keys(query_rows=np.array([2**31]), document_rows=np.array([0]))

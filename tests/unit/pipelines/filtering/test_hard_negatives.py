@@ -1,4 +1,4 @@
-"""Hard negatives over epochs: each of a pair's once before one comes again."""
+"""Hard negatives: over epochs each of a pair's once before one comes again; drawn by balanced margins."""
 
 from collections import Counter
 
@@ -6,7 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.filtering.hard_negatives import NegativeDraw, NegativeLists
+from pipelines.filtering.hard_negatives import (
+    BalancedMarginSettings,
+    NegativeDraw,
+    NegativeLists,
+    draw_balanced,
+    margin_bins,
+)
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 
 ROWS = pa.schema([("document_rows", pa.list_(pa.int64()))])
@@ -29,24 +35,64 @@ def draw(tmp_path):
     return drawn
 
 
-def test_as_many_epochs_as_negatives_show_each_once(draw):
+def test_each_comes_equally_often_in_an_order_of_its_pair_and_the_seed(draw) -> None:
     for start in (0, 7):
         seen = [draw(epoch) for epoch in range(start, start + 7)]
         for pair in (0, 1):
             assert sorted(rows[pair][0] for rows in seen) == list(range(10, 17))
     assert [draw(epoch)[2] for epoch in range(4)] in ([[20], [21]] * 2, [[21], [20]] * 2)
-
-
-def test_several_at_once_are_distinct_and_each_comes_equally_often(draw):
     seen = [draw(epoch, number=3)[0] for epoch in range(7)]
     assert all(len(set(rows)) == 3 for rows in seen)
     assert Counter(row for rows in seen for row in rows) == dict.fromkeys(range(10, 17), 3)
     assert [row for rows in seen[:2] for row in rows] == [row for epoch in range(6) for row in draw(epoch)[0]]
-
-
-def test_orders_are_of_a_pair_and_a_seed_whatever_is_beside_it(draw):
-    orders = {
-        (pair, seed): tuple(draw(epoch, seed=seed)[pair][0] for epoch in range(7)) for pair in (0, 1) for seed in (0, 1)
-    }
-    assert len(set(orders.values())) == 4
+    cases = [(pair, seed) for pair in (0, 1) for seed in (0, 1)]
+    assert len({tuple(draw(epoch, seed=seed)[pair][0] for epoch in range(7)) for pair, seed in cases}) == 4
     assert [draw(3, pairs=(pair,))[0] for pair in (0, 1, 2)] == draw(3)
+
+
+def literal_bin(margin, margins, bins):
+    """The bin i with lowest + i * width <= margin < lowest + (i + 1) * width; the last one is closed above."""
+    width = (max(margins) - min(margins)) / bins
+    inside = (number for number in range(bins - 1) if margin < min(margins) + (number + 1) * width)
+    return next(inside, bins - 1)
+
+
+@pytest.mark.parametrize("bins", [1, 3, 10])
+def test_bins_are_equal_parts_of_the_range(bins):
+    margins = np.random.default_rng(0).gamma(2.0, 3.0, 200) - 2
+    found = margin_bins(margins, bins)
+    assert found.tolist() == [literal_bin(margin, margins, bins) for margin in margins]
+    assert (found[np.argmin(margins)], found[np.argmax(margins)]) == (0, bins - 1)
+
+
+def drawn_bins(margins, settings, draws=4000, number=1):
+    found = []
+    for seed in range(draws):
+        places = draw_balanced(margins, number, settings, np.random.default_rng(seed))
+        found += margin_bins(margins, settings.bins)[places].tolist()
+    return np.bincount(found, minlength=settings.bins) / len(found)
+
+
+def test_bins_are_drawn_alike_and_within_a_bin_all() -> None:
+    margins = np.concatenate([np.linspace(9, 10, 500), [0.0, 0.1, 5.0]])  # bins 0, 5 and 9 of ten
+    shares = drawn_bins(margins, BalancedMarginSettings())
+    assert np.flatnonzero(shares).tolist() == [0, 5, 9]
+    assert shares[[0, 5, 9]] == pytest.approx([1 / 3] * 3, abs=0.03)
+    plain = np.bincount(margin_bins(margins, 10), minlength=10) / len(margins)
+    assert plain[9] > 0.98
+    assert margin_bins(np.full(4, 2.5), 10).tolist() == [0, 0, 0, 0]
+    assert margin_bins(np.array([7.0]), 10).tolist() == [0]
+    margins = np.array([0.0, 0.01, 0.02, 0.03, 10.0])
+    generators = map(np.random.default_rng, range(4000))
+    places = [int(draw_balanced(margins, 1, BalancedMarginSettings(), each)[0]) for each in generators]
+    assert np.bincount(places) / 4000 == pytest.approx([0.125] * 4 + [0.5], abs=0.03)
+
+
+def test_each_is_drawn_once_and_a_generator_of_one_seed_draws_the_same():
+    margins = np.random.default_rng(1).normal(size=40)
+    settings = BalancedMarginSettings(bins=4)
+    one, again, other = (draw_balanced(margins, 12, settings, np.random.default_rng(seed)) for seed in (5, 5, 6))
+    assert one.tolist() == again.tolist() != other.tolist()
+    assert len(set(one.tolist())) == 12
+    assert sorted(draw_balanced(margins, 50, settings, np.random.default_rng(0)).tolist()) == list(range(40))
+    assert len(draw_balanced(margins[:0], 2, settings, np.random.default_rng(0))) == 0

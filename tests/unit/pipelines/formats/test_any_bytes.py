@@ -4,7 +4,6 @@
 """
 
 import gzip
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -12,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,19 +18,10 @@ from pydantic import TypeAdapter
 
 from pipelines.formats.sources import AnySource
 from raytriever.errors import UserError
-from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_tevatron, test_tripclick
+from tests.unit.pipelines.formats import test_dpr, test_mteb, test_tevatron, test_trec
+from tests.unit.pipelines.formats.files import encoded, lines
 from tests.unit.retrieval.collections.contents import contents
-
-
-def lines(*records: Any) -> str:
-    return "".join(f"{json.dumps(record)}\n" for record in records)
-
-
-def parquet(records: list[dict[str, Any]]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(records), file)
-    return file.getvalue()
-
+from tests.unit.retrieval.collections.packed_files import write_files
 
 INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "40"))
 ROWS: list[dict[str, Any]] = [
@@ -45,82 +33,47 @@ QUERIES = [{"_id": "a", "text": "what"}, {"_id": "b", "text": "who"}]
 QRELS = "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t2\n"
 
 
+BEIR = {"corpus.jsonl": lines(*CORPUS), "queries.jsonl": lines(*QUERIES), "qrels/test.tsv": QRELS}
+PACKED = {"corpus.jsonl.gz": gzip.compress(lines(*CORPUS).encode()), **BEIR}
+del PACKED["corpus.jsonl"]
+MTEB = {
+    "README.md": test_mteb.README,
+    "judged/test.jsonl": lines(*test_mteb.TEST),
+    "judged/train-1.jsonl": lines(*test_mteb.TRAIN),
+    "judged/more.jsonl": lines({"query-id": "q2", "corpus-id": "d1", "score": 0}),
+    "texts/c.parquet": encoded(test_mteb.CORPUS, ".parquet"),
+    "texts/q-1.jsonl": lines(*test_mteb.QUERIES),
+}
+CSV = {"table": "docs.csv", "id": "_id", "text": "text", "title": "title"}
+TSV = {"table": "queries.tsv", "id": "_id", "text": "text"}
+TABLES = {"docs.csv": '_id,title,text\n0,One,"first, ""x"""\n', "queries.tsv": "_id\ttext\na\twhat\n"}
+MARCO, MARCO_NAMES = test_trec.MARCO_FILES, {"kind": "trec", **test_trec.MARCO_NAMES}
+TREC = {
+    "docs.txt": test_trec.TRIPCLICK_FILES["documents/docs_grp_00.txt"],
+    "topics.txt": test_trec.TRIPCLICK_FILES["topics/topics.head.train.txt"],
+    "qrels.txt": "1 0 7 1\n",
+}
+PAIRS = {"splits": {"train": "**"}, "negatives": ["negative"], "domain": "dataset"}
 # by name: settings, and the files of a source that can be read
 READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
-    "beir": (
-        {"kind": "beir"},
-        {"corpus.jsonl": lines(*CORPUS), "queries.jsonl": lines(*QUERIES), "qrels/test.tsv": QRELS},
-    ),
-    "packed beir": (
-        {"kind": "beir"},
-        {
-            "corpus.jsonl.gz": gzip.compress(lines(*CORPUS).encode()),
-            "queries.jsonl": lines(*QUERIES),
-            "qrels/test.tsv": QRELS,
-        },
-    ),
-    "mteb": (
-        {"kind": "mteb"},
-        {
-            "README.md": test_mteb.README,
-            "judged/test.jsonl": lines(*test_mteb.TEST),
-            "judged/train-1.jsonl": lines(*test_mteb.TRAIN),
-            "judged/more.jsonl": lines({"query-id": "q2", "corpus-id": "d1", "score": 0}),
-            "texts/c.parquet": parquet(test_mteb.CORPUS),
-            "texts/q-1.jsonl": lines(*test_mteb.QUERIES),
-        },
-    ),
-    "columns": (
-        {
-            "kind": "columns",
-            "documents": {"table": "docs.csv", "id": "_id", "text": "text", "title": "title"},
-            "queries": {"table": "queries.tsv", "id": "_id", "text": "text"},
-        },
-        {"docs.csv": '_id,title,text\n0,One,"first, ""x"""\n', "queries.tsv": "_id\ttext\na\twhat\n"},
-    ),
-    "parquet": (
-        {"kind": "columns", "documents": {"table": "docs.parquet", "id": "_id", "text": "text"}},
-        {"docs.parquet": parquet(CORPUS)},
-    ),
-    "ms_marco": (
-        {"kind": "trec", **test_ms_marco.NAMES},
-        {name: test_ms_marco.FILES[name] for name in list(test_ms_marco.FILES)[:5]},
-    ),
-    "ms_marco triples": (
-        {
-            "kind": "trec",
-            **test_ms_marco.NAMES,
-            "qrels": {},
-            "triples": {"train": "triples.tsv"},
-        },
-        test_ms_marco.FILES,
-    ),
-    "trec": (
-        {"kind": "trec", "documents": "docs.txt", "queries": "topics.txt", "qrels": {"test": "qrels.txt"}},
-        {
-            "docs.txt": test_tripclick.MARKED_UP["documents/docs_grp_00.txt"],
-            "topics.txt": test_tripclick.MARKED_UP["topics/topics.head.train.txt"],
-            "qrels.txt": "1 0 7 1\n",
-        },
-    ),
-    "dpr list": (
-        {"kind": "dpr", "examples": {"train": "t.json"}},
-        {"t.json": json.dumps(test_dpr.EXAMPLES)},
-    ),
-    "dpr": (
-        {"kind": "dpr", "passages": "psgs.tsv", "questions": {"test": "q.csv"}},
-        {"psgs.tsv": test_dpr.PASSAGES, "q.csv": test_dpr.QUESTIONS},
-    ),
-    "tevatron": (
-        {"kind": "tevatron", "examples": {"train": "t.jsonl"}},
-        {"t.jsonl": lines(*test_tevatron.WRITTEN_OUT)},
-    ),
-    "pairs": (
-        {"kind": "columns", "pairs": {"splits": {"train": "**"}, "negatives": ["negative"], "domain": "dataset"}},
-        {"data/train.parquet": parquet(ROWS), "more.jsonl": lines(*ROWS)},
-    ),
+    "beir": ({"kind": "beir"}, BEIR),
+    "packed beir": ({"kind": "beir"}, PACKED),
+    "mteb": ({"kind": "mteb"}, MTEB),
+    "columns": ({"kind": "columns", "documents": CSV, "queries": TSV}, TABLES),
+    "parquet": ({"kind": "columns", "documents": {"table": "docs.parquet", "id": "_id", "text": "text"}},
+                {"docs.parquet": encoded(CORPUS, ".parquet")}),
+    "ms_marco": (MARCO_NAMES, {name: text for name, text in MARCO.items() if name != "triples.tsv"}),
+    "ms_marco triples": (MARCO_NAMES | {"qrels": {}, "triples": {"train": "triples.tsv"}}, MARCO),
+    "trec": ({"kind": "trec", "documents": "docs.txt", "queries": "topics.txt", "qrels": {"test": "qrels.txt"}}, TREC),
+    "dpr list": ({"kind": "dpr", "examples": {"train": "t.json"}}, {"t.json": json.dumps(test_dpr.EXAMPLES)}),
+    "dpr": ({"kind": "dpr", "passages": "psgs.tsv", "questions": {"test": "q.csv"}},
+            {"psgs.tsv": test_dpr.PASSAGES, "q.csv": test_dpr.QUESTIONS}),
+    "tevatron": ({"kind": "tevatron", "examples": {"train": "t.jsonl"}},
+                 {"t.jsonl": lines(*test_tevatron.WRITTEN_OUT)}),
+    "pairs": ({"kind": "columns", "pairs": PAIRS},
+              {"data/train.parquet": encoded(ROWS, ".parquet"), "more.jsonl": lines(*ROWS)}),
     "source_tree": ({"kind": "source_tree"}, {"a.py": "x = 1\n", "b/c.md": "# Head\n", "d.rs": "fn f() {}\n"}),
-}
+}  # fmt: skip
 
 MARKS = "\0|{|\"|'|\\ud800|\t|\n|\r|<|<!--|&#|PAR1|1e999|NaN|null|[]|\u2028|-0|<DOC>|</DOC>|<row |/>|query-id|_id|:|,"
 JUNK = st.sampled_from(
@@ -134,19 +87,13 @@ def test_the_source_can_be_read(tmp_path: Path, name: str) -> None:
 
 
 def opened(folder: Path, values: dict[str, Any], files: Mapping[str, str | bytes]) -> Any:
-    for file, content in files.items():
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return TypeAdapter(AnySource).validate_python({**values, "path": str(folder)}).open()
+    return TypeAdapter(AnySource).validate_python({**values, "path": write_files(str(folder), files)}).open()
 
 
-@settings(max_examples=INPUTS, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=INPUTS, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 @pytest.mark.parametrize("name", READERS)
-def test_any_bytes_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
-) -> None:
+def test_any_bytes_are_read_or_refused(tmp_path_factory, name: str, data: st.DataObject) -> None:
     values, files = READERS[name]
     changed = data.draw(st.sampled_from(sorted(files)))
     content = files[changed]

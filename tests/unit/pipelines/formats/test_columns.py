@@ -1,8 +1,6 @@
 """Collections in named columns: what is read, ids of texts, what is refused and how it is said."""
 
-import csv
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from pipelines.formats.columns import ColumnFiles
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source, text_id
+from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.contents import contents
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -39,19 +38,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def write(folder: Path) -> Path:
     rows = [row | {"docid": str(row["docid"])} for row in DOCUMENTS]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "docs.parquet")
-    write_lines(folder / "questions.jsonl", QUESTIONS)
-    with (folder / "qrels.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(QRELS[0]))
-        writer.writeheader()
-        writer.writerows(QRELS)
+    put(folder, {"docs.parquet": rows, "questions.jsonl": QUESTIONS, "qrels.csv": QRELS})
     return folder
 
 
@@ -70,50 +59,26 @@ def test_documents_queries_and_judgments_of_three_kinds_of_files(tmp_path: Path)
     assert found.judgments == [("q1", "7", 2, "train"), ("q1", "8", -1, "test"), ("q1", "9", 0, "train")]
 
 
-def test_a_corpus_alone(tmp_path: Path) -> None:
+def test_a_corpus_alone_and_a_table_that_is_missing(tmp_path: Path) -> None:
     alone = source(write(tmp_path), documents=SETTINGS["documents"])
     found = contents(alone)
     assert (len(found.documents), found.queries, found.judgments) == (3, [], [])
     data = (tmp_path / "docs.parquet").read_bytes()
-    assert alone.format.fingerprint() == {
-        "files": [{"name": "docs.parquet", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
-    }
+    file = {"name": "docs.parquet", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert alone.format.fingerprint() == {"files": [file]}
+    with pytest.raises(UserError, match=r"judged\.csv: there is no such table"):
+        source(write(tmp_path), **{**SETTINGS, "judgments": {"splits": {"a": "judged.csv"}}})
 
 
 def test_a_table_for_each_split_is_read_by_the_splits_names(tmp_path: Path) -> None:
     write(tmp_path)
-    write_lines(tmp_path / "j" / "a.jsonl", [{"query_id": "q1", "document_id": 7, "score": 1.0}])
-    write_lines(tmp_path / "j" / "b.jsonl", [{"query_id": "q2", "document_id": "8", "score": 0}])
+    put(tmp_path, {"j/a.jsonl": [{"query_id": "q1", "document_id": 7, "score": 1.0}]})
+    put(tmp_path, {"j/b.jsonl": [{"query_id": "q2", "document_id": "8", "score": 0}]})
     judgments = {"splits": {"train": "j/b.jsonl", "dev": ["j/a.jsonl"]}, "relevance": "score"}
     found = contents(source(tmp_path, **{**SETTINGS, "judgments": judgments}))
     assert found.judgments == [("q1", "7", 1, "dev"), ("q2", "8", 0, "train")]
     positives = contents(source(tmp_path, **{**SETTINGS, "judgments": judgments | {"relevance": None}})).judgments
     assert [row[2] for row in positives] == [1, 1]
-
-
-def test_both_repositories_of_a_data_set_of_coir(tmp_path: Path) -> None:
-    texts = tmp_path / "cosqa-queries-corpus" / "data"
-    texts.mkdir(parents=True)
-    for name, id_ in (("corpus", "d1"), ("queries", "q1")):
-        rows = [
-            {"_id": id_, "partition": "test", "text": name, "title": "", "language": "python", "meta_information": {}}
-        ]
-        rows[0]["meta_information"] = {"x": 1}
-        pq.write_table(pa.Table.from_pylist(rows), texts / f"{name}-00000-of-00001.parquet")
-    (tmp_path / "cosqa-qrels" / "data").mkdir(parents=True)
-    judged = pa.table({"query_id": ["q1"], "corpus_id": ["d1"], "score": [1]})
-    pq.write_table(judged, tmp_path / "cosqa-qrels" / "data" / "test-00000-of-00001.parquet")
-    found = contents(
-        source(
-            tmp_path,
-            documents={"table": "cosqa-queries-corpus/data/corpus-*", "id": "_id", "title": "title"},
-            queries={"table": "cosqa-queries-corpus/data/queries-*", "id": "_id"},
-            judgments={
-                "splits": {"test": "cosqa-qrels/data/test-*"}, "document_id": "corpus_id", "relevance": "score"
-            },
-        )
-    )  # fmt: skip
-    assert found == ([("d1", "", "corpus", "")], [("q1", "queries", "", [])], [("q1", "d1", 1, "test")])
 
 
 PAIRS = [
@@ -124,7 +89,7 @@ PAIRS = [
 
 
 def test_pairs_are_numbered_by_their_texts_and_a_positive_stays_one(tmp_path: Path) -> None:
-    write_lines(tmp_path / "pairs.jsonl", PAIRS)
+    put(tmp_path, {"pairs.jsonl": PAIRS})
     settings = {"splits": {"train": "pairs.jsonl"}, "relevance": "label", "negatives": ["hard", "other"]}
     found = contents(source(tmp_path, pairs=settings))
     cats, dogs, fish = (text_id("", text) for text in ("Cats purr.", "Dogs bark.", "Fish don't."))
@@ -147,9 +112,7 @@ def test_nomics_rows_and_lists_of_positives(tmp_path: Path) -> None:
         {"query": "what", "document": "a", "negative": ["b", "c"], "dataset": "x"},
         {"query": "what", "document": ["b", "d"], "negative": ["a"], "dataset": "y"},
     ]
-    (tmp_path / "folder").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows[:1]), tmp_path / "folder/x.parquet")
-    write_lines(tmp_path / "folder/y.jsonl", rows[1:])
+    put(tmp_path, {"folder/x.parquet": rows[:1], "folder/y.jsonl": rows[1:]})
     tables = {"splits": {"train": "**"}, "negatives": ["negative"]}
     for domain in ("dataset", "__file__"):
         found = contents(source(tmp_path, pairs=tables | {"domain": domain}))
@@ -161,27 +124,12 @@ def test_nomics_rows_and_lists_of_positives(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"query": "q", "document": [1]}, r'"document" is \[1\]. It must be a list of strings'),
-        ({"query": "q", "document": 1}, '"document" is 1. It must be a string'),
-        ({"query": "q", "document": "d", "negative": 3}, '"negative" is 3. It must be a string or a list of strings'),
-    ],
-)
-def test_wrong_pairs_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    write_lines(tmp_path / "pairs.jsonl", [row])
-    tables = {"splits": {"train": "pairs.jsonl"}, "negatives": ["negative"] if "negative" in row else []}
-    with pytest.raises(UserError, match=rf"pairs\.jsonl, line 1: {message}"):
-        contents(source(tmp_path, pairs=tables))
-
-
 def test_pairs_with_titles_domains_and_a_column_of_splits(tmp_path: Path) -> None:
     rows = [
         {"q": "a", "d": "x", "t": "one", "s": "train", "site": "p"},
         {"q": "a", "d": "x", "t": "two", "s": "test", "site": "r"},
     ]
-    write_lines(tmp_path / "pairs.jsonl", rows)
+    put(tmp_path, {"pairs.jsonl": rows})
     settings = {"table": "pairs.jsonl", "split": "s", "query": "q", "document": "d", "title": "t", "domain": "site"}
     found = contents(source(tmp_path, pairs=settings))
     assert [row[1:] for row in found.documents] == [("one", "x", "p"), ("two", "x", "r")]
@@ -189,69 +137,74 @@ def test_pairs_with_titles_domains_and_a_column_of_splits(tmp_path: Path) -> Non
     assert [row[2:] for row in found.judgments] == [(1, "train"), (1, "test")]
 
 
-@pytest.mark.parametrize(
-    ("value", "grade"),
-    [(1, 1), (-3, -3), (2.0, 2), ("2", 2), ("-1.0", -1), (True, 1), (2**31 - 1, 2**31 - 1)],
-)
-def test_grades(tmp_path: Path, value: Any, grade: int) -> None:
-    write_lines(tmp_path / "pairs.jsonl", [{"query": "a", "document": "x", "label": value}])
-    found = contents(source(tmp_path, pairs={"splits": {"train": "pairs.jsonl"}, "relevance": "label"}))
-    assert found.judgments[0][2] == grade
+def test_grades(tmp_path: Path) -> None:
+    labels = {1: 1, -3: -3, "2": 2, "-1.0": -1, 2**31 - 1: 2**31 - 1}
+    values = [*labels, True, 2.0]
+    rows = [{"query": "a", "document": f"x{number}", "label": value} for number, value in enumerate(values)]
+    put(tmp_path, {"pairs.jsonl": rows})
+    found = contents(source(tmp_path, pairs={"splits": {"train": "pairs.jsonl"}, "relevance": "label"})).judgments
+    grades = {document: grade for _, document, grade, _ in found}
+    assert [grades[text_id("", row["document"])] for row in rows] == [*labels.values(), 1, 2]
 
 
-@pytest.mark.parametrize("value", [0.5, "0.5", "high", None, 2**31, "99999999999", float("inf"), [1]])
-def test_what_is_no_grade_is_refused(tmp_path: Path, value: Any) -> None:
-    write_lines(tmp_path / "pairs.jsonl", [{"query": "a", "document": "x", "label": value}])
-    with pytest.raises(
-        UserError, match=r'pairs\.jsonl, line 1: "label" is .*A relevance must be an integer of 32 bits'
-    ):
-        contents(source(tmp_path, pairs={"splits": {"train": "pairs.jsonl"}, "relevance": "label"}))
+GOOD = {"id": "0", "text": "x", "query": "p", "document": "c", "label": 1, "negative": [], "a": "one"}
+ANSWERED = {"documents": {"table": "rows.jsonl"}, "queries": {"table": "rows.jsonl", "answers": "a"}}
+PLAIN: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}}}
+LABELLED: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}, "relevance": "label"}}
+NEGATIVES: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}, "negatives": ["negative"]}}
+NO_GRADES = [0.5, "0.5", "high", None, 2**31, "99999999999", float("inf"), [1]]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"id": "1", "text": 5}, r'docs\.jsonl, line 2: "text" is 5\. It must be a string'),
-        ({"id": "1", "text": ["x"]}, r"line 2: \"text\" is \['x'\]"),
-        ({"id": None, "text": "x"}, r'line 2: "id" is None'),
-        ({"id": 1.0, "text": "x"}, r'line 2: "id" is 1\.0\. It must be a string that is not empty, or an integer'),
-        ({"id": "0", "text": "x"}, r"line 2: id '0' is already that of line 1"),
-        ({"id": "1", "text": None}, r"line 2: document '1' has neither title nor text"),
-        ({"id": "1"}, r"line 2 has no column 'text'\. Columns there: 'id'"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    write_lines(tmp_path / "docs.jsonl", [{"id": "0", "text": "x"}, row])
-    with pytest.raises(UserError, match=message):
-        contents(source(tmp_path, documents={"table": "docs.jsonl"}))
+@pytest.mark.parametrize(("settings", "row", "message"), [
+    (ANSWERED, {"id": "2", "text": "y", "a": [2]}, r': "a" is \[2\]\. It must be a string or a list of strings'),
+    (PLAIN, {"query": "q", "document": [1]}, r': "document" is \[1\]. It must be a list of strings'),
+    (PLAIN, {"query": "q", "document": 1}, ': "document" is 1. It must be a string'),
+    (NEGATIVES, {"query": "q", "document": "d", "negative": 3},
+     ': "negative" is 3. It must be a string or a list of strings'),
+    *((LABELLED, {"query": "a", "document": "x", "label": value},
+       ': "label" is .*A relevance must be an integer of 32 bits') for value in NO_GRADES),
+])  # fmt: skip
+def test_bad_rows_are_named(tmp_path: Path, settings: dict[str, Any], row: dict[str, Any], message: str) -> None:
+    put(tmp_path, {"rows.jsonl": [GOOD, row]})
+    with pytest.raises(UserError, match=rf"rows\.jsonl, line 2{message}"):
+        contents(source(tmp_path, **settings))
 
 
-def test_answers_and_negatives_are_texts(tmp_path: Path) -> None:
-    write_lines(tmp_path / "a.jsonl", [{"id": "1", "text": "x", "a": "one"}, {"id": "2", "text": "y", "a": [2]}])
-    with pytest.raises(UserError, match=r'a\.jsonl, line 2: "a" is \[2\]\. It must be a string or a list of strings'):
-        contents(source(tmp_path, documents={"table": "a.jsonl"}, queries={"table": "a.jsonl", "answers": "a"}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "documents are missing; give documents and maybe queries and judgments, or give pairs"),
-        ({"documents": {"table": "x"}, "pairs": {"splits": {"a": "x"}}}, "pairs hold .* already; leave out documents"),
-        ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
-        ({"pairs": {"table": "x"}}, "'pairs': the splits are missing; give splits .*or table and split"),
-        ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits and table exclude each other"),
-        ({"documents": {"table": []}}, r"'documents\.table'"),
-        ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({}, "documents are missing; give documents and maybe queries and judgments, or give pairs"),
+    ({"documents": {"table": "x"}, "pairs": {"splits": {"a": "x"}}}, "pairs hold .* already; leave out documents"),
+    ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
+    ({"pairs": {"table": "x"}}, "'pairs': the splits are missing; give splits .*or table and split"),
+    ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits and table exclude each other"),
+    ({"documents": {"table": []}}, r"'documents\.table'"),
+    ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
+])  # fmt: skip
 def test_settings_that_make_no_collection_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         source(tmp_path, **settings)
 
 
-def test_a_missing_table_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"judged\.csv: there is no such table"):
-        source(write(tmp_path), **{**SETTINGS, "judgments": {"splits": {"a": "judged.csv"}}})
+PARQUET = {"documents": {"table": "data", "title": "title", "domain": "language"}}
+
+
+def test_parquet_of_other_types_is_one_table_and_what_lacks_a_column_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    plain = {"id": ["1"], "title": ["a"], "text": ["x"], "language": ["en"], "bytes": pa.array([1], pa.int32())}
+    pq.write_table(pa.table(plain), tmp_path / "data" / "0.parquet")
+    others = {
+        "language": pa.array(["de"]).dictionary_encode(), "bytes": pa.array([2], pa.int64()),
+        "text": pa.array(["y"], pa.large_string()), "title": pa.nulls(1),
+        "id": pa.array(["2"]).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.large_string())),
+    }  # fmt: skip
+    pq.write_table(pa.table(others), tmp_path / "data" / "1.parquet")
+    assert contents(source(tmp_path, **PARQUET)).documents == [("1", "a", "x", "en"), ("2", "", "y", "de")]
+    row = {"id": "1", "title": "a", "text": "x"}
+    put(tmp_path, {"data/0.parquet": [row | {"language": "en", "url": "u"}], "data/1.parquet": [row]})
+    with pytest.raises(UserError, match=r"data/1\.parquet has no column 'language'\. Columns there: 'id'"):
+        contents(source(tmp_path, **PARQUET))
+    put(tmp_path, {"data/0.parquet": [row | {"language": "en", "text": b"x"}]})
+    with pytest.raises(UserError, match=r"0\.parquet, row 1: \"text\" is b'x'\. It must be a string"):
+        contents(source(tmp_path, documents=PARQUET["documents"] | {"table": "data/0.parquet"}))
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"))
@@ -259,19 +212,13 @@ identifiers = st.text(st.characters(exclude_categories=["Cs"], exclude_character
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 @given(
     documents=st.dictionaries(identifiers, st.tuples(any_text, any_text, any_text), min_size=1, max_size=5),
     queries=st.dictionaries(identifiers, any_text, min_size=1, max_size=5),
     grade=st.integers(-(2**31), 2**31 - 1),
 )
-def test_any_unicode_round_trips(
-    tmp_path_factory: pytest.TempPathFactory,
-    ending: str,
-    documents: dict[str, tuple[str, str, str]],
-    queries: dict[str, str],
-    grade: int,
-) -> None:
+def test_any_unicode_round_trips(tmp_path_factory, ending, documents, queries, grade) -> None:
     folder = tmp_path_factory.mktemp("columns")
     rows = [(id_, title, f"{text}.", domain) for id_, (title, text, domain) in documents.items()]
     asked = [(id_, f"{text}?") for id_, text in queries.items()]
@@ -281,27 +228,13 @@ def test_any_unicode_round_trips(
         ("queries", ("id", "text"), asked),
         ("judgments", ("query_id", "document_id", "relevance"), judged),
     ):
-        write_table(folder / f"{name}.{ending}", [dict(zip(header, line, strict=True)) for line in lines])
-    found = contents(
-        source(
-            folder,
-            documents={"table": f"documents.{ending}", "title": "title", "domain": "domain"},
-            queries={"table": f"queries.{ending}"},
-            judgments={"splits": {"test": f"judgments.{ending}"}},
-        )
-    )
-    assert found.documents == rows
-    assert found.queries == [(*row, "", []) for row in asked]
-    assert found.judgments == [(*row, "test") for row in judged]
-
-
-def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    else:
-        write_lines(path, rows)
+        records = [dict(zip(header, line, strict=True)) for line in lines]
+        put(folder, {f"{name}.{ending}": records})
+    settings = {
+        "documents": {"table": f"documents.{ending}", "title": "title", "domain": "domain"},
+        "queries": {"table": f"queries.{ending}"},
+        "judgments": {"splits": {"test": f"judgments.{ending}"}},
+    }
+    assert contents(source(folder, **settings)) == (
+        rows, [(*row, "", []) for row in asked], [(*row, "test") for row in judged]
+    )  # fmt: skip

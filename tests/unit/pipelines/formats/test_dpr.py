@@ -14,57 +14,38 @@ from pipelines.jobs.pairs import Pairs
 from pipelines.pairs.pairs import SCHEMA, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.settings.configuration import parse_yaml, validate
+from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import text_id
 from retrieval.evaluation.stored import StoredEvaluation
-from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from retrieval.jobs.index import Index, IndexConfig
-from retrieval.jobs.search import Search, SearchConfig
+from retrieval.jobs.evaluate import Evaluate
+from retrieval.jobs.index import Index
+from retrieval.jobs.search import Search
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.retrieval.collections.contents import Contents, contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
 
+SERIES = {"title": "Series", "text": "All seven.", "passage_id": "11"}
 EXAMPLES: list[dict[str, Any]] = [
     {
-        "dataset": "any",
-        "question": "how many episodes",
-        "answers": ["seven", "7"],
-        "positive_ctxs": [{"title": "Series", "text": "All seven.", "score": 1000, "passage_id": "11"}],
+        "dataset": "any", "question": "how many episodes", "answers": ["seven", "7"],
+        "positive_ctxs": [SERIES | {"score": 1000}],
         "negative_ctxs": [{"title": "Far", "text": "Away.", "psg_id": 13}],
         "hard_negative_ctxs": [{"title": None, "text": "Near."}, {"text": "Nearer.", "passage_id": None}],
     },
-    {
-        "question": "who",
-        "answers": [],
-        "positive_ctxs": [],
-        "hard_negative_ctxs": [{"title": "Series", "text": "All seven.", "passage_id": "11"}],
-    },
+    {"question": "who", "answers": [], "positive_ctxs": [], "hard_negative_ctxs": [SERIES]},
     {"question": "how many episodes", "answers": ["eight"], "positive_ctxs": [{"title": "", "text": "Near."}]},
-]
+]  # fmt: skip
 NEAR, NEARER = text_id("", "Near."), text_id("", "Nearer.")
 MANY, WHO, MANY_MORE = text_id("how many episodes", "seven", "7"), text_id("who"), text_id("how many episodes", "eight")
 EXPECTED = Contents(
-    [
-        ("11", "Series", "All seven.", ""),
-        (NEAR, "", "Near.", ""),
-        (NEARER, "", "Nearer.", ""),
-        ("13", "Far", "Away.", ""),
-    ],
-    [
-        (MANY, "how many episodes", "", ["seven", "7"]),
-        (WHO, "who", "", []),
-        (MANY_MORE, "how many episodes", "", ["eight"]),
-    ],
-    [
-        (MANY, "11", 1, "train"),
-        (MANY, NEAR, 0, "train"),
-        (MANY, NEARER, 0, "train"),
-        (MANY, "13", -1, "train"),
-        (WHO, "11", 0, "train"),
-        (MANY_MORE, NEAR, 1, "train"),
-    ],
-)
+    [("11", "Series", "All seven.", ""), (NEAR, "", "Near.", ""), (NEARER, "", "Nearer.", ""),
+     ("13", "Far", "Away.", "")],
+    [(MANY, "how many episodes", "", ["seven", "7"]), (WHO, "who", "", []),
+     (MANY_MORE, "how many episodes", "", ["eight"])],
+    [(MANY, "11", 1, "train"), (MANY, NEAR, 0, "train"), (MANY, NEARER, 0, "train"), (MANY, "13", -1, "train"),
+     (WHO, "11", 0, "train"), (MANY_MORE, NEAR, 1, "train")],
+)  # fmt: skip
 PASSAGES = 'id\ttext\ttitle\n1\t"Aaron ( ""Ahärôn"")\nis a prophet."\tAaron\n2\tplain text\t"""Weird Al"" Yankovic"\n'
 QUESTIONS = """who got it\t['Röntgen', "Wilhelm 's"]
 is it "true"\t"['""quoted""']"
@@ -83,10 +64,14 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
     assert str(folder) in str(raised.value)
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_examples_of_a_json_list(place: str, ending: str) -> None:
-    write_files(place, {"train.json": json.dumps(EXAMPLES, indent=4)}, ending)
-    assert read(place, examples={"train": "train.json"}) == EXPECTED
+def test_examples_of_a_json_list_and_of_json_lines(place: str, ending: str) -> None:
+    files = {f"{number}.jsonl": json.dumps(example) + "\n" for number, example in enumerate(EXAMPLES)}
+    write_files(place, files | {"train.json": json.dumps(EXAMPLES, indent=4)}, ending)
+    for names in ("train.json", f"*.jsonl{ending}", ["0.jsonl", "1.jsonl", "2.jsonl"]):
+        assert read(place, examples={"train": names}) == EXPECTED
+    both = read(place, examples={"train": "0.jsonl", "dev": ["2.jsonl", "1.jsonl"]})
+    assert both.queries == [EXPECTED.queries[2], EXPECTED.queries[1], EXPECTED.queries[0]]  # splits by name
+    assert [row[3] for row in both.judgments] == ["dev", "dev", "train", "train", "train", "train"]
 
 
 def test_a_hard_negative_stays_one(tmp_path: Path) -> None:
@@ -99,16 +84,6 @@ def test_a_hard_negative_stays_one(tmp_path: Path) -> None:
     opened = Dpr(path=str(tmp_path), examples={"train": "e.json"}).open()
     assert [row[1:3] for row in contents(opened).judgments] == [("r", -1), ("p", 1), ("h", 0), ("z", 0)]
     assert dropped(opened) == {"repeated_judgments": 2}
-
-
-def test_examples_of_json_lines_and_of_several_files(tmp_path: Path) -> None:
-    files = {f"{number}.jsonl": json.dumps(example) + "\n" for number, example in enumerate(EXAMPLES)}
-    write_files(str(tmp_path), files)
-    assert read(str(tmp_path), examples={"train": "*.jsonl"}) == EXPECTED
-    assert read(str(tmp_path), examples={"train": ["0.jsonl", "1.jsonl", "2.jsonl"]}) == EXPECTED
-    both = read(str(tmp_path), examples={"train": "0.jsonl", "dev": ["2.jsonl", "1.jsonl"]})
-    assert both.queries == [EXPECTED.queries[2], EXPECTED.queries[1], EXPECTED.queries[0]]  # splits by name
-    assert [row[3] for row in both.judgments] == ["dev", "dev", "train", "train", "train", "train"]
 
 
 def test_passages_and_questions_need_no_judgments(place: str) -> None:
@@ -136,19 +111,20 @@ def test_passages_questions_and_examples_are_one_collection(tmp_path: Path) -> N
     assert [row[0] for row in read_.documents] == ["10", "11", NEAR, NEARER, "13"]
     assert [row[1] for row in read_.queries] == ["who", "new", "how many episodes", "how many episodes"]
     assert read_.judgments == EXPECTED.judgments
+    source = Dpr(path=str(tmp_path), passages="p.tsv", questions={"a": "q.json"}, examples={"b": "t.json"})
+    described = source.open().format.fingerprint()["files"]
+    sizes = [(name, (tmp_path / name).stat().st_size) for name in ("p.tsv", "q.json", "t.json")]
+    assert [(file["name"], file["bytes"]) for file in described] == sizes
+
+
+def collected(folder: Path, **source: Any) -> str:
+    source = {"kind": "dpr", "path": str(folder), **source}
+    return made_by(Collect, {"output": str(folder / "collection"), "source": source})
 
 
 def test_questions_without_judgments_are_stored(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"p.tsv": PASSAGES, "test.qa.csv": QUESTIONS})
-    settings_ = """
-    kind: dpr
-    path: FOLDER
-    passages: p.tsv
-    questions: {test: test.qa.csv}
-    """
-    source = parse_yaml(settings_.replace("FOLDER", str(tmp_path)), "settings")
-    config = validate(CollectConfig, {"output": str(tmp_path / "collection"), "source": source}, "collect")
-    stored = StoredCollection(make(Collect(config)))
+    stored = StoredCollection(collected(tmp_path, passages="p.tsv", questions={"test": "test.qa.csv"}))
     assert (stored.count("documents"), stored.count("queries"), stored.count("judgments")) == (2, 3, 0)
     assert next(iter(stored.answers().values())) == ["Röntgen", "Wilhelm 's"]
     with pytest.raises(UserError, match=r"no judgments of split 'test'\. Splits there: none"):
@@ -160,19 +136,16 @@ def test_questions_of_one_split_are_searched_and_judged_alone(tmp_path: Path) ->
     files = {"nq.json": [shared], "web.json": [shared, {"question": "how many in the series", "answers": ["seven"]}]}
     passages = "id\ttext\ttitle\n10\tTen found the rays.\t\n11\tAll seven.\tSeries\n"
     write_files(str(tmp_path), {"p.tsv": passages} | {name: json.dumps(each) for name, each in files.items()})
-    source = {"kind": "dpr", "path": str(tmp_path), "passages": "p.tsv"}
-    source |= {"questions": {"nq": "nq.json", "web": "web.json"}}
-    config = validate(CollectConfig, {"output": str(tmp_path / "collection"), "source": source}, "collect")
-    collection = make(Collect(config))
+    collection = collected(tmp_path, passages="p.tsv", questions={"nq": "nq.json", "web": "web.json"})
     index = {"kind": "lexical", "collection": collection}
-    index_uri = make(Index(validate(IndexConfig, {"index": index, "output": str(tmp_path / "index")}, "index")))
+    index_uri = made_by(Index, {"index": index, "output": str(tmp_path / "index")})
 
     def evaluated(domain: str) -> dict[str, Any]:
         search = {"index": index_uri, "collection": collection, "split": None, "domain": domain}
-        ranking = make(Search(validate(SearchConfig, search | {"output": str(tmp_path / domain)}, "search")))
+        ranking = made_by(Search, search | {"output": str(tmp_path / domain)})
         judged = {"collection": collection, "runs": {"BM25": ranking}, "measures": ["Accuracy@5"]}
         judged["output"] = str(tmp_path / f"{domain}-evaluation")
-        metrics: dict[str, Any] = StoredEvaluation(make(Evaluate(validate(EvaluateConfig, judged, "evaluate")))).metrics
+        metrics: dict[str, Any] = StoredEvaluation(made_by(Evaluate, judged)).metrics
         return metrics
 
     assert (evaluated("nq")["queries"], evaluated("web")["queries"]) == (1, 2)
@@ -205,72 +178,48 @@ def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path:
     assert [row[1:3] for row in kept.judgments] == [("0", 1), ("0", 1)]
 
 
-@pytest.mark.parametrize(
-    ("example", "message"),
-    [
-        ({"answers": []}, 'entry 1 has no "positive_ctxs"'),
-        ({"positive_ctxs": []}, 'entry 1 has no "question"'),
-        ({"positive_ctxs": [], "question": 1}, 'entry 1: "question" is 1. It must be a string'),
-        (
-            {"positive_ctxs": [], "question": "q", "answers": "a"},
-            "entry 1: \"answers\" is 'a'. It must be a list of str",
-        ),
-        (
-            {"positive_ctxs": ["text"], "question": "q"},
-            r"entry 1: \"positive_ctxs\" is \['text'\]. It must be a list of obj",
-        ),
-        ({"positive_ctxs": [{"title": "t"}], "question": "q"}, 'entry 1 has no "text"'),
-        ({"positive_ctxs": [{"text": "t", "title": 3}], "question": "q"}, 'entry 1: "title" is 3'),
-        ({"positive_ctxs": [{"text": "t", "psg_id": 1.5}], "question": "q"}, 'entry 1: "psg_id" is 1.5'),
-        ({"positive_ctxs": [{"text": " "}], "question": "q"}, "entry 1: document .* has neither title nor text"),
-    ],
-)
+@pytest.mark.parametrize(("example", "message"), [
+    ({"answers": []}, 'entry 1 has no "positive_ctxs"'),
+    ({"positive_ctxs": []}, 'entry 1 has no "question"'),
+    ({"positive_ctxs": [], "question": 1}, 'entry 1: "question" is 1. It must be a string'),
+    ({"positive_ctxs": [], "question": "q", "answers": "a"}, "entry 1: \"answers\" is 'a'. It must be a list of str"),
+    ({"positive_ctxs": ["text"], "question": "q"},
+     r"entry 1: \"positive_ctxs\" is \['text'\]. It must be a list of obj"),
+    ({"positive_ctxs": [{"title": "t"}], "question": "q"}, 'entry 1 has no "text"'),
+    ({"positive_ctxs": [{"text": "t", "title": 3}], "question": "q"}, 'entry 1: "title" is 3'),
+    ({"positive_ctxs": [{"text": "t", "psg_id": 1.5}], "question": "q"}, 'entry 1: "psg_id" is 1.5'),
+    ({"positive_ctxs": [{"text": " "}], "question": "q"}, "entry 1: document .* has neither title nor text"),
+])  # fmt: skip
 def test_wrong_examples_are_named(tmp_path: Path, example: dict[str, Any], message: str) -> None:
     refused(tmp_path, {"t.json": json.dumps([example])}, message, examples={"train": "t.json"})
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("question only", "line 2 has 1 tab-separated fields"),
-        ("q\t['a']\tmore", "line 2 has 3 tab-separated fields"),
-        ('"q" and more\t[]', "line 2 is .* not valid CSV"),
-        ("q\tnone", "line 2: the answers are 'none'. They must be a list of strings such as"),
-        ("q\t__import__('os').abort()", "line 2: the answers are"),
-        ("q\t'a'", "line 2: \"answers\" is 'a'. It must be a list of strings"),
-        ("q\t['a', 2]", r'line 2: "answers" is \[\'a\', 2\]'),
-        (r"q" "\t" r"['\ud800']", "line 2: the answers are"),
-        ("q\t" + "[" * 300, "line 2: the answers are"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("question only", "line 2 has 1 tab-separated fields"),
+    ("q\t['a']\tmore", "line 2 has 3 tab-separated fields"),
+    ('"q" and more\t[]', "line 2 is .* not valid CSV"),
+    ("q\tnone", "line 2: the answers are 'none'. They must be a list of strings such as"),
+    ("q\t__import__('os').abort()", "line 2: the answers are"),
+    ("q\t'a'", "line 2: \"answers\" is 'a'. It must be a list of strings"),
+    ("q\t['a', 2]", r'line 2: "answers" is \[\'a\', 2\]'),
+    (r"q" "\t" r"['\ud800']", "line 2: the answers are"),
+    ("q\t" + "[" * 300, "line 2: the answers are"),
+])  # fmt: skip
 def test_wrong_questions_are_named(tmp_path: Path, line: str, message: str) -> None:
     files = {"p.tsv": PASSAGES, "q.csv": f"good\t[]\n{line}\n"}
     refused(tmp_path, files, rf"q\.csv, {message}", passages="p.tsv", questions={"test": "q.csv"})
 
 
-def test_wrong_files_are_named(tmp_path: Path) -> None:
+def test_wrong_files_and_settings_without_documents_are_refused(tmp_path: Path) -> None:
     files = {"p.tsv": "1\ttext\ttitle\n", "q.csv": "q\t[]\n", "q.json": '[{"question": "q"}]', "e.json": "[]"}
     refused(tmp_path, files, r"p\.tsv.* no column 'id'", passages="p.tsv", questions={"test": "q.csv"})
     refused(tmp_path, {}, r"examples\.dev: .*none\.json is not there", examples={"dev": "none.json"})
     refused(tmp_path, {}, r"e\.json holds no documents", examples={"train": "e.json"})
     files["p.tsv"] = PASSAGES
     refused(tmp_path, files, 'q.json, entry 1 has no "answers"', passages="p.tsv", questions={"test": "q.json"})
-
-
-def test_settings_without_documents_are_refused() -> None:
     for given_ in ({}, {"passages": "p.tsv"}, {"questions": {"test": "q.csv"}}):
         with pytest.raises(UserError, match="give examples, or passages and questions"):
             validate(CollectConfig, {"output": "o", "source": {"kind": "dpr", "path": "x", **given_}}, "collect")
-
-
-def test_the_fingerprint_names_every_file(tmp_path: Path) -> None:
-    files = {"p.tsv": PASSAGES, "q.csv": "q\t[]\n", "t.json": json.dumps(EXAMPLES)}
-    folder = write_files(str(tmp_path), files)
-    source = Dpr(path=folder, passages="p.tsv", questions={"a": "q.csv"}, examples={"b": "t.json"})
-    described = source.open().format.fingerprint()["files"]
-    assert [(file["name"], file["bytes"]) for file in described] == [
-        (name, len(text.encode())) for name, text in files.items()
-    ]
 
 
 def test_the_annotated_passage_of_a_question_is_the_first_of_its_positives(tmp_path: Path) -> None:
@@ -280,10 +229,9 @@ def test_the_annotated_passage_of_a_question_is_the_first_of_its_positives(tmp_p
         for number, listed in enumerate([[0, 1, 2], [2, 0, 1], [1, 2, 0], [3], [2, 1, 0]])
     ]
     (tmp_path / "train.json").write_text(json.dumps(examples))
-    source = Dpr(path=str(tmp_path), examples={"train": "train.json"})
-    collection = make(Collect(CollectConfig(source=source, output=str(tmp_path / "collection"))))
+    collection = collected(tmp_path, examples={"train": "train.json"})
     values = {"collection": collection, "documents_per_query": 1, "output": str(tmp_path / "pairs")}
-    pairs = Artifact(make(Pairs(validate(Pairs.config_class, values | {"choose_documents": "first"}, "pairs"))))
+    pairs = Artifact(made_by(Pairs, values | {"choose_documents": "first"}))
     assert read_pairs(pairs, SCHEMA.names).schema == SCHEMA
     assert read_pairs(pairs, ["document_id"])["document_id"].to_pylist() == [
         text_id("", f"passage {at}") for at in (0, 2, 1, 3, 2)

@@ -13,7 +13,8 @@ from raytriever.artifacts.hub_mirror import HUB_MIRROR
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate
-from retrieval.collections.records import Source, describe_files, text_id
+from retrieval.collections.records import Source, describe_files
+from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.contents import contents
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -23,7 +24,6 @@ configs:
 - {config_name: default, data_files: [{split: test, path: judged/test.parquet}]}
 - {config_name: corpus, data_files: [{split: corpus, path: texts/c-*.parquet}]}
 - {config_name: queries, data_files: [{split: queries, path: texts/q.parquet}]}
-- {config_name: pairs, data_files: [{split: train, path: p.parquet}, {split: dev, path: p.parquet}]}
 ---
 """
 
@@ -32,18 +32,15 @@ configs:
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set's folder, which stands for the name org/data on the hub."""
     folder = tmp_path / "datasets" / "org" / "data"
-    (folder / "texts").mkdir(parents=True)
-    (folder / "judged").mkdir()
+    put(folder, {
+        "texts/c-0.parquet": [{"_id": "d0", "title": "", "text": "text 0", "more": [1.5]}],
+        "texts/c-1.parquet": [{"_id": "d1", "title": "Cats", "text": "text 1", "more": [1.5]}],
+        "texts/q.parquet": [{"_id": "q1", "text": "what"}],
+    })  # fmt: skip
     (folder / "README.md").write_text(README)
-    for number in (0, 1):
-        rows = [{"_id": f"d{number}", "title": "Cats" if number else "", "text": f"text {number}", "more": [1.5]}]
-        pq.write_table(pa.Table.from_pylist(rows), folder / "texts" / f"c-{number}.parquet")
-    queries = pa.Table.from_pylist([{"_id": "q1", "text": "what", "m": {"a": ["x"]}}])
-    pq.write_table(queries, folder / "texts" / "q.parquet")
+    (folder / "judged").mkdir()
     judged = pa.table({"query-id": ["q1", "q1"], "corpus-id": ["d1", "d0"], "score": pa.array([2, 0], pa.int8())})
     pq.write_table(judged, folder / "judged" / "test.parquet")
-    pairs = [{"query": "a", "answer": "x", "negative": "y"}, {"query": "a", "answer": "z", "negative": None}]
-    pq.write_table(pa.Table.from_pylist(pairs), folder / "p.parquet")
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
     return folder
 
@@ -79,52 +76,18 @@ def test_a_commit_is_not_read_for_its_fingerprint() -> None:
     assert describe_files(Folder(uri), ["b", "a"]) == {"repository": uri, "files": ["b", "a"]}
 
 
-@pytest.mark.usefixtures("dataset")
-def test_named_columns() -> None:
-    found = contents(
-        source(
-            documents={"table": "texts/c-*.parquet", "id": "_id", "title": "title"},
-            queries={"table": "texts/q.parquet", "id": "_id", "answers": "m.a"},
-            judgments={
-                "splits": {"dev": "judged"}, "query_id": "query-id", "document_id": "corpus-id", "relevance": "score"
-            },
-        )
-    )  # fmt: skip
-    assert found.queries == [("q1", "what", "", ["x"])]
-    assert found.judgments == [("q1", "d1", 2, "dev"), ("q1", "d0", 0, "dev")]
-
-
-@pytest.mark.usefixtures("dataset")
-def test_pairs() -> None:
-    pairs = {"splits": {"train": ["p.parquet", "p.parquet"]}, "document": "answer", "negatives": ["negative"]}
-    found = contents(source(pairs=pairs))
-    x, y, z = (text_id("", text) for text in "xyz")
-    assert [row[0] for row in found.documents] == [x, y, z]
-    assert sorted(row[1:3] for row in found.judgments) == sorted([(x, 1), (y, 0), (z, 1)])
-
-
 @pytest.mark.parametrize("commit", ["main", "v1.0", "0123456", COMMIT.upper(), COMMIT + "0"])
 def test_what_can_move_is_refused_as_a_commit(commit: str) -> None:
-    with pytest.raises(
-        UserError, match=r"is no data set of the hub at a commit\. .* 40 .*: a branch or a tag can move"
-    ):
+    message = r"is no data set of the hub at a commit\. .* 40 .*: a branch or a tag can move"
+    with pytest.raises(UserError, match=message):
         source("mteb", commit)
 
 
-@pytest.mark.parametrize(
-    ("documents", "message"),
-    [
-        ({"table": "corpse/corpus"}, r"4567/corpse/corpus: there is no such table"),
-        (
-            {"table": "texts/c-*.parquet", "id": "id"},
-            r"c-0\.parquet has no column 'id'\. Columns there: '_id', 't",
-        ),
-        (
-            {"table": "texts/c-*.parquet", "id": "_id", "text": "more"},
-            r'c-0\.parquet, row 1: "more" is \[1\.5\]\. It',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("documents", "message"), [
+    ({"table": "corpse/corpus"}, r"4567/corpse/corpus: there is no such table"),
+    ({"table": "texts/c-*.parquet", "id": "id"}, r"c-0\.parquet has no column 'id'\. Columns there: '_id', 't"),
+    ({"table": "texts/c-*.parquet", "id": "_id", "text": "more"}, r'c-0\.parquet, row 1: "more" is \[1\.5\]\. It'),
+])  # fmt: skip
 @pytest.mark.usefixtures("dataset")
 def test_mistakes_are_named(documents: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -140,11 +103,3 @@ def test_a_data_set_that_can_not_be_reached_is_named(settings: dict[str, Any], m
     message = rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*mend it"
     with pytest.raises(UserError, match=message):
         source(**settings)
-
-
-def test_rows_come_while_a_split_is_read(dataset: Path) -> None:
-    rows = [{"_id": f"x{number}", "text": "x"} for number in range(20_000)]
-    pq.write_table(pa.Table.from_pylist(rows), dataset / "texts" / "c-0.parquet", row_group_size=1000)
-    (dataset / "texts" / "c-1.parquet").unlink()
-    given = source(documents={"table": "texts/c-*.parquet", "id": "_id"})
-    assert sum(1 for _ in given.format.documents()) == 20_000

@@ -1,18 +1,17 @@
 """MTEB's layout on disk: files found by the README or by their names, splits, subsets, and what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats import tables
 from pipelines.formats.mteb import MtebFolder, read_layout
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.contents import Contents, contents
+from tests.unit.retrieval.collections.packed_files import write_files
 
 CORPUS = [{"_id": "d1", "title": "Cats", "text": "They purr."}, {"_id": "d2", "title": "", "text": "def f():\n\tpass"}]
 QUERIES = [{"_id": "q1", "text": "what purrs"}, {"_id": "q2", "text": "never judged"}]
@@ -42,30 +41,18 @@ configs:
 """
 
 
-def put(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".tsv":
-        path.write_text("".join("\t".join(map(str, line)) + "\n" for line in [rows[0], *(r.values() for r in rows)]))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def read(folder: Path, **settings: Any) -> Contents:
     return contents(MtebFolder(path=str(folder), **settings).open())
 
 
 def test_the_readme_says_which_files_there_are(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(README)
-    put(tmp_path, "judged/test.jsonl", TEST)
-    put(tmp_path, "judged/train-1.jsonl", TRAIN)
-    put(tmp_path, "judged/more.jsonl", [{"query-id": "q2", "corpus-id": "d1", "score": 0}])
-    put(tmp_path, "texts/c.parquet", CORPUS)
-    put(tmp_path, "texts/q-1.jsonl", QUERIES[:1])
-    put(tmp_path, "texts/q-2.jsonl", QUERIES[1:])
-    put(tmp_path, "texts/old.jsonl", [{"broken": 1}])
+    put(tmp_path, {
+        "judged/test.jsonl": TEST, "judged/train-1.jsonl": TRAIN,
+        "judged/more.jsonl": [{"query-id": "q2", "corpus-id": "d1", "score": 0}],
+        "texts/c.parquet": CORPUS, "texts/q-1.jsonl": QUERIES[:1], "texts/q-2.jsonl": QUERIES[1:],
+        "texts/old.jsonl": [{"broken": 1}],
+    })  # fmt: skip
     found = read(tmp_path)
     assert found == EXPECTED._replace(judgments=[*EXPECTED.judgments, ("q2", "d1", 0, "train")])
     assert [row[3] for row in read(tmp_path, splits=("test",)).judgments] == ["test", "test"]
@@ -76,49 +63,39 @@ def test_the_readme_says_which_files_there_are(tmp_path: Path) -> None:
     assert "texts/old.jsonl" not in names
 
 
-@pytest.mark.parametrize(
-    ("corpus", "queries", "judged"),
-    [
-        ("corpus.jsonl", "queries.jsonl", "qrels/{}.tsv"),
-        (
-            "corpus/corpus-00000-of-00001.parquet",
-            "queries/queries-00000-of-00001.parquet",
-            "data/{}-00000-of-00001.parquet",
-        ),
-        ("corpus/corpus.jsonl", "queries/test.jsonl", "default/{}.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("corpus", "queries", "judged"), [
+    ("corpus.jsonl", "queries.jsonl", "qrels/{}.tsv"),
+    ("corpus/corpus-00000-of-00001.parquet", "queries/queries-00000-of-00001.parquet",
+     "data/{}-00000-of-00001.parquet"),
+    ("corpus/corpus.jsonl", "queries/test.jsonl", "default/{}.jsonl"),
+])  # fmt: skip
 def test_without_a_readme_names_tell(tmp_path: Path, corpus: str, queries: str, judged: str) -> None:
-    put(tmp_path, corpus, CORPUS)
-    put(tmp_path, queries, QUERIES)
-    put(tmp_path, judged.format("test"), TEST)
-    put(tmp_path, judged.format("train"), TRAIN)
-    (tmp_path / "README.md").write_text("# No YAML here\n")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache" / "x.jsonl").write_text("broken")
+    put(tmp_path, {corpus: CORPUS, queries: QUERIES, judged.format("test"): TEST, judged.format("train"): TRAIN})
+    write_files(str(tmp_path), {"README.md": "# No YAML here\n", ".cache/x.jsonl": "broken"})
     assert read(tmp_path) == EXPECTED
 
 
 def test_shards_of_a_split_are_one_table(tmp_path: Path) -> None:
-    for number in (0, 1):
-        put(tmp_path, f"corpus/train-{number:05d}-of-00002.parquet", CORPUS[number : number + 1])
-    assert read_layout(Folder(str(tmp_path))) == {
-        "corpus": {"train": ("corpus/train-00000-of-00002.parquet", "corpus/train-00001-of-00002.parquet")}
-    }
+    shards = ("corpus/train-00000-of-00002.parquet", "corpus/train-00001-of-00002.parquet")
+    put(tmp_path, {name: [row] for name, row in zip(shards, CORPUS, strict=True)})
+    assert read_layout(Folder(str(tmp_path))) == {"corpus": {"train": shards}}
 
 
 def test_ids_may_be_called_id_and_titles_be_left_out(tmp_path: Path) -> None:
-    put(tmp_path, "corpus.jsonl", [{"id": 1, "text": "x", "partition": "train", "domain": "code"}])
-    put(tmp_path, "queries.jsonl", [{"id": "q", "text": "y", "partition": "test", "answers": ["z"]}])
-    put(tmp_path, "qrels/test.parquet", [{"query-id": "q", "corpus-id": "1", "score": 1.0}])
+    put(tmp_path, {
+        "corpus.jsonl": [{"id": 1, "text": "x", "partition": "train", "domain": "code"}],
+        "queries.jsonl": [{"id": "q", "text": "y", "partition": "test", "answers": ["z"]}],
+        "qrels/test.parquet": [{"query-id": "q", "corpus-id": "1", "score": 1.0}],
+    })  # fmt: skip
     assert read(tmp_path) == ([("1", "", "x", "code")], [("q", "y", "", ["z"])], [("q", "1", 1, "test")])
 
 
 def test_a_subset_is_chosen_by_its_name(tmp_path: Path) -> None:
     for language in ("de", "en"):
-        put(tmp_path, f"{language}-corpus/test.jsonl", [{"_id": "d1", "text": language}])
-        put(tmp_path, f"{language}-queries/test.jsonl", QUERIES)
-        put(tmp_path, f"{language}-qrels/test.jsonl", TEST[:1])
+        put(tmp_path, {
+            f"{language}-corpus/test.jsonl": [{"_id": "d1", "text": language}],
+            f"{language}-queries/test.jsonl": QUERIES, f"{language}-qrels/test.jsonl": TEST[:1],
+        })  # fmt: skip
     assert read(tmp_path, subset="de").documents == [("d1", "", "de", "")]
     with pytest.raises(UserError, match=r"no configuration default or qrels; .* de-corpus, .*set subset"):
         read(tmp_path)
@@ -127,47 +104,39 @@ def test_a_subset_is_chosen_by_its_name(tmp_path: Path) -> None:
 
 
 def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) -> None:
-    put(tmp_path, "corpus/test.jsonl", CORPUS)
-    put(tmp_path, "queries/test.jsonl", QUERIES[:1])
-    put(tmp_path, "queries/train.jsonl", QUERIES[1:])
-    put(tmp_path, "qrels/test.jsonl", TEST)
-    put(tmp_path, "qrels/train.jsonl", TRAIN)
+    put(tmp_path, {
+        "corpus/test.jsonl": CORPUS, "queries/test.jsonl": QUERIES[:1], "queries/train.jsonl": QUERIES[1:],
+        "qrels/test.jsonl": TEST, "qrels/train.jsonl": TRAIN,
+    })  # fmt: skip
     assert read(tmp_path) == EXPECTED
-    put(tmp_path, "corpus/train.jsonl", CORPUS[1:])
+    put(tmp_path, {"corpus/train.jsonl": CORPUS[1:]})
     assert read(tmp_path, splits=("train",)) == ([EXPECTED.documents[1]], EXPECTED.queries[1:], EXPECTED.judgments[2:])
     with pytest.raises(UserError, match=r"the corpus has the splits test, train, each of which is a collection of its"):
         read(tmp_path)
-    put(tmp_path, "qrels/dev.jsonl", TRAIN)
+    put(tmp_path, {"qrels/dev.jsonl": TRAIN})
     with pytest.raises(UserError, match=r"the corpus has the splits test, train, but not dev, of which there are judg"):
         read(tmp_path, splits=("dev", "test"))
 
 
-@pytest.mark.parametrize(
-    ("readme", "message"),
-    [
-        (
-            "---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
-            r"README\.md: the YAML at its head can't be understood \(KeyErr",
-        ),
-        ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
-        ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
-        ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
-        ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
-    ],
-)
+@pytest.mark.parametrize(("readme", "message"), [
+    ("---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
+     r"README\.md: the YAML at its head can't be understood \(KeyErr"),
+    ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
+    ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
+    ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
+    ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
+])  # fmt: skip
 def test_a_readme_that_makes_no_sense_is_named(tmp_path: Path, readme: str, message: str) -> None:
-    put(tmp_path, "corpus.jsonl", CORPUS)
+    put(tmp_path, {"corpus.jsonl": CORPUS})
     (tmp_path / "README.md").write_text(readme)
     with pytest.raises(UserError, match=message):
         read(tmp_path)
 
 
 def test_what_a_readme_may_say_otherwise(tmp_path: Path) -> None:
-    put(tmp_path, "c.jsonl", CORPUS)
-    put(tmp_path, "_q.jsonl", QUERIES)
-    put(tmp_path, "j/2020.jsonl", TEST)
-    put(tmp_path, "j/a.jsonl", TRAIN)
-    put(tmp_path, "j/b.jsonl", [{"query-id": "q2", "corpus-id": "d1", "score": 0}])
+    more = [{"query-id": "q2", "corpus-id": "d1", "score": 0}]
+    files = {"c.jsonl": CORPUS, "_q.jsonl": QUERIES, "j/2020.jsonl": TEST, "j/a.jsonl": TRAIN, "j/b.jsonl": more}
+    put(tmp_path, files)
     (tmp_path / "README.md").write_text(
         "---\nconfigs:\n"
         "- {config_name: more, data_dir: other}\n"
@@ -189,9 +158,7 @@ def test_what_a_readme_may_say_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [1, 2])
-def test_titles_domains_and_answers_are_read_wherever_they_are(
-    tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_titles_domains_and_answers_are_read_wherever_they_are(tmp_path, files, monkeypatch) -> None:
     monkeypatch.setattr(tables, "_RECORDS_LOOKED_AT", 2)
     corpus = [{"_id": f"d{number}", "text": "x"} for number in range(5)]
     corpus[4] |= {"title": "Late", "domain": "pets"}
@@ -200,23 +167,23 @@ def test_titles_domains_and_answers_are_read_wherever_they_are(
     cut = 4 if files == 2 else 5
     for name, rows in (("corpus", corpus), ("queries", asked)):
         for number, part in enumerate([rows[:cut], rows[cut:]][:files]):
-            put(tmp_path, f"{name}/{name}-{number:05d}-of-{files:05d}.jsonl", part)
-    put(tmp_path, "qrels/test.jsonl", [{"query-id": "q4", "corpus-id": "d4", "score": 1}])
+            put(tmp_path, {f"{name}/{name}-{number:05d}-of-{files:05d}.jsonl": part})
+    put(tmp_path, {"qrels/test.jsonl": [{"query-id": "q4", "corpus-id": "d4", "score": 1}]})
     found = read(tmp_path)
     assert found.documents[3:] == [("d3", "", "x", ""), ("d4", "Late", "x", "pets")]
     assert found.queries[3:] == [("q3", "y", "", []), ("q4", "y", "cats", ["z"])]
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no configuration default or qrels; the ones there: none"):
-        read(tmp_path)
-    put(tmp_path, "qrels/test.jsonl", [{"query": "q1", "corpus-id": "d1", "score": 1}])
-    put(tmp_path, "corpus.jsonl", CORPUS)
-    with pytest.raises(UserError, match=r"no configuration queries or query; the ones there: corpus, qrels"):
-        read(tmp_path)
-    put(tmp_path, "queries.jsonl", QUERIES)
-    with pytest.raises(UserError, match=r"qrels/test\.jsonl, line 1 has no column 'query-id'\. Columns there: 'query'"):
-        read(tmp_path)
+    qrels = {"qrels/test.jsonl": [{"query": "q1", "corpus-id": "d1", "score": 1}], "corpus.jsonl": CORPUS}
+    for files, message in (
+        ({}, r"no configuration default or qrels; the ones there: none"),
+        (qrels, r"no configuration queries or query; the ones there: corpus, qrels"),
+        ({"queries.jsonl": QUERIES}, r"qrels/test\.jsonl, line 1 has no column 'query-id'\. Columns there: 'query'"),
+    ):
+        put(tmp_path, files)
+        with pytest.raises(UserError, match=message):
+            read(tmp_path)
     (tmp_path / "README.md").write_text("---\nconfigs:\n- {config_name: qrels, data_files: /etc/../x.jsonl}\n---\n")
     with pytest.raises(UserError, match=r"no configuration corpus"):
         read(tmp_path)

@@ -14,14 +14,14 @@ from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
-from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.reading import Limits
 from retrieval.collections.records import Source
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
 
 DOCUMENTS = [{"id": str(number), "text": f"text {number} " + "é" * (number * 7 % 40)} for number in range(60)]
 QUERIES = [{"id": f"q{number}", "text": f"query {number}"} for number in range(25)]
@@ -54,11 +54,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return written(tmp_path_factory.mktemp("source"), end=request.param)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(st.integers(200, 4_000))
-def test_lines_are_cut_anywhere(folder: Path, most: int) -> None:
+def test_lines_are_cut_anywhere(folder: Path, size: int) -> None:
     source = columns(folder)
-    assert contents(source, bytes_per_shard=most) == contents(source)
+    assert contents(source, bytes_per_shard=size) == contents(source)
 
 
 def test_a_line_longer_than_a_piece_is_of_the_piece_that_it_begins_in(tmp_path: Path) -> None:
@@ -69,7 +69,12 @@ def test_a_line_longer_than_a_piece_is_of_the_piece_that_it_begins_in(tmp_path: 
         contents(source, bytes_per_shard=500, limits=Limits(line_bytes=2_000))
 
 
-@pytest.mark.parametrize("most", [300, 100_000])
+@pytest.fixture(params=[600, 100_000])
+def most(request: pytest.FixtureRequest) -> int:
+    """Bytes of a piece: many pieces, and one."""
+    return int(request.param)
+
+
 def test_row_groups_are_read_apart(tmp_path: Path, most: int) -> None:
     written(tmp_path)
     pq.write_table(pa.Table.from_pylist(DOCUMENTS), tmp_path / "d.parquet", row_group_size=7)
@@ -78,23 +83,24 @@ def test_row_groups_are_read_apart(tmp_path: Path, most: int) -> None:
     pq.write_table(pa.Table.from_pylist([*DOCUMENTS, DOCUMENTS[30]]), tmp_path / "d.parquet", row_group_size=7)
     with pytest.raises(UserError, match=r"d\.parquet, row 61: id '30' is already that of row 31\."):
         contents(columns(tmp_path, "d.parquet"), bytes_per_shard=most)
+    (tmp_path / "d.parquet").write_bytes(b"PAR1" + b"x" * 5_000)
+    with pytest.raises(UserError, match=r"d\.parquet can't be read as parquet"):
+        contents(columns(tmp_path, "d.parquet"), bytes_per_shard=most)
 
 
-@pytest.mark.parametrize("most", [700, 100_000])
 def test_places_are_those_in_the_file(tmp_path: Path, most: int) -> None:
     rows = lines(DOCUMENTS).splitlines(keepends=True)
-
-    def refused(changed: list[str], message: str, **given: Any) -> None:
+    empty = '{"id": "e", "text": " "}\n'
+    for changed, message in (
+        ([*rows[:50], "broken\n", *rows[50:]], r"d\.jsonl, line 51 is not valid JSON"),
+        ([*rows, rows[3]], r"d\.jsonl, line 61: id '3' is already that of line 4\."),
+        ([*rows[:20], empty, *rows[20:]], r"d\.jsonl, line 21: document 'e' has neither"),
+        ([*rows[:48], *rows[49:]], r"j\.jsonl, line 25 names '48', which .*d\.jsonl does not hold; in all, 1 judg"),
+    ):
         with pytest.raises(UserError, match=message):
-            contents(columns(written(tmp_path, "".join(changed)), **given), bytes_per_shard=most)
-
-    refused([*rows[:50], "broken\n", *rows[50:]], r"d\.jsonl, line 51 is not valid JSON")
-    refused([*rows, rows[3]], r"d\.jsonl, line 61: id '3' is already that of line 4\.")
-    refused([*rows[:20], '{"id": "e", "text": " "}\n', *rows[20:]], r"d\.jsonl, line 21: document 'e' has neither")
-    refused([*rows[:48], *rows[49:]], r"j\.jsonl, line 25 names '48', which .*d\.jsonl does not hold; in all, 1 judg")
+            contents(columns(written(tmp_path, "".join(changed))), bytes_per_shard=most)
 
 
-@pytest.mark.parametrize("most", [600, 100_000])
 def test_a_column_may_be_absent_from_a_piece_and_not_from_all(tmp_path: Path, most: int) -> None:
     titled = [*DOCUMENTS[:-1], DOCUMENTS[-1] | {"title": "a"}]
     given: dict[str, Any] = {"documents": {"table": "d.jsonl", "title": "title"}}
@@ -104,20 +110,19 @@ def test_a_column_may_be_absent_from_a_piece_and_not_from_all(tmp_path: Path, mo
         contents(columns(written(tmp_path, lines(DOCUMENTS)), **given), bytes_per_shard=most)
 
 
-@pytest.mark.parametrize("most", [100, 700])
-def test_triples_that_repeat_over_pieces(tmp_path: Path, most: int) -> None:
+@pytest.mark.parametrize("size", [100, 700])
+def test_triples_that_repeat_over_pieces(tmp_path: Path, size: int) -> None:
     files = {
         "c.tsv": "".join(f"{number}\ttext {number}\n" for number in range(20)),
         "q.tsv": "".join(f"{number}\tquery {number}\n" for number in range(5)),
         "t.tsv": "".join(f"{n % 5}\t{n % 7}\t{n % 11 + 3}\n" for n in range(200)),
     }
     write_files(str(tmp_path), files)
-    source = TrecFiles(
-        path=str(tmp_path), documents=("c.tsv",), queries=("q.tsv",), triples={"train": ("t.tsv",)}
-    ).open()
-    assert contents(source, bytes_per_shard=most) == contents(source)
-    assert dropped(source, bytes_per_shard=most) == dropped(source)
-    assert len(pieces_of(source.format, most)) > 2
+    named: dict[str, Any] = {"documents": ("c.tsv",), "queries": ("q.tsv",), "triples": {"train": ("t.tsv",)}}
+    source = TrecFiles(path=str(tmp_path), **named).open()
+    assert contents(source, bytes_per_shard=size) == contents(source)
+    assert dropped(source, bytes_per_shard=size) == dropped(source)
+    assert len(pieces_of(source.format, size)) > 2
 
 
 @pytest.mark.parametrize("differing", ["refuse", "first"])
@@ -145,10 +150,8 @@ def test_examples_that_repeat_texts_over_pieces(tmp_path: Path, differing: str) 
 
 def test_what_may_not_be_cut_is_one_piece(tmp_path: Path) -> None:
     written(tmp_path)
-    write_files(
-        str(tmp_path),
-        {"list.json": f" [{', '.join(map(json.dumps, DOCUMENTS))}]", "d.csv": "id,text\n" + '1,"a\nb"\n' * 50},
-    )
+    files = {"list.json": f" [{', '.join(map(json.dumps, DOCUMENTS))}]", "d.csv": "id,text\n" + '1,"a\nb"\n' * 50}
+    write_files(str(tmp_path), files)
     write_files(str(tmp_path), {"d.jsonl": lines(DOCUMENTS)}, ".gz")
     for name in ("list.json", "d.csv", "d.jsonl.gz"):
         assert pieces_of(columns(tmp_path, name).format, 100)[0] == {name: None}
@@ -165,36 +168,25 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
     assert contents(source, bytes_per_shard=150) == contents(source)
 
 
-@pytest.mark.parametrize("most", [90, 400])
-def test_tab_separated_tables_are_cut_below_their_header(tmp_path: Path, most: int) -> None:
-    written(tmp_path)
-    write_files(str(tmp_path), {"d.tsv": "\n\nid\ttext\n" + "".join(f"{d['id']}\t{d['text']}\n" for d in DOCUMENTS)})
+@pytest.mark.parametrize("size", [90, 400])
+def test_tab_separated_tables_are_cut_below_their_header(tmp_path: Path, size: int) -> None:
+    rows = "".join(f"{document['id']}\t{document['text']}\n" for document in DOCUMENTS)
+    write_files(str(written(tmp_path)), {"d.tsv": "\n\nid\ttext\n" + rows})
     source = columns(tmp_path, "d.tsv")
-    pieces = [piece for piece in pieces_of(source.format, most) if piece and "d.tsv" in piece]
+    pieces = [piece for piece in pieces_of(source.format, size) if piece and "d.tsv" in piece]
     assert len(pieces) > 3
-    assert contents(source, bytes_per_shard=most) == contents(source)
-    assert pieces_of(columns(tmp_path, "d.tsv", quotes=True).format, most)[0] == {"d.tsv": None}
-    write_files(
-        str(tmp_path), {"d.tsv": "id\ttext\n" + "".join(f"{d['id']}\t{d['text']}\n" for d in DOCUMENTS) + "x\n"}
-    )
+    assert contents(source, bytes_per_shard=size) == contents(source)
+    assert pieces_of(columns(tmp_path, "d.tsv", quotes=True).format, size)[0] == {"d.tsv": None}
+    write_files(str(tmp_path), {"d.tsv": f"id\ttext\n{rows}x\n"})
     with pytest.raises(UserError, match=r"d\.tsv, line 62 has 1 fields, but its header has 2"):
-        contents(source, bytes_per_shard=most)
-
-
-def test_a_damaged_parquet_file_is_named_however_it_is_cut(tmp_path: Path) -> None:
-    written(tmp_path)
-    (tmp_path / "d.parquet").write_bytes(b"PAR1" + b"x" * 5_000)
-    for most in (100, 100_000):
-        with pytest.raises(UserError, match=r"d\.parquet can't be read as parquet"):
-            contents(columns(tmp_path, "d.parquet"), bytes_per_shard=most)
+        contents(source, bytes_per_shard=size)
 
 
 def test_no_row_group_is_empty(tmp_path: Path) -> None:
     rows = [{"query": f"what {n % 5}", "document": f"text {n}"} for n in range(9_000)]
     write_files(str(tmp_path), {"p.jsonl": lines(rows)})
     pairs = {"query": "query", "document": "document", "splits": {"train": "p.jsonl"}}
-    config = validate(CollectConfig, {"output": str(tmp_path / "c"), "source": {
-        "kind": "columns", "path": str(tmp_path), "pairs": pairs}}, "collect")  # fmt: skip
-    make(Collect(config))
+    source = {"kind": "columns", "path": str(tmp_path), "pairs": pairs}
+    made_by(Collect, {"output": str(tmp_path / "c"), "source": source})
     metadata = pq.read_metadata(tmp_path / "c" / "queries" / "00000.parquet")
     assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [5]

@@ -4,37 +4,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipelines.formats.sources import JoinedSources
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
-from raytriever.settings.configuration import input_paths, map_inputs, validate, without_inputs
-from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, Part, StoredCollection
-from tests.unit.retrieval.collections.contents import Contents
+from raytriever.settings.configuration import input_paths, map_inputs, parse_yaml, validate, without_inputs
+from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.formats.files import lines
+from tests.unit.pipelines.jobs.made_up import made_by, stored_rows
 from tests.unit.retrieval.collections.packed_files import write_files
-from tests.unit.small_run import make
-
-
-def lines(*rows: dict[str, Any]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def settings(folder: Path) -> dict[str, Any]:
     """Three sources, of three kinds, two of which use the same ids."""
-    write_files(
-        str(folder),
-        {
-            "wiki/docs.jsonl": lines({"id": 1, "text": "one"}, {"id": 2, "text": "two"}, {"id": 3, "text": ""}),
-            "code/lib/a.py": "x = 1\n",
-            "code/b.py": "y = 2\n",
-            "code/c.py": "",
-            "beir/corpus.jsonl": lines({"_id": "1", "title": "", "text": "judged", "metadata": {"site": "s.org"}}),
-            "beir/queries.jsonl": lines({"_id": "1", "text": "what", "metadata": {}}),
-            "beir/qrels/test.tsv": "query-id\tcorpus-id\tscore\n1\t1\t2\n",
-        },
-    )
+    write_files(str(folder), {
+        "wiki/docs.jsonl": lines({"id": 1, "text": "one"}, {"id": 2, "text": "two"}, {"id": 3, "text": ""}),
+        "code/lib/a.py": "x = 1\n",
+        "code/b.py": "y = 2\n",
+        "code/c.py": "",
+        "beir/corpus.jsonl": lines({"_id": "1", "title": "", "text": "judged", "metadata": {"site": "s.org"}}),
+        "beir/queries.jsonl": lines({"_id": "1", "text": "what", "metadata": {}}),
+        "beir/qrels/test.tsv": "query-id\tcorpus-id\tscore\n1\t1\t2\n",
+    })  # fmt: skip
     return {
         "wiki": {
             "kind": "columns", "path": f"{folder}/wiki", "documents": {"table": "docs.jsonl"}, "empty_documents": "drop"
@@ -46,51 +38,31 @@ def settings(folder: Path) -> dict[str, Any]:
 
 def collected(sources: dict[str, Any], output: Path) -> StoredCollection:
     config = {"source": {"kind": "sources", "sources": sources}, "output": str(output), "bytes_per_shard": 1}
-    return StoredCollection(make(Collect(validate(CollectConfig, config, "collect"))))
+    return StoredCollection(made_by(Collect, config))
 
 
-def rows(stored: StoredCollection, part: Part, schema: pa.Schema) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for row in stored.rows_of(part).read(schema.names).to_pylist()]
-
-
-def contents(stored: StoredCollection) -> Contents:
-    parts = rows(stored, "documents", DOCUMENTS), rows(stored, "queries", QUERIES), rows(stored, "judgments", JUDGMENTS)
-    return Contents(*parts)
-
-
-def test_sources_by_name_with_their_domains(tmp_path: Path) -> None:
-    stored = collected(settings(tmp_path), tmp_path / "out")
-    found = contents(stored)
+def test_sources_by_name_with_their_domains_and_pieces(tmp_path: Path) -> None:
+    given = settings(tmp_path)
+    stored = collected(given, tmp_path / "out")
+    found = stored_rows(stored.uri)
     assert found.documents == [
-        ("asked/1", "", "judged", "s.org"),
-        ("code/b.py", "b.py", "y = 2\n", "code"),
-        ("code/lib/a.py", "lib/a.py", "x = 1\n", "lib"),
-        ("wiki/1", "", "one", "wiki"),
-        ("wiki/2", "", "two", "wiki"),
-    ]
+        ("asked/1", "", "judged", "s.org"), ("code/b.py", "b.py", "y = 2\n", "code"),
+        ("code/lib/a.py", "lib/a.py", "x = 1\n", "lib"), ("wiki/1", "", "one", "wiki"), ("wiki/2", "", "two", "wiki"),
+    ]  # fmt: skip
     assert found.queries == [("asked/1", "what", "asked", [])]
     assert found.judgments == [("asked/1", "asked/1", 2, "test")]
     assert stored.manifest["dropped"] == {"code/empty_files": 1, "wiki/empty_documents": 1}
     assert stored.manifest["counts"] == {part: len(getattr(found, part)) for part in found._fields}
-
-
-def test_pieces_of_each_source_are_tasks_of_their_own(tmp_path: Path) -> None:
-    stored = collected(settings(tmp_path), tmp_path / "out")
     assert stored.names("queries/asked/") == [f"queries/asked/{number:05d}.parquet" for number in (0, 75)]
     assert stored.names("documents/code/") == ["documents/code/00000.parquet"]
     assert {shard.name.split("-", 2)[2] for shard in stored.shards} == {"asked", "code", "wiki"}
-
-
-def test_the_order_of_the_settings_changes_nothing(tmp_path: Path) -> None:
-    given = settings(tmp_path)
-    one, other = collected(given, tmp_path / "one"), collected(dict(reversed(given.items())), tmp_path / "other")
-    assert one.fingerprint == other.fingerprint
+    other = collected(dict(reversed(given.items())), tmp_path / "other")
+    assert other.fingerprint == stored.fingerprint  # the order of the settings changes nothing
 
 
 def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> None:
-    config = CollectConfig.model_validate(
-        {"source": {"kind": "sources", "sources": settings(tmp_path)}, "output": str(tmp_path / "out")}
-    )
+    source = {"kind": "sources", "sources": settings(tmp_path)}
+    config = CollectConfig.model_validate({"source": source, "output": str(tmp_path / "out")})
     paths = {f"source.sources.{name}.path": f"{tmp_path}/{name}" for name in ("wiki", "code")}
     assert input_paths(config) == paths | {"source.sources.asked.path": f"{tmp_path}/beir"}
     moved = map_inputs(config, lambda _, value: value.replace(str(tmp_path), "/elsewhere"))
@@ -100,17 +72,39 @@ def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> Non
     assert str(tmp_path) not in json.dumps(Collect(config).resolved())
 
 
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        ({}, r"'sources'"),
-        ({"a/b": {"kind": "beir", "path": "x"}}, r"sources.*String should match pattern"),
-        ({"a": {"kind": "bier", "path": "x"}}, r"'sources\.a\.kind' can't be 'bier'\. Did you mean 'beir'"),
-        ({"a": {"kind": "beir", "path": "x", "domain": "y"}}, r"'sources\.a\.domain' is not a setting\. Did you mean"),
-        ({"a": {"kind": "sources", "sources": {}}}, r"'sources\.a\.kind' can't be 'sources'"),
-        ({"a": {"kind": "beir"}}, r"'sources\.a\.path' is missing"),
-    ],
-)
+@pytest.mark.parametrize(("sources", "message"), [
+    ({}, r"'sources'"),
+    ({"a/b": {"kind": "beir", "path": "x"}}, r"sources.*String should match pattern"),
+    ({"a": {"kind": "bier", "path": "x"}}, r"'sources\.a\.kind' can't be 'bier'\. Did you mean 'beir'"),
+    ({"a": {"kind": "beir", "path": "x", "domain": "y"}}, r"'sources\.a\.domain' is not a setting\. Did you mean"),
+    ({"a": {"kind": "sources", "sources": {}}}, r"'sources\.a\.kind' can't be 'sources'"),
+    ({"a": {"kind": "beir"}}, r"'sources\.a\.path' is missing"),
+])  # fmt: skip
 def test_wrong_settings_are_named(sources: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(JoinedSources, {"kind": "sources", "sources": sources}, "Source")
+
+
+SHOWN = {"cross_validation": None, "empty_documents": "refuse", "empty_queries": "refuse", "unknown_ids": "refuse",
+         "differing_texts": "refuse"}  # fmt: skip
+DPR = """
+kind: dpr
+path: downloads/data
+passages: wikipedia_split/psgs_w100.tsv
+examples: {train: retriever/nq-train.json, dev: [retriever/nq-dev.json]}
+questions: {test: retriever/qas/nq-test.csv}
+"""
+DPR_SHOWN = {
+    "kind": "dpr", "passages": ["wikipedia_split/psgs_w100.tsv"],
+    "examples": {"train": ["retriever/nq-train.json"], "dev": ["retriever/nq-dev.json"]},
+    "questions": {"test": ["retriever/qas/nq-test.csv"]},
+}  # fmt: skip
+TEVATRON = "{kind: tevatron, path: msmarco, corpus: corpus*.jsonl, examples: {train: train.jsonl}}"
+TEVATRON_SHOWN = {"kind": "tevatron", "corpus": ["corpus*.jsonl"], "examples": {"train": ["train.jsonl"]}}
+
+
+@pytest.mark.parametrize(("text", "shown"), [(DPR, DPR_SHOWN), (TEVATRON, TEVATRON_SHOWN)], ids=["dpr", "tevatron"])
+def test_a_manifest_has_the_settings_of_training_sets_without_the_folder(text: str, shown: dict[str, Any]) -> None:
+    source = parse_yaml(text, "recipe")
+    config = validate(CollectConfig, {"output": "o", "source": source}, "collect")
+    assert Collect(config).resolved()["source"] == SHOWN | shown

@@ -1,9 +1,6 @@
 """Tables: the same rows out of every kind of file, and mistakes named with file, line and the columns there are."""
 
-import csv
 import errno
-import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,51 +8,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipelines.formats import tables
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
+from tests.unit.pipelines.formats.files import encoded
 from tests.unit.retrieval.collections.packed_files import write_files
 
 ROWS: list[dict[str, Any]] = [{"id": "1", "text": "one"}, {"id": "2", "text": "two, too"}, {"id": "3", "text": ""}]
 
 
-def encoded(rows: list[dict[str, Any]], ending: str) -> bytes:
-    """The rows as a file of this kind."""
-    if ending == ".parquet":
-        sink = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=2)
-        return sink.getvalue()
-    if ending == ".json":
-        return json.dumps(rows).encode()
-    if ending in (".jsonl", ".ndjson"):
-        return "".join(json.dumps(row) + "\n" for row in rows).encode()
-    text = io.StringIO(newline="")
-    if ending == ".csv":
-        writer = csv.DictWriter(text, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        text.writelines("\t".join(line) + "\n" for line in [list(rows[0]), *(row.values() for row in rows)])
-    return text.getvalue().encode()
-
-
-def read(
-    folder: Path, names: Any, *columns: str, optional: Any = (), quotes: bool | None = None
-) -> list[tuple[Any, ...]]:
+def read(folder: Path, names: Any, *columns: str, optional: Any = (), quotes: Any = None) -> list[tuple[Any, ...]]:
     table = FileTables(Folder(str(folder)), quotes=quotes).open((names,) if isinstance(names, str) else names)
     named = [*(columns or ("id", "text")), *optional]
     return [tuple(map(row.values.get, named)) for row in table.rows(columns or ("id", "text"), optional)]
 
 
-@pytest.mark.parametrize(
-    ("ending", "packed"),
-    [(ending, packed) for ending in (".jsonl", ".ndjson", ".json", ".csv", ".tsv") for packed in ("", ".gz", ".zst")]
-    + [(".parquet", "")],
-)
+PACKED = [(kind, packed) for kind in (".jsonl", ".ndjson", ".json", ".csv", ".tsv") for packed in ("", ".gz", ".zst")]
+
+
+@pytest.mark.parametrize(("ending", "packed"), [*PACKED, (".parquet", "")])
 def test_every_kind_of_file_gives_the_same_rows_with_their_places(tmp_path: Path, ending: str, packed: str) -> None:
     write_files(str(tmp_path), {f"rows{ending}": encoded(ROWS, ending)}, packed)
     table = FileTables(Folder(str(tmp_path))).open([f"rows{ending}{packed}"])
@@ -65,19 +38,6 @@ def test_every_kind_of_file_gives_the_same_rows_with_their_places(tmp_path: Path
     assert str(rows[0].place) == f"{tmp_path}/rows{ending}{packed}, {first}"
     assert table.columns() == ["id", "text"]
     assert list(table.rows(["text", "id"], [None])) == rows  # it can be read again
-
-
-any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"))
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
-@settings(max_examples=50, deadline=None)
-@given(texts=st.lists(any_text, min_size=1, max_size=6))
-def test_any_text_comes_through(tmp_path_factory: pytest.TempPathFactory, ending: str, texts: list[str]) -> None:
-    folder = tmp_path_factory.mktemp("tables")
-    rows = [{"id": str(number), "text": text} for number, text in enumerate(texts)]
-    (folder / f"rows{ending}").write_bytes(encoded(rows, ending))
-    assert read(folder, f"rows{ending}") == [(row["id"], row["text"]) for row in rows]
 
 
 def test_rows_of_several_files_come_in_the_order_of_the_names(tmp_path: Path) -> None:
@@ -116,7 +76,7 @@ def test_files_in_an_object_store_read_as_local_ones(tmp_path: Path, object_stor
     assert list(remote.opened) == list(local.opened) == list(files)
 
 
-def test_names_with_dots_reach_into_structs(tmp_path: Path) -> None:
+def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent(tmp_path: Path) -> None:
     rows = [
         {"id": "1", "m": {"text": "x", "a": {"b": [1]}}, "m.c": 2},
         {"id": "2", "m": {"text": "y", "a": None}, "m.c": 3},
@@ -125,6 +85,14 @@ def test_names_with_dots_reach_into_structs(tmp_path: Path) -> None:
         (tmp_path / f"rows{ending}").write_bytes(encoded(rows, ending))
         found = read(tmp_path, f"rows{ending}", "m.text", "m.c", optional=["m.a.b"])
         assert found == [("x", 2, [1]), ("y", 3, None)]
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2, "text": "y", "title": "z"}\n')
+    assert read(tmp_path, "rows.jsonl", optional=["title"]) == [(1, "x", None), (2, "y", "z")]
+    with pytest.raises(UserError, match=r"rows\.jsonl has no column 'tilte'\. Columns there: 'id', 'text', 'title'"):
+        read(tmp_path, "rows.jsonl", optional=["title", "tilte"])
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'text'"):
+        read(tmp_path, "rows.jsonl", "id", "title")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
@@ -135,17 +103,6 @@ def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str)
         read(tmp_path, f"rows{ending}", "id", "body")
     with pytest.raises(UserError, match=message):
         read(tmp_path, f"rows{ending}", "id", optional=["body"])
-
-
-def test_records_of_json_may_lack_an_optional_column_but_not_all_of_them(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2, "text": "y", "title": "z"}\n')
-    assert read(tmp_path, "rows.jsonl", optional=["title"]) == [(1, "x", None), (2, "y", "z")]
-    with pytest.raises(UserError, match=r"rows\.jsonl has no column 'tilte'\. Columns there: 'id', 'text', 'title'"):
-        read(tmp_path, "rows.jsonl", optional=["title", "tilte"])
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'text'"):
-        read(tmp_path, "rows.jsonl", "id", "title")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".tsv", ".parquet"])
@@ -165,35 +122,29 @@ def test_a_column_that_a_table_may_lack_is_read_where_it_is_there(tmp_path: Path
         values(f"c{ending}")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", "id,text\n1,x,y\n", r"a\.csv, line 2 has 3 fields, but its header has 2: \['1', 'x', 'y'\]"),
-        ("a.csv", 'id,text\n1,"x\ny"\n\n2\n', r"a\.csv, line 5 has 1 fields"),
-        ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 2 is not valid CSV \(unexpected end of data\)"),
-        ("a.csv", 'id,text\n1,"x"y\n', r"a\.csv, line 2 is not valid CSV .*a quote in it is written \"\""),
-        ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that is meant"),
-        ("a.tsv", "id\ttext\n1\tx\ty\n", r"a\.tsv, line 2 has 3 fields.*In TSV no field can hold a tab"),
-        ("a.tsv", b"id\ttext\n1\t\xe4\n", r"a\.tsv, line 2 is not UTF-8: byte 0xe4 at offset 10"),
-        ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": 2', r"a\.jsonl, line 2 is not valid JSON"),
-        ("a.parquet", "PAR1 is not enough PAR1", r"a\.parquet can't be read as parquet: .*Git LFS, fetch it again"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.csv", "id,text\n1,x,y\n", r"a\.csv, line 2 has 3 fields, but its header has 2: \['1', 'x', 'y'\]"),
+    ("a.csv", 'id,text\n1,"x\ny"\n\n2\n', r"a\.csv, line 5 has 1 fields"),
+    ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 2 is not valid CSV \(unexpected end of data\)"),
+    ("a.csv", 'id,text\n1,"x"y\n', r"a\.csv, line 2 is not valid CSV .*a quote in it is written \"\""),
+    ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that is meant"),
+    ("a.tsv", "id\ttext\n1\tx\ty\n", r"a\.tsv, line 2 has 3 fields.*In TSV no field can hold a tab"),
+    ("a.tsv", b"id\ttext\n1\t\xe4\n", r"a\.tsv, line 2 is not UTF-8: byte 0xe4 at offset 10"),
+    ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": 2', r"a\.jsonl, line 2 is not valid JSON"),
+    ("a.parquet", "PAR1 is not enough PAR1", r"a\.parquet can't be read as parquet: .*Git LFS, fetch it again"),
+])  # fmt: skip
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: Any, message: str) -> None:
     write_files(str(tmp_path), {name: content})
     with pytest.raises(UserError, match=message):
         read(tmp_path, name)
 
 
-def test_damage_inside_parquet_is_named(tmp_path: Path) -> None:
+def test_damage_inside_parquet_is_named_but_a_disk_or_a_store_that_fails_is_none(tmp_path, object_store) -> None:
     data = bytearray(encoded([{"id": str(number), "text": "x" * 500} for number in range(50)], ".parquet"))
     data[40:400] = b"\xff" * 360
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(UserError, match=r"a\.parquet can't be read as parquet"):
         read(tmp_path, "a.parquet")
-
-
-def test_a_disk_or_a_store_that_fails_is_no_damage(tmp_path: Path, object_store: str) -> None:
     failed = OSError(errno.EIO, "Input/output error")
     with pytest.raises(OSError, match="Input/output"), tables._whole_parquet(Folder(str(tmp_path)), "a.parquet"):
         raise failed
@@ -208,7 +159,7 @@ def test_a_disk_or_a_store_that_fails_is_no_damage(tmp_path: Path, object_store:
         raise pa.ArrowMemoryError("malloc of size 1 failed")
 
 
-def test_whether_quotes_of_tsv_are_text_is_asked(tmp_path: Path) -> None:
+def test_whether_quotes_of_tsv_are_text_is_asked_and_one_never_closed_fills_no_memory(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.tsv").write_text('id\ttext\n1\tx "y"\n2\t"a ""b"""\n')
     assert read(tmp_path, "a.tsv", quotes=False) == [("1", 'x "y"'), ("2", '"a ""b"""')]
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", 'x "y"'), ("2", 'a "b"')]
@@ -216,9 +167,6 @@ def test_whether_quotes_of_tsv_are_text_is_asked(tmp_path: Path) -> None:
         read(tmp_path, "a.tsv")
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"two\nlines\tand a tab"\n')
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", "two\nlines\tand a tab")]
-
-
-def test_a_quote_that_is_never_closed_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_LONGEST_FIELD", 1000)
     (tmp_path / "a.csv").write_text('id,text\n1,"x\n' + "2,y\n" * 1000)
     with pytest.raises(UserError, match=r"a\.csv, line 2 is not valid CSV \(field larger than field limit \(1000\)\)"):

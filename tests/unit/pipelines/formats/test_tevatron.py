@@ -1,15 +1,13 @@
 """Tevatron's two forms: what is read, what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats.tevatron import Tevatron
 from raytriever.errors import UserError
+from tests.unit.pipelines.formats.files import lines, put
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.retrieval.collections.packed_files import write_files
 
@@ -29,10 +27,6 @@ EXPECTED = Contents(
 )
 
 
-def lines(*records: Any) -> str:
-    return "".join(f"{json.dumps(record)}\n" for record in records)
-
-
 def read(path: str, **values: Any) -> Contents:
     return contents(Tevatron(path=path, **({"examples": {"train": "t.jsonl"}} | values)).open())
 
@@ -43,106 +37,71 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
     assert str(folder) in str(raised.value)
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_passages_written_out(place: str, ending: str) -> None:
-    assert read(write_files(place, {"t.jsonl": lines(*WRITTEN_OUT)}, ending)) == EXPECTED
+def test_passages_written_out_and_ids_into_a_corpus(place: str, ending: str) -> None:
+    files = {"t.jsonl": lines(*WRITTEN_OUT), "ids.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)}
+    assert read(write_files(place, files, ending)) == EXPECTED
+    assert read(place, examples={"train": "ids.jsonl"}, corpus="c.jsonl") == EXPECTED
 
 
-def test_rows_of_parquet_as_the_hub_has_cleaned_sets(tmp_path: Path) -> None:
-    passages = [ONE, {"docid": "2", "title": None, "text": "second"}]
-    rows = [
-        WRITTEN_OUT[0] | {"positive_passages": passages[:1], "negative_passages": passages[1:]},
-        {"query_id": "7", "query": "who", "positive_passages": passages[1:], "negative_passages": None, "source": "x"},
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train-00000.parquet")
-    assert read(str(tmp_path), examples={"train": "train-*.parquet"}) == EXPECTED
+CORPUS = {"corpus": "c.jsonl"}
+NAMED_OTHERWISE = [{"docid": "d1", "title": "One", "document_text": "first"}, {"docid": "2", "document_text": "second"}]
+ZERO = {"docid": "d0", "title": "", "text": "no example has it"}
+FIRST, SECOND = [ONE], [{"docid": "2", "title": None, "text": "second"}]
+ON_THE_HUB = [  # rows of parquet, as the hub has cleaned sets
+    WRITTEN_OUT[0] | {"positive_passages": FIRST, "negative_passages": SECOND},
+    {"query_id": "7", "query": "who", "positive_passages": SECOND, "negative_passages": None, "source": "x"},
+]
+SPLITS = {"examples": {"train": "t*.jsonl", "dev": "d.jsonl"}}
 
 
-def test_ids_into_a_corpus(place: str) -> None:
-    write_files(place, {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)}, ".zst")
-    assert read(place, corpus="c.jsonl") == EXPECTED
+@pytest.mark.parametrize(("files", "settings", "expected"), [
+    ({"t.parquet": ON_THE_HUB}, {"examples": {"train": "*.parquet"}}, EXPECTED),
+    ({"t.jsonl": BY_ID, "c.jsonl": NAMED_OTHERWISE}, CORPUS, EXPECTED),  # as the README calls the text of a corpus
+    ({"t.jsonl": [WRITTEN_OUT[0], BY_ID[1]], "c.jsonl": [ONE, TWO]}, CORPUS, EXPECTED),  # examples of both forms
+    ({"t.jsonl": WRITTEN_OUT, "c.jsonl": [ZERO, ONE]}, CORPUS,
+     EXPECTED._replace(documents=[("d0", "", "no example has it", ""), *EXPECTED.documents])),
+    ({"t1.jsonl": WRITTEN_OUT, "t0.jsonl": [], "d.jsonl": [WRITTEN_OUT[1]]}, SPLITS,
+     Contents(EXPECTED.documents[::-1], EXPECTED.queries[::-1], [("7", "2", 1, "dev"), *EXPECTED.judgments])),
+], ids=["parquet", "text named otherwise", "both forms", "beside a corpus", "splits of several files"])  # fmt: skip
+def test_other_forms(tmp_path: Path, files: dict[str, Any], settings: dict[str, Any], expected: Contents) -> None:
+    assert read(put(tmp_path, files), **settings) == expected
 
 
-def test_the_readme_calls_the_text_of_a_corpus_otherwise(tmp_path: Path) -> None:
-    other = [{"docid": "d1", "title": "One", "document_text": "first"}, {"docid": "2", "document_text": "second"}]
-    write_files(str(tmp_path), {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(*other)})
-    assert read(str(tmp_path), corpus="c.jsonl") == EXPECTED
-
-
-def test_passages_written_out_beside_a_corpus(tmp_path: Path) -> None:
-    corpus = [{"docid": "d0", "title": "", "text": "no example has it"}, ONE]
-    write_files(str(tmp_path), {"t.jsonl": lines(*WRITTEN_OUT), "c.jsonl": lines(*corpus)})
-    read_ = read(str(tmp_path), corpus="c.jsonl")
-    assert [row[0] for row in read_.documents] == ["d0", "d1", "2"]
-    assert read_.judgments == EXPECTED.judgments
-
-
-def test_splits_and_queries_of_several_files(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"t1.jsonl": lines(*WRITTEN_OUT), "t0.jsonl": "", "d.jsonl": lines(WRITTEN_OUT[1])})
-    read_ = read(str(tmp_path), examples={"train": "t*.jsonl", "dev": "d.jsonl"})
-    assert [row[0] for row in read_.queries] == ["7", "q1"]
-    assert read_.judgments == [("7", "2", 1, "dev"), *EXPECTED.judgments]
-
-
-def test_examples_of_both_forms(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"t.jsonl": lines(WRITTEN_OUT[0], BY_ID[1]), "c.jsonl": lines(ONE, TWO)})
-    assert read(str(tmp_path), corpus="c.jsonl") == EXPECTED
-
-
-def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path: Path) -> None:
+def test_one_id_for_two_texts_and_unknown_ids_are_refused_unless_asked_for(tmp_path: Path) -> None:
     files = {"t.jsonl": lines(WRITTEN_OUT[0], WRITTEN_OUT[1] | {"positive_passages": [ONE | {"text": "other"}]})}
     refused(tmp_path, files, "line 2: id 'd1' is already that of line 1 with another text")
     assert read(str(tmp_path), differing_texts="first").documents == EXPECTED.documents
     files = {"t.jsonl": lines(WRITTEN_OUT[0], WRITTEN_OUT[1] | {"query_id": "q1"})}
     refused(tmp_path, files, "line 2: id 'q1' is already that of line 1 with another text")
     assert read(str(tmp_path), differing_texts="first").queries == EXPECTED.queries[:1]
-
-
-def test_ids_that_the_corpus_lacks_are_refused_or_left_out(tmp_path: Path) -> None:
     files = {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE)}
     refused(tmp_path, files, "line 1 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")
     assert read(str(tmp_path), corpus="c.jsonl", unknown_ids="drop").judgments == EXPECTED.judgments[:1]
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
-        (BY_ID[0], "line 1 names documents by id .*Set corpus"),
-        (WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
-        (WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
-        (WRITTEN_OUT[0] | {"positive_passages": "d1"}, "line 1: \"positive_passages\" is 'd1'. It must be a list"),
-        (WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
-        (WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
-        (WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
-        (WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
-    ],
-)
-def test_wrong_examples_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    refused(tmp_path, {"t.jsonl": lines(record)}, rf"t\.jsonl, {message}")
+@pytest.mark.parametrize(("settings", "record", "message"), [
+    ({}, {"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
+    ({}, BY_ID[0], "line 1 names documents by id .*Set corpus"),
+    ({}, WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
+    ({}, WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
+    ({}, WRITTEN_OUT[0] | {"positive_passages": "d1"}, "line 1: \"positive_passages\" is 'd1'. It must be a list"),
+    ({}, WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
+    ({}, WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
+    ({}, WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
+    ({}, WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
+    (CORPUS, BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a"),
+    (CORPUS, BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
+    (CORPUS, {"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
+])  # fmt: skip
+def test_wrong_examples_are_named(tmp_path: Path, settings: dict[str, Any], record: Any, message: str) -> None:
+    files = {"t.jsonl": lines(record), "c.jsonl": lines(ONE, TWO)}
+    refused(tmp_path, files, rf"t\.jsonl, {message}", **settings)
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a list of"),
-        (BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
-        ({"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
-    ],
-)
-def test_wrong_examples_by_id_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    refused(tmp_path, {"t.jsonl": lines(record), "c.jsonl": lines(ONE, TWO)}, message, corpus="c.jsonl")
-
-
-def test_files_without_examples_are_refused(tmp_path: Path) -> None:
+def test_files_without_examples_are_refused_and_all_others_described(tmp_path: Path) -> None:
     refused(tmp_path, {"t.jsonl": "\n"}, r"t\.jsonl holds no documents with a text")
     refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl is not there", examples={"dev": "x.jsonl"})
     refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl is not there", corpus="c.jsonl")
-
-
-def test_the_fingerprint_names_every_file(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE, TWO)})
-    described = (
-        Tevatron(path=str(tmp_path), examples={"train": "t.jsonl"}, corpus="c.jsonl").open().format.fingerprint()
-    )
-    assert [file["name"] for file in described["files"]] == ["c.jsonl", "t.jsonl"]
+    path = put(tmp_path, {"t.jsonl": BY_ID, "c.jsonl": [ONE, TWO]})
+    source = Tevatron(path=path, examples={"train": "t.jsonl"}, corpus="c.jsonl").open()
+    assert [file["name"] for file in source.format.fingerprint()["files"]] == ["c.jsonl", "t.jsonl"]

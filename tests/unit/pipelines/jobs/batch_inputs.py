@@ -1,5 +1,6 @@
 """What batches are made of, out of arrays: pairs, packings, vectors, candidates, and files compared byte for byte."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.batches import LAYOUTS, BatchWriter, Layout
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
 from pipelines.pairs.pairs import SCHEMA as PAIRS_SCHEMA
@@ -67,28 +69,27 @@ def make_packing(folder: Path, pairs: str, epochs: list[NDArray[np.int64]], clus
     return artifact(folder, "packing", {}, {"pairs": Artifact(pairs).fingerprint}, shards)
 
 
-def make_vectors(folder: Path, collection: str, queries: NDArray[Any], documents: NDArray[Any]) -> str:
-    """Vectors of all texts."""
+def make_vectors(folder: Path, collection: str, queries: NDArray[Any], documents: NDArray[Any] | None) -> str:
+    """Vectors of all texts, or of the queries alone."""
     contract = {
         "model": "0123456789abcdef", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
         "max_length": 16, "dtype": "float32", "dimension": queries.shape[-1],
     }  # fmt: skip
     files: dict[str, Any] = {}
     for part, values in (("queries", queries), ("documents", documents)):
+        if values is None:
+            continue
         ids = pa.table({"id": [f"{part[0]}{row}" for row in range(len(values))]})
         files |= {f"{part}/00000.npy": values.astype(np.float16), f"{part}/00000.ids.parquet": ids}
-    shard = {"files": files, "rows": len(queries) + len(documents), "of_all": {"encoder": contract}}
+    shard = {"files": files, "rows": len(queries), "of_all": {"encoder": contract}}
     return artifact(folder, "vectors", {}, {"collection": Artifact(collection).fingerprint}, [shard])
 
 
-def make_candidates(
-    folder: Path, collection: str, lists: dict[int, list[tuple[int, int | None]]], form: str = "hard_negatives"
-) -> str:
+def make_candidates(folder: Path, collection: str, lists: dict[int, Any], form: str = "hard_negatives") -> str:
     """Of each query row a list of (document row, relevance)."""
     rows = [
         {
-            "query_id": f"q{query}",
-            "query_row": query,
+            "query_id": f"q{query}", "query_row": query,
             "document_ids": [f"d{document}" for document, _ in found],
             "document_rows": [document for document, _ in found],
             "scores": [None if grade else 1 / place for place, (_, grade) in enumerate(found, 1)],
@@ -96,7 +97,7 @@ def make_candidates(
             "relevance": [grade for _, grade in found],
         }
         for query, found in lists.items()
-    ]
+    ]  # fmt: skip
     files = {
         f"candidates/{number:05d}.parquet": pa.Table.from_pylist(rows[start : start + 7], CANDIDATES_SCHEMA)
         for number, start in enumerate(range(0, max(len(rows), 1), 7))
@@ -104,6 +105,32 @@ def make_candidates(
     config = {"form": form, "rules": {"minimum_relevance": 1}}
     inputs = {"collection": Artifact(collection).fingerprint}
     return artifact(folder, "candidates", config, inputs, [{"files": files, "rows": len(rows)}])
+
+
+def store_batches(
+    folder: Path | str,
+    layout: Layout,
+    epochs: Iterable[Iterable[list[pa.Table]]],
+    *,
+    config: dict[str, Any] | None = None,
+    inputs: dict[str, str] | None = None,
+    facts: dict[str, Any] | None = None,
+) -> str:
+    """Batches (tables of one size) of each shard of each epoch."""
+    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, config or {}, inputs or {}))
+    writer.begin()
+    records = []
+    for epoch, shards in enumerate(epochs):
+        for number, batches in enumerate(shards):
+            with writer.folder.scratch() as scratch:
+                shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
+                with BatchWriter(shard, LAYOUTS[layout].schema(), epoch, number, len(batches[0])) as file:
+                    for batch in batches:
+                        file.write(batch)
+                records.append(file.commit())
+    with writer.folder.scratch() as scratch:
+        records.append(ShardWriter(writer.folder, "audit", scratch).commit(0))
+    return writer.finish(records, {"layout": layout, **(facts or {})}, {}).uri
 
 
 def contents(folder: str) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Collections for the tests of jobs, out of lists."""
+"""Collections out of lists for the tests of jobs, and stages out of plain values."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,18 @@ import pyarrow.parquet as pq
 
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
-from retrieval.collections.collection import JUDGMENTS, QUERIES
+from raytriever.settings.configuration import validate
+from raytriever.stages.stage import Stage
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
+from tests.unit.retrieval.collections.contents import Contents
+from tests.unit.small_run import make
 
 Rows = list[tuple[Any, ...]]
+
+
+def made_by(stage: type[Stage[Any]], values: dict[str, Any]) -> str:
+    """Runs a stage with settings as a recipe gives them; its artifact's folder."""
+    return make(stage(validate(stage.config_class, values, "Settings")))
 
 
 def store(folder: Path, documents: list[pa.Table], queries: Rows, judged: Rows) -> str:
@@ -29,6 +38,21 @@ def store(folder: Path, documents: list[pa.Table], queries: Rows, judged: Rows) 
         counts = {"documents": sum(map(len, documents)), "queries": len(queries), "judgments": len(judged)}
         record = shard.commit(counts["documents"], counts=counts)
     return writer.finish([record], {}, {"seconds": 1.0}).uri
+
+
+def stored_rows(uri: str) -> Contents:
+    """All of a stored collection."""
+    collection = StoredCollection(uri)
+    schemas = zip(Contents._fields, (DOCUMENTS, QUERIES, JUDGMENTS), strict=True)
+    parts = [collection.rows_of(part).read(schema.names).to_pylist() for part, schema in schemas]  # type: ignore[arg-type]
+    return Contents(*([tuple(row.values()) for row in rows] for rows in parts))
+
+
+def stored(folder: Path, rows: Contents) -> StoredCollection:
+    """These rows as ``collect`` stores them, below the folder."""
+    documents = [dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows.documents]
+    tables = [pa.Table.from_pylist(documents, DOCUMENTS)]
+    return StoredCollection(store(folder / "stored", tables, rows.queries, rows.judgments))
 
 
 def collection_of(

@@ -36,15 +36,10 @@ def store(
     """The paths of ``pairs`` and ``vectors``; pair i is query i and, in reverse order, document N - 1 - i."""
     count = len(queries)
     rows = [
-        {
-            "query_id": f"q{number}",
-            "document_id": f"d{count - 1 - number}",
-            "domain": domains[number],
-            "query_row": number,
-            "document_row": count - 1 - number,
-        }
+        {"query_id": f"q{number}", "document_id": f"d{count - 1 - number}", "domain": domains[number],
+         "query_row": number, "document_row": count - 1 - number}
         for number in range(count)
-    ]
+    ]  # fmt: skip
     inputs = {"collection": COLLECTION}
     starts = range(0, count, per_file)
     tables = {

@@ -1,7 +1,6 @@
 """`raytriever chunk`: a collection of chunks that tile their sources, counted, whatever the shards."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 from pipelines.formats.columns import ColumnFiles, DocumentTable
 from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig
 from pipelines.jobs.collect import Collect, CollectConfig
-from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import QUERIES, StoredCollection
 from tests.unit.pipelines.chunking.test_stretches import passages, stored
-from tests.unit.pipelines.chunking.texts import real_data
+from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.small_run import make
 
 ROWS = [
@@ -28,8 +26,7 @@ ROWS = [
 
 
 def chunk(folder: Path, collection: StoredCollection, **settings: Any) -> StoredCollection:
-    values = {"collection": collection.uri, "output": str(folder), **settings}
-    return StoredCollection(make(Chunk(validate(ChunkConfig, values, "Settings of chunk"))))
+    return StoredCollection(made_by(Chunk, {"collection": collection.uri, "output": str(folder), **settings}))
 
 
 def test_chunks_are_a_collection(tmp_path: Path) -> None:
@@ -38,11 +35,11 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     made.verify()
     rows = made.rows_of("documents").read(CHUNKS.names)
     assert rows.schema.equals(CHUNKS)
-    assert rows["id"].to_pylist() == ["a/b.md#0", "a/b.md#1", "c.py#0", "#0", "#1"]
-    assert rows["source_id"].to_pylist() == ["a/b.md", "a/b.md", "c.py", "", ""]
-    assert rows["title"].to_pylist() == ["First", "First", "", "Prose", "Prose"]
-    assert rows["domain"].to_pylist() == ["docs", "docs", "code", "", ""]
-    assert rows["number"].to_pylist() == [0, 1, 0, 0, 1]
+    shown = rows.select(["id", "source_id", "title", "domain", "number"]).to_pylist()
+    assert [tuple(row.values()) for row in shown] == [
+        ("a/b.md#0", "a/b.md", "First", "docs", 0), ("a/b.md#1", "a/b.md", "First", "docs", 1),
+        ("c.py#0", "c.py", "", "code", 0), ("#0", "", "Prose", "", 0), ("#1", "", "Prose", "", 1),
+    ]  # fmt: skip
     texts = {row[0]: row[2] for row in ROWS}
     for row in rows.to_pylist():
         assert row["text"] == texts[row["source_id"]][row["start"] : row["end"]]
@@ -68,45 +65,34 @@ def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
     assert tables[0].equals(tables[1])
 
 
-def test_the_summary_counts_chunks_documents_and_words(tmp_path: Path) -> None:
+def test_the_summary_and_a_collection_without_texts(tmp_path: Path) -> None:
     source = stored(tmp_path / "source", [passages(*"AAB")])
     made = chunk(tmp_path / "made", source)
     stage = Chunk(ChunkConfig(collection=source.uri, output=made.uri))
     assert stage.summary(made) == "3 chunks of 3 documents, on average 2 words"
-
-
-def test_a_collection_without_texts_is_refused(tmp_path: Path) -> None:
-    source = stored(tmp_path / "source", [[("1", "only a title", "", "")]])
     with pytest.raises(UserError, match="no document with a text"):
-        chunk(tmp_path / "made", source)
+        chunk(tmp_path / "none", stored(tmp_path / "titles", [[("1", "only a title", "", "")]]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"chunking": {"kind": "sentence"}}, "chunking.kind"),
-        ({"chunking": {"max_words": 10}}, "lower it to 5 or less"),
-        ({"chunking": {"kind": "code", "programming_language": "cobol"}}, "programming_language"),
-        ({"megabytes_per_shard": 0}, "megabytes_per_shard"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"chunking": {"kind": "sentence"}}, "chunking.kind"),
+    ({"chunking": {"max_words": 10}}, "lower it to 5 or less"),
+    ({"chunking": {"kind": "code", "programming_language": "cobol"}}, "programming_language"),
+    ({"megabytes_per_shard": 0}, "megabytes_per_shard"),
+])  # fmt: skip
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(ChunkConfig, {"collection": "c", "output": "o", **settings}, "Settings of chunk")
 
 
-@real_data
-def test_real_articles(tmp_path: Path) -> None:
-    path = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "raw_wikipedia"
+def test_real_articles(data: Path, tmp_path: Path) -> None:
+    path = data / "raw_wikipedia"
     documents = DocumentTable(table=["docs.jsonl"], id="id", title="title", text="text")
     config = CollectConfig(source=ColumnFiles(path=str(path), documents=documents), output=str(tmp_path / "source"))
-    source = StoredCollection(make(Collect(config)))
-    made = chunk(tmp_path / "made", source)
-    rows = made.rows_of("documents").read(["source_id", "text"]).to_pylist()
+    made = chunk(tmp_path / "made", StoredCollection(make(Collect(config))))
     joined: dict[str, str] = {}
-    for row in rows:
+    for row in made.rows_of("documents").read(["source_id", "text"]).to_pylist():
         joined[row["source_id"]] = joined.get(row["source_id"], "") + row["text"]
     with (path / "docs.jsonl").open(encoding="utf-8") as file:
         assert joined == {row["id"]: row["text"] for row in map(json.loads, file)}
-    assert isinstance(made, Artifact)
     assert made.manifest["counts"]["chunks_shorter_than_min_words"] <= 5

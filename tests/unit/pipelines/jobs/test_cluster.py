@@ -20,11 +20,20 @@ from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
 
+QUERIES, DOCUMENTS = topics(600, 12, 30)
 DOMAINS = [("a", "b")[number % 3 == 0] for number in range(600)]
+
+
+def stored(folder: Path, **changes: Any) -> dict[str, str]:
+    return store(folder, **{"queries": QUERIES, "documents": DOCUMENTS, "domains": DOMAINS, **changes})
 
 
 def read_clusters(artifact: Artifact) -> list[DomainPairs]:
     return [read_domain(artifact, number) for number in range(len(artifact.shards))]
+
+
+def clustered(folder: Path, inputs: dict[str, str], **settings: Any) -> Artifact:
+    return Artifact(make(Cluster(config(folder, inputs, **settings))))
 
 
 def config(folder: Path, inputs: dict[str, str], **settings: Any) -> ClusterConfig:
@@ -32,10 +41,7 @@ def config(folder: Path, inputs: dict[str, str], **settings: Any) -> ClusterConf
 
 
 def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) -> None:
-    queries, documents = topics(600, 12, 30)
-    artifact = Artifact(
-        make(Cluster(config(tmp_path, store(tmp_path, queries=queries, documents=documents, domains=DOMAINS), seed=3)))
-    )
+    artifact = clustered(tmp_path, stored(tmp_path), seed=3)
     domains = read_clusters(artifact)
     assert [domain.domain for domain in domains] == ["a", "b"]
     for domain, shard in zip(domains, artifact.shards, strict=True):
@@ -45,7 +51,7 @@ def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) 
         objective = shard.facts["objective"]
         assert len(objective) == shard.facts["iterations"] + 1
         assert shard.facts["clusters_asked_for"] == k == len(domain.centroids)
-        mid_points = (documents[own].astype(float) + queries[own]) / 2
+        mid_points = (DOCUMENTS[own].astype(float) + QUERIES[own]) / 2
         spread = np.square(mid_points - domain.centroids[domain.clusters]).sum()
         assert spread == pytest.approx(objective[-1], rel=1e-5)
     facts = artifact.manifest["facts"]
@@ -54,15 +60,12 @@ def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("small_domains", ["drop", "merge", "merge_all"])
-def test_parts_of_the_pairs_are_looked_up_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_domains: str
-) -> None:
+def test_parts_of_the_pairs_are_looked_up_apart(tmp_path, monkeypatch, small_domains) -> None:
     domains = [f"domain {'ab'[number % 2]}" for number in range(590)] + [f"small {number // 4}" for number in range(10)]
-    queries, documents = topics(600, 12, 30)
-    inputs = store(tmp_path, queries=queries, documents=documents, domains=domains, per_file=70)
+    inputs = stored(tmp_path, domains=domains, per_file=70)
 
-    def clustered(output: str) -> dict[str, bytes]:
-        make(Cluster(config(tmp_path / output, inputs, smallest_domain=9, small_domains=small_domains)))
+    def written(output: str) -> dict[str, bytes]:
+        clustered(tmp_path / output, inputs, smallest_domain=9, small_domains=small_domains)
         return contents(str(tmp_path / output / "clusters"))
 
     columns: list[str] = []
@@ -73,79 +76,61 @@ def test_parts_of_the_pairs_are_looked_up_apart(
 
     read_tables = ParquetRows.tables
     monkeypatch.setattr(ParquetRows, "tables", read)
-    together = clustered("together")
+    together = written("together")
     assert columns.count("query_row") == 1  # once, for all domains
     monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 100)
     columns.clear()
-    assert clustered("apart") == together
+    assert written("apart") == together
     assert columns.count("query_row") == 5  # 9 files, two to a part
 
 
 def test_queries_alone_need_no_documents(tmp_path: Path) -> None:
-    queries, _ = topics(600, 12, 30)
-    inputs = store(tmp_path, queries=queries, documents=None, domains=["one"] * 600)
-    artifact = Artifact(make(Cluster(config(tmp_path, inputs, kmeans={"sides": "queries"}))))
+    inputs = stored(tmp_path, documents=None, domains=["one"] * 600)
+    artifact = clustered(tmp_path, inputs, kmeans={"sides": "queries"})
     (domain,) = read_clusters(artifact)
-    distances = np.square(queries.astype(float)[:, None] - domain.centroids).sum(axis=2)
+    distances = np.square(QUERIES.astype(float)[:, None] - domain.centroids).sum(axis=2)
     assert domain.clusters.tolist() == distances.argmin(axis=1).tolist()
     assert artifact.manifest["facts"]["sides"] == "queries"
     with pytest.raises(UserError, match="no vectors of documents"):
-        make(Cluster(config(tmp_path / "other", inputs)))
+        clustered(tmp_path / "other", inputs)
 
 
-def test_a_bad_vector_is_named_by_its_ids(tmp_path: Path) -> None:
-    queries, documents = topics(600, 12, 30)
-    documents[302, 5] = np.nan
-    name = r"document vector of pair 302 \(query 'q302', document 'd297'\)"
-    with pytest.raises(UserError, match=name):
-        make(Cluster(config(tmp_path, store(tmp_path, queries=queries, documents=documents, domains=DOMAINS))))
-
-
-def test_zero_vectors_are_counted(tmp_path: Path) -> None:
-    queries, documents = topics(600, 12, 30)
+def test_a_bad_vector_is_named_by_its_ids_and_zero_vectors_are_counted(tmp_path: Path) -> None:
+    queries, documents = QUERIES.copy(), DOCUMENTS.copy()
     documents[[3, 4]] = 0
     queries[[4, 90]] = 0
-    artifact = Artifact(
-        make(Cluster(config(tmp_path, store(tmp_path, queries=queries, documents=documents, domains=DOMAINS))))
-    )
-    assert artifact.manifest["facts"]["pairs_with_zero_vectors"] == 3
+    zeros = clustered(tmp_path, stored(tmp_path, queries=queries, documents=documents))
+    assert zeros.manifest["facts"]["pairs_with_zero_vectors"] == 3
+    documents[302, 5] = np.nan
+    with pytest.raises(UserError, match=r"document vector of pair 302 \(query 'q302', document 'd297'\)"):
+        clustered(tmp_path / "bad", stored(tmp_path / "bad", queries=queries, documents=documents))
 
 
-def test_a_domain_of_one_pair_and_one_of_equal_vectors(tmp_path: Path) -> None:
-    queries, documents = topics(600, 12, 30)
+def test_a_domain_of_one_pair_one_of_equal_vectors_and_none(tmp_path: Path) -> None:
+    queries, documents = QUERIES.copy(), DOCUMENTS.copy()
     documents[1:], queries[1:] = documents[1], queries[1]
-    inputs = store(tmp_path, queries=queries, documents=documents, domains=["alone"] + ["equal"] * 599)
-    artifact = Artifact(make(Cluster(config(tmp_path, inputs, smallest_domain=1))))
-    assert [domain.clusters.max() for domain in read_clusters(artifact)] == [0, 0]
+    inputs = stored(tmp_path, queries=queries, documents=documents, domains=["alone"] + ["equal"] * 599)
+    artifact = clustered(tmp_path, inputs, smallest_domain=1)
     assert [np.bincount(domain.clusters).tolist() for domain in read_clusters(artifact)] == [[1], [599]]
     assert artifact.manifest["facts"]["clusters_asked_for"] == 31
-
-
-def test_no_pairs(tmp_path: Path) -> None:
-    queries, documents = topics(3, 4, 1)
-    inputs = store(tmp_path, queries=queries[:0], documents=documents[:0], domains=[])
+    inputs = stored(tmp_path / "none", queries=queries[:0], documents=documents[:0], domains=[])
     with pytest.raises(UserError, match="holds no pairs"):
-        Cluster(config(tmp_path, inputs)).plan()
+        Cluster(config(tmp_path / "none", inputs)).plan()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    queries, documents = topics(600, 12, 30)
-    inputs = store(tmp_path, queries=queries, documents=documents, domains=DOMAINS)
     with pytest.raises(UserError, match="torch finds none here"):
-        make(Cluster(config(tmp_path, inputs, resources=Resources(gpus_per_worker=1))))
+        clustered(tmp_path, stored(tmp_path), resources=Resources(gpus_per_worker=1))
 
 
 @pytest.mark.parametrize("above", [2, 1000])
 def test_the_plain_function_finds_the_same(tmp_path: Path, above: int) -> None:
-    queries, documents = topics(600, 12, 30)
     kmeans = KMeansSettings(two_level_above=above)
-    inputs = store(tmp_path, queries=queries, documents=documents, domains=["a"] * 600)
-    artifact = Artifact(make(Cluster(config(tmp_path, inputs, kmeans=kmeans.model_dump()))))
+    artifact = clustered(tmp_path, stored(tmp_path, domains=["a"] * 600), kmeans=kmeans.model_dump())
     (domain,) = read_clusters(artifact)
-    found = cluster_pairs(
-        queries=queries, documents=documents, k=30, settings=kmeans, seed=0 ^ 3904355907
-    )  # CRC-32 of 'a'
+    seed = 0 ^ 3904355907  # CRC-32 of 'a'
+    found = cluster_pairs(queries=QUERIES, documents=DOCUMENTS, k=30, settings=kmeans, seed=seed)
     assert domain.clusters.tolist() == found.assignments.tolist()
     assert domain.centroids.tobytes() == found.centroids.tobytes()
     assert json.dumps(artifact.manifest)  # plain values only

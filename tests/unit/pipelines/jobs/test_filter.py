@@ -1,94 +1,72 @@
 """The job on a small collection against a literal filter, and what it refuses."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
 from pipelines.jobs import lookups
-from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.filter import Filter
 from pipelines.mining.candidates import lists_in_turn
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by, store
 
 QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
 
 
-@dataclass
 class World:
     """Artifacts, and the same as Python values."""
 
-    inputs: dict[str, str]
-    candidates: str
-    folder: Path
-    queries: list[str]
-    documents: list[dict[str, str]]
-    pairs: list[tuple[int, int]]
-    epochs: list[NDArray[np.int64]]
-    lists: dict[int, list[tuple[int, int | None]]]
-    scores: NDArray[np.float64]
+    def __init__(self, folder: Path) -> None:
+        self.folder, random = folder, np.random.default_rng(5)
+        texts = [f"text {random.integers(15)}" for _ in range(DOCUMENTS_)]
+        self.documents = [
+            {"id": f"d{row}", "title": f"title {row % 3}" if row % 2 else "", "text": text, "domain": ""}
+            for row, text in enumerate(texts)
+        ]
+        self.queries = [f"query {random.integers(24)}?" for _ in range(QUERIES)]
+        known = {(int(random.integers(QUERIES)), int(random.integers(DOCUMENTS_))) for _ in range(40)}
+        self.pairs = sorted(known)
+        judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in self.pairs]
+        judged += [
+            (f"q{query}", f"d{document}", -(document % 2), "judged")
+            for query in range(QUERIES)
+            for document in random.permutation(DOCUMENTS_)[: 2 + query % 3].tolist()
+            if (query, document) not in known
+        ]
+        tables = [pa.Table.from_pylist(self.documents[at : at + 17], DOCUMENTS) for at in range(0, DOCUMENTS_, 17)]
+        asked = [(f"q{row}", text, "", []) for row, text in enumerate(self.queries)]
+        collection = store(folder / "c", tables, asked, judged)
+        self.lists: dict[int, list[tuple[int, int | None]]] = {}
+        for query in random.permutation(QUERIES).tolist():
+            rows = random.permutation(DOCUMENTS_)[: 3 + query % 4].tolist()
+            self.lists[query] = [(row, 1 if (query, row) in known else [None, 0][row % 2]) for row in rows]
+        vectors = [random.integers(-2, 3, (number, 4)).astype(np.float16) for number in (QUERIES, DOCUMENTS_)]
+        self.scores = vectors[0].astype(float) @ vectors[1].astype(float).T
+        pairs = make_pairs(folder / "p", collection, self.pairs)
+        number = BATCHES * SIZE
+        self.epochs = [random.permutation(len(known))[:number].reshape(BATCHES, SIZE) for _ in range(EPOCHS)]
+        self.inputs = {
+            "collection": collection, "pairs": pairs, "packing": make_packing(folder / "k", pairs, self.epochs),
+            "vectors": make_vectors(folder / "v", collection, *vectors),
+        }  # fmt: skip
+        self.candidates = make_candidates(folder / "n", collection, self.lists, "labelled_lists")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("filter")
-    random = np.random.default_rng(5)
-    texts = [f"text {random.integers(15)}" for _ in range(DOCUMENTS_)]
-    documents = [
-        {"id": f"d{row}", "title": f"title {row % 3}" if row % 2 else "", "text": text, "domain": ""}
-        for row, text in enumerate(texts)
-    ]
-    queries = [f"query {random.integers(24)}?" for _ in range(QUERIES)]
-    pairs = sorted({(int(random.integers(QUERIES)), int(random.integers(DOCUMENTS_))) for _ in range(40)})
-    judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs]
-    known = set(pairs)
-    judged += [
-        (f"q{query}", f"d{document}", -(document % 2), "judged")
-        for query in range(QUERIES)
-        for document in random.permutation(DOCUMENTS_)[: 2 + query % 3].tolist()
-        if (query, document) not in known
-    ]
-    tables = [pa.Table.from_pylist(documents[at : at + 17], DOCUMENTS) for at in range(0, DOCUMENTS_, 17)]
-    collection = store(folder / "c", tables, [(f"q{row}", text, "", []) for row, text in enumerate(queries)], judged)
-    lists: dict[int, list[tuple[int, int | None]]] = {}
-    for query in random.permutation(QUERIES).tolist():
-        rows = random.permutation(DOCUMENTS_)[: 3 + query % 4].tolist()
-        lists[query] = [(row, 1 if (query, row) in known else [None, 0][row % 2]) for row in rows]
-    vectors = [random.integers(-2, 3, (number, 4)).astype(np.float16) for number in (QUERIES, DOCUMENTS_)]
-    stored_pairs = make_pairs(folder / "p", collection, pairs)
-    epochs = [random.permutation(len(pairs))[: BATCHES * SIZE].reshape(BATCHES, SIZE) for _ in range(EPOCHS)]
-    return World(
-        inputs={
-            "collection": collection,
-            "pairs": stored_pairs,
-            "packing": make_packing(folder / "k", stored_pairs, epochs),
-            "vectors": make_vectors(folder / "v", collection, *vectors),
-        },
-        candidates=make_candidates(folder / "n", collection, lists, "labelled_lists"),
-        folder=folder,
-        queries=queries,
-        documents=documents,
-        pairs=pairs,
-        epochs=epochs,
-        lists=lists,
-        scores=vectors[0].astype(float) @ vectors[1].astype(float).T,
-    )
+    return World(tmp_path_factory.mktemp("filter"))
 
 
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
-    values = {**world.inputs, "output": str(output), "batches_per_shard": 4, **settings}
-    return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+    return BatchReader(made_by(Filter, {**world.inputs, "output": str(output), "batches_per_shard": 4, **settings}))
 
 
 def key(text: str) -> str:
@@ -108,11 +86,8 @@ class Literal:
         self.query_texts = [key(row["query"]) for row in rows]
 
     def same_answers(self, i: int) -> list[int]:
-        twins = [
-            k
-            for k in range(len(self.queries))
-            if self.queries[k] == self.queries[i] or self.query_texts[k] == self.query_texts[i]
-        ]
+        rows = zip(self.queries, self.query_texts, strict=True)
+        twins = [k for k, (row, text) in enumerate(rows) if row == self.queries[i] or text == self.query_texts[i]]
         return twins if len(twins) > 1 else []
 
     def rule(self, i: int, j: int) -> str | None:
@@ -131,19 +106,13 @@ class Literal:
         return "surrogate score" if judged and scores[self.columns[j]] >= scores[self.columns[i]] else None
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"negatives": "mined", "negatives_per_example": 2},
-        {"negatives": "mined", "with_title": False},
-        {"judged_negatives": "judged", "negatives_per_example": 3, "too_few_negatives": "repeat"},
-    ],
-    ids=["plain", "mined", "without titles", "judged"],
-)
-def test_batches_are_those_of_a_literal_filter(
-    world: World, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("settings", [
+    {},
+    {"negatives": "mined", "negatives_per_example": 2},
+    {"negatives": "mined", "with_title": False},
+    {"judged_negatives": "judged", "negatives_per_example": 3, "too_few_negatives": "repeat"},
+], ids=["plain", "mined", "without titles", "judged"])  # fmt: skip
+def test_batches_are_those_of_a_literal_filter(world: World, tmp_path, settings, monkeypatch) -> None:
     monkeypatch.setattr(pair_batches, "_EXAMPLES_AT_ONCE", 2 * SIZE)
     monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 20)
     if "negatives" in settings:
@@ -161,11 +130,11 @@ def test_batches_are_those_of_a_literal_filter(
                 query, document = world.pairs[pair]
                 assert (row["query_id"], row["query"]) == (f"q{query}", world.queries[query])
                 assert row["document_id"] == f"d{document}"
-                for name, text in zip(
+                names, texts = (
                     [row["document_id"], *row["hard_negative_ids"]],
                     [row["document"], *row["hard_negatives"]],
-                    strict=True,
-                ):
+                )
+                for name, text in zip(names, texts, strict=True):
                     stored = world.documents[int(name[1:])]
                     assert text == (f"{stored['title']} {stored['text']}".strip() if with_title else stored["text"])
                 assert len(row["hard_negative_ids"]) == number
@@ -195,33 +164,33 @@ def test_negatives_are_a_sample_of_each_epochs_own_or_the_first(world: World, tm
     sampled = run(world, tmp_path / "s", **asked)
     again = run(world, tmp_path / "t", **asked, seed=1)
     first = run(world, tmp_path / "f", **asked, choose_negatives="first")
-    changed = 0
+    both = [drawn(sampled, epoch) for epoch in range(EPOCHS)]
     for epoch in range(EPOCHS):
         for (query, _), found in drawn(first, epoch).items():
             assert found == of_list(world, query)[:2]
-        for (query, _), found in drawn(sampled, epoch).items():
+        for (query, _), found in both[epoch].items():
             assert len(set(found)) == 2
             assert set(found) <= set(of_list(world, query))
-        assert drawn(sampled, epoch) != drawn(again, epoch)
-    both = [drawn(sampled, epoch) for epoch in range(EPOCHS)]
-    for pair in both[0].keys() & both[1].keys():
-        changed += both[0][pair] != both[1][pair]
-    assert changed > 5
+        assert both[epoch] != drawn(again, epoch)
+    assert sum(both[0][pair] != both[1][pair] for pair in both[0].keys() & both[1].keys()) > 5
 
 
-def test_a_pair_draws_the_same_in_whatever_batch_it_is(world: World, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def mined(world: World) -> BatchReader:
+    return run(world, world.folder / "mined", negatives=world.candidates)
+
+
+def test_a_pair_draws_the_same_in_whatever_batch_it_is(world: World, mined: BatchReader, tmp_path: Path) -> None:
     turned = make_packing(tmp_path / "k", world.inputs["pairs"], [epoch[::-1, ::-1] for epoch in world.epochs])
-    asked = {"negatives": world.candidates}
-    here, there = run(world, tmp_path / "a", **asked), run(world, tmp_path / "b", **asked, packing=turned)
+    there = run(world, tmp_path / "b", negatives=world.candidates, packing=turned)
     for epoch in range(EPOCHS):
-        assert drawn(here, epoch) == drawn(there, epoch)
+        assert drawn(mined, epoch) == drawn(there, epoch)
 
 
 def test_too_few_negatives(world: World, tmp_path: Path) -> None:
     asked = {"negatives": world.candidates, "negatives_per_example": 5}
-    with pytest.raises(
-        UserError, match=r"packed pairs have fewer than 5 hard negatives, the first of query 'q\d+' \(\d"
-    ):
+    fewer = r"packed pairs have fewer than 5 hard negatives, the first of query 'q\d+' \(\d"
+    with pytest.raises(UserError, match=fewer):
         run(world, tmp_path / "r", **asked)
     repeated = run(world, tmp_path / "f", **asked, too_few_negatives="repeat")
     at_random = run(world, tmp_path / "x", **asked, too_few_negatives="random")
@@ -257,26 +226,13 @@ def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path:
         run(world, tmp_path / "y", negatives=negatives, negatives_per_example=60, too_few_negatives="random")
 
 
-def test_judged_negatives_are_those_of_no_relevance(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Split 'train' of .* judges no document with a relevance of 0 or less"):
-        run(world, tmp_path / "r", judged_negatives="train")
-    with pytest.raises(UserError, match="no judgments of split 'dev'"):
-        run(world, tmp_path / "s", judged_negatives="dev")
-
-
 def test_mined_and_judged_negatives_are_taken_in_turn(world: World, tmp_path: Path) -> None:
     asked = {"negatives_per_example": 3, "too_few_negatives": "random", "choose_negatives": "first"}
-    pools = [
-        run(world, tmp_path / name, **asked, **given)
-        for name, given in (
-            ("mined", {"negatives": world.candidates}),
-            ("judged", {"judged_negatives": "judged"}),
-            ("both", {"negatives": world.candidates, "judged_negatives": "judged"}),
-        )
-    ]
+    mined, judged = {"negatives": world.candidates}, {"judged_negatives": "judged"}
+    pools = [run(world, tmp_path / f"{n}", **asked, **given) for n, given in enumerate((mined, judged, mined | judged))]
     taken = 0
-    for mined, judged, both in zip(*(reader.read(0, 0).to_pylist() for reader in pools), strict=True):
-        first_two = [mined["hard_negative_ids"][0], judged["hard_negative_ids"][0]]
+    for of_mined, of_judged, both in zip(*(reader.read(0, 0).to_pylist() for reader in pools), strict=True):
+        first_two = [of_mined["hard_negative_ids"][0], of_judged["hard_negative_ids"][0]]
         taken += both["hard_negative_ids"][:2] == first_two
     assert taken > 1
 
@@ -298,19 +254,14 @@ def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, mo
     assert contents(str(tmp_path / "a")) == contents(str(tmp_path / "b"))
 
 
-def test_lookups_are_not_left_behind(world: World, tmp_path: Path) -> None:
-    reader = run(world, tmp_path / "b", negatives=world.candidates)
-    kept = {name.split("/")[0] for name in contents(reader.uri)}
-    assert kept == {"audit.json", "audits", "epoch=00000", "epoch=00001", "manifest.json"}
-
-
-def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, tmp_path: Path) -> None:
-    reader = run(world, tmp_path / "b", negatives=world.candidates)
-    audit = json.loads((tmp_path / "b" / "audit.json").read_text())
-    counts = reader.artifact.manifest["counts"]
+def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, mined: BatchReader) -> None:
+    kept = {name.split("/")[0] for name in contents(mined.uri)}
+    assert kept == {"audit.json", "audits", "epoch=00000", "epoch=00001", "manifest.json"}  # no lookup is left behind
+    audit = mined.artifact.read_json("audit.json")
+    counts = mined.artifact.manifest["counts"]
     assert audit["batches"] == counts["batches"] == EPOCHS * BATCHES
     assert audit["negatives"] == counts["negatives"]
-    batches = [reader.read(epoch, number) for epoch in range(EPOCHS) for number in range(BATCHES)]
+    batches = [mined.read(epoch, number) for epoch in range(EPOCHS) for number in range(BATCHES)]
     masked = [len(row) for batch in batches for row in batch["masked"].to_pylist()]
     of_row = audit["negatives"] // len(masked)
     halves = sum(2 * row >= of_row for row in masked)
@@ -323,7 +274,7 @@ def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, tmp_path
         assert len(places) == min(10, found["batches"])
         for example in found["examples"]:
             shown += 1
-            rows = reader.read(example["epoch"], example["batch"]).to_pylist()
+            rows = mined.read(example["epoch"], example["batch"]).to_pylist()
             row, column = rows[example["row"]], example["column"]
             assert column in row["masked"]
             assert (row["query_id"], row["document_id"]) == (example["query_id"], example["positive_id"])
@@ -352,17 +303,19 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     collection = world.inputs["collection"]
     zeros = np.zeros((QUERIES, 2, 4))
     several = make_vectors(tmp_path / "m", collection, zeros, np.zeros((DOCUMENTS_, 4)))
-    with pytest.raises(UserError, match="several vectors for one of the queries"):
-        run(world, tmp_path / "c", vectors=several)
     documents = np.ones((DOCUMENTS_, 4))
     hidden = world.pairs[int(world.epochs[0][2, 1])][1]
     documents[hidden, 2] = np.nan
     damaged = make_vectors(tmp_path / "v", collection, zeros[:, 0], documents)
-    with pytest.raises(UserError, match=rf"The vector of document 'd{hidden}' holds a NaN or an infinity"):
-        run(world, tmp_path / "d", vectors=damaged)
     other = store(tmp_path / "o", [pa.Table.from_pylist(world.documents, DOCUMENTS)], [("q0", "?", "", [])], [])
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        run(world, tmp_path / "e", collection=other)
     foreign = make_candidates(tmp_path / "w", other, {0: [(1, None)]})
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        run(world, tmp_path / "f", negatives=foreign)
+    for number, (settings, message) in enumerate([
+        ({"vectors": several}, "several vectors for one of the queries"),
+        ({"vectors": damaged}, rf"The vector of document 'd{hidden}' holds a NaN or an infinity"),
+        ({"collection": other}, "don't come from the same collection"),
+        ({"negatives": foreign}, "don't come from the same collection"),
+        ({"judged_negatives": "train"}, r"Split 'train' of .* judges no document with a relevance of 0 or less"),
+        ({"judged_negatives": "dev"}, "no judgments of split 'dev'"),
+    ]):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            run(world, tmp_path / f"{number}", **settings)

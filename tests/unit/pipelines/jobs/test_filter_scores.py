@@ -1,7 +1,6 @@
 """Teacher scores in stored batches: where they come from, what they are drawn by, and what is refused."""
 
 import gzip
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,64 +12,50 @@ import pytest
 
 from pipelines.batches import LAYOUTS, BatchReader
 from pipelines.jobs import filter_lookups
-from pipelines.jobs.export import Export, ExportConfig
-from pipelines.jobs.filter import Filter, FilterConfig
-from pipelines.jobs.mix import Mix, MixConfig
+from pipelines.jobs.export import Export
+from pipelines.jobs.filter import Filter
+from pipelines.jobs.mix import Mix
 from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import artifact, contents, make_candidates, make_packing, make_pairs
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by, store
+from tests.unit.pipelines.jobs.test_mine import make_run
 
 QUERIES, DOCUMENTS_, SIZE, EPOCHS = 12, 40, 4, 3
 LISTED = 9
 
 
-@dataclass
 class World:
     """Artifacts, and the teacher's score of every pair."""
 
-    inputs: dict[str, str]
-    folder: Path
-    scores: np.ndarray
-    lists: dict[int, list[int]]
-    positives: dict[int, int]
+    def __init__(self, folder: Path) -> None:
+        self.folder, random = folder, np.random.default_rng(3)
+        documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(DOCUMENTS_)]
+        pairs = [(query, int(random.integers(DOCUMENTS_))) for query in range(QUERIES)]
+        judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs]
+        queries = [(f"q{row}", f"query {row}", "", []) for row in range(QUERIES)]
+        collection = store(folder / "c", [pa.Table.from_pylist(documents, DOCUMENTS)], queries, judged)
+        self.positives = dict(pairs)
+        self.lists = {
+            query: [row for row in random.permutation(DOCUMENTS_).tolist() if row != positive][:LISTED]
+            for query, positive in pairs
+        }
+        stored_pairs = make_pairs(folder / "p", collection, pairs)
+        epochs = [random.permutation(QUERIES).reshape(-1, SIZE) for _ in range(EPOCHS)]
+        candidates = {query: [(row, None) for row in rows] for query, rows in self.lists.items()}
+        self.inputs = {
+            "collection": collection, "pairs": stored_pairs,
+            "packing": make_packing(folder / "k", stored_pairs, epochs),
+            "negatives": make_candidates(folder / "n", collection, candidates),
+        }  # fmt: skip
+        self.scores = random.gamma(2, 2, (QUERIES, DOCUMENTS_)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("scores")
-    random = np.random.default_rng(3)
-    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(DOCUMENTS_)]
-    pairs = [(query, int(random.integers(DOCUMENTS_))) for query in range(QUERIES)]
-    collection = store(
-        folder / "c",
-        [pa.Table.from_pylist(documents, DOCUMENTS)],
-        [(f"q{row}", f"query {row}", "", []) for row in range(QUERIES)],
-        [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs],
-    )
-    lists = {
-        query: [row for row in random.permutation(DOCUMENTS_).tolist() if row != positive][:LISTED]
-        for query, positive in pairs
-    }
-    stored_pairs = make_pairs(folder / "p", collection, pairs)
-    epochs = [random.permutation(QUERIES).reshape(-1, SIZE) for _ in range(EPOCHS)]
-    candidates = {query: [(row, None) for row in rows] for query, rows in lists.items()}
-    return World(
-        inputs={
-            "collection": collection,
-            "pairs": stored_pairs,
-            "packing": make_packing(folder / "k", stored_pairs, epochs),
-            "negatives": make_candidates(folder / "n", collection, candidates),
-        },
-        folder=folder,
-        scores=random.gamma(2, 2, (QUERIES, DOCUMENTS_)).astype(np.float32),
-        lists=lists,
-        positives=dict(pairs),
-    )
+    return World(tmp_path_factory.mktemp("scores"))
 
 
 def run_file(world: World, path: Path, left_out: set[tuple[int, int]] = frozenset(), more: str = "") -> str:
@@ -85,14 +70,20 @@ def run_file(world: World, path: Path, left_out: set[tuple[int, int]] = frozense
 
 
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
-    values = {
-        **world.inputs,
-        "output": str(output),
-        "batches_per_shard": 2,
-        "false_negatives": {"surrogate_score": False},
-        **settings,
-    }
-    return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+    values = {**world.inputs, "output": str(output), "batches_per_shard": 2, **settings}
+    values["false_negatives"] = {"surrogate_score": False}
+    return BatchReader(made_by(Filter, values))
+
+
+@pytest.fixture(scope="module")
+def teacher(world: World) -> str:
+    """A run file with a score of every pair."""
+    return run_file(world, world.folder / "teacher.trec")
+
+
+@pytest.fixture(scope="module")
+def scored(world: World, teacher: str) -> BatchReader:
+    return run(world, world.folder / "scored", teacher_scores=teacher)
 
 
 def rows_of(reader: BatchReader, epoch: int) -> list[dict[str, Any]]:
@@ -154,30 +145,22 @@ def test_ascii_white_space_alone_separates_columns(ending: str, tmp_path: Path) 
     assert [np.concatenate(column).tolist() for column in zip(*pairs, strict=True)] == [[0, 0], [1, 0], [2.5, 1.0]]
 
 
-def test_candidates_and_runs_say_the_same(world: World, tmp_path: Path) -> None:
-    expected = run(world, tmp_path / "f", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
-    candidates = labelled(world, tmp_path / "candidates")
-    ranking = stored_run(world, tmp_path / "run")
-    for name, path in (("c", candidates), ("r", ranking)):
-        found = run(world, tmp_path / name, teacher_scores=path)
-        assert [rows_of(found, epoch) for epoch in range(EPOCHS)] == [rows_of(expected, e) for e in range(EPOCHS)]
+def test_candidates_and_runs_say_the_same(world: World, scored: BatchReader, tmp_path: Path) -> None:
+    for name, made in (("candidates", labelled), ("run", stored_run)):
+        found = run(world, tmp_path / name, teacher_scores=made(world, tmp_path / f"{name}-scores"))
+        assert [rows_of(found, epoch) for epoch in range(EPOCHS)] == [rows_of(scored, e) for e in range(EPOCHS)]
 
 
 def labelled(world: World, folder: Path) -> str:
     """All documents of each query with the teacher's scores, but for one that no batch needs."""
     unlisted = next(row for row in range(DOCUMENTS_) if row not in world.lists[0] and row != world.positives[0])
-    rows = [
-        {
-            "query_id": f"q{query}",
-            "query_row": query,
-            "document_ids": [f"d{row}" for row in range(DOCUMENTS_)],
-            "document_rows": list(range(DOCUMENTS_)),
-            "scores": [None if (query, row) == (0, unlisted) else score for row, score in enumerate(scores)],
-            "ranks": [None] * DOCUMENTS_,
-            "relevance": [None] * DOCUMENTS_,
-        }
-        for query, scores in enumerate(world.scores.tolist())
-    ]
+    documents = range(DOCUMENTS_)
+    common = {"document_ids": [f"d{row}" for row in documents], "document_rows": list(documents),
+              "ranks": [None] * DOCUMENTS_, "relevance": [None] * DOCUMENTS_}  # fmt: skip
+    rows = []
+    for query, scores in enumerate(world.scores.tolist()):
+        known = [None if (query, row) == (0, unlisted) else score for row, score in enumerate(scores)]
+        rows.append({"query_id": f"q{query}", "query_row": query, "scores": known, **common})
     config = {"form": "labelled_lists", "rules": {"minimum_relevance": 1}}
     inputs = {"collection": Artifact(world.inputs["collection"]).fingerprint}
     files = {"candidates/00000.parquet": pa.Table.from_pylist(rows, CANDIDATES_SCHEMA)}
@@ -186,17 +169,14 @@ def labelled(world: World, folder: Path) -> str:
 
 def stored_run(world: World, folder: Path) -> str:
     order = np.argsort(-world.scores, axis=1, kind="stable")
-    files: dict[str, Any] = {
-        "rows.npy": order,
-        "scores.npy": np.take_along_axis(world.scores, order, axis=1),
-        "queries.parquet": pa.table({"id": [f"q{query}" for query in range(QUERIES)]}),
-    }
-    inputs = {"collection": Artifact(world.inputs["collection"]).fingerprint}
-    return artifact(folder, "run", {}, inputs, [{"files": files, "rows": QUERIES}])
+    scores = np.take_along_axis(world.scores, order, axis=1)
+    documents = [{"_id": f"d{row}"} for row in range(DOCUMENTS_)]
+    return make_run(
+        folder, world.inputs["collection"], [f"q{query}" for query in range(QUERIES)], documents, order, scores
+    )
 
 
-def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> None:
-    teacher = run_file(world, tmp_path / "teacher.trec")
+def test_negatives_drawn_by_balanced_margins(world: World, teacher: str, tmp_path: Path) -> None:
     asked = {"teacher_scores": teacher, "choose_negatives": "balanced_margins"}
     reader = run(world, tmp_path / "b", **asked)
     again, other = (run(world, tmp_path / str(seed), **asked, seed=seed) for seed in (0, 1))
@@ -212,47 +192,42 @@ def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> No
 
 
 def test_what_the_teacher_did_not_score_is_named(world: World, tmp_path: Path) -> None:
-    query = 5
-    teacher = run_file(world, tmp_path / "teacher.trec", left_out={(query, row) for row in world.lists[query]})
-    with pytest.raises(UserError, match=r"The teacher has no score for hard negative 'd\d+' of query 'q5'"):
-        run(world, tmp_path / "a", teacher_scores=teacher)
-    with pytest.raises(UserError, match=f"no score for {LISTED} of its document and {LISTED} hard negatives"):
-        run(world, tmp_path / "b", teacher_scores=teacher, choose_negatives="balanced_margins")
+    listed = run_file(world, tmp_path / "teacher.trec", left_out={(5, row) for row in world.lists[5]})
     positives = {(q, row) for q in range(QUERIES) for row in range(DOCUMENTS_) if row not in world.lists[q]}
-    teacher = run_file(world, tmp_path / "positives.trec", left_out=positives)
-    with pytest.raises(UserError, match=r"The teacher has no score for document 'd\d+' of query 'q\d+'"):
-        run(world, tmp_path / "c", teacher_scores=teacher)
+    without = run_file(world, tmp_path / "positives.trec", left_out=positives)
+    for number, (teacher, choose, message) in enumerate([
+        (listed, "sample", r"The teacher has no score for hard negative 'd\d+' of query 'q5'"),
+        (listed, "balanced_margins", f"no score for {LISTED} of its document and {LISTED} hard negatives"),
+        (without, "sample", r"The teacher has no score for document 'd\d+' of query 'q\d+'"),
+    ]):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            run(world, tmp_path / f"{number}", teacher_scores=teacher, choose_negatives=choose)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("q0 Q0 d1 1 2.0\n", r"line 481 has 5 columns; 6 are needed"),
-        ("q0 Q0 d1 1 nan t\n", r"line 481: column 5 \(score\) is 'nan', no finite number"),
-        ("q0 Q0 d1 1 high t\n", r"line 481: column 5 \(score\) is 'high'"),
-        ("q0 Q0 d1 1 -77 t\n", r"gives query 'q0' and document 'd1' two different scores"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("q0 Q0 d1 1 2.0\n", r"line 481 has 5 columns; 6 are needed"),
+    ("q0 Q0 d1 1 nan t\n", r"line 481: column 5 \(score\) is 'nan', no finite number"),
+    ("q0 Q0 d1 1 high t\n", r"line 481: column 5 \(score\) is 'high'"),
+    ("q0 Q0 d1 1 -77 t\n", r"gives query 'q0' and document 'd1' two different scores"),
+])  # fmt: skip
 def test_a_damaged_run_file_is_refused(world: World, tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(world, tmp_path / "b", teacher_scores=run_file(world, tmp_path / "teacher.trec", more=line))
 
 
-def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
-    teacher = run_file(world, tmp_path / "teacher.trec")
+def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path) -> None:
+    strangers = tmp_path / "strangers.trec"
+    strangers.write_text("a Q0 b 1 2.0 t\n")
     for settings, message in [
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
         ({"teacher_scores": teacher, "too_few_negatives": "random"}, "no teacher scored; set refuse or repeat"),
         ({"teacher_scores": str(tmp_path / "none")}, "neither an artifact .* nor a run file"),
         ({"teacher_scores": world.inputs["packing"]}, "which holds packing: scores come from"),
+        ({"teacher_scores": str(strangers)}, r"no document of .* for a query of it\. Are ids written alike"),
     ]:
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / "b", **settings)
-    strangers = tmp_path / "strangers.trec"
-    strangers.write_text("a Q0 b 1 2.0 t\n")
-    with pytest.raises(UserError, match=r"scores no document of .* for a query of it\. Are ids written alike"):
-        run(world, tmp_path / "c", teacher_scores=str(strangers))
 
 
 def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None:
@@ -265,21 +240,19 @@ def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None
         run(world, tmp_path / "b", teacher_scores=path)
 
 
-def test_scores_survive_mixing_and_exporting(world: World, tmp_path: Path) -> None:
-    scored = run(world, tmp_path / "s", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
+def test_scores_survive_mixing_and_exporting(world: World, scored: BatchReader, tmp_path: Path) -> None:
     plain = run(world, tmp_path / "p")
     assert plain.columns == tuple(LAYOUTS["pairs"].schema().names)
     mixed = {"sources": {"one": scored.uri, "two": scored.uri}, "output": str(tmp_path / "m")}
-    reader = BatchReader(make(Mix(validate(MixConfig, mixed, "Settings of mix"))))
+    reader = BatchReader(made_by(Mix, mixed))
     assert reader.columns == scored.columns
-    assert sorted(row["positive_score"] for row in rows_of(reader, 0)) == sorted(
-        2 * [row["positive_score"] for row in rows_of(scored, 0)]
-    )
+    twice, once = ([row["positive_score"] for row in rows_of(each, 0)] for each in (reader, scored))
+    assert sorted(twice) == sorted(2 * once)
     unlike = {"sources": {"one": plain.uri, "two": scored.uri}, "output": str(tmp_path / "u")}
     with pytest.raises(UserError, match="has batches of columns query_id"):
-        make(Mix(validate(MixConfig, unlike, "Settings of mix")))
+        made_by(Mix, unlike)
     published = {"batches": scored.uri, "format": "hugging_face", "output": str(tmp_path / "h")}
-    make(Export(validate(ExportConfig, published, "Settings of export")))
+    made_by(Export, published)
     table = pq.read_table(tmp_path / "h" / "data" / "epoch-00000" / "batches-00000.parquet")
     first = scored.read(0, table["batch"][0].as_py())
     for name in ("positive_score", "hard_negative_scores"):

@@ -1,7 +1,5 @@
 """The job on a small collection against a literal miner, and what it refuses."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,12 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
-from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.formats.files import lines
+from tests.unit.pipelines.jobs.batch_inputs import make_vectors
+from tests.unit.pipelines.jobs.made_up import made_by
+from tests.unit.pipelines.mining.test_rules import Case, literal_rule
+from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.evaluation.test_answers import has_answer
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
 from tests.unit.small_run import make, make_artifact
@@ -25,75 +27,66 @@ IN_RUN = [3, 1, 2, 0, 4, 5, 6, 7, 9, 10, 11]  # rows of the run's queries, in it
 WORDS = ["river", "Bank", "money", "boat", "1984", "U.S."]
 
 
-@dataclass
-class World:
-    """A collection and a run as artifacts, and the same as Python values."""
-
-    collection: str
-    run: str
-    vectors: str
-    documents: list[dict[str, str]]
-    queries: list[dict[str, Any]]
-    grades: dict[str, dict[str, int]]
-    results: dict[str, list[tuple[str, float]]]
-    products: np.ndarray
+def key(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def text_of(document: dict[str, str], with_title: bool) -> str:
     return f"{document['title']} {document['text']}".strip() if with_title else document["text"]
 
 
+class World:
+    """A collection and a run as artifacts, and the same as Python values."""
+
+    def __init__(self, folder: Path) -> None:
+        generator = np.random.default_rng(3)
+
+        def words(number: int) -> str:
+            return " ".join(generator.choice(WORDS, size=number))
+
+        documents = [{"_id": f"d{n}", "title": words(1) if n % 3 else "", "text": words(3)} for n in range(DOCUMENTS)]
+        documents[5] = {"_id": "d5", "title": "", "text": f" {text_of(documents[4], True).upper()}\n"}  # d4 again
+        documents[7]["_id"] = "q3"
+        documents[10]["title"] = "Nowhere"  # the answer is in the title alone
+        queries: list[dict[str, Any]] = [{"_id": f"q{n}", "text": f"{words(2)} {n}?"} for n in range(QUERIES)]
+        queries[2]["text"] = text_of(documents[9], True).lower()
+        for number in range(0, QUERIES, 2):
+            queries[number]["metadata"] = {"answers": [words(2), "nowhere"]}
+        self.documents, self.queries = documents, queries
+        self.grades: dict[str, dict[str, int]] = {}
+        for query in queries[:-1]:
+            chosen = generator.choice(DOCUMENTS, size=4, replace=False)
+            self.grades[query["_id"]] = {documents[n]["_id"]: int(generator.integers(-1, 4)) for n in chosen}
+        self.grades["q1"]["d4"] = 2  # so d5 is the copy of a positive
+        self.grades["q6"] = {"d0": 0, "d1": -1}  # no positive
+        self.collection = collected(folder, documents, queries, {"train": self.grades, "test": {"q11": {"d1": 1}}})
+        rows = np.array([generator.permutation(DOCUMENTS)[:DEPTH] for _ in IN_RUN], dtype=np.int64)
+        scores = -np.sort(-generator.normal(size=rows.shape).astype(np.float32), axis=1)
+        rows[4, 3:], scores[4, 3:] = -1, -np.inf
+        asked = [queries[row]["_id"] for row in IN_RUN]
+        self.run = make_run(folder / "run", self.collection, asked, documents, rows, scores)
+        self.results = {
+            query: [(documents[d]["_id"], score) for d, score in zip(*pair, strict=True) if d >= 0]
+            for query, *pair in zip(asked, rows.tolist(), scores.tolist(), strict=True)
+        }
+        vectors = [generator.normal(size=(n, 6)).astype(np.float16) for n in (QUERIES, DOCUMENTS)]
+        self.vectors = make_vectors(folder / "v", self.collection, *vectors)
+        self.products = vectors[0].astype(np.float64) @ vectors[1].T.astype(np.float64)
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("mine")
-    generator = np.random.default_rng(3)
-
-    def words(number: int) -> str:
-        return " ".join(generator.choice(WORDS, size=number))
-
-    documents = [{"_id": f"d{n}", "title": words(1) if n % 3 else "", "text": words(3)} for n in range(DOCUMENTS)]
-    documents[5] = {"_id": "d5", "title": "", "text": f" {text_of(documents[4], True).upper()}\n"}  # d4 again
-    documents[7]["_id"] = "q3"
-    documents[10]["title"] = "Nowhere"  # the answer is in the title alone
-    queries: list[dict[str, Any]] = [{"_id": f"q{n}", "text": f"{words(2)} {n}?"} for n in range(QUERIES)]
-    queries[2]["text"] = text_of(documents[9], True).lower()
-    for number in range(0, QUERIES, 2):
-        queries[number]["metadata"] = {"answers": [words(2), "nowhere"]}
-    grades: dict[str, dict[str, int]] = {}
-    for query in queries[:-1]:
-        chosen = generator.choice(DOCUMENTS, size=4, replace=False)
-        grades[query["_id"]] = {documents[n]["_id"]: int(generator.integers(-1, 4)) for n in chosen}
-    grades["q1"]["d4"] = 2  # so d5 is the copy of a positive
-    grades["q6"] = {"d0": 0, "d1": -1}  # no positive
-    write_source(folder / "source", documents, queries, {"train": grades, "test": {"q11": {"d1": 1}}})
-    collection = make(Collect(CollectConfig(source=BeirFolder(path=str(folder / "source")), output=str(folder / "c"))))
-    rows = np.array([generator.permutation(DOCUMENTS)[:DEPTH] for _ in IN_RUN], dtype=np.int64)
-    scores = -np.sort(-generator.normal(size=rows.shape).astype(np.float32), axis=1)
-    rows[4, 3:], scores[4, 3:] = -1, -np.inf
-    run = make_run(folder / "run", collection, [queries[row]["_id"] for row in IN_RUN], documents, rows, scores)
-    query_vectors, document_vectors = (generator.normal(size=(n, 6)).astype(np.float16) for n in (QUERIES, DOCUMENTS))
-    return World(
-        collection=collection,
-        run=run,
-        vectors=make_vectors(folder / "v", collection, query_vectors, document_vectors),
-        documents=documents,
-        queries=queries,
-        grades=grades,
-        results={
-            queries[row]["_id"]: [(documents[d]["_id"], score) for d, score in zip(*pair, strict=True) if d >= 0]
-            for row, *pair in zip(IN_RUN, rows.tolist(), scores.tolist(), strict=True)
-        },
-        products=(query_vectors.astype(np.float64) @ document_vectors.T.astype(np.float64)),
-    )
+    return World(tmp_path_factory.mktemp("mine"))
 
 
-def write_source(folder: Path, documents: list[Any], queries: list[Any], splits: dict[str, Any]) -> None:
-    (folder / "qrels").mkdir(parents=True)
-    for name, records in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+def collected(folder: Path, documents: list[Any], queries: list[Any], splits: dict[str, Any]) -> str:
+    """A collection of these records and, in each split, grades by query and document."""
+    files = {"corpus.jsonl": lines(*documents), "queries.jsonl": lines(*queries)}
     for split, grades in splits.items():
-        lines = [f"{query}\t{key}\t{grade}" for query, found in grades.items() for key, grade in found.items()]
-        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+        judged = [f"{query}\t{key}\t{grade}\n" for query, found in grades.items() for key, grade in found.items()]
+        files[f"qrels/{split}.tsv"] = "".join(["query-id\tcorpus-id\tscore\n", *judged])
+    source = BeirFolder(path=write_files(str(folder / "source"), files))
+    return make(Collect(CollectConfig(source=source, output=str(folder / "collection"))))
 
 
 def make_run(
@@ -106,96 +99,50 @@ def make_run(
     return make_artifact(folder, "run", inputs, facts, {**files, "documents.parquet": ids}, len(query_ids))
 
 
-def make_vectors(folder: Path, collection: str, *vectors: np.ndarray) -> str:
-    contract = {
-        "model": "0123456789abcdef", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
-        "max_length": 16, "dtype": "float32", "dimension": 6,
-    }  # fmt: skip
-    files: dict[str, Any] = {}
-    for part, values in zip(("queries", "documents"), vectors, strict=False):
-        ids = [f"{part[0]}{row}" for row in range(len(values))]
-        files |= {f"{part}/00000.npy": values, f"{part}/00000.ids.parquet": pa.table({"id": ids})}
-    inputs = {"collection": StoredCollection(collection).fingerprint}
-    return make_artifact(folder, "vectors", inputs, {"encoder": contract}, files, 1)
-
-
 def mine(world: World, folder: Path, **settings: Any) -> StoredCandidates:
     values = {"run": world.run, "collection": world.collection, "output": str(folder), **settings}
-    return StoredCandidates(make(Mine(validate(MineConfig, values, "Settings of mine"))))
+    return StoredCandidates(made_by(Mine, values))
 
 
-@dataclass
 class LiteralQuery:
-    """One query as the rules see it, and one candidate after another."""
+    """One query as the rules see it, and what a literal reading of them mines."""
 
-    world: World
-    config: MineConfig
-    number: int
-
-    def __post_init__(self) -> None:
-        self.query = self.world.queries[self.number]
-        self.rows = {document["_id"]: number for number, document in enumerate(self.world.documents)}
-        self.grades = self.world.grades.get(self.query["_id"], {})
-        relevant = [name for name, grade in self.grades.items() if grade >= self.config.rules.minimum_relevance]
+    def __init__(self, world: World, config: MineConfig, number: int) -> None:
+        self.config, self.number, rules = config, number, config.rules
+        query, self.rows = world.queries[number], {row["_id"]: place for place, row in enumerate(world.documents)}
+        self.id, self.grades = query["_id"], world.grades.get(query["_id"], {})
+        relevant = [name for name, grade in self.grades.items() if grade >= rules.minimum_relevance]
         self.positives = sorted(relevant, key=self.rows.__getitem__)
-        self.results = self.world.results[self.query["_id"]]
-        self.ranks = {document: rank for rank, (document, _) in enumerate(self.results, 1)}
-        self.scores = dict(self.results)
-        if self.config.vectors:
-            self.scores = {name: float(self.world.products[self.number, row]) for name, row in self.rows.items()}
-        known = [self.scores[document] for document in self.positives if document in self.scores]
-        self.reference = min(known, default=None)
-        self.seen = {self.key(document) for document in self.positives}
-
-    def text(self, document: str) -> str:
-        return text_of(self.world.documents[self.rows[document]], self.config.rules.with_title)
-
-    def key(self, document: str) -> str:
-        return " ".join(self.text(document).casefold().split())
-
-    def rule_of(self, document: str) -> str | None:
-        rules, score = self.config.rules, self.scores[document]
-        if document in self.positives:
-            return "positive"
-        if document == self.query["_id"] or self.key(document) == " ".join(self.query["text"].casefold().split()):
-            return "self"
-        if document in self.grades and rules.judged_negatives == "drop":
-            return "judged_negative"
-        if self.key(document) in self.seen:
-            return "duplicate"
-        if self.ranks[document] <= rules.skip_first:
-            return "rank"
-        if rules.maximum_score is not None and score > rules.maximum_score:
-            return "maximum_score"
-        for name, margin in (("absolute_margin", rules.absolute_margin), ("relative_margin", rules.relative_margin)):
-            if margin is None:
-                continue
-            unit = abs(self.reference or 0) if name == "relative_margin" else 1
-            if self.reference is None or score > self.reference - margin * unit:
-                return name
-        answers = self.query.get("metadata", {}).get("answers", [])
-        if rules.answers != "ignore" and has_answer(self.text(document), answers, rules.answers):
-            return "answer"
-        return None
+        self.results = [document for document, _ in world.results[self.id]]
+        self.scores = dict(world.results[self.id])
+        if config.vectors:
+            self.scores = {name: float(world.products[number, row]) for name, row in self.rows.items()}
+        texts = [text_of(document, rules.with_title) for document in world.documents]
+        answers = query.get("metadata", {}).get("answers", [])
+        kind = "string" if rules.answers == "ignore" else rules.answers
+        self.case = Case(
+            rows=[[self.rows[document] for document in self.results]],
+            scores=[[self.scores[document] for document in self.results]],
+            grades=[{self.rows[document]: grade for document, grade in self.grades.items()}],
+            positive_scores=[{self.rows[document]: score for document, score in self.scores.items()}],
+            texts=[key(text) for text in texts], query_texts=[key(query["text"])],
+            own_rows=[self.rows.get(self.id, -1)],
+            with_answer={(0, row) for row, text in enumerate(texts) if has_answer(text, answers, kind)},
+        )  # fmt: skip
 
     def mine(self) -> tuple[MinedList, dict[str, list[str]]]:
         """The list, and of each rule the documents that it drops."""
         left: list[str] = []
         dropped: dict[str, list[str]] = {}
-        for document, _ in self.results[: self.config.rules.depth]:
-            rule = self.rule_of(document)
-            self.seen.add(self.key(document))
+        for place, document in enumerate(self.results[: self.config.rules.depth]):
+            rule = literal_rule(self.config.rules, self.case, 0, place)
             (left if rule is None else dropped.setdefault(rule, [])).append(document)
         chosen = left[: self.config.number]
         if self.config.form == "labelled_lists":
-            chosen = self.with_positives(chosen)
-        rows = [self.rows[document] for document in chosen]
-        columns = [[table.get(document) for document in chosen] for table in (self.scores, self.ranks, self.grades)]
-        return MinedList(self.query["_id"], self.number, chosen, rows, *columns), dropped
-
-    def with_positives(self, chosen: list[str]) -> list[str]:
-        by_grade = sorted(self.positives, key=lambda document: (-self.grades[document], self.rows[document]))
-        return by_grade + chosen
+            chosen = sorted(self.positives, key=lambda name: (-self.grades[name], self.rows[name])) + chosen
+        ranks = {document: rank for rank, document in enumerate(self.results, 1)}
+        columns = [[table.get(name) for name in chosen] for table in (self.rows, self.scores, ranks, self.grades)]
+        return MinedList(self.id, self.number, chosen, *columns), dropped
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -235,9 +182,7 @@ def test_what_is_mined_is_what_a_literal_miner_finds(world: World, tmp_path: Pat
     check_audit(world, stored, config, dropped)
 
 
-def check_audit(
-    world: World, stored: StoredCandidates, config: MineConfig, dropped: dict[str, list[tuple[str, str]]]
-) -> None:
+def check_audit(world: World, stored: StoredCandidates, config: MineConfig, dropped: dict[str, list[Any]]) -> None:
     audit, texts = stored.audit(), {document["_id"]: text_of(document, True) for document in world.documents}
     query_texts = {query["_id"]: query["text"] for query in world.queries}
     assert set(audit["rules"]) == set(config.rules.active())
@@ -259,29 +204,20 @@ def check_audit(
         assert audit["chosen"]["candidates"] == sum(len(made.document_ids) for made in mined_lists(stored))
 
 
-def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
-    stored = [
-        mine(world, tmp_path / str(size), rules={"relative_margin": 0.1}, candidates_per_shard=size)
-        for size in (1, 33, 10_000)
-    ]
+def test_shards_change_nothing_and_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
+    asked = {"rules": {"relative_margin": 0.1}}
+    stored = [mine(world, tmp_path / f"{size}", **asked, candidates_per_shard=size) for size in (1, 33, 10_000)]
     assert [len(one.names("candidates/")) for one in stored] == [11, 6, 1]
     lists = [list(mined_lists(one)) for one in stored]
     assert lists[0] == lists[1] == lists[2]
     audits = [one.path("audit.json").read_bytes() for one in stored]
     assert audits[0] == audits[1] == audits[2]
-    again = mine(world, tmp_path / "again", rules={"relative_margin": 0.1}, candidates_per_shard=33)
+    again = mine(world, tmp_path / "again", **asked, candidates_per_shard=33)
     assert again.fingerprint == stored[1].fingerprint
-
-
-def test_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
     everything = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "all"))}
-    samples = [
-        {
-            made.query_id: made.document_ids
-            for made in mined_lists(mine(world, tmp_path / name, number=3, choose="sample", seed=seed))
-        }
-        for name, seed in (("one", 0), ("two", 0), ("three", 1))
-    ]
+    asked = {"number": 3, "choose": "sample"}
+    drawn = [mined_lists(mine(world, tmp_path / f"sample-{n}", **asked, seed=seed)) for n, seed in enumerate((0, 0, 1))]
+    samples = [{made.query_id: made.document_ids for made in lists} for lists in drawn]
     assert samples[0] == samples[1] != samples[2]
     for query, documents in everything.items():
         found = samples[0][query]
@@ -303,50 +239,42 @@ def test_what_the_user_is_told(world: World, tmp_path: Path) -> None:
     assert stored.manifest["facts"]["system"] == {"index": "made up"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"split": "dev"}, r"no judgments of split 'dev'. Splits there: test, train"),
-        ({"rules": {"minimum_relevance": 9}}, r"has a document of relevance 9 or more in split 'train'"),
-        ({"rules": {"skip_first": 16}}, r"skip_first is 16, but only the first 16 ranks"),
-        ({"rules": {"skip_first": 4, "depth": 4}}, r"skip_first is 4, but only the first 4 ranks"),
-        ({"number": 15, "rules": {"skip_first": 2}}, r"number is 15, but at most 14 candidates .* ranks 3 to 16"),
-        ({"choose": "sample"}, r"'choose: sample' needs 'number'"),
-        ({"rules": {"skip_frist": 1}}, r"'rules.skip_frist' is not a setting. Did you mean 'skip_first'"),
-        ({"form": "triples"}, r"'form': .*'hard_negatives' or 'labelled_lists'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"split": "dev"}, r"no judgments of split 'dev'. Splits there: test, train"),
+    ({"rules": {"minimum_relevance": 9}}, r"has a document of relevance 9 or more in split 'train'"),
+    ({"rules": {"skip_first": 16}}, r"skip_first is 16, but only the first 16 ranks"),
+    ({"rules": {"skip_first": 4, "depth": 4}}, r"skip_first is 4, but only the first 4 ranks"),
+    ({"number": 15, "rules": {"skip_first": 2}}, r"number is 15, but at most 14 candidates .* ranks 3 to 16"),
+    ({"choose": "sample"}, r"'choose: sample' needs 'number'"),
+    ({"rules": {"skip_frist": 1}}, r"'rules.skip_frist' is not a setting. Did you mean 'skip_first'"),
+    ({"form": "triples"}, r"'form': .*'hard_negatives' or 'labelled_lists'"),
+])  # fmt: skip
 def test_bad_settings_are_refused(world: World, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         mine(world, tmp_path / "mined", **settings)
 
 
 def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: Path) -> None:
-    write_source(tmp_path / "s", world.documents, world.queries[:3], {"train": {"q0": {"d0": 1}}})
-    other = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "other"))))
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        mine(world, tmp_path / "one", collection=other)
-    vectors = make_vectors(tmp_path / "v", other, np.zeros((3, 6), np.float16), np.zeros((DOCUMENTS, 6), np.float16))
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        mine(world, tmp_path / "two", vectors=vectors)
-    queries_only = make_vectors(tmp_path / "q", world.collection, np.zeros((QUERIES, 6), np.float16))
-    with pytest.raises(UserError, match="holds no vectors of documents"):
-        mine(world, tmp_path / "three", vectors=queries_only)
-    several = make_vectors(
-        tmp_path / "m", world.collection, np.zeros((QUERIES, 2, 6), np.float16), np.zeros((DOCUMENTS, 6), np.float16)
-    )
-    with pytest.raises(UserError, match="several vectors of a query"):
-        mine(world, tmp_path / "five", vectors=several)
-    with pytest.raises(UserError, match="of kind 'vectors', one of kind 'run' is needed"):
-        mine(world, tmp_path / "four", run=world.vectors)
+    other = collected(tmp_path, world.documents, world.queries[:3], {"train": {"q0": {"d0": 1}}})
+    queries, documents = np.zeros((QUERIES, 2, 6)), np.zeros((DOCUMENTS, 6))
+    foreign = make_vectors(tmp_path / "v", other, queries[:3, 0], documents)
+    queries_only = make_vectors(tmp_path / "q", world.collection, queries[:, 0], None)
+    several = make_vectors(tmp_path / "m", world.collection, queries, documents)
+    for number, (settings, message) in enumerate([
+        ({"collection": other}, "don't come from the same collection"),
+        ({"vectors": foreign}, "don't come from the same collection"),
+        ({"vectors": queries_only}, "holds no vectors of documents"),
+        ({"vectors": several}, "several vectors of a query"),
+        ({"run": world.vectors}, "of kind 'vectors', one of kind 'run' is needed"),
+    ]):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            mine(world, tmp_path / f"{number}", **settings)
 
 
 def test_an_answer_that_is_no_expression_is_named(world: World, tmp_path: Path) -> None:
     queries = [{"_id": "q0", "text": "?", "metadata": {"answers": ["(1984"]}}]
-    write_source(tmp_path / "s", world.documents, queries, {"train": {"q0": {"d0": 1}}})
-    collection = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "c"))))
-    run = make_run(
-        tmp_path / "r", collection, ["q0"], world.documents, np.array([[1, 2]]), np.array([[2, 1]], np.float32)
-    )
+    collection = collected(tmp_path, world.documents, queries, {"train": {"q0": {"d0": 1}}})
+    scores = np.array([[2, 1]], np.float32)
+    run = make_run(tmp_path / "r", collection, ["q0"], world.documents, np.array([[1, 2]]), scores)
     with pytest.raises(UserError, match=r"'\(1984' is no regular expression"):
         mine(world, tmp_path / "mined", collection=collection, run=run, rules={"answers": "regex"})

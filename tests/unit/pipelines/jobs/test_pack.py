@@ -17,39 +17,35 @@ from pipelines.jobs import lookups
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, parts_of
-from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import PAIRS, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from tests.unit import small_run
+from tests.unit import small_run as small
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 
 SIZE = 4
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("run")
-    collection = small_run.make_collection(folder)
-    made = {"vectors": small_run.make_vectors(folder, collection)}
-    made["pairs"] = small_run.make(Pairs(PairsConfig(collection=collection, output=str(folder / "pairs"))))
-    for sides, name in (("both", "pairs"), ("queries", "queries")):
-        config = ClusterConfig.model_validate(
-            {
-                "pairs": made["pairs"], "vectors": made["vectors"], "cluster_size": 5, "smallest_domain": SIZE,
-                "kmeans": {"sides": sides}, "output": str(folder / f"clusters of {name}"),
-            }
-        )  # fmt: skip
-        made[name + "_clusters"] = small_run.make(Cluster(config))
-    return made
+def run(small_run: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    made = {name: small_run[name] for name in ("vectors", "pairs")}
+    output = str(tmp_path_factory.mktemp("run") / "clusters")
+    settings: dict[str, Any] = {"kmeans": {"sides": "queries"}, "cluster_size": 5, "smallest_domain": SIZE}
+    queries = small.make(Cluster(ClusterConfig(**made, **settings, output=output)))
+    return made | {"pairs_clusters": small_run["clusters"], "queries_clusters": queries}
+
+
+def all_of(run: dict[str, str]) -> dict[str, Any]:
+    """Everything that packing may take, and two epochs."""
+    return {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
 
 
 def packed(folder: Path, **settings: Any) -> Artifact:
     packing = {"batch_size": SIZE} | settings.pop("packing", {})
     values = {"packing": packing, "output": str(folder)} | settings
-    return Artifact(small_run.make(Pack(PackConfig.model_validate(values))))
+    return Artifact(small.make(Pack(PackConfig.model_validate(values))))
 
 
 def epoch_of(artifact: Artifact, epoch: int) -> pa.Table:
@@ -73,7 +69,7 @@ def check(artifact: Artifact, pairs: str, epoch: int = 0, *, pure: bool = True) 
 def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) -> None:
     found = packed(tmp_path, pairs=run["pairs"], packing={"order": "random"}, epochs=3)
     tables = [check(found, run["pairs"], epoch) for epoch in range(3)]
-    assert found.rows == sum(map(len, tables)) == 3 * small_run.PAIRS  # 16 and 32 pairs: none is left out
+    assert found.rows == sum(map(len, tables)) == 3 * small.PAIRS  # 16 and 32 pairs: none is left out
     assert not found.manifest["dropped"]
     assert all(set(table["cluster"].to_pylist()) == {-1} for table in tables)
     assert tables[0]["pair"] != tables[1]["pair"]
@@ -96,14 +92,7 @@ def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp
 
 
 def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path) -> None:
-    found = packed(
-        tmp_path,
-        clusters=run["pairs_clusters"],
-        pairs=run["pairs"],
-        vectors=run["vectors"],
-        packing={"polish_sweeps": 2},
-        epochs=2,
-    )
+    found = packed(tmp_path, **all_of(run), packing={"polish_sweeps": 2})
     for epoch, shard in enumerate(found.shards):
         check(found, run["pairs"], epoch)
         tour, polish = shard.facts["tour"], shard.facts["polish"]
@@ -115,7 +104,7 @@ def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path
 def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path) -> None:
     turns = {"shuffled": [1, 0], "shuffled_of_domains": {"plain": 0}}
     found = packed(tmp_path / "a", clusters=run["pairs_clusters"], packing=turns, epochs=2)
-    batches = small_run.PAIRS // 3 // SIZE
+    batches = small.PAIRS // 3 // SIZE
     assert [shard.facts.get("shuffled") for shard in found.shards] == [batches, None]
     without = packed(tmp_path / "b", clusters=run["pairs_clusters"], epochs=2)
     assert found.shards[1].files[0].sha256 == without.shards[1].files[0].sha256
@@ -129,11 +118,10 @@ def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path)
 
 
 def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
-    inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
+    inputs = all_of(run)
     settings = {"region_pairs": 10, "polish_sweeps": 1, "shuffled": [0, 0.5]}
-    planned = Pack(
-        PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
-    ).plan()
+    config = PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
+    planned = Pack(config).plan()
     assert Counter(shard.name.rstrip("0123456789") for shard in planned) == {
         "regions-": 2, "rows-": 1, "epoch=": 2, "epoch=00000-part-": 6, "epoch=00001-part-": 6, "epoch=00001-dealt-": 6,
     }  # fmt: skip
@@ -141,7 +129,7 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
     for epoch, shard in enumerate(found.shards):
         table = check(found, run["pairs"], epoch)
         assert found.manifest["dropped"]["pairs that fill no batch of their domain in an epoch"] > 0
-        assert len(table) > small_run.PAIRS - (6 + 6 * epoch) * SIZE  # less than a batch of each region and share
+        assert len(table) > small.PAIRS - (6 + 6 * epoch) * SIZE  # less than a batch of each region and share
         assert shard.facts["polish"]["hardness_after"] >= shard.facts["polish"]["hardness_before"]
         assert shard.facts["tour"]["length"] > 0
         assert (epoch == 1) == ("shuffled" in shard.facts)
@@ -160,9 +148,8 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
 def test_what_regions_set_aside_is_dealt_across_all_of_them(tmp_path: Path) -> None:
     queries, documents = topics(400, 12, 40)
     inputs = store(tmp_path, queries=queries, documents=documents, domains=["one"] * 400)
-    clusters = small_run.make(
-        Cluster(ClusterConfig(**inputs, cluster_size=5, smallest_domain=SIZE, output=str(tmp_path / "clusters")))
-    )
+    config = ClusterConfig(**inputs, cluster_size=5, smallest_domain=SIZE, output=str(tmp_path / "clusters"))
+    clusters = small.make(Cluster(config))
     none, all_, half = (
         packed(tmp_path / str(share), clusters=clusters, packing={"region_pairs": 100, "shuffled": share}, epochs=2)
         for share in (0.0, 1.0, 0.5)
@@ -212,32 +199,21 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
         packed(tmp_path / "b", clusters=run["pairs_clusters"], packing={"order": "topics"})
 
 
-@pytest.mark.parametrize(
-    ("names", "settings", "message"),
-    [
-        ([], {"order": "random"}, "nothing to pack"),
-        (["pairs"], {}, "order is tour, .* no 'clusters'"),
-        (["pairs"], {"order": "random", "polish_sweeps": 1}, "needs 'pairs' and 'vectors'"),
-    ],
-)
-def test_settings_that_do_not_go_together(
-    run: dict[str, str], tmp_path: Path, names: list[str], settings: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("names", "settings", "message"), [
+    ([], {"packing": {"order": "random"}}, "nothing to pack"),
+    (["pairs"], {}, "order is tour, .* no 'clusters'"),
+    (["pairs"], {"packing": {"order": "random", "polish_sweeps": 1}}, "needs 'pairs' and 'vectors'"),
+    (["pairs_clusters"], {"small_domains": "merge"}, "decided when the pairs were clustered"),
+])  # fmt: skip
+def test_settings_that_do_not_go_together(run: dict[str, str], tmp_path, names, settings, message) -> None:
     inputs = {name.removeprefix("pairs_"): run[name] for name in names}
     with pytest.raises(ValidationError, match=message):
-        packed(tmp_path, **inputs, packing=settings)
+        packed(tmp_path, **inputs, **settings)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_small_domains_are_refused_where_they_settle_nothing(run: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="decided when the pairs were clustered"):
-        packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
-
-
-def test_an_epoch_in_parts_is_what_one_task_makes(
-    tmp_path: Path, run: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
+def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) -> None:
+    inputs = all_of(run)
     whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)
     each = [{"domains": [number, number + 1]} for number in range(len(Artifact(run["pairs_clusters"]).shards))]
     monkeypatch.setattr("pipelines.jobs.pack.parts_of", lambda *_: each)
@@ -251,9 +227,8 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
     ]
     parts = packed(tmp_path / "parts", packing={"polish_sweeps": 1}, **inputs)
     for of_whole, of_parts in zip(whole.shards, parts.shards, strict=True):
-        assert [file.name for file in of_parts.files] == [
-            f"{of_whole.name}/part-{part:05d}.parquet" for part in range(domains)
-        ]
+        names = [f"{of_whole.name}/part-{part:05d}.parquet" for part in range(domains)]
+        assert [file.name for file in of_parts.files] == names
         assert replace(of_parts, files=()) == replace(of_whole, files=())  # all facts
     assert [epoch_of(parts, epoch) for epoch in range(2)] == [epoch_of(whole, epoch) for epoch in range(2)]
     assert not [name for name in Folder(parts.uri).files() if name.startswith("lookup/")]
@@ -261,9 +236,8 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
 
 def test_parts_have_domains_after_one_another() -> None:
     def bounds(pairs: list[int], regions: list[int]) -> list[tuple[int, ...]]:
-        return [
-            (*part["domains"], *([part["region"]] if "region" in part else [])) for part in parts_of(pairs, regions, 10)
-        ]
+        found = parts_of(pairs, regions, 10)
+        return [(*part["domains"], *([part["region"]] if "region" in part else [])) for part in found]
 
     assert bounds([3, 4, 3, 10, 9], [1] * 5) == [(0, 3), (3, 4), (4, 5)]
     assert bounds([5], [1]) == [(0, 1)]
@@ -273,29 +247,19 @@ def test_parts_have_domains_after_one_another() -> None:
 
 
 @pytest.mark.parametrize("source", ["pairs_clusters", "pairs"])
-def test_the_seed_decides_which_pairs_meet(run: dict[str, str], tmp_path: Path, source: str) -> None:
+def test_the_seed_decides_which_pairs_meet_and_share_a_region(run: dict[str, str], tmp_path: Path, source: str) -> None:
     """Along a tour and at random: the same seed gives the same batches, another one others."""
     inputs = {"clusters": run[source]} if source != "pairs" else {"pairs": run[source], "packing": {"order": "random"}}
-    one, again, other = (
-        packed(tmp_path / name, **inputs, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1))
-    )
+    one, again, other = (packed(tmp_path / f"{n}", **inputs, seed=seed) for n, seed in enumerate((0, 0, 1)))
     assert epoch_of(one, 0).equals(epoch_of(again, 0))
     assert not epoch_of(one, 0)["pair"].equals(epoch_of(other, 0)["pair"])
-
-
-@pytest.mark.parametrize("source", ["pairs_clusters", "pairs"])
-def test_the_seed_decides_which_pairs_share_a_region(run: dict[str, str], tmp_path: Path, source: str) -> None:
-    inputs = {"clusters" if source == "pairs_clusters" else "pairs": run[source]}
-    one, other = (
-        packed(tmp_path / str(seed), packing={"order": "random", "region_pairs": 10}, **inputs, seed=seed)
-        for seed in range(2)
-    )
+    inputs["packing"] = {"order": "random", "region_pairs": 10}
     regions, others = (
         {
             pair: number
             for number, file in enumerate(found.shards[0].files)
             for pair in pq.read_table(found.path(file.name))["pair"].to_pylist()
         }
-        for found in (one, other)
+        for found in (packed(tmp_path / f"regions-{seed}", **inputs, seed=seed) for seed in range(2))
     )
     assert any(regions[pair] != others[pair] for pair in regions.keys() & others.keys())

@@ -1,59 +1,42 @@
 """The stage that makes queries: the same bytes however it is cut into shards, and a collection like any other."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from pipelines.formats.columns import ColumnFiles
-from pipelines.jobs.collect import Collect, CollectConfig
-from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.pairs import Pairs
 from pipelines.jobs.queries import Queries, QueriesConfig
 from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from raytriever.stages.recipe_run import run_stage
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import DOCUMENTS
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.measures import evaluate
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import made_by, store, stored_rows
 
 THREADS = [
-    (
-        "beer-q1",
-        "What is a citra hop?",
-        "I was offered one. It was bitter.\n\nA hop with high alpha acids and citrus notes.",
-    ),
-    (
-        "beer-q2",
-        "When was the first beer brewed?",
-        "As far as we know, when and where?\n\nNobody knows. Very long ago.",
-    ),
+    ("beer-q1", "What is a citra hop?",
+     "I was offered one. It was bitter.\n\nA hop with high alpha acids and citrus notes."),
+    ("beer-q2", "When was the first beer brewed?", "As far as we know, when and where?\n\nNobody knows. Long ago."),
     ("beer-q3", "", "A post without a title. It has two sentences."),
     ("ai-q1", "Can a machine be bored?", "I wonder about that. Others do too."),
-]
+]  # fmt: skip
+TITLES: dict[str, Any] = {"kind": "title"}
 KINDS: list[dict[str, Any]] = [
-    {"kind": "title"},
-    {"kind": "headings", "minimum_words": 1},
-    {"kind": "crops", "per_passage": 2},
-]
+    TITLES, {"kind": "headings", "minimum_words": 1}, {"kind": "crops", "per_passage": 2}
+]  # fmt: skip
 CODE = [
     (f"sea{number}.sh", "", f"# Opens all claws of lobster {number}.\nopen() {{\n  :\n}}\n" * 2) for number in range(3)
 ]
 
 
 def collected(folder: Path, rows: list[tuple[str, str, str]] = THREADS) -> str:
-    source = folder / "source"
-    source.mkdir(parents=True)
-    lines = [json.dumps({"id": id_, "title": title, "text": text, "site": id_[:2]}) for id_, title, text in rows]
-    (source / "docs.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    columns = {"table": "docs.jsonl", "id": "id", "title": "title", "text": "text", "domain": "site"}
-    files = ColumnFiles(path=str(source), documents=columns)  # type: ignore[arg-type]
-    return make(Collect(CollectConfig(source=files, output=str(folder / "collection"))))
+    documents = [{"id": id_, "title": title, "text": text, "domain": id_[:2]} for id_, title, text in rows]
+    return store(folder / "collection", [pa.Table.from_pylist(documents, DOCUMENTS)], [], [])
 
 
 def chunked(folder: Path) -> str:
@@ -62,78 +45,54 @@ def chunked(folder: Path) -> str:
     for id_, title, text in THREADS:
         ends = [end + 2 for end in range(len(text)) if text.startswith("\n\n", end)]
         for number, (start, end) in enumerate(zip([0, *ends], [*ends, len(text)], strict=True)):
-            rows.append(
-                {
-                    "id": f"{id_}#{number}", "title": title, "text": text[start:end], "domain": id_[:2],
-                    "source_id": id_, "number": number, "start": start, "end": end,
-                }
-            )  # fmt: skip
+            bounds = {"source_id": id_, "number": number, "start": start, "end": end}
+            texts = {"title": title, "text": text[start:end], "domain": id_[:2]}
+            rows.append({"id": f"{id_}#{number}", **texts, **bounds})
     return store(folder / "chunks", [pa.Table.from_pylist(rows[:3]), pa.Table.from_pylist(rows[3:])], [], [])
 
 
-def contents(uri: str) -> dict[str, list[dict[str, Any]]]:
-    stored = StoredCollection(uri)
-    names = {
-        "documents": ["id", "title", "text", "domain"],
-        "queries": ["id", "text", "domain", "answers"],
-        "judgments": ["query_id", "document_id", "relevance", "split"],
-    }
-    return {part: stored.rows_of(part).read(columns).to_pylist() for part, columns in names.items()}  # type: ignore[arg-type]
-
-
 def queries(folder: Path, collection: str, **values: Any) -> str:
-    config = validate(QueriesConfig, {"collection": collection, "output": str(folder), **values}, "queries")
-    return make(Queries(config))
+    return made_by(Queries, {"collection": collection, "output": str(folder), **values})
 
 
-def test_questions_of_threads_and_their_posts(tmp_path: Path) -> None:
+def test_questions_of_threads_and_their_posts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri = queries(tmp_path / "queries", collected(tmp_path), queries={"kind": "title"})
-    found = contents(uri)
     with_title = [thread for thread in THREADS if thread[1]]
-    assert found["queries"] == [
-        {"id": f"query:{id_}", "text": title, "domain": id_[:2], "answers": []} for id_, title, _ in with_title
-    ]
-    assert found["documents"] == [
-        {"id": id_, "title": "", "text": text, "domain": id_[:2]} for id_, _, text in with_title
-    ]
-    assert found["judgments"] == [
-        {"query_id": f"query:{id_}", "document_id": id_, "relevance": 1, "split": "train"} for id_, _, _ in with_title
-    ]
-    artifact = Artifact(uri)
-    assert artifact.manifest["dropped"] == {"documents without a title": 1}
-    assert artifact.manifest["counts"] == {
+    assert stored_rows(uri) == (
+        [(id_, "", text, id_[:2]) for id_, _, text in with_title],
+        [(f"query:{id_}", title, id_[:2], []) for id_, title, _ in with_title],
+        [(f"query:{id_}", id_, 1, "train") for id_, _, _ in with_title],
+    )
+    manifest = Artifact(uri).manifest
+    assert manifest["dropped"] == {"documents without a title": 1}
+    assert manifest["counts"] == {
         "documents": 3, "queries": 3, "judgments": 3, "source documents": 4, "queries of split train": 3,
     }  # fmt: skip
-    pairs = Artifact(make(Pairs(PairsConfig(collection=uri, output=str(tmp_path / "pairs")))))
-    assert read_pairs(pairs, ["query_id", "domain"]).to_pydict() == {
-        "query_id": ["query:beer-q1", "query:beer-q2", "query:ai-q1"],
-        "domain": ["be", "be", "ai"],
-    }
+    pairs = Artifact(made_by(Pairs, {"collection": uri, "output": str(tmp_path / "pairs")}))
+    found_pairs = [tuple(row.values()) for row in read_pairs(pairs, ["query_id", "domain"]).to_pylist()]
+    assert found_pairs == [("query:beer-q1", "be"), ("query:beer-q2", "be"), ("query:ai-q1", "ai")]
+    config = QueriesConfig(collection=str(tmp_path / "collection"), queries=TITLES, output=uri)  # type: ignore[arg-type]
+    run_stage(Queries(config), None)  # type: ignore[arg-type]
+    assert "reused, 3 queries and 3 documents out of 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings["kind"])
 @pytest.mark.parametrize("source", [collected, chunked])
 def test_shards_change_nothing(tmp_path: Path, settings: dict[str, Any], source: Any) -> None:
     collection = source(tmp_path)
-    sharded = [
-        queries(tmp_path / f"rows-{rows}", collection, queries=settings, rows_per_shard=rows, held_out=0.5)
-        for rows in (1, 2, 100)
-    ]
-    whole = contents(sharded[-1])
-    for uri in sharded:
-        assert contents(uri) == whole
-        for part in ("documents", "queries"):
-            ids = [row["id"] for row in contents(uri)[part]]
-            assert len(set(ids)) == len(ids) > 0
+    asked = {"queries": settings, "held_out": 0.5}
+    sharded = [queries(tmp_path / f"{rows}", collection, rows_per_shard=rows, **asked) for rows in (1, 2, 100)]
+    whole = stored_rows(sharded[-1])
+    assert all(stored_rows(uri) == whole for uri in sharded)
+    for rows in (whole.documents, whole.queries):
+        assert len({row[0] for row in rows}) == len(rows) > 0
     assert [len(Artifact(uri).shards) for uri in sharded] == [4, 2 if source is collected else 3, 1]
     assert len({str(Artifact(uri).manifest["dropped"]) for uri in sharded}) == 1
 
 
 def test_all_chunks_of_a_thread_answer_its_question(tmp_path: Path) -> None:
-    collection = chunked(tmp_path)
-    found = contents(queries(tmp_path / "queries", collection, queries={"kind": "title"}, rows_per_shard=1))
-    answers = [(row["query_id"], row["document_id"]) for row in found["judgments"]]
-    assert answers == [
+    uri = queries(tmp_path / "queries", chunked(tmp_path), queries=TITLES, rows_per_shard=1)
+    assert [row[:2] for row in stored_rows(uri).judgments] == [
         ("query:beer-q1", "beer-q1#0"), ("query:beer-q1", "beer-q1#1"),
         ("query:beer-q2", "beer-q2#0"), ("query:beer-q2", "beer-q2#1"),
         ("query:ai-q1", "ai-q1#0"),
@@ -145,65 +104,49 @@ def test_all_chunks_of_a_thread_answer_its_question(tmp_path: Path) -> None:
 def test_a_perfect_run_measures_one_by_every_convention(tmp_path: Path, settings: dict[str, Any], source: Any) -> None:
     """BEIR and others remove a result that has the query's id, and mining drops it as the query itself."""
     collection = collected(tmp_path, CODE) if settings["kind"] == "docstring" else source(tmp_path)
-    found = contents(queries(tmp_path / "queries", collection, queries=settings))
-    documents = {row["id"] for row in found["documents"]}
-    query_ids = {row["id"] for row in found["queries"]}
-    assert len(query_ids) == len(found["queries"])
+    found = stored_rows(queries(tmp_path / "queries", collection, queries=settings))
+    documents, query_ids = ({row[0] for row in rows} for rows in (found.documents, found.queries))
+    assert len(query_ids) == len(found.queries)
     assert query_ids.isdisjoint(documents)
     qrels: dict[str, dict[str, int]] = {}
-    for row in found["judgments"]:
-        qrels.setdefault(row["query_id"], {})[row["document_id"]] = row["relevance"]
+    for query, document, relevance, _ in found.judgments:
+        qrels.setdefault(query, {})[document] = relevance
     perfect = {query: {id_: 1.0 + (id_ in judged) for id_ in documents} for query, judged in qrels.items()}
     for conventions in CONVENTIONS.values():
         assert evaluate(qrels, perfect, ["nDCG@10"], conventions).mean("nDCG@10") == 1
 
 
-def test_a_document_with_the_id_of_a_query_is_refused(tmp_path: Path) -> None:
-    collection = collected(tmp_path, [("a", "One", "Text."), ("query:a", "Two", "Text.")])
-    with pytest.raises(UserError, match="would have the id 'query:a', but ids of the queries made here begin with 'qu"):
-        queries(tmp_path / "queries", collection, queries={"kind": "title"})
+@pytest.mark.parametrize(("rows", "message"), [
+    ([("a", "One", "Text."), ("query:a", "Two", "Text.")],
+     "would have the id 'query:a', but ids of the queries made here begin with 'qu"),
+    ([("a", "", "Text."), ("b", "", "Text.")],
+     r"No query of kind 'title' can be made .*: 2 documents without a title\."),
+])  # fmt: skip
+def test_what_gives_no_collection_is_refused_with_the_reasons(tmp_path: Path, rows: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        queries(tmp_path / "out", collected(tmp_path, rows), queries=TITLES)
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
-    rows = [
-        (f"d{number}", f"title {number}", "one two three four five. six seven eight nine ten.") for number in range(200)
-    ]
-    collection = collected(tmp_path, rows)
+    text = "one two three four five. six seven eight nine ten."
+    collection = collected(tmp_path, [(f"d{number}", f"title {number}", text) for number in range(200)])
     splits: dict[str, set[str]] = {}
     for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
         uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, seed=5)  # type: ignore[operator]
-        for row in contents(uri)["judgments"]:
-            splits.setdefault(row["document_id"].partition("#")[0], set()).add(row["split"])
+        for _, document, _, split in stored_rows(uri).judgments:
+            splits.setdefault(document.partition("#")[0], set()).add(split)
     assert len(splits) == 200
     assert {len(found) for found in splits.values()} == {1}
     assert 20 <= sum(found == {"test"} for found in splits.values()) <= 60
 
 
-def test_nothing_made_is_refused_with_the_reasons(tmp_path: Path) -> None:
-    collection = collected(tmp_path, [("a", "", "Text."), ("b", "", "Text.")])
-    config = QueriesConfig(collection=collection, queries={"kind": "title"}, output=str(tmp_path / "out"))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"No query of kind 'title' can be made .*: 2 documents without a title\."):
-        make(Queries(config))
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
-        ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
-        ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
+    ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
+    ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
+])  # fmt: skip
 def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         validate(QueriesConfig, {"collection": "c", "output": "o", **values}, "queries")
     assert message in str(error.value)
-
-
-def test_a_finished_artifact_is_reused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    collection = collected(tmp_path)
-    uri = queries(tmp_path / "queries", collection, queries={"kind": "title"})
-    config = QueriesConfig(collection=collection, queries={"kind": "title"}, output=uri)  # type: ignore[arg-type]
-    run_stage(Queries(config), None)  # type: ignore[arg-type]
-    assert "reused, 3 queries and 3 documents out of 4" in capsys.readouterr().err

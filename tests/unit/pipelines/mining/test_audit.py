@@ -75,39 +75,25 @@ def test_counts_and_examples() -> None:
             assert set(example) == {"query_id", "query", "document_id", "document", "rank", "score"}
             assert len(example["document"]) == 240
     assert audit["counts"] == {
-        "queries": QUERIES,
-        "queries_without_positive": 9,
-        "positives": QUERIES,
-        "positives_retrieved": 60,
-        "candidates": QUERIES * K - 18 * 3,
-        "eligible": chosen.sum(),
-        "queries_with_fewer": (chosen.sum(axis=1) < 3).sum(),
-        "queries_with_none": (chosen.sum(axis=1) == 0).sum(),
-        "queries_without_answers": 45,
-        "queries_without_positive_score": 23,
-    }
+        "queries": QUERIES, "queries_without_positive": 9, "positives": QUERIES, "positives_retrieved": 60,
+        "candidates": QUERIES * K - 18 * 3, "eligible": chosen.sum(),
+        "queries_with_fewer": (chosen.sum(axis=1) < 3).sum(), "queries_with_none": (chosen.sum(axis=1) == 0).sum(),
+        "queries_without_answers": 45, "queries_without_positive_score": 23,
+    }  # fmt: skip
     assert audit_of(numbers, None)["counts"]["queries_with_fewer"] == 0
 
 
-def test_the_table_names_every_rule_in_order() -> None:
+def test_tables_and_the_section_of_the_report_name_every_rule_in_order() -> None:
     audit = merge_audits([audit_of(np.arange(QUERIES))])
     table = rule_table(audit)
     assert table.caption.startswith("576 candidates of 90 queries")
     assert [line.split()[0] for line in table.lines() if "%" in line] == [*RULESET.active(), "chosen"]
+    shown = mining_section(audit).blocks[0]
+    assert isinstance(shown, Table)
+    assert [row[0] for row in shown.rows] == [*RULESET.active(), "chosen"]
     remark = ("queries that have no answers to match", "45")
     assert remark in remark_table(audit).rows
     without_answers = {**audit, "counts": audit["counts"] | {"queries_without_answers": QUERIES}}
     assert remark[0] not in [row[0] for row in remark_table(without_answers).rows]
-
-
-def test_the_section_of_the_report() -> None:
-    audit = merge_audits([audit_of(np.arange(QUERIES))])
-    section = mining_section(audit)
-    table = section.blocks[0]
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows] == [*RULESET.active(), "chosen"]
-
-
-def test_nothing_mined_is_a_section_too() -> None:
-    audit = merge_audits([audit_of(np.arange(0))])
-    assert rule_table(audit).caption.startswith("0 candidates of 0 queries")
+    nothing = merge_audits([audit_of(np.arange(0))])
+    assert rule_table(nothing).caption.startswith("0 candidates of 0 queries")

@@ -1,5 +1,6 @@
-"""Lists are put together as a plain loop would, and read back as they were written."""
+"""Lists are put together as a plain loop would and read back as written; hard negatives out of judgments."""
 
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,19 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.mining.candidates import (
-    SCHEMA,
-    CandidateLists,
-    StoredCandidates,
-    labelled_lists,
-    negative_lists,
-    write_lists,
-)
+from pipelines.mining import candidates as mining
 from pipelines.mining.rules import UNJUDGED, JudgedPairs, Positives
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
-from retrieval.collections.collection import ParquetRows
+from retrieval.collections.collection import ParquetRows, StoredCollection
+from tests.unit.pipelines.jobs.made_up import Rows, store
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
 from tests.unit.small_run import make_artifact
 
@@ -29,13 +24,13 @@ DOCUMENTS = 12
 Entry = tuple[int, int, int]  # row, rank, relevance
 
 
-def entries(lists: CandidateLists) -> list[list[Entry]]:
+def entries(lists: mining.CandidateLists) -> list[list[Entry]]:
     columns = [lists.rows.tolist(), lists.ranks.tolist(), lists.relevance.tolist()]
     flat = list(zip(*columns, strict=True))
     return [flat[start:stop] for start, stop in pairwise(lists.offsets.tolist())]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
     queries, k = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 6))
@@ -48,16 +43,11 @@ def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
         relevance[query] = [grades.get(row, UNJUDGED) for row in rows[query].tolist()]
         ranked = {row: number + 1 for number, row in enumerate(rows[query].tolist())}
         chosen[query] = [grades.get(row, 0) < 1 and data.draw(st.booleans()) for row in ranked]
-        negatives.append(
-            [
-                (row, ranked[row], grades.get(row, UNJUDGED))
-                for row, taken in zip(ranked, chosen[query], strict=True)
-                if taken
-            ]
-        )
+        taken = [row for row, is_chosen in zip(ranked, chosen[query], strict=True) if is_chosen]
+        negatives.append([(row, ranked[row], grades.get(row, UNJUDGED)) for row in taken])
         positives.append([(row, ranked.get(row, 0), grade) for row, grade in sorted(grades.items()) if grade >= 1])
     scores = (1.0 / (1 + np.broadcast_to(np.arange(k), rows.shape))).astype(np.float32)
-    found = negative_lists(chosen, rows, scores, relevance)
+    found = mining.negative_lists(chosen, rows, scores, relevance)
     assert entries(found) == negatives
     np.testing.assert_array_equal(found.scores, (1 / found.ranks).astype(np.float32))
 
@@ -66,7 +56,7 @@ def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
     pairs = JudgedPairs(columns[0], columns[1], columns[3].astype(np.int32))
     known = np.where(columns[2] > 0, 1 / np.maximum(columns[2], 1), np.nan).astype(np.float32)
     given_positives = Positives(pairs, known, columns[2].astype(np.int32), columns[1].astype(np.uint64))
-    labelled = labelled_lists(found, given_positives)
+    labelled = mining.labelled_lists(found, given_positives)
     expected = []
     for of_query, extra in zip(negatives, positives, strict=True):
         most_relevant_first = sorted(extra, key=lambda entry: (-entry[2], entry[0]))
@@ -77,9 +67,9 @@ def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
     np.testing.assert_array_equal(labelled.scores, expected_scores)
 
 
-def lists_of(lengths: list[int], generator: np.random.Generator) -> CandidateLists:
+def lists_of(lengths: list[int], generator: np.random.Generator) -> mining.CandidateLists:
     total = sum(lengths)
-    return CandidateLists(
+    return mining.CandidateLists(
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         generator.integers(DOCUMENTS, size=total),
         np.where(generator.random(total) < 0.3, np.nan, generator.random(total)).astype(np.float32),
@@ -88,7 +78,7 @@ def lists_of(lengths: list[int], generator: np.random.Generator) -> CandidateLis
     )
 
 
-def write(folder: Path, shards: list[CandidateLists]) -> StoredCandidates:
+def write(folder: Path, shards: list[mining.CandidateLists]) -> mining.StoredCandidates:
     """An artifact of these lists; query number n has id qn and row 10 n, document number n id dn."""
     ids = pa.table({"id": [f"d{number}" for number in range(DOCUMENTS)]})
     source = make_artifact(folder / "documents", "made up", {}, {}, {"all.parquet": ids}, DOCUMENTS)
@@ -103,60 +93,83 @@ def write(folder: Path, shards: list[CandidateLists]) -> StoredCandidates:
         with writer.folder.scratch() as scratch:
             shard = ShardWriter(writer.folder, f"{number:05d}", scratch)
             name = f"candidates/{number:05d}.parquet"
-            write_lists(shard.path(name), [f"q{query}" for query in queries], queries * 10, lists, documents)
+            mining.write_lists(shard.path(name), [f"q{query}" for query in queries], queries * 10, lists, documents)
             shard.add(name)
             records.append(shard.commit(len(queries)))
-    return StoredCandidates(writer.finish(records, {}, {}).uri)
+    return mining.StoredCandidates(writer.finish(records, {}, {}).uri)
 
 
 SHARDS = [[3, 0, 2, 5], [], [1], [0, 4, 4]]
 
 
 @pytest.fixture
-def shards() -> list[CandidateLists]:
+def shards() -> list[mining.CandidateLists]:
     generator = np.random.default_rng(0)
     return [lists_of(lengths, generator) for lengths in SHARDS]
 
 
 @pytest.fixture
-def stored(tmp_path: Path, shards: list[CandidateLists], monkeypatch: pytest.MonkeyPatch) -> StoredCandidates:
+def stored(
+    tmp_path: Path, shards: list[mining.CandidateLists], monkeypatch: pytest.MonkeyPatch
+) -> mining.StoredCandidates:
     monkeypatch.setattr("pipelines.mining.candidates._CANDIDATES_OF_A_ROW_GROUP", 8)
     return write(tmp_path, shards)
 
 
-def expected_lists(shards: list[CandidateLists]) -> list[MinedList]:
+def expected_lists(shards: list[mining.CandidateLists]) -> list[MinedList]:
     expected: list[MinedList] = []
     for lists in shards:
         for start, stop in pairwise(lists.offsets.tolist()):
-            part = slice(start, stop)
-            expected.append(
-                MinedList(
-                    f"q{len(expected)}",
-                    len(expected) * 10,
-                    [f"d{row}" for row in lists.rows[part]],
-                    lists.rows[part].tolist(),
-                    [None if np.isnan(score) else float(score) for score in lists.scores[part]],
-                    [rank or None for rank in lists.ranks[part].tolist()],
-                    [None if grade == UNJUDGED else grade for grade in lists.relevance[part].tolist()],
-                )
+            rows, scores, ranks, grades = (
+                column[start:stop].tolist() for column in (lists.rows, lists.scores, lists.ranks, lists.relevance)
             )
+            found = [
+                [f"d{row}" for row in rows], rows, [None if np.isnan(score) else score for score in scores],
+                [rank or None for rank in ranks], [None if grade == UNJUDGED else grade for grade in grades],
+            ]  # fmt: skip
+            expected.append(MinedList(f"q{len(expected)}", len(expected) * 10, *found))
     return expected
 
 
-def test_what_is_written_is_read(stored: StoredCandidates, shards: list[CandidateLists]) -> None:
+def test_what_is_written_is_read_and_equal_lists_are_equal_bytes(stored, shards, tmp_path) -> None:
     assert len(stored) == 8
     assert list(mined_lists(stored)) == expected_lists(shards)
     for table in stored.tables():
-        assert table.schema.equals(SCHEMA)
+        assert table.schema.equals(mining.SCHEMA)
         assert len(table["document_ids"].combine_chunks().flatten()) <= 8
-
-
-def test_equal_lists_are_equal_bytes(tmp_path: Path, shards: list[CandidateLists]) -> None:
     one, two = (write(tmp_path / name, shards) for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint
-
-
-def test_another_artifact_is_refused(tmp_path: Path) -> None:
     other = make_artifact(tmp_path / "run", "run", {}, {}, {"run.trec": ""}, 0)
     with pytest.raises(UserError, match="of kind 'run', one of kind 'candidates' is needed"):
-        StoredCandidates(other)
+        mining.StoredCandidates(other)
+
+
+def collection_of(folder: Path, queries: list[str], judged: Rows) -> StoredCollection:
+    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(10)]
+    asked = [(query, "a query", "", []) for query in queries]
+    return StoredCollection(store(folder, [pa.Table.from_pylist(documents)], asked, judged))
+
+
+def test_judged_lists_are_in_the_order_of_the_judgments(tmp_path: Path) -> None:
+    judged = [("c", "d7", 0), ("a", "d1", 1), ("c", "d2", -1), ("a", "d9", 0), ("b", "d3", 2), ("c", "d5", 0)]
+    judged = [(*row, "train") for row in judged]
+    collection = collection_of(tmp_path / "c", ["a", "b", "c"], [*judged, ("b", "d4", 0, "test")])
+    ((queries, lists),) = mining.judged_lists(collection, "train")
+    assert queries.tolist() == [0, 2]
+    assert lists.to_pylist() == [[9], [7, 2, 5]]
+
+
+def test_ids_of_all_judgments_never_become_python_strings(tmp_path: Path) -> None:
+    names = [f"{number:02}" * 1000 for number in range(20)]
+    judged = [(query, f"d{document}", 0, "train") for query in names for document in range(10)] * 20
+    collection = collection_of(tmp_path / "c", names, judged)
+    ((queries, lists),) = mining.judged_lists(collection, "train")  # imports what is imported once
+    tracemalloc.start()
+    try:
+        assert len(next(mining.judged_lists(collection, "train"))[1]) == 20
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert queries.tolist() == list(range(20))
+    assert len(lists.values) == 4000
+    assert most < 2 << 20  # the ids of 4,000 judgments are 8 MB of text; rows and orders some 100 kB

@@ -9,23 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.mining.rules import (
-    ABSENT,
-    KEPT,
-    RULES,
-    UNJUDGED,
-    Block,
-    JudgedPairs,
-    MiningRules,
-    Positives,
-    apply_rules,
-    choose,
-    exact_scores,
-    folded_text_keys,
-    match_judgments,
-    reference_scores,
-    sampling_keys,
-)
+from pipelines.mining import rules as mining
 from raytriever.hashes import numbers_at
 
 # few values, so that scores tie and texts repeat; all exact in float32
@@ -62,21 +46,18 @@ def cases(draw: st.DrawFn) -> Case:
         positive_scores.append(known)
     texts = st.integers(0, 5)
     return Case(
-        rows,
-        scores,
-        grades,
-        positive_scores,
+        rows, scores, grades, positive_scores,
         draw(st.lists(texts, min_size=DOCUMENTS, max_size=DOCUMENTS)),
         draw(st.lists(texts, min_size=queries, max_size=queries)),
         draw(st.lists(st.integers(-1, DOCUMENTS - 1), min_size=queries, max_size=queries)),
         draw(st.sets(st.tuples(st.integers(0, 2), documents), max_size=5)),
-    )
+    )  # fmt: skip
 
 
 @st.composite
-def rule_sets(draw: st.DrawFn) -> MiningRules:
+def rule_sets(draw: st.DrawFn) -> mining.MiningRules:
     margins = st.none() | st.sampled_from([-0.5, 0.0, 0.25, 0.5])
-    return MiningRules(
+    return mining.MiningRules(
         minimum_relevance=draw(st.integers(1, 3)),
         judged_negatives=draw(st.sampled_from(["keep", "drop"])),
         self_hits=draw(st.sampled_from(["keep", "remove"])),
@@ -88,51 +69,45 @@ def rule_sets(draw: st.DrawFn) -> MiningRules:
     )
 
 
-def judged_pairs(grades: list[dict[int, int]], minimum: int | None = None) -> JudgedPairs:
+def judged_pairs(grades: list[dict[int, int]], minimum: int | None = None) -> mining.JudgedPairs:
     pairs = [
         (query, row, grade)
         for query, of_query in enumerate(grades)
         for row, grade in sorted(of_query.items())
         if minimum is None or grade >= minimum
     ]
-    columns = [[pair[number] for pair in pairs] for number in range(3)]
-    queries, rows, relevance = columns
-    return JudgedPairs(np.array(queries, np.int64), np.array(rows, np.int64), np.array(relevance, np.int32))
+    queries, rows, relevance = np.array(pairs, np.int64).reshape(-1, 3).T
+    return mining.JudgedPairs(queries, rows, relevance.astype(np.int32))
 
 
-def block_of(case: Case, minimum: int) -> Block:
+def block_of(case: Case, minimum: int) -> mining.Block:
     k = len(case.rows[0]) if case.rows else 1
     rows = np.array(case.rows, np.int64).reshape(-1, k)
     texts = np.array(case.texts, np.uint64)
     pairs = judged_pairs(case.grades, minimum)
     pairs_known = zip(pairs.queries.tolist(), pairs.rows.tolist(), strict=True)
     scores = [case.positive_scores[query].get(row, np.nan) for query, row in pairs_known]
-    relevance = np.full(rows.shape, UNJUDGED, np.int32)
+    relevance = np.full(rows.shape, mining.UNJUDGED, np.int32)
     for query, place in np.ndindex(rows.shape):
-        relevance[query, place] = case.grades[query].get(int(rows[query, place]), UNJUDGED)
-    return Block(
-        rows=rows,
-        scores=np.array(case.scores, np.float32).reshape(-1, k),
-        relevance=relevance,
-        text_keys=np.where(rows >= 0, texts[rows], np.uint64(0)),
-        own_rows=np.array(case.own_rows, np.int64),
-        query_text_keys=np.array(case.query_texts, np.uint64),
-        positives=Positives(
-            pairs, np.array(scores, np.float32), np.zeros(len(pairs.rows), np.int32), texts[pairs.rows]
-        ),
+        relevance[query, place] = case.grades[query].get(int(rows[query, place]), mining.UNJUDGED)
+    known = mining.Positives(
+        pairs, np.array(scores, np.float32), np.zeros(len(pairs.rows), np.int32), texts[pairs.rows]
     )
+    return mining.Block(
+        rows=rows, scores=np.array(case.scores, np.float32).reshape(-1, k), relevance=relevance,
+        text_keys=np.where(rows >= 0, texts[rows], np.uint64(0)), own_rows=np.array(case.own_rows, np.int64),
+        query_text_keys=np.array(case.query_texts, np.uint64), positives=known,
+    )  # fmt: skip
 
 
-def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str | None:
+def literal_rule(rules: mining.MiningRules, case: Case, query: int, place: int) -> str | None:
     """The first rule that drops a candidate, None for one that is kept."""
     row, score = case.rows[query][place], case.scores[query][place]
     grades = case.grades[query]
     positives = [document for document, grade in grades.items() if grade >= rules.minimum_relevance]
     if row in positives:
         return "positive"
-    if row == case.own_rows[query] and rules.self_hits == "remove":
-        return "self"
-    if case.texts[row] == case.query_texts[query]:
+    if (row == case.own_rows[query] and rules.self_hits == "remove") or case.texts[row] == case.query_texts[query]:
         return "self"
     if row in grades and rules.judged_negatives == "drop":
         return "judged_negative"
@@ -157,9 +132,9 @@ def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str 
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(case=cases(), rules=rule_sets())
-def test_the_rules_are_the_literal_ones(case: Case, rules: MiningRules) -> None:
+def test_the_rules_are_the_literal_ones(case: Case, rules: mining.MiningRules) -> None:
     block = block_of(case, rules.minimum_relevance)
     asked: list[tuple[int, int]] = []
 
@@ -168,26 +143,26 @@ def test_the_rules_are_the_literal_ones(case: Case, rules: MiningRules) -> None:
         found = [[(query, int(row)) in case.with_answer for row in of_query] for query, of_query in enumerate(rows)]
         return np.array(found, bool).reshape(rows.shape)
 
-    rule_of = apply_rules(rules, block, contain_answer)
-    names = dict(enumerate(RULES))
+    rule_of = mining.apply_rules(rules, block, contain_answer)
+    names = dict(enumerate(mining.RULES))
     read = set()
     for query, place in np.ndindex(rule_of.shape):
         if case.rows[query][place] < 0:
-            assert rule_of[query, place] == ABSENT
+            assert rule_of[query, place] == mining.ABSENT
             continue
         expected = literal_rule(rules, case, query, place)
         assert names.get(int(rule_of[query, place])) == expected
-        assert (rule_of[query, place] == KEPT) == (expected is None)
+        assert (rule_of[query, place] == mining.KEPT) == (expected is None)
         if expected in (None, "answer") and rules.answers != "ignore":
             read.add((query, case.rows[query][place]))
     assert set(asked) == read  # texts of candidates that another rule drops are not read
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(case=cases())
 def test_judgments_are_looked_up_both_ways(case: Case) -> None:
     block, judged = block_of(case, 1), judged_pairs(case.grades)
-    relevance, ranks, scores = match_judgments(block.rows, block.scores, judged)
+    relevance, ranks, scores = mining.match_judgments(block.rows, block.scores, judged)
     np.testing.assert_array_equal(relevance, block.relevance)
     for pair, (query, row) in enumerate(zip(judged.queries.tolist(), judged.rows.tolist(), strict=True)):
         if row in case.rows[query]:
@@ -198,76 +173,58 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
             assert np.isnan(scores[pair])
 
 
-@pytest.mark.parametrize(
-    ("margins", "positive", "kept"),
-    [
-        ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
-        ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
-        ({"absolute_margin": -0.5}, 0.5, [1.0, 0.5, 0.0, -1.0]),
-        ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
-        ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
-        ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
-        ({"absolute_margin": 0.0, "relative_margin": 0.5}, 0.25, [0.0, -1.0]),
-        ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
-        ({"relative_margin": 0.0}, None, []),
-    ],
-)
+@pytest.mark.parametrize(("margins", "positive", "kept"), [
+    ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
+    ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
+    ({"absolute_margin": -0.5}, 0.5, [1.0, 0.5, 0.0, -1.0]),
+    ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
+    ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
+    ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
+    ({"absolute_margin": 0.0, "relative_margin": 0.5}, 0.25, [0.0, -1.0]),
+    ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
+    ({"relative_margin": 0.0}, None, []),
+])  # fmt: skip
 def test_margins(margins: dict[str, Any], positive: float | None, kept: list[float]) -> None:
     scores, known = [2.0, 1.0, 0.5, 0.0, -1.0], {} if positive is None else {7: positive}
     case = Case([[0, 1, 2, 3, 4]], [scores], [{7: 1}], [known], list(range(DOCUMENTS)), [99], [-1], set())
-    rule_of = apply_rules(MiningRules(**margins), block_of(case, 1), lambda rows: rows < -1)
-    assert [score for score, code in zip(scores, rule_of[0], strict=True) if code == KEPT] == kept
+    rule_of = mining.apply_rules(mining.MiningRules(**margins), block_of(case, 1), lambda rows: rows < -1)
+    assert [score for score, code in zip(scores, rule_of[0], strict=True) if code == mining.KEPT] == kept
 
 
 def test_reference_of_several_positives() -> None:
-    pairs = JudgedPairs(np.array([0, 0, 2, 2]), np.array([1, 2, 1, 3]), np.ones(4, np.int32))
+    pairs = mining.JudgedPairs(np.array([0, 0, 2, 2]), np.array([1, 2, 1, 3]), np.ones(4, np.int32))
     known = np.array([0.5, -1.0, np.nan, 3.0], np.float32)
-    positives = Positives(pairs, known, np.zeros(4, np.int32), np.zeros(4, np.uint64))
-    np.testing.assert_array_equal(reference_scores(3, positives), [-1.0, np.nan, 3.0])
+    positives = mining.Positives(pairs, known, np.zeros(4, np.int32), np.zeros(4, np.uint64))
+    np.testing.assert_array_equal(mining.reference_scores(3, positives), [-1.0, np.nan, 3.0])
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), number=st.none() | st.integers(1, 6))
-def test_the_first_are_chosen(data: st.DataObject, number: int | None) -> None:
-    queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
-    flags = data.draw(st.lists(st.booleans(), min_size=queries * k, max_size=queries * k))
-    eligible = np.array(flags, bool).reshape(queries, k)
-    chosen = choose(eligible, number)
-    for query in range(queries):
-        assert np.flatnonzero(chosen[query]).tolist() == np.flatnonzero(eligible[query])[:number].tolist()
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), number=st.integers(1, 6))
-def test_those_of_least_priority_are_chosen(data: st.DataObject, number: int) -> None:
+@settings(max_examples=200)
+@given(data=st.data(), number=st.none() | st.integers(1, 6), by_priority=st.booleans())
+def test_the_first_or_the_least_are_chosen(data: st.DataObject, number: int | None, by_priority: bool) -> None:
     queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
     size = {"min_size": queries * k, "max_size": queries * k}
     eligible = np.array(data.draw(st.lists(st.booleans(), **size)), bool).reshape(queries, k)
-    values = data.draw(st.lists(st.integers(0, 2**64 - 1), unique=True, **size))
+    values = data.draw(st.lists(st.integers(0, 2**64 - 1), unique=True, **size)) if by_priority else range(queries * k)
     priorities = np.array(values, np.uint64).reshape(queries, k)
-    chosen = choose(eligible, number, priorities)
+    chosen = mining.choose(eligible, number, priorities if by_priority else None)
     for query in range(queries):
-        of_query = [place for place in range(k) if eligible[query, place]]
-        best = sorted(of_query, key=lambda place: int(priorities[query, place]))[:number]
+        best = sorted(np.flatnonzero(eligible[query]), key=lambda place: int(priorities[query, place]))[:number]
         assert np.flatnonzero(chosen[query]).tolist() == sorted(best)
 
 
-def test_a_sample_depends_on_seed_query_and_document_alone() -> None:
+def test_a_sample_depends_on_seed_query_and_document_alone_and_is_uniform() -> None:
     rows = np.array([[3, 1, 2], [1, 2, 3]])
-    one = numbers_at(sampling_keys(0, ["a", "b"])[:, None], rows)
-    turned = numbers_at(sampling_keys(0, ["b", "a"])[:, None], rows[::-1, ::-1])
+    one = numbers_at(mining.sampling_keys(0, ["a", "b"])[:, None], rows)
+    turned = numbers_at(mining.sampling_keys(0, ["b", "a"])[:, None], rows[::-1, ::-1])
     np.testing.assert_array_equal(turned, one[::-1, ::-1])
-    other_seed = numbers_at(sampling_keys(1, ["a", "b"])[:, None], rows)
+    other_seed = numbers_at(mining.sampling_keys(1, ["a", "b"])[:, None], rows)
     assert not np.isin(other_seed, one).any()
     assert not np.isin(one[0], one[1]).any()
-
-
-def test_a_sample_is_uniform() -> None:
-    """4,000 queries draw 2 of 8: each place is drawn as often, each pair of places too."""
+    # 4,000 queries draw 2 of 8: each place is drawn as often, each pair of places too
     queries, k = 4000, 8
     rows = np.broadcast_to(np.arange(k), (queries, k))
-    priorities = numbers_at(sampling_keys(5, [f"q{number}" for number in range(queries)])[:, None], rows)
-    chosen = choose(np.ones((queries, k), bool), 2, priorities)
+    priorities = numbers_at(mining.sampling_keys(5, [f"q{number}" for number in range(queries)])[:, None], rows)
+    chosen = mining.choose(np.ones((queries, k), bool), 2, priorities)
     together = chosen.T.astype(int) @ chosen.astype(int)
     expected = queries * 2 / k
     spread = np.sqrt(queries * 2 / k * (1 - 2 / k))
@@ -277,7 +234,9 @@ def test_a_sample_is_uniform() -> None:
 
 
 def test_texts_are_compared_without_case_and_white_space() -> None:
-    one, two, three, four, five = folded_text_keys(["A  stra\u00dfe\n", "a STRASSE", "a strass", "", "\ud800"]).tolist()
+    one, two, three, four, five = mining.folded_text_keys(
+        ["A  stra\u00dfe\n", "a STRASSE", "a strass", "", "\ud800"]
+    ).tolist()
     assert one == two
     assert len({one, three, four, five}) == 4
 
@@ -297,9 +256,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("per_document", [(), (1,), (3,)])
-def test_scores_of_pairs_don_t_depend_on_their_neighbours(
-    monkeypatch: pytest.MonkeyPatch, per_document: tuple[int, ...]
-) -> None:
+def test_scores_of_pairs_don_t_depend_on_their_neighbours(monkeypatch, per_document) -> None:
     generator = np.random.default_rng(0)
     queries = generator.normal(size=(5, 33)).astype(np.float32)
     documents = generator.normal(size=(40, *per_document, 33)).astype(np.float32)
@@ -307,7 +264,7 @@ def test_scores_of_pairs_don_t_depend_on_their_neighbours(
     opened: Any = {"queries": Rows(queries), "documents": Rows(documents)}
 
     def scored(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return exact_scores(**opened, query_rows=left, document_rows=right)
+        return mining.exact_scores(**opened, query_rows=left, document_rows=right)
 
     scores = scored(left, right)
     pairs = [queries[q].astype(float) @ documents[d].astype(float).T for q, d in zip(left, right, strict=True)]
@@ -325,22 +282,14 @@ def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkey
     for vectors_per_text, expected in ((1, [12, 12, 6]), (4, [3] * 10), (20, [1] * 30)):
         documents = Rows(np.ones((1, vectors_per_text, 2), np.float32))
         opened: Any = {"queries": queries, "documents": documents}
-        exact_scores(**opened, query_rows=pairs, document_rows=pairs)
+        mining.exact_scores(**opened, query_rows=pairs, document_rows=pairs)
         assert documents.gathered == expected
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"minimum_relevance": 0},
-        {"skip_first": -1},
-        {"depth": 0},
-        {"maximum_score": float("nan")},
-        {"relative_margin": float("inf")},
-        {"relative_margin": 1.5},
-        {"answers": "exact"},
-    ],
-)
-def test_settings_are_checked(values: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(values))):
-        MiningRules.model_validate(values)
+@pytest.mark.parametrize(("name", "value"), [
+    ("minimum_relevance", 0), ("skip_first", -1), ("depth", 0), ("maximum_score", float("nan")),
+    ("relative_margin", float("inf")), ("relative_margin", 1.5), ("answers", "exact"),
+])  # fmt: skip
+def test_settings_are_checked(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        mining.MiningRules.model_validate({name: value})

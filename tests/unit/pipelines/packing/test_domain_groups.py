@@ -1,50 +1,69 @@
-"""Domains that are clustered and packed together."""
+"""Domains: numbered as they come, and clustered and packed together where they are small."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipelines.packing.domain_groups import MERGED, group_domains
+from pipelines.pairs.pairs import DomainNumbers, keep_domains
 from raytriever.errors import UserError
 
 NAMES = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
 DOMAINS = pa.chunked_array([NAMES[:11], NAMES[11:]])
 
 
+@pytest.mark.parametrize(("size", "small", "names", "labels"), [
+    (3, "refuse", ("code", "größe", "größe\0", "wiki"), (3, 0, 2, 1)),
+    (7, "merge", ("größe", "wiki", MERGED), (1, 2, 2, 0)),
+    (8, "merge", ("größe", "wiki"), (1, -1, -1, 0)),  # those merged fill no batch
+    (7, "drop", ("größe", "wiki"), (1, -1, -1, 0)),
+    (3, "merge_all", ("(merged)",), (0, 0, 0, 0)),
+])  # fmt: skip
+def test_small_domains_are_merged_or_dropped(size, small, names, labels) -> None:
+    found = group_domains(DOMAINS, size, small)
+    assert found.names == names
+    assert found.labels.tolist() == np.repeat(labels, (10, 3, 4, 9)).tolist()
+    assert found.dropped == (found.labels < 0).sum()
+
+
 def test_small_domains_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop.* lower the batch"):
-        group_domains(DOMAINS, 8, "refuse")
-    found = group_domains(DOMAINS, 3, "refuse")
-    assert found.names == ("code", "größe", "größe\0", "wiki")
-    assert [found.names[label] for label in found.labels] == NAMES
-    assert found.dropped == 0
-
-
-def test_small_domains_merge_where_they_fill_a_batch() -> None:
-    found = group_domains(DOMAINS, 7, "merge")
-    assert found.names == ("größe", "wiki", MERGED)
-    assert found.labels.tolist() == [1] * 10 + [2] * 7 + [0] * 9
-    assert found.dropped == 0
-    found = group_domains(DOMAINS, 8, "merge")
-    assert found.names == ("größe", "wiki")
-    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
-    assert found.dropped == 7
-
-
-def test_all_domains_merge_as_one() -> None:
-    found = group_domains(DOMAINS, 3, "merge_all")
-    assert found.names == ("(merged)",)
-    assert not found.labels.any()
     assert group_domains(pa.chunked_array([["a"] * 9]), 3, "merge_all").names == ("a",)
+    merged = pa.chunked_array([[MERGED] * 8 + ["a"] * 4 + ["b"] * 4])
+    for domains, size, small, message in (
+        (DOMAINS, 8, "refuse", r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop.* lower the floor"),
+        (DOMAINS, 30, "merge", r"No domain has 30 pairs, nor have all together \(26\).* Lower the floor, or"),
+        (merged, 8, "merge", "Rename"),
+    ):
+        with pytest.raises(UserError, match=message):
+            group_domains(domains, size, small, limit="the floor")
 
 
-def test_small_domains_drop() -> None:
-    found = group_domains(DOMAINS, 7, "drop")
-    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
-    assert found.dropped == 7
-    with pytest.raises(UserError, match=r"No domain has 30 pairs, nor have all together \(26\).* Lower the floor, or"):
-        group_domains(DOMAINS, 30, "merge", limit="the floor")
+def test_domains_are_numbered_as_they_come_over_columns_and_chunks() -> None:
+    numbers = DomainNumbers()
+    assert numbers.of(pa.chunked_array([["b", "a"], [], ["a", "", "b"]])).tolist() == [0, 1, 1, 2, 0]
+    assert numbers.of(pa.chunked_array([["c", ""]])).tolist() == [3, 2]
+    assert numbers.of(pa.chunked_array([], pa.string())).tolist() == []
+    assert numbers.names == ["b", "a", "", "c"]
 
 
-def test_a_domain_may_not_be_called_merged() -> None:
-    with pytest.raises(UserError, match="Rename"):
-        group_domains(pa.chunked_array([[MERGED] * 8 + ["a"] * 4 + ["b"] * 4]), 8, "merge")
+def test_a_column_may_be_longer_than_one_string_array() -> None:
+    names = pa.array(["b" * (1 << 20), *["a" * (1 << 20)] * 31])
+    column = pa.chunked_array([names] * 75)  # 2.3 GiB, of which 32 MiB are there
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        column.combine_chunks()
+    numbers = DomainNumbers()
+    np.testing.assert_array_equal(numbers.of(column), np.tile([0] + [1] * 31, 75))
+    assert [name[0] for name in numbers.names] == ["b", "a"]
+
+
+def test_the_number_that_each_domain_keeps() -> None:
+    names, counts = ["a", "", "c", "d"], np.array([20, 3, 16, 14])
+    assert keep_domains(names, counts, 16, "drop", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts, 16, "merge", "chunks").tolist() == [0, 2, 1, 2]
+    assert keep_domains(names, np.array([20, 3, 16, 2]), 16, "merge", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts, 16, "merge_all", "chunks").tolist() == [0, 0, 0, 0]
+    assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
+    with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
+        keep_domains(names, counts, 16, "refuse", "chunks")
+    with pytest.raises(UserError, match=r"No domain has 99 queries, nor have all together \(53\)"):
+        keep_domains(names, counts, 99, "merge", "queries")

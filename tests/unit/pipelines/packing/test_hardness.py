@@ -35,6 +35,5 @@ def test_eq2_pair_by_pair(pairs: int, groups: int, seed: int) -> None:
             if group_of[i] == group_of[j]:
                 d, q = documents.astype(float), queries.astype(float)
                 expected[group_of[i]] += d[i] @ q[j] + d[j] @ q[i]
-    np.testing.assert_allclose(
-        pair_similarity(queries=queries, documents=documents, groups=group_of), expected, atol=1e-9
-    )
+    found = pair_similarity(queries=queries, documents=documents, groups=group_of)
+    np.testing.assert_allclose(found, expected, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Packing: what must hold of every epoch's batches."""
+"""Packing: what must hold of every epoch's batches; regions, equal in pairs and of near clusters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from pipelines.clustering import bisection
+from pipelines.clustering.bisection import divide
+from pipelines.packing import pack as module
 from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.pack import Packing, PackingSettings, pack, topic_batches
+from pipelines.packing.pack import Packing, PackingSettings, number_of_regions, pack, topic_batches
 from pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.errors import UserError
 
@@ -33,9 +36,8 @@ class Corpus:
             for group, (items, points) in enumerate(zip(members, self.centroids, strict=True))
         ]
         batches = [items[of_group.batches] for items, of_group in zip(members, found, strict=True)]
-        return Packed(
-            np.concatenate(batches), np.repeat(np.arange(len(batches)), [len(part) for part in batches]), found
-        )
+        groups = np.repeat(np.arange(len(batches)), [len(part) for part in batches])
+        return Packed(np.concatenate(batches), groups, found)
 
 
 @dataclass
@@ -56,25 +58,28 @@ def corpora(draw: st.DrawFn) -> tuple[Corpus, int]:
     return Corpus(sizes, clusters, draw(st.integers(0, 99))), batch_size
 
 
-@settings(deadline=None, max_examples=60)
-@given(corpora(), st.sampled_from(["tour", "random"]), st.integers(0, 5))
+@given(corpora(), st.sampled_from(["tour", "random", "topics"]), st.integers(0, 5))
 def test_every_packing(drawn: tuple[Corpus, int], order: str, epoch: int) -> None:
     corpus, size = drawn
     found = corpus.pack(size, epoch=epoch, order=order)
     assert found.batches.shape[1] == size
     assert len(np.unique(found.batches)) == found.batches.size  # every item at most once
-    np.testing.assert_array_equal(  # one domain a batch
-        corpus.groups[found.batches], np.repeat(found.groups[:, None], size, axis=1)
-    )
     for group in range(len(corpus.centroids)):
-        total = int((corpus.groups == group).sum())
-        assert int((found.groups == group).sum()) == total // size
-    again = corpus.pack(size, epoch=epoch, order=order)
-    assert again.batches.tobytes() == found.batches.tobytes()
+        batches = found.batches[found.groups == group]
+        np.testing.assert_array_equal(corpus.groups[batches], group)  # one domain a batch
+        assert len(batches) == (corpus.groups == group).sum() // size
+        clusters = corpus.assignments[batches]
+        alone = clusters[(clusters == clusters[:, :1]).all(axis=1), 0]
+        for cluster, packed in enumerate(np.bincount(clusters.ravel())):  # large clusters fill batches alone
+            assert (alone == cluster).sum() >= packed // size - (order != "topics")
+    assert corpus.pack(size, epoch=epoch, order=order).batches.tobytes() == found.batches.tobytes()
 
 
 @pytest.mark.parametrize("order", ["tour", "random", "topics"])
 def test_epochs_and_seeds_differ(order: str) -> None:
+    large = Corpus([64], [1])
+    first, second = (large.pack(8, epoch=epoch, order=order).batches for epoch in (0, 1))
+    assert {frozenset(batch) for batch in first.tolist()}.isdisjoint(frozenset(batch) for batch in second.tolist())
     corpus = Corpus([200, 150], [4, 3] if order == "topics" else [20, 12])
     packings = [corpus.pack(8, seed, epoch, order=order) for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
     together = [{tuple(sorted(batch)) for batch in found.batches.tolist()} for found in packings]
@@ -83,37 +88,7 @@ def test_epochs_and_seeds_differ(order: str) -> None:
             assert len(ours & theirs) <= 2
 
 
-@settings(deadline=None, max_examples=40)
-@given(corpora(), st.integers(0, 3))
-def test_large_clusters_fill_batches_alone(drawn: tuple[Corpus, int], epoch: int) -> None:
-    corpus, size = drawn
-    for order in ("tour", "random"):
-        found = corpus.pack(size, epoch=epoch, order=order)
-        for group in range(len(corpus.centroids)):
-            batches = corpus.assignments[found.batches[found.groups == group]]
-            alone = batches[(batches == batches[:, :1]).all(axis=1), 0]
-            for cluster, packed in enumerate(np.bincount(batches.ravel())):
-                assert (alone == cluster).sum() >= packed // size - 1
-
-
-@settings(deadline=None, max_examples=60)
-@given(corpora(), st.integers(0, 3))
-def test_topics(drawn: tuple[Corpus, int], epoch: int) -> None:
-    corpus, size = drawn
-    found = corpus.pack(size, epoch=epoch, order="topics")
-    assert len(np.unique(found.batches)) == found.batches.size
-    for group in range(len(corpus.centroids)):
-        batches = found.batches[found.groups == group]
-        np.testing.assert_array_equal(corpus.groups[batches], group)
-        assert len(batches) == (corpus.groups == group).sum() // size
-        clusters = corpus.assignments[batches]
-        alone = clusters[(clusters == clusters[:, :1]).all(axis=1), 0]
-        for cluster, packed in enumerate(np.bincount(clusters.ravel())):
-            assert (alone == cluster).sum() >= packed // size  # as many as it can fill
-    assert corpus.pack(size, epoch=epoch, order="topics").batches.tobytes() == found.batches.tobytes()
-
-
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(corpora(), st.floats(0, 1), st.integers(0, 3))
 def test_a_share_is_shuffled(drawn: tuple[Corpus, int], share: float, epoch: int) -> None:
     """Its items are dealt anew among its batches; the other batches are those of the same packing without a share."""
@@ -138,26 +113,19 @@ def test_epochs_take_their_shares_in_turn_and_domains_their_own() -> None:
         assert ("tour" in found.parts[0].figures) == (epoch % 2 == 1)
     chosen = PackingSettings(batch_size=8, **turns)
     assert [chosen.shuffled_share(epoch, "plain") for epoch in range(2)] == [0.5, 0.5]
-    with pytest.raises(ValidationError, match="empty list"):
-        PackingSettings(batch_size=8, shuffled=())
 
 
-def test_the_next_topic_is_drawn_by_what_clusters_have_left() -> None:
-    clusters = np.repeat([0, 1], [8, 24])
-    first = [
-        int(clusters[topic_batches(clusters, np.arange(32), 4, np.random.default_rng(seed))[0, 0]])
-        for seed in range(2000)
-    ]
-    assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
-
-
-def test_items_left_out_rotate_through_all() -> None:
+def test_what_is_left_out_rotates_and_the_next_topic_is_drawn_by_what_is_left() -> None:
     corpus = Corpus([47], [5])
     out = [set(range(47)) - set(corpus.pack(8, epoch=epoch).batches.ravel().tolist()) for epoch in range(47)]
     assert all(len(items) == 7 for items in out)
     assert not any(out[epoch] & out[epoch + 1] for epoch in range(46))
     times = np.bincount([item for items in out for item in items])
     assert times.tolist() == [7] * 47  # after 47 epochs of 7 each item has been left out 7 times
+    clusters = np.repeat([0, 1], [8, 24])
+    generators = map(np.random.default_rng, range(2000))
+    first = [int(clusters[topic_batches(clusters, np.arange(32), 4, each)[0, 0]]) for each in generators]
+    assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
 
 
 def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:
@@ -172,12 +140,6 @@ def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:
     pure = [batch[0] for batch in corpus.assignments[found.batches] if len(set(batch.tolist())) == 1]
     for cluster, size in enumerate(np.bincount(clusters)):
         assert pure.count(cluster) >= size // 8 - 1
-
-
-def test_large_clusters_split_differently_every_epoch() -> None:
-    corpus = Corpus([64], [1])
-    first, second = (corpus.pack(8, epoch=epoch).batches for epoch in (0, 1))
-    assert {frozenset(batch) for batch in first.tolist()}.isdisjoint(frozenset(batch) for batch in second.tolist())
 
 
 def test_polish_makes_batches_harder() -> None:
@@ -202,7 +164,63 @@ def test_bad_input_is_named() -> None:
         corpus.pack(8)
     with pytest.raises(UserError, match="polish_sweeps is 1"):
         corpus.pack(4, polish_sweeps=1)
-    with pytest.raises(ValidationError):
-        PackingSettings(batch_size=1)
-    with pytest.raises(ValidationError, match="less than two batches of 8"):
-        PackingSettings(batch_size=8, region_pairs=15)
+    for settings_, message in (
+        ({"batch_size": 1}, "batch_size"),
+        ({"batch_size": 8, "region_pairs": 15}, "less than two batches of 8"),
+        ({"batch_size": 8, "shuffled": ()}, "empty list"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            PackingSettings(**settings_)
+
+
+RANDOM = np.random.default_rng(4)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 40])
+def test_regions_are_equal_in_pairs(number: int) -> None:
+    sizes = RANDOM.integers(1, 100, 1000)
+    found = divide(RANDOM.standard_normal((1000, 6)).astype(np.float32), sizes, number)
+    pairs = np.bincount(found, sizes, minlength=number)
+    assert abs(pairs - sizes.sum() / number).max() <= 99 * np.log2(max(number, 2))
+    assert len(pairs) == number
+
+
+def test_regions_are_of_near_clusters_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = RANDOM.permutation(np.repeat(np.arange(4), 50))
+    centres = 100 * np.array([[0, 0], [0, 1], [9, 0], [9, 1]])
+    found = divide((centres[blob] + RANDOM.standard_normal((200, 2))).astype(np.float32), np.ones(200, int), 4)
+    assert len(set(zip(found.tolist(), blob.tolist(), strict=True))) == 4
+    points = np.ones((5, 3), dtype=np.float32)
+    assert sorted(divide(points, np.array([1, 1, 1000, 1, 1]), 5).tolist()) == [0, 1, 2, 3, 4]
+    points = RANDOM.standard_normal((500, 8)).astype(np.float32)
+    expected = divide(points, np.ones(500, int), 6)
+    monkeypatch.setattr(bisection, "_BLOCK_ROWS", 7)
+    np.testing.assert_array_equal(divide(points, np.ones(500, int), 6), expected)
+
+
+def test_the_number_of_regions_and_one_of_less_than_a_batch() -> None:
+    most = module.CLUSTERS_OF_A_REGION
+    assert number_of_regions(100, 10, 100) == 1
+    assert number_of_regions(101, 10, 100) == 2
+    assert number_of_regions(1000, 3, 100) == 3  # a cluster is not divided
+    assert number_of_regions(most, most, 1 << 20) == 1
+    assert number_of_regions(2 * most + 1, 2 * most + 1, 1 << 20) == 3
+    found = pack(np.zeros(3, np.int32), np.ones((1, 2), np.float32), PackingSettings(batch_size=4), 0, 0, region=0)
+    assert found.batches.shape == (0, 4)
+    assert not len(found.aside)
+
+
+@pytest.mark.parametrize(("share", "aside"), [(0.0, 0), (0.5, 6), (1.0, 12)])
+def test_a_region_sets_aside_what_is_shuffled(share: float, aside: int) -> None:
+    clusters = RANDOM.integers(0, 9, 50).astype(np.int32)
+    points = RANDOM.standard_normal((9, 3)).astype(np.float32)
+    chosen = PackingSettings(batch_size=4, shuffled=share)
+    left_out = set[int]()
+    for epoch in range(25):
+        found = pack(clusters, points, chosen, 0, epoch, region=3)
+        assert found.batches.shape == (12 - aside, 4)
+        assert len(found.aside) == 4 * aside
+        used = np.concatenate([found.batches.ravel(), found.aside])
+        assert len(np.unique(used)) == 48
+        left_out |= set(range(50)) - set(used.tolist())
+    assert left_out == set(range(50))

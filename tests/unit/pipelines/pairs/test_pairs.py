@@ -1,41 +1,44 @@
+"""Pairs: judgments of a relevance, in order, or some of each text; of pairs whose texts repeat the first stays."""
+
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.jobs.pairs import Pairs, PairsConfig, Side, Tally, leave_out_beyond
+from pipelines.jobs.pairs import Pairs, Side, Tally, leave_out_beyond
 from pipelines.pairs.pairs import SCHEMA, ChooseDocuments, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
 from raytriever.stages.stage import Resources
-from tests.unit.pipelines.jobs.made_up import store
-from tests.unit.small_run import make, make_artifact
+from tests.unit.pipelines.jobs.made_up import collection_of, made_by, store
+from tests.unit.small_run import make_artifact
 
-QUERIES = [f"q{number}" for number in (2, 0, 1)]
-DOCUMENTS = [f"d{number}" for number in (3, 1, 0, 2)]
+QUERY_IDS = [f"q{number}" for number in (2, 0, 1)]
+DOCUMENT_IDS = [f"d{number}" for number in (3, 1, 0, 2)]
 
 
-def pairs_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Table:
+def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Table:
     """The pairs of these judgments."""
-    documents = [{"id": name, "title": "", "text": "x", "domain": f"domain of {name}"} for name in DOCUMENTS]
-    queries = [(name, "x", "", []) for name in QUERIES]
+    documents = [{"id": name, "title": "", "text": "x", "domain": f"domain of {name}"} for name in DOCUMENT_IDS]
+    queries = [(name, "x", "", []) for name in QUERY_IDS]
     with TemporaryDirectory() as folder:
         judged = [(*row, "train") for row in rows]
         collection = store(Path(folder) / "c", [pa.Table.from_pylist(documents)], list(queries), judged)
         values = {"collection": collection, "minimum_relevance": minimum_relevance, "duplicates": {"exact": "keep"}}
-        config = PairsConfig.model_validate(values | {"output": f"{folder}/pairs"})
-        return read_pairs(Artifact(make(Pairs(config))), SCHEMA.names)
+        return read_pairs(Artifact(made_by(Pairs, values | {"output": f"{folder}/pairs"})), SCHEMA.names)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rows=st.lists(
-        st.tuples(st.sampled_from(QUERIES), st.sampled_from(DOCUMENTS), st.integers(-1, 3)),
+        st.tuples(st.sampled_from(QUERY_IDS), st.sampled_from(DOCUMENT_IDS), st.integers(-1, 3)),
         unique_by=lambda row: row[:2],
         min_size=1,
     ),
@@ -45,36 +48,23 @@ def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], min
     relevant = [row for row in rows if row[2] >= minimum_relevance]
     if not relevant:
         with pytest.raises(UserError, match=f"relevance of {minimum_relevance} or more"):
-            pairs_of(rows, minimum_relevance)
+            table_of(rows, minimum_relevance)
         return
-    table = pairs_of(rows, minimum_relevance)
+    table = table_of(rows, minimum_relevance)
     assert table.schema.equals(SCHEMA)
-    expected = sorted((QUERIES.index(query), DOCUMENTS.index(document)) for query, document, _ in relevant)
-    assert table.to_pylist() == [
-        {
-            "query_id": QUERIES[query],
-            "document_id": DOCUMENTS[document],
-            "domain": f"domain of {DOCUMENTS[document]}",
-            "query_row": query,
-            "document_row": document,
-        }
+    expected = sorted((QUERY_IDS.index(query), DOCUMENT_IDS.index(document)) for query, document, _ in relevant)
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        (QUERY_IDS[query], DOCUMENT_IDS[document], f"domain of {DOCUMENT_IDS[document]}", query, document)
         for query, document in expected
     ]
 
 
-def test_the_order_of_judgments_does_not_matter() -> None:
-    rows = [("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1), ("q0", "d3", 1)]
-    assert pairs_of(rows, 1).equals(pairs_of(rows[::-1], 1))
-
-
 def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
-    table = pairs_of([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)], 1)
+    table = table_of([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)], 1)
     files = {"pairs/00000.parquet": table.slice(0, 2), "pairs/00001.parquet": table.slice(2)}
     uri = make_artifact(tmp_path / "domain=other", "pairs", {}, {}, files, 3)  # what looks like a partition is none
-    assert (
-        read_pairs(Artifact(uri), ["query_row", "domain"]).to_pylist()
-        == table.select(["query_row", "domain"]).to_pylist()
-    )
+    found = read_pairs(Artifact(uri), ["query_row", "domain"])
+    assert found.to_pylist() == table.select(["query_row", "domain"]).to_pylist()
 
 
 Row = tuple[int, int]
@@ -115,3 +105,171 @@ def test_the_first_documents_of_each_query_are_those_that_are_listed_first(tmp_p
     rows = [(0, 2), (2, 1), (0, 3), (1, 1), (0, 0)]
     assert kept(tmp_path, rows, "query", 1, "first") == [(0, 2), (2, 1), (1, 1)]
     assert kept(tmp_path, rows, "query", 2, "first") == rows[:-1]
+
+
+LONG = " ".join(f"word{number}" for number in range(120))
+NEARLY = LONG.replace("word60 ", "other ")
+
+
+def pairs_of(folder: Path, collection: str, **values: Any) -> Artifact:
+    return Artifact(made_by(Pairs, {"collection": collection, "output": str(folder), **values}))
+
+
+def ids(artifact: Artifact) -> list[tuple[str, str]]:
+    return [tuple(row.values()) for row in read_pairs(artifact, ["query_id", "document_id"]).to_pylist()]  # type: ignore[misc]
+
+
+def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
+    queries = ["What is  a hop?", "what is a hop?", "And beer?"]
+    documents = [("", "A plant."), ("A", "plant. "), ("", "A drink."), ("", "a PLANT.")]
+    judged = [(0, 0), (0, 2), (1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]
+    collection = collection_of(tmp_path, queries, documents, judged)
+    artifact = pairs_of(tmp_path / "pairs", collection)
+    assert ids(artifact) == [("q0", "d0"), ("q0", "d2"), ("q2", "d1")]
+    assert artifact.manifest["dropped"] == {"exact duplicates": 4}
+    assert artifact.manifest["counts"] == {"documents": 3, "pairs with both texts of an earlier one": 4, "queries": 2}
+    assert artifact.manifest["facts"]["exact_duplicates"] == [
+        {"pair": ["q1", "d1"], "repeats": ["q0", "d0"]},
+        {"pair": ["q1", "d2"], "repeats": ["q0", "d2"]},
+        {"pair": ["q1", "d3"], "repeats": ["q0", "d0"]},
+        {"pair": ["q2", "d3"], "repeats": ["q2", "d1"]},
+    ]
+    kept = pairs_of(tmp_path / "kept", collection, duplicates={"exact": "keep"})
+    assert len(ids(kept)) == 7
+    reported = pairs_of(tmp_path / "reported", collection, duplicates={"exact": "keep", "near": "report"})
+    assert ids(reported) == ids(kept)
+    assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
+
+
+@settings(max_examples=4)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True, min_size=1), st.integers(1, 7))
+def test_shards_and_files_change_nothing(tmp_path_factory, judged, size) -> None:
+    folder = tmp_path_factory.mktemp("pairs")
+    queries = ["a b", "A  b", "c", "", " ", "d e f"]
+    documents = [("", LONG), ("", NEARLY), ("", LONG.upper()), ("", ""), (" ", " "), ("t", "x")]
+    collection = collection_of(folder, queries, documents, judged)
+    seen: set[tuple[str, str]] = set()
+    expected = []
+    for query, document in sorted(judged):
+        title, text = documents[document]
+        key = (" ".join(queries[query].lower().split()), " ".join(f"{title} {text}".lower().split()))
+        if key not in seen:
+            expected.append((f"q{query}", f"d{document}"))
+        seen.add(key)
+    found = pairs_of(folder / "pairs", collection, texts_per_shard=size, rows_per_file=size)
+    assert ids(found) == expected
+    assert len(found.names("pairs/")) == -(-len(expected) // size)
+    values: dict[str, Any] = {"duplicates": {"near": "drop"}}
+    near = [pairs_of(folder / f"near-{n}", collection, texts_per_shard=n, **values) for n in (size, 100)]
+    assert ids(near[0]) == ids(near[1])
+    assert near[0].manifest["counts"] == near[1].manifest["counts"]
+    assert [shard.files for shard in near[0].shards] == [shard.files for shard in near[1].shards]
+
+
+@pytest.mark.parametrize("values", [
+    {},
+    {"duplicates": {"exact": "keep"}, "documents_per_query": 2, "choose_documents": "first"},
+    {"documents_per_query": 3, "queries_per_document": 2, "rows_per_file": 40, "texts_per_shard": 9},
+    {"duplicates": {"near": "drop"}, "rows_per_file": 40},
+])  # fmt: skip
+def test_bytes_depend_neither_on_threads_nor_on_memory(tmp_path: Path, values: dict[str, Any]) -> None:
+    generator = np.random.default_rng(1)
+    queries = [f"question {number % 31}" for number in range(40)]
+    documents = [("", f"{LONG} {number % 53}" if number % 3 else f"text {number % 53}") for number in range(70)]
+    pairs = {(int(number) % 40, int(number) % 70) for number in generator.integers(0, 280, 250)}
+    judged = sorted(pairs, key=lambda pair: (pair[1], -pair[0]))
+    collection = collection_of(tmp_path, queries, documents, judged[:120], dev=judged[100:])
+    manifests = []
+    for threads, memory in ((1, "1GiB"), (2, "64MiB"), (8, "200MiB")):
+        resources = {"cpus_per_worker": threads, "memory": memory}
+        artifact = pairs_of(
+            tmp_path / f"pairs-{threads}", collection, split=["dev", "train"], resources=resources, **values
+        )
+        manifests.append(artifact.manifest)
+    assert manifests[0]["rows"] > 60
+    assert manifests[1] == manifests[0]
+    assert manifests[2] == manifests[0]
+
+
+def test_several_splits_and_a_judgment_of_what_is_not_there(tmp_path: Path) -> None:
+    collection = collection_of(tmp_path, ["a"], [("", "x")], [(0, 0), (0, 7)])
+    with pytest.raises(UserError, match="name documents that are not in"):
+        pairs_of(tmp_path / "pairs", collection)
+    collection = collection_of(tmp_path / "several", ["a", "b"], [("", "x"), ("", "y")], [(0, 0)], dev=[(0, 0), (1, 1)])
+    assert ids(pairs_of(tmp_path / "both", collection, split=["train", "dev"])) == [("q0", "d0"), ("q1", "d1")]
+    assert ids(pairs_of(tmp_path / "one", collection, split="dev")) == [("q0", "d0"), ("q1", "d1")]
+    with pytest.raises(UserError, match="no judgments of split 'test'"):
+        pairs_of(tmp_path / "none", collection, split=["train", "test"])
+
+
+def test_nearly_equal_pairs_go_and_other_positives_stay(tmp_path: Path) -> None:
+    queries = ["what is this long text about", "What is this long text about ", "which word is the other one"]
+    documents = [("", LONG), ("", NEARLY), ("", LONG.replace("word1", "1")), ("", "something else")]
+    judged = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (2, 0), (2, 1)]
+    collection = collection_of(tmp_path, queries, documents, judged)
+    dropped = pairs_of(tmp_path / "dropped", collection, duplicates={"near": "drop"})
+    assert ids(dropped) == [("q0", "d0"), ("q0", "d2"), ("q0", "d3"), ("q2", "d0")]
+    assert dropped.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 2}
+    assert dropped.manifest["facts"]["near_duplicates"] == [
+        {"pair": ["q0", "d1"], "repeats": ["q0", "d0"]},
+        {"pair": ["q2", "d1"], "repeats": ["q2", "d0"]},
+    ]
+    counts = dropped.manifest["counts"]
+    assert counts["documents with nearly the text of an earlier one"] == 1
+    assert counts["queries with nearly the text of an earlier one"] == 0
+    assert counts["pairs with nearly both texts of an earlier one"] == 2
+    reported = pairs_of(tmp_path / "reported", collection, duplicates={"near": "report"})
+    assert len(ids(reported)) == 6
+    assert reported.manifest["dropped"] == {"exact duplicates": 1}
+    assert reported.manifest["counts"]["pairs with nearly both texts of an earlier one"] == 2
+
+
+def test_a_chain_of_similar_documents_does_not_drift(tmp_path: Path) -> None:
+    words = LONG.split()
+    new = [f"new{number}" for number in range(36)]
+    documents = [("", " ".join([*new[: 3 * step], *words[3 * step :]])) for step in range(12)]
+    collection = collection_of(tmp_path, ["the one question of all"], documents, [(0, step) for step in range(12)])
+    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
+    kept = [int(document[1:]) for _, document in ids(artifact)]
+    # 118 n-grams each, of which two texts have 3 more in common for each step less between them
+    alike = {step: (118 - 3 * step) / (118 + 3 * step) >= 0.8 for step in range(12)}
+    for step in range(12):
+        assert step in kept or any(alike[step - earlier] for earlier in kept if earlier < step)
+    assert kept[0] == 0
+    assert len(kept) >= 3
+    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 11
+
+
+def test_texts_that_are_near_a_third_are_compared_with_each_other(tmp_path: Path) -> None:
+    """Documents 1 and 2 are alike, 3 and 4 are not, though each is near document 0, which answers another question."""
+    words = LONG.split()
+
+    def with_new(places: range) -> tuple[str, str]:
+        return "", " ".join(f"new{place}" if place in places else word for place, word in enumerate(words))
+
+    documents = [("", LONG), with_new(range(3)), with_new(range(2)), with_new(range(9)), with_new(range(60, 67))]
+    queries = [
+        "an entirely different matter of its own",
+        *["the one question of all"] * 2,
+        *["one more question here"] * 2,
+    ]
+    judged = [(number, number) for number in range(5)]
+    collection = collection_of(tmp_path, queries, documents, judged)
+    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
+    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 4
+    assert ids(artifact) == [("q0", "d0"), ("q1", "d1"), ("q3", "d3"), ("q4", "d4")]
+
+
+def test_texts_without_words_and_a_thousand_equal_ones(tmp_path: Path) -> None:
+    text = "龙虾是一种动物它有两只大爪子生活在海里" * 3 + "颜色是蓝的煮熟以后变成红色"
+    documents = [("", text), ("", text.replace("红", "橙")), ("", text[:20]), ("", ""), ("", "。"), ("", "")]
+    collection = collection_of(tmp_path, ["龙虾 是什么"], documents, [(0, number) for number in range(6)])
+    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
+    assert [document for _, document in ids(artifact)] == ["d0", "d2", "d3", "d4"]
+    assert artifact.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 1}
+    queries = [f"question {number}" for number in range(1_000)]
+    judged = [(number, number) for number in range(1_000)]
+    collection = collection_of(tmp_path / "thousand", queries, [("", LONG)] * 1_000, judged)
+    artifact = pairs_of(tmp_path / "thousand-pairs", collection, duplicates={"near": "report"})
+    assert len(ids(artifact)) == 1_000
+    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999

@@ -1,3 +1,5 @@
+"""Crops: spans of the same words, drawn independently, as a function of seed and id."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ def spans(settings: CropQueries) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def test_two_spans_of_the_same_words_drawn_independently() -> None:
+def test_two_spans_are_drawn_independently_and_a_tenth_of_the_words_left_out() -> None:
     found = spans(CropQueries(word_deletion=0))
     for pair in found:
         for span in pair:
@@ -36,9 +38,6 @@ def test_two_spans_of_the_same_words_drawn_independently() -> None:
     assert places.min() == 0
     assert places.max() == 1
     assert abs(np.corrcoef(places.T)[0, 1]) < 4 / np.sqrt(len(found))
-
-
-def test_a_tenth_of_the_words_is_left_out() -> None:
     kept, spanned = 0, 0
     for pair in spans(CropQueries(minimum_share=0.5, maximum_share=0.5)):
         for span in pair:
@@ -66,17 +65,11 @@ def test_crops_are_of_the_text(text: str, seed: int) -> None:
         assert example.documents[0].text.strip() == example.documents[0].text
 
 
-def test_texts_without_spaces_are_cropped_by_characters() -> None:
+def test_texts_without_spaces_short_passages_and_shares_in_the_wrong_order() -> None:
     text = "龙虾是一种动物它有两只大爪子" * 10
     made, _ = examples(CropQueries(word_deletion=0), source(text))
     assert 7 <= len(made[0].query) <= 70
     assert made[0].query in text
-
-
-def test_short_passages_are_counted() -> None:
     assert examples(CropQueries(), source("only three words"), source("")) == ([], {"passages too short": 2})
-
-
-def test_shares_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(UserError, match=r"minimum_share \(0\.6\) is above maximum_share \(0\.5\)"):
         validate(CropQueries, {"minimum_share": 0.6}, "queries")

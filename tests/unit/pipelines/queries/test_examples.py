@@ -1,3 +1,5 @@
+"""Source documents out of chunks, and draws that depend on seed and names alone."""
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -12,7 +14,7 @@ def rows(*values: tuple[str, str, int, str]) -> pa.Table:
     return pa.table({**columns, "title": [" T "] * len(values), "domain": ["d"] * len(values)})
 
 
-def test_chunks_are_joined_across_tables() -> None:
+def test_chunks_are_joined_across_tables_and_a_whole_document_is_one_passage() -> None:
     tables = [
         rows(("a#0", "a", 0, "One. "), ("a#1", "a", 1, "Two.")),
         rows(("a#2", "a", 2, " Three."), ("b#0", "b", 0, "Four.")),
@@ -22,9 +24,6 @@ def test_chunks_are_joined_across_tables() -> None:
     assert first.passages == (Passage("a#0", 0, 5), Passage("a#1", 5, 9), Passage("a#2", 9, 16))
     assert [first.text_of(passage) for passage in first.passages] == ["One. ", "Two.", " Three."]
     assert second.passages == (Passage("b#0", 0, 5),)
-
-
-def test_a_document_that_is_not_chunked_is_one_passage() -> None:
     table = rows(("a", "", 0, "One."), ("b", "", 0, "Two.")).drop_columns(["source_id", "number"])
     assert [(source.id, source.passages) for source in source_documents([table])] == [
         ("a", (Passage("a", 0, 4),)),
@@ -41,12 +40,9 @@ def test_draws_depend_on_seed_and_names(seed: int, names: list[str]) -> None:
     assert draws(seed, "".join(names) + "x").random() != expected
 
 
-def test_these_very_numbers() -> None:
+def test_the_held_out_are_a_share_the_same_in_a_larger_one_and_draws_these_very_numbers() -> None:
     random = draws(7, "crops", "wt2v-000")
     assert [round(random.random(), 12) for _ in range(3)] == [0.071223486865, 0.034407934113, 0.78480856447]
-
-
-def test_the_held_out_are_a_share_and_the_same_in_a_larger_one() -> None:
     ids = [f"document {number}" for number in range(4000)]
     small, large = ({id_ for id_ in ids if is_held_out(id_, share, 3)} for share in (0.1, 0.3))
     assert small < large

@@ -1,3 +1,5 @@
+"""Queries out of headings and titles: the sections below them, the posts they ask for."""
+
 import time
 from itertools import pairwise
 
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.queries.headings import HeadingQueries, Section, sections
+from pipelines.queries.headings import HeadingQueries, Section, TitleQueries, sections
 from tests.unit.pipelines.queries.made_up import chunks, examples, source
 
 ARTICLE = """The lobster is an animal.
@@ -26,19 +28,19 @@ def found(text: str) -> list[tuple[tuple[str, ...], str]]:
     return [(section.path, text[section.start : section.end].strip()) for section in sections(text)]
 
 
-def test_sections_of_markdown() -> None:
+def test_sections_of_headings_marked_and_underlined_but_not_in_fenced_code() -> None:
     assert found(ARTICLE) == [
         ((), "The lobster is an animal."),
         (("Description",), "It has claws."),
         (("Description", "Colour"), "It is blue."),
         (("Distribution",), "It lives in the sea."),
     ]
-
-
-def test_comments_in_fenced_code_are_no_headings() -> None:
     text = "# Use\n```sh\n# a comment\nrun\n```\n~~~~\n# another\n~~~\n# still inside\n~~~~\n#hashtag\n# End\nbye"
     inside = "```sh\n# a comment\nrun\n```\n~~~~\n# another\n~~~\n# still inside\n~~~~\n#hashtag"
     assert found(text) == [((), ""), (("Use",), inside), (("End",), "bye")]
+    text = "intro\n\nPart\n====\n\none\n\nSmall\n-----\ntwo\n\nPart 2\n======\nthree\nlines\n--"
+    parts = [(("Part",), "one"), (("Part", "Small"), "two"), (("Part 2",), "three\nlines\n--")]
+    assert found(text) == [((), "intro"), *parts]
 
 
 @pytest.mark.parametrize("line", ["```pip install foo``` installs it.", "``` a`b", "    ```", "``", "`~~"])
@@ -47,17 +49,14 @@ def test_a_line_that_opens_no_fence_hides_no_headings(line: str) -> None:
     assert sections_ == [((), ""), (("Install",), line.strip()), (("Use",), "Call it.")]
 
 
-@pytest.mark.parametrize(
-    ("opening", "inside", "closing"),
-    [
-        ("```", "```python", "```"),  # what has an info string closes nothing
-        ("```", "``` a`b", "   ```` \t\r"),
-        ("````", "```", "````"),
-        ("~~~ a`b", "~~~ more", "~~~~"),  # behind tildes an info string may hold backticks
-        ("```", "    ```", "```"),
-        ("```", "~~~", "```"),
-    ],
-)
+@pytest.mark.parametrize(("opening", "inside", "closing"), [
+    ("```", "```python", "```"),  # what has an info string closes nothing
+    ("```", "``` a`b", "   ```` \t\r"),
+    ("````", "```", "````"),
+    ("~~~ a`b", "~~~ more", "~~~~"),  # behind tildes an info string may hold backticks
+    ("```", "    ```", "```"),
+    ("```", "~~~", "```"),
+])  # fmt: skip
 def test_a_fence_is_closed_by_nothing_but_as_many_of_its_characters(opening: str, inside: str, closing: str) -> None:
     code = f"{opening}\n# a comment\n{inside}\n# another\n{closing}"
     text = f"# A\n{code}\n# B\nb"
@@ -65,21 +64,10 @@ def test_a_fence_is_closed_by_nothing_but_as_many_of_its_characters(opening: str
     assert [section.path for section in sections(f"# A\n{opening}\n{inside}\n# B\n")] == [(), ("A",)]
 
 
-def test_underlined_headings() -> None:
-    text = "intro\n\nPart\n====\n\none\n\nSmall\n-----\ntwo\n\nPart 2\n======\nthree\nlines\n--"
-    assert found(text) == [
-        ((), "intro"),
-        (("Part",), "one"),
-        (("Part", "Small"), "two"),
-        (("Part 2",), "three\nlines\n--"),
-    ]
+LINES = ["# a", "## b", "===", "---", "```", "text", "", "  ", "#", "# c #", "é", "\r"]
 
 
-@given(
-    st.lists(st.sampled_from(["# a", "## b", "===", "---", "```", "text", "", "  ", "#", "# c #", "é", "\r"])).map(
-        "\n".join
-    )
-)
+@given(st.lists(st.sampled_from(LINES)).map("\n".join))
 def test_sections_and_heading_lines_tile_the_text(text: str) -> None:
     cut = sections(text)
     assert cut[0].start == 0
@@ -91,7 +79,7 @@ def test_sections_and_heading_lines_tile_the_text(text: str) -> None:
         assert 1 <= len([line for line in lines if line.strip()]) <= 3
 
 
-def test_queries_of_an_article() -> None:
+def test_queries_of_an_article_repeat_no_title_and_what_is_dropped_is_counted() -> None:
     def queries(**settings: object) -> dict[str, str]:
         made, _ = examples(HeadingQueries(minimum_words=1, **settings), source(ARTICLE, "Lobster"))
         return {example.query: example.documents[0].text for example in made}
@@ -104,17 +92,10 @@ def test_queries_of_an_article() -> None:
     }
     assert list(queries(query="heading")) == ["Lobster", "Description", "Colour", "Distribution"]
     assert list(queries(query="title and path"))[2] == "Lobster Description Colour"
-
-
-def test_a_heading_that_repeats_the_title_is_not_said_twice() -> None:
     made, _ = examples(HeadingQueries(minimum_words=1), source("# Lobster\nAn animal.\n## Colour\nBlue.", "Lobster"))
     assert [example.query for example in made] == ["Lobster", "Lobster Colour"]
-
-
-def test_what_is_dropped_is_counted() -> None:
-    made, dropped = examples(
-        HeadingQueries(minimum_words=4), source(ARTICLE, "Lobster"), source("No title at all.", "", "b")
-    )
+    sources = source(ARTICLE, "Lobster"), source("No title at all.", "", "b")
+    made, dropped = examples(HeadingQueries(minimum_words=4), *sources)
     assert [example.query for example in made] == ["Lobster", "Lobster Distribution"]
     assert dropped == {"sections too short": 2, "introductions without a title": 1}
 
@@ -133,16 +114,6 @@ def test_chunks_are_cut_at_headings(sizes: list[int]) -> None:
     assert [example.query_id for example in made] == [f"s#section-{number}" for number in range(4)]
     ids = [document.id for example in made for document in example.documents]
     assert ids == [f"s#{number}" for number in range(len(ids))]
-    whole, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE, "Lobster"))
-    for example, expected in zip(made, whole, strict=True):
-        assert example[:2] == expected[:2]
-        pieces = "".join(document.text for document in example.documents)
-        assert pieces.replace(" ", "").replace("\n", "") == expected.documents[0].text.replace(" ", "").replace(
-            "\n", ""
-        )
-
-
-def test_a_section_is_a_plain_value() -> None:
     assert sections("") == [Section((), 0, 0)]
 
 
@@ -152,6 +123,7 @@ def test_no_piece_is_shorter_than_asked_for(sizes: list[int], minimum_words: int
     made, _ = examples(settings, source(ARTICLE, "Lobster", "s", chunks(ARTICLE, sizes)))
     whole, _ = examples(settings, source(ARTICLE, "Lobster"))
     for example, expected in zip(made, whole, strict=True):
+        assert example[:2] == expected[:2]
         pieces = [document.text for document in example.documents]
         assert min(len(piece.split()) for piece in pieces) >= min(minimum_words, len(pieces[0].split()))
         assert "".join("".join(pieces).split()) == "".join(expected.documents[0].text.split())
@@ -160,16 +132,10 @@ def test_no_piece_is_shorter_than_asked_for(sizes: list[int], minimum_words: int
 def test_short_pieces_join_their_neighbours() -> None:
     text = "# Aa\nOne two three four five. Six. Seven eight nine ten eleven. Twelve."
     cuts = (len("# Aa\nOne two three four five."), text.index("Seven"), text.index("Twelve"))
-    made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", cuts))
-    assert [document.text for document in made[0].documents] == [
-        "One two three four five. Six.",
-        "Seven eight nine ten eleven. Twelve.",
-    ]
-    made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", (text.index("two"), *cuts[1:])))
-    assert [document.text for document in made[0].documents] == [
-        "One two three four five. Six.",
-        "Seven eight nine ten eleven. Twelve.",
-    ]
+    for first in (cuts[0], text.index("two")):
+        made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", (first, *cuts[1:])))
+        pieces = [document.text for document in made[0].documents]
+        assert pieces == ["One two three four five. Six.", "Seven eight nine ten eleven. Twelve."]
 
 
 def test_many_sections_in_many_chunks_take_linear_time() -> None:
@@ -183,3 +149,28 @@ def test_many_sections_in_many_chunks_take_linear_time() -> None:
 
     seconds(10)
     assert seconds(8_000) < 30 * seconds(1_000) + 0.05  # 8 times where linear, 64 where quadratic
+
+
+THREAD = "I was offered one made with citra hops.\n\nCitra hops have fairly high alpha acids.\n\nSee the article."
+
+
+def test_a_thread_s_question_finds_its_posts_in_one_or_in_chunks() -> None:
+    made, dropped = examples(TitleQueries(), source(THREAD, "What is a citra hop?", "beer-q1"))
+    assert made == [("beer-q1", "What is a citra hop?", (("beer-q1", "", THREAD),))]
+    assert dropped == {}
+    cut = THREAD.index("Citra")
+    made, _ = examples(TitleQueries(), source(THREAD, "What is a citra hop?", "q1", (cut,)))
+    documents = (("q1#0", "", THREAD[:cut]), ("q1#1", "", THREAD[cut:]))
+    assert made == [("q1", "What is a citra hop?", documents)]
+
+
+def test_a_repeated_title_is_taken_away_and_what_lacks_one_counted() -> None:
+    for top in ("Lobster", "# lobster", "\n\nLOBSTER  ", "Lobster\r"):
+        made, _ = examples(TitleQueries(), source(f"{top}\nA clawed animal.", "Lobster"))
+        assert made[0].documents[0].text.strip() == "A clawed animal."
+    made, _ = examples(TitleQueries(), source("Lobster is an animal.", "Lobster"))
+    assert made[0].documents[0].text == "Lobster is an animal."
+    texts = [("A text.", ""), (" \n", "A title"), ("A title\n", "A title"), ("", "A title")]
+    made, dropped = examples(TitleQueries(), *(source(*each, id_) for each, id_ in zip(texts, "abcd", strict=True)))
+    assert made == []
+    assert dropped == {"documents without a title": 1, "documents without a text": 3}

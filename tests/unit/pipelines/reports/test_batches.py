@@ -1,161 +1,141 @@
-"""What the report says of batches of pairs, against the artifacts of a small run."""
+"""What the report says of batches, and what is drawn of them in a terminal, on a page and in a card's chart."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipelines.batch_description import show
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import RULES
+from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.row_batches import Lists, ListsConfig
+from pipelines.packing.hardness import batch_hardness
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import read_pairs
-from pipelines.reports.batches import (
-    MASKED,
-    PACKED,
-    RANDOM,
-    PairVectors,
-    batches_section,
-    epoch_tables,
-    mask_of,
-    packed_pairs,
-    random_packing,
-)
+from pipelines.reports import batches as drawn
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
 from raytriever.reports.report import Section
 from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
-from tests.unit.small_run import BATCH_SIZE, PAIRS, make, make_run
+from tests.unit.pipelines.jobs.batch_inputs import make_candidates
+from tests.unit.pipelines.jobs.made_up import collection_of
+from tests.unit.pipelines.jobs.test_export import stored
+from tests.unit.small_run import BATCH_SIZE, PAIRS, make
+
+Run = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return make_run(tmp_path_factory.mktemp("report") / "run")
-
-
-@pytest.fixture(scope="module")
-def packing(run: dict[str, str]) -> Artifact:
-    return Artifact(run["packing"])
+def packing(small_run: Run) -> Artifact:
+    return Artifact(small_run["packing"])
 
 
 def section_of(run: dict[str, str], *names: str) -> Section | None:
-    def artifact(name: str) -> Artifact | None:
-        return Artifact(run[name]) if name in names else None
-
-    return batches_section(
-        artifact("packing"),
-        artifact("pairs"),
-        StoredVectors(run["vectors"]) if "vectors" in names else None,
-        BatchReader(run["batches"]) if "batches" in names else None,
-        1000,
-        0,
-    )
+    artifacts = {name: Artifact(run[name]) for name in names}
+    vectors = StoredVectors(run["vectors"]) if "vectors" in names else None
+    batches = BatchReader(run["batches"]) if "batches" in names else None
+    return drawn.batches_section(artifacts.get("packing"), artifacts.get("pairs"), vectors, batches, 1000, 0)
 
 
 def read_masks(reader: BatchReader) -> Iterator[NDArray[np.bool_]]:
     for number in range(reader.number_of_batches(0)):
-        yield mask_of(reader.read(0, number))[:, :BATCH_SIZE]
+        yield drawn.mask_of(reader.read(0, number))[:, :BATCH_SIZE]
 
 
 def tables(section: Section) -> list[Table]:
     return [block for block in section.blocks if isinstance(block, Table)]
 
 
-def test_packed_pairs_are_those_of_the_stored_batches(run: dict[str, str], packing: Artifact) -> None:
-    reader = BatchReader(run["batches"])
-    ids = read_pairs(Artifact(run["pairs"]), ["query_id"])["query_id"].to_pylist()
-    packed = packed_pairs(packing)
+def test_packed_pairs_are_those_stored_and_random_ones_of_their_domains(small_run: Run, packing: Artifact) -> None:
+    reader = BatchReader(small_run["batches"])
+    pairs = read_pairs(Artifact(small_run["pairs"]), ["query_id", "domain"])
+    packed = drawn.packed_pairs(packing)
     assert len(packed) == reader.number_of_batches(0)
     for number, batch in enumerate(packed):
-        assert reader.read(0, number)["query_id"].to_pylist() == [ids[pair] for pair in batch]
-
-
-def test_a_random_packing_has_the_same_pairs_within_their_domains(run: dict[str, str], packing: Artifact) -> None:
-    packed = packed_pairs(packing)
-    batches = random_packing(packed, packing, 0, seed=3)
+        assert reader.read(0, number)["query_id"].to_pylist() == pairs["query_id"].take(batch).to_pylist()
+    batches = drawn.random_packing(packed, packing, 0, seed=3)
     assert batches.shape == packed.shape
     assert not np.array_equal(batches, packed)
     np.testing.assert_array_equal(np.sort(batches, axis=None), np.sort(packed, axis=None))
-    domain_of = np.array(read_pairs(Artifact(run["pairs"]), ["domain"])["domain"].to_pylist(), dtype=object)
+    domain_of = np.array(pairs["domain"].to_pylist(), dtype=object)
     assert (domain_of[batches] == domain_of[packed]).all()
 
 
-def test_hardness_of_packed_batches_is_equation_2(run: dict[str, str], packing: Artifact) -> None:
-    pairs, vectors = Artifact(run["pairs"]), StoredVectors(run["vectors"])
-    queries, documents = (np.load(vectors.path(f"{part}/00000.npy")).astype(float) for part in ("queries", "documents"))
-    rows = read_pairs(pairs, ["query_row", "document_row"]).to_pydict()
-    of_pairs = PairVectors(pairs, vectors)
-    reader = BatchReader(run["batches"])
-    chosen = np.arange(reader.number_of_batches(0))
-    masked = 0
-    for batch, number, mask in zip(packed_pairs(packing), chosen, read_masks(reader), strict=True):
-        left_out = reader.read(0, int(number))["masked"].to_pylist()
-        everything, kept = [], []
-        for i, a in enumerate(batch):
-            for j, b in enumerate(batch):
-                if i != j:
-                    everything.append(queries[rows["query_row"][a]] @ documents[rows["document_row"][b]])
-                    if j not in left_out[i]:
-                        kept.append(everything[-1])
-        assert of_pairs.hardness(batch) == pytest.approx(np.mean(everything), abs=1e-6)
-        assert of_pairs.hardness(batch, mask) == pytest.approx(np.mean(kept), abs=1e-6)
-        masked += len(everything) - len(kept)
-    assert masked > 0
+def test_hardness_of_packed_batches_is_equation_2(small_run: Run, packing: Artifact) -> None:
+    pairs, vectors = Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"])
+    rows = read_pairs(pairs, ["query_row", "document_row"])
+    sides = [
+        np.load(vectors.path(f"{part}/00000.npy"))[rows[of].to_numpy()]
+        for part, of in (("queries", "query_row"), ("documents", "document_row"))
+    ]
+    of_pairs = drawn.PairVectors(pairs, vectors)
+    masks = list(read_masks(BatchReader(small_run["batches"])))
+    for batch, mask in zip(drawn.packed_pairs(packing), masks, strict=True):
+        queries, documents = (side[batch].astype(np.float32) for side in sides)
+        for left_out in (None, mask):
+            expected = batch_hardness(queries=queries, documents=documents, mask=left_out)
+            assert of_pairs.hardness(batch, left_out) == pytest.approx(expected, abs=1e-6)
+    assert np.any(masks)
 
 
-def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packing: Artifact) -> None:
-    section = section_of(run, "packing", "pairs", "vectors", "batches")
-    assert section is not None
+def test_the_section_tells_the_means_of_every_packing(small_run: Run, packing: Artifact) -> None:
+    section = section_of(small_run, "packing", "pairs", "vectors", "batches")
     rows = {str(row[0]): row for row in tables(section)[1].rows}
-    assert list(rows) == [PACKED, RANDOM, MASKED]
-    of_pairs = PairVectors(Artifact(run["pairs"]), StoredVectors(run["vectors"]))
-    values = np.array([of_pairs.hardness(batch) for batch in packed_pairs(packing)])
+    assert list(rows) == [drawn.PACKED, drawn.RANDOM, drawn.MASKED]
+    of_pairs = drawn.PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
+    values = np.array([of_pairs.hardness(batch) for batch in drawn.packed_pairs(packing)])
     shown = [f"{len(values)}", f"{values.mean():.4f}", f"{values.std(ddof=1):.4f}"]
-    assert rows[PACKED][1:4] == shown
-    masks = read_masks(BatchReader(run["batches"]))
-    left = np.mean([of_pairs.hardness(*both) for both in zip(packed_pairs(packing), masks, strict=True)])
+    assert rows[drawn.PACKED][1:4] == shown
+    masks = read_masks(BatchReader(small_run["batches"]))
+    left = np.mean([of_pairs.hardness(*both) for both in zip(drawn.packed_pairs(packing), masks, strict=True)])
     assert f"{left:.4f}" != f"{values.mean():.4f}"
-    assert rows[MASKED][2] == f"{left:.4f}"
-    hardest = max(of_pairs.hardness(batch) for batch in random_packing(packed_pairs(packing), packing, 0, 0))
-    assert rows[PACKED][-1] == f"{np.count_nonzero(values > hardest)}"
+    assert rows[drawn.MASKED][2] == f"{left:.4f}"
+    hardest = max(
+        of_pairs.hardness(batch) for batch in drawn.random_packing(drawn.packed_pairs(packing), packing, 0, 0)
+    )
+    assert rows[drawn.PACKED][-1] == f"{np.count_nonzero(values > hardest)}"
     quantities = dict(tables(section)[0].rows)
     assert quantities["epochs packed"] == "2"
     assert quantities["packed batches of an epoch"] == f"{PAIRS // BATCH_SIZE}"
     assert quantities["pairs of a packed batch"] == f"{BATCH_SIZE}"
 
 
-def test_masks_are_counted_over_all_epochs(run: dict[str, str]) -> None:
-    section = section_of(run, "batches")
-    assert section is not None
-    counted = 0
-    reader = BatchReader(run["batches"])
-    for epoch in range(2):
-        for number in range(reader.number_of_batches(epoch)):
-            counted += sum(map(len, reader.read(epoch, number)["masked"].to_pylist()))
+def test_stored_batches_and_their_masks_are_counted_over_all_epochs(small_run: Run) -> None:
+    section = section_of(small_run, "batches")
+    assert dict(tables(section)[0].rows) == {
+        "epochs of stored batches": "2", "stored batches": "24", "pairs of a stored batch": "4",
+    }  # fmt: skip
+    reader = BatchReader(small_run["batches"])
+    batches = [reader.read(*divmod(number, PAIRS // BATCH_SIZE)) for number in range(len(reader))]
+    counted = sum(len(row) for batch in batches for row in batch["masked"].to_pylist())
     negatives = 2 * PAIRS * (BATCH_SIZE - 1)
-    table = tables(section)[-1]
-    assert table.rows[-1][:3] == ("all rules", f"{counted}", f"{counted / negatives:.3%}")
-    assert [row[0] for row in table.rows[:-1]] == list(RULES)
-    assert sum(int(str(row[1])) for row in table.rows[:-1]) == counted
+    *rules, all_rules = tables(section)[-1].rows
+    assert all_rules[:3] == ("all rules", f"{counted}", f"{counted / negatives:.3%}")
+    assert [row[0] for row in rules] == list(RULES)
+    assert sum(int(str(row[1])) for row in rules) == counted
+    audit = Artifact(small_run["batches"]).read_json("audit.json")["rules"]
+    assert [row[3] for row in rules] == [f"{audit[rule]['batches']}" for rule in RULES]
 
 
-@pytest.mark.parametrize(
-    ("names", "first_cells"),
-    [
-        (("packing",), ["quantity", "epoch"]),
-        (("packing", "pairs"), ["quantity", "epoch"]),
-        (("pairs", "vectors"), None),
-        (("packing", "pairs", "vectors"), ["quantity", "batches", "epoch"]),
-        (("packing", "pairs", "vectors", "batches"), ["quantity", "batches", "epoch", "masked by"]),
-        (("pairs", "vectors", "batches"), ["quantity", "masked by"]),
-        (("batches",), ["quantity", "masked by"]),
-    ],
-)
-def test_what_is_absent_is_left_out(run: dict[str, str], names: tuple[str, ...], first_cells: list[str] | None) -> None:
-    section = section_of(run, *names)
+@pytest.mark.parametrize(("names", "first_cells"), [
+    (("packing",), ["quantity", "epoch"]),
+    (("packing", "pairs"), ["quantity", "epoch"]),
+    (("pairs", "vectors"), None),
+    (("packing", "pairs", "vectors"), ["quantity", "batches", "epoch"]),
+    (("packing", "pairs", "vectors", "batches"), ["quantity", "batches", "epoch", "masked by"]),
+    (("pairs", "vectors", "batches"), ["quantity", "masked by"]),
+    (("batches",), ["quantity", "masked by"]),
+])  # fmt: skip
+def test_what_is_absent_is_left_out(small_run: Run, names: tuple[str, ...], first_cells: list[str] | None) -> None:
+    section = section_of(small_run, *names)
     assert (None if section is None else [table.header[0] for table in tables(section)]) == first_cells
 
 
@@ -168,51 +148,114 @@ def test_a_sample_is_seeded_distinct_and_all_where_it_can_be() -> None:
 
 
 @pytest.fixture(scope="module")
-def polished(run: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    inputs = {name: run[name] for name in ("clusters", "pairs", "vectors")}
+def polished(small_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    inputs = {name: small_run[name] for name in ("clusters", "pairs", "vectors")}
     settings = PackingSettings(batch_size=BATCH_SIZE, polish_sweeps=2)
     folder = tmp_path_factory.mktemp("polished") / "packing"
     return Artifact(make(Pack(PackConfig(**inputs, packing=settings, output=str(folder)))))
 
 
-def test_tours_and_swaps_are_those_of_the_manifest(run: dict[str, str], packing: Artifact, polished: Artifact) -> None:
-    (table,) = epoch_tables(packing)
+def test_tours_and_swaps_are_those_of_the_manifest(small_run: Run, packing: Artifact, polished: Artifact) -> None:
+    (table,) = drawn.epoch_tables(packing)
     for shard, row in zip(packing.shards, table.rows, strict=True):
         tour = shard.facts["tour"]
         assert row == [str(shard.facts["epoch"]), f"{tour['length']:,.3f}", f"{tour['random_length']:,.3f}"]
-    (table,) = epoch_tables(polished)
+    (table,) = drawn.epoch_tables(polished)
     before, after = (float(str(cell)) for cell in table.rows[0][3:5])
-    of_pairs = PairVectors(Artifact(run["pairs"]), StoredVectors(run["vectors"]))
+    of_pairs = drawn.PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
     # the packing is of the same seed and clusters
-    assert before == pytest.approx(np.mean([of_pairs.hardness(batch) for batch in packed_pairs(packing)]), abs=1e-3)
-    assert after == pytest.approx(np.mean([of_pairs.hardness(batch) for batch in packed_pairs(polished)]), abs=1e-3)
+    assert before == pytest.approx(
+        np.mean([of_pairs.hardness(batch) for batch in drawn.packed_pairs(packing)]), abs=1e-3
+    )
+    assert after == pytest.approx(
+        np.mean([of_pairs.hardness(batch) for batch in drawn.packed_pairs(polished)]), abs=1e-3
+    )
     assert after > before
 
 
-def test_a_random_order_has_no_tour(run: dict[str, str], tmp_path: Path) -> None:
+def test_a_random_order_has_no_tour_and_another_packing_no_masks(small_run, tmp_path, polished) -> None:
     settings = PackingSettings(batch_size=BATCH_SIZE, order="random")
-    config = PackConfig(clusters=run["clusters"], packing=settings, output=str(tmp_path / "packing"))
-    assert epoch_tables(Artifact(make(Pack(config)))) == []
+    config = PackConfig(clusters=small_run["clusters"], packing=settings, output=str(tmp_path / "packing"))
+    assert drawn.epoch_tables(Artifact(make(Pack(config)))) == []
+    vectors, pairs = StoredVectors(small_run["vectors"]), Artifact(small_run["pairs"])
+    section = drawn.batches_section(polished, pairs, vectors, BatchReader(small_run["batches"]), 1000, 0)
+    assert drawn.MASKED not in [row[0] for row in tables(section)[1].rows]
 
 
-def test_batches_of_another_packing_are_not_taken_for_this_ones(run: dict[str, str], polished: Artifact) -> None:
-    vectors, pairs = StoredVectors(run["vectors"]), Artifact(run["pairs"])
-    section = batches_section(polished, pairs, vectors, BatchReader(run["batches"]), 1000, 0)
-    assert section is not None
-    assert MASKED not in [row[0] for row in tables(section)[1].rows]
+def test_batches_of_candidate_lists_are_counted(tmp_path: Path) -> None:
+    stored = collection_of(tmp_path, ["one", "two"], [("", f"text {n}") for n in range(4)], [(0, 0), (1, 1)])
+    lists: dict[int, list[tuple[int, int | None]]] = {0: [(0, 2), (2, None)], 1: [(1, 1), (3, 0)]}
+    candidates = make_candidates(tmp_path / "candidates", stored, lists, form="labelled_lists")
+    output = str(tmp_path / "batches")
+    batches = make(
+        Lists(ListsConfig(candidates=candidates, collection=stored, batch_size=2, order="random", output=output))
+    )
+    section = drawn.batches_section(None, None, None, BatchReader(batches), 1000, 0)
+    assert dict(tables(section)[0].rows)["candidates of a stored batch"] == "2"
 
 
-def test_stored_batches_are_counted(run: dict[str, str]) -> None:
-    section = batches_section(None, None, None, BatchReader(run["batches"]), 5, 0)
-    assert section is not None
-    assert dict(tables(section)[0].rows) == {
-        "epochs of stored batches": "2", "stored batches": "24", "pairs of a stored batch": "4",
-    }  # fmt: skip
+def vectors_of(run: dict[str, str], part: Any, ids: list[str]) -> np.ndarray:
+    """Of texts whose ids end in their rows."""
+    return StoredVectors(run["vectors"]).part(part).gather(np.array([int(id_[1:]) for id_ in ids]))
 
 
-def test_masks_are_those_of_the_audit(run: dict[str, str]) -> None:
-    section = section_of(run, "batches")
-    assert section is not None
-    audit = Artifact(run["batches"]).read_json("audit.json")["rules"]
-    rules = tables(section)[-1]
-    assert [row[3] for row in rules.rows[:-1]] == [f"{audit[rule]['batches']}" for rule in RULES]
+def test_the_larger_a_similarity_the_darker_and_masked_cells_are_marked() -> None:
+    scores = np.array([[1, -1, 0], [0.5, 1, -0.5]], np.float32)
+    mask = np.array([[False, False, True], [False, False, False]])
+    head, *lines = drawn.matrix_lines(scores, mask)
+    assert head == "similarities of 2 queries and their documents, from -1.00 to 1.00 (██); xx: masked"
+    assert lines == ["    ██  xx", "    ▓▓██░░"]
+    assert [len(line) for line in drawn.matrix_lines(np.ones((90, 180)), np.zeros((90, 180), bool))][1:] == [84] * 40
+
+
+def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tmp_path, capsys, monkeypatch) -> None:
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(drawn, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"])
+    page = tmp_path / "page.html"
+    show(small_run["batches"], 1, 0, small_run["vectors"], page)
+    assert capsys.readouterr().out.endswith("\n\ndrawn\n")
+    rows = BatchReader(small_run["batches"]).read(0, 1)
+    queries = vectors_of(small_run, "queries", rows["query_id"].to_pylist())
+    documents = vectors_of(small_run, "documents", rows["document_id"].to_pylist())
+    np.testing.assert_allclose(seen[0], queries @ documents.T, atol=1e-6)
+    assert [np.flatnonzero(row).tolist() for row in seen[1]] == [sorted(row) for row in rows["masked"].to_pylist()]
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 1
+    assert "data:image/png;base64" in text
+
+
+def test_a_matrix_that_cannot_be_drawn_is_refused(small_run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    with pytest.raises(UserError, match="one of batches of pairs and of --vectors"):
+        show(small_run["batches"], html=page)
+    with pytest.raises(UserError, match="does not hold one vector for each of the batch's documents"):
+        show(stored(tmp_path / "other").uri, vectors=small_run["vectors"], html=page)
+    with pytest.raises(UserError, match="one of batches of pairs"):
+        show(stored(tmp_path / "chunks", "chunks").uri, vectors=small_run["vectors"])
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("names", [(), ("collection", "pairs", "vectors", "clusters", "packing")])
+def test_a_card_shows_masks_and_with_vectors_hardness(small_run, tmp_path, monkeypatch, names) -> None:
+    panels: list[Any] = []
+    draw = drawn.curve_panels
+    monkeypatch.setattr(drawn, "curve_panels", lambda found, text: panels.extend(found) or draw(found, text))
+    made_from = {name: small_run[name] for name in names}
+    settings = {"batches": small_run["batches"], "format": "hugging_face", "order": "stored", "made_from": made_from}
+    made = Artifact(make(Export(ExportConfig.model_validate(settings | {"output": str(tmp_path / "out")}))))
+    assert "(batches.svg)" in made.path("README.md").read_text(encoding="utf-8")
+    assert ElementTree.parse(made.path("batches.svg")).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    reader = BatchReader(small_run["batches"])
+    batches = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
+    cells = BATCH_SIZE * (BATCH_SIZE - 1)
+    masked = [[set(row) for row in batch["masked"].to_pylist()] for batch in batches]
+    assert panels[0].values.tolist() == [sum(map(len, of_batch)) / cells for of_batch in masked]
+    assert sum(panels[0].values) > 0
+    if not names:
+        assert len(panels) == 1
+        return
+    for hardness, batch in zip(panels[1].values, batches, strict=True):
+        queries = vectors_of(small_run, "queries", batch["query_id"].to_pylist())
+        documents = vectors_of(small_run, "documents", batch["document_id"].to_pylist())
+        mask = drawn.mask_of(batch)[:, :BATCH_SIZE]
+        assert hardness == pytest.approx(batch_hardness(queries=queries, documents=documents, mask=mask), abs=1e-6)
