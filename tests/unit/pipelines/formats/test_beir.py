@@ -270,7 +270,12 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+LARGE = {name for name, (documents, *_) in COUNTS.items() if documents > 3_300}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in COUNTS]
+)
 def test_real_collections_have_the_counts_of_their_descriptions(data: Path, name: str) -> None:
     source = opened(data / name)
     documents, queries, judgments = contents(source)
