@@ -1,6 +1,6 @@
 """A tiny encoder, tiny stored batches and small runs over them, for the tests of training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainers.engine.callback import Callback
 from trainers.engine.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
+from trainers.objective import Objective, Outcome
 from trainers.objectives.contrastive import Contrastive
 from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.record.run_log import without_times
@@ -132,6 +133,18 @@ def tiny_settings(**changes: Any) -> TrainingSettings:
     return TrainingSettings(**(values | changes))
 
 
+def learn(objective: Objective[Any], batches: Iterable[Any], learning_rate: float) -> list[Outcome]:
+    """A step of AdamW on each of the collated ``batches``; their outcomes."""
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=learning_rate)
+    outcomes = []
+    for batch in batches:
+        outcomes.append(objective(batch))
+        optimizer.zero_grad()
+        outcomes[-1].loss.backward()
+        optimizer.step()
+    return outcomes
+
+
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Every parameter as an array, by name."""
     return {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
@@ -140,6 +153,13 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
 def gradients_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Every gradient as an array, by name; absent ones are left out."""
     return {name: p.grad.numpy().copy() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float = 0.0) -> None:
+    """Arrays or tensors of the same names, equal or off by ``tolerance`` of themselves and of 1."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 class Reports(Callback):

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
@@ -16,7 +15,7 @@ from tests.unit.retrieval.encoders.tiny_models import load_tiny
 from tests.unit.trainers.tiny import gradients_of, random_batch
 from trainers.objectives.adaptive_margin import AdaptiveMargin
 from trainers.objectives.contrastive import Contrastive
-from trainers.objectives.pair_settings import AdaptiveMarginSettings, ContrastiveSettings, MultiLayerSettings
+from trainers.objectives.pair_settings import AdaptiveMarginSettings, ContrastiveSettings
 from trainers.objectives.pairs import PairObjective
 
 
@@ -58,12 +57,8 @@ def test_the_loss_is_the_sum_of_those_of_cut_vectors(
 
 
 def test_sizes_that_can_not_be(tiny_encoder: Path) -> None:
-    with pytest.raises(ValidationError, match=r"matryoshka \[16, 4\] must be ascending"):
-        ContrastiveSettings(similarity_temperature=0.1, matryoshka=(16, 4))
     with pytest.raises(UserError, match="prefix of 32 numbers, and vectors have 32, which are trained anyway"):
         made("contrastive", encoder_of(tiny_encoder), 4, 32)
-    with pytest.raises(ValidationError, match="one vector a document"):
-        MultiLayerSettings(training_form="dual_encoder", matryoshka=(4,))
     with pytest.raises(UserError, match=r"encoder\.truncate_dim is 33; vectors have 32 numbers: give less"):
         encoder_of(tiny_encoder, truncate_dim=33)
 

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
 from retrieval.encoders.pretrained import LocatedModel, locate_model
-from retrieval.encoders.specification import LoraSettings
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table, store_chunk_batches
-from trainers.objectives.chunk_settings import RevelaSettings, TrainedModelSettings
+from trainers.objectives.chunk_settings import RevelaSettings
 from trainers.objectives.revela.objective import Revela, load_revela
 
 WARM = 0.1  # a temperature at which every row passes a gradient on
@@ -116,11 +114,6 @@ def test_batches_too_small_to_learn_from(retriever_folder: Path, language_model:
     named = revela(retriever_folder, language_model, first_half=["prose", "cod"])
     with pytest.raises(UserError, match=r"first_half names the domain 'cod', .* Did you mean 'code'\?"):
         named.check_batches(BatchReader(tmp_path.joinpath("b").as_posix()))
-
-
-def test_nothing_is_both_frozen_and_trained() -> None:
-    with pytest.raises(ValidationError, match="frozen trains nothing of the language model, lora a part of it"):
-        TrainedModelSettings(model="any", frozen=True, lora=LoraSettings())
 
 
 def test_chunks_of_one_token_are_refused(retriever_folder: Path, language_model: LocatedModel) -> None:
