@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.trainers.tiny import gradients_of, random_batch
-from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
+from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch
+from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
 from trainers.objectives.multi_layer import (
     best_vector,
     max_similarity,
@@ -66,7 +66,7 @@ def problem_loss(q, d, problem, training_form, reduced, weight=0.7, temperature=
 
 @pytest.mark.parametrize("training_form", SEVERAL)
 @pytest.mark.parametrize("reduced", [0, -1])
-def test_the_losses_are_the_papers_equations(training_form, reduced):
+def test_the_losses_are_the_papers_equations_and_their_gradients_the_derivatives(training_form, reduced):
     for seed in range(5):
         problem = Problem(seed, all_present=reduced == -1)
         documents = [vectors[there] for vectors, there in zip(problem.d, problem.present, strict=True)]
@@ -74,28 +74,19 @@ def test_the_losses_are_the_papers_equations(training_form, reduced):
             expected = literal_loss(problem.q, documents, problem.mask, training_form, reduced, 0.7, temperature)
             found = problem.loss(training_form, reduced, 0.7, temperature)
             assert found.item() == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("training_form", SEVERAL)
-@pytest.mark.parametrize("reduced", [0, -1])
-def test_the_gradients_are_the_derivatives(training_form, reduced):
-    problem = Problem(0, all_present=reduced == -1)
     q, d = problem.q.requires_grad_(), problem.d.requires_grad_()
     assert torch.autograd.gradcheck(lambda q, d: problem_loss(q, d, problem, training_form, reduced), (q, d))
 
 
 @pytest.mark.parametrize("training_form", SEVERAL)
-def test_neither_the_order_of_documents_nor_that_of_other_layers_matters(training_form):
+def test_neither_order_nor_absent_vectors_matter(training_form):
+    """The order of documents, and that of layers that aren't the reduced one."""
     problem = Problem(3, all_present=True)
     expected = problem.loss(training_form, -1)
     order, layers = torch.tensor([4, 0, 6, 2, 5, 1, 3]), torch.tensor([1, 0, 2])
     problem.d, problem.mask = problem.d[order][:, layers], problem.mask[:, order]
     problem.positives = torch.argsort(order)[problem.positives]
     torch.testing.assert_close(problem.loss(training_form, -1), expected, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("training_form", SEVERAL)
-def test_absent_vectors_have_no_influence(training_form):
     problem = Problem(1)
     assert not problem.present[problem.positives].all()
     problem.d.requires_grad_()
@@ -159,59 +150,29 @@ def encoded_alone(objective, rows) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize(("form", "training_form"), COMBINATIONS)
-@pytest.mark.parametrize(("chunk_size", "gradient_cache"), [(None, False), (4, True)])
-def test_a_stored_batch_means_what_its_columns_say(form, training_form, chunk_size, gradient_cache):
-    objective = tiny_multi_layer(
-        FORMS[form], training_form, chunk_size=chunk_size, gradient_cache=gradient_cache, similarity_temperature=0.5
-    )
-    rows = random_batch(5)
-    outcome = objective(objective.collate(rows))
-    q, documents = encoded_alone(objective, rows)
-    masked = rows["masked"].to_pylist()
-    mask = [[column in masked[row] for column in range(len(documents))] for row in range(6)]
-    assert len(documents) > 8
-    assert sum(map(sum, mask)) > 3
-    reduced = -1 if form == "layers" else 0
-    one_vector = training_form not in SEVERAL
-    expected = literal_loss(
-        q, documents, mask, "multi_vector" if one_vector else training_form, reduced, 0.3, temperature=0.5
-    )
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
-    assert outcome.examples == 6
-    assert not any(metric.requires_grad for metric in outcome.metrics.values())
-
-
-@pytest.mark.parametrize(("form", "training_form"), COMBINATIONS)
-def test_neither_chunks_nor_the_gradient_cache_change_a_gradient(form, training_form):
-    def gradients(**settings) -> dict[str, np.ndarray]:
-        objective = tiny_multi_layer(FORMS[form], training_form, **settings)
-        objective(objective.collate(random_batch(8))).loss.backward()
-        return gradients_of(objective)
-
-    expected = gradients()
-    assert {name.split(".")[0] for name in expected} == {"query_encoder", "document_encoder"}
-    assert ("document_encoder.alpha" in expected) == (training_form == "scalar_mix")
-    for settings in ({"chunk_size": 2}, {"chunk_size": 2, "gradient_cache": True}):
-        found = gradients(**settings)
-        assert found.keys() == expected.keys()
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
-
-
-def test_the_gradient_cache_repeats_the_dropout():
-    """The same draws with and without it, chunk by chunk, for encoders of several vectors too."""
-
-    def gradients(gradient_cache: bool) -> dict[str, np.ndarray]:
+def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(form, training_form):
+    rows, gradients = random_batch(5), []
+    literal_form = training_form if training_form in SEVERAL else "multi_vector"  # of one vector
+    for chunk_size, gradient_cache in ((None, False), (2, False), (2, True), (4, True)):
         objective = tiny_multi_layer(
-            ALL_TOKENS, "self_contrastive", dropout=0.4, chunk_size=3, gradient_cache=gradient_cache
+            FORMS[form], training_form, chunk_size=chunk_size, gradient_cache=gradient_cache, similarity_temperature=0.5
         )
-        batch = objective.collate(random_batch(8))
-        torch.manual_seed(5)
-        objective(batch).loss.backward()
-        return gradients_of(objective)
-
-    for name, expected in gradients(False).items():
-        np.testing.assert_allclose(gradients(True)[name], expected, rtol=1e-12, atol=1e-12, err_msg=name)
+        outcome = objective(objective.collate(rows))
+        q, documents = encoded_alone(objective, rows)
+        masked = rows["masked"].to_pylist()
+        mask = [[column in masked[row] for column in range(len(documents))] for row in range(6)]
+        assert len(documents) > 8
+        assert sum(map(sum, mask)) > 3
+        reduced = -1 if form == "layers" else 0
+        expected = literal_loss(q, documents, mask, literal_form, reduced, 0.3, temperature=0.5)
+        assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
+        assert outcome.examples == 6
+        assert not any(metric.requires_grad for metric in outcome.metrics.values())
+        outcome.loss.backward()
+        gradients.append(gradients_of(objective))
+        assert_same(gradients[-1], gradients[0], 1e-12)
+    assert {name.split(".")[0] for name in gradients[0]} == {"query_encoder", "document_encoder"}
+    assert ("document_encoder.alpha" in gradients[0]) == (training_form == "scalar_mix")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -249,6 +210,5 @@ def test_towers_may_share_their_weights():
         objective(objective.collate(random_batch(3))).loss.backward()
     found, expected = gradients_of(shared), gradients_of(apart)
     assert len(found) == len(expected) // 2
-    for name, gradient in found.items():
-        whole = expected[name] + expected[name.replace("query_encoder", "document_encoder")]
-        np.testing.assert_allclose(gradient, whole, rtol=1e-12, atol=1e-12)
+    both = {name: expected[name] + expected[name.replace("query_encoder", "document_encoder")] for name in found}
+    assert_same(found, both, 1e-12)

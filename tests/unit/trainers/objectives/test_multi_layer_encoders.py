@@ -6,6 +6,7 @@ import torch
 
 from retrieval.encoders.specification import EncoderSettings, VectorForm
 from retrieval.encoders.towers import load_towers
+from tests.unit.trainers.tiny import learn
 from trainers.objectives.multi_layer import MultiLayer
 from trainers.objectives.pair_settings import MultiLayerSettings
 
@@ -56,15 +57,8 @@ def objective(path, form, settings, two_towers: bool) -> MultiLayer:
 def test_trained_and_exported(case, two_towers, tiny_encoder, tmp_path):
     form, settings = CASES[case]
     trained = objective(tiny_encoder, form, settings, two_towers)
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=5e-3)
-    batch, losses = trained.collate(rows()), []
-    for _ in range(8):
-        outcome = trained(batch)
-        losses.append(outcome.loss.item())
-        optimizer.zero_grad()
-        outcome.loss.backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] - 0.1
+    outcomes = learn(trained, [trained.collate(rows())] * 8, 5e-3)
+    assert outcomes[-1].loss < outcomes[0].loss - 0.1
     trained.eval()
     trained.export(tmp_path / "model")
     loaded = load_towers(EncoderSettings(model=str(tmp_path / "model")), tmp_path / "model", "f" * 64).eval()

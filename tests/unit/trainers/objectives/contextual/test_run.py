@@ -17,7 +17,7 @@ from retrieval.encoders.pretrained import locate_models
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.objectives.contextual.made_up import objective_of
-from tests.unit.trainers.tiny import TinyBatches, tiny_settings
+from tests.unit.trainers.tiny import TinyBatches, assert_same, tiny_settings, weights_of
 from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
 from tests.unit.trainers.validation.made_up import collect as collect_source
 from trainers.engine.callback import Callback
@@ -45,7 +45,9 @@ def opened(collection: str, **settings: Any) -> Any:
     return build_validation(chosen, bf16=False, epoch_ends=[10])
 
 
-def test_validation_reads_documents_of_its_own_corpus(tiny_encoder: Path, collection: str) -> None:
+def test_validation_reads_documents_of_its_own_corpus_and_follows_the_weights(
+    tiny_encoder: Path, collection: str
+) -> None:
     objective = objective_of(tiny_encoder, context_documents=20)
     given: list[list[str]] = []
     read_corpus = objective.read_corpus
@@ -60,22 +62,15 @@ def test_validation_reads_documents_of_its_own_corpus(tiny_encoder: Path, collec
     assert opened(collection).measure(objective) == first  # another process draws the same
     opened(collection, seed=1).measure(objective)
     assert given[-1] != given[0]
-    objective.settings = objective.settings.model_copy(update={"context_documents": 500})
-    opened(collection).measure(objective)
-    assert len(given[-1]) == DOCUMENTS  # all there are
-
-
-def test_validation_follows_the_weights(tiny_encoder: Path, collection: str) -> None:
-    objective = objective_of(tiny_encoder, context_documents=20)
-    validation = opened(collection)
-    before = validation.measure(objective)
+    vectors = objective.contextual.context_vectors
     with torch.no_grad():
         for parameter in objective.contextual.first_stage.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    vectors = objective.contextual.context_vectors
-    after = validation.measure(objective)
+    assert opened(collection, seed=1).measure(objective) != first
     assert (objective.contextual.context_vectors - vectors).abs().max() > 0.1
-    assert after != before
+    objective.settings = objective.settings.model_copy(update={"context_documents": 500})
+    opened(collection).measure(objective)
+    assert len(given[-1]) == DOCUMENTS  # all there are
 
 
 def settings_of(model: Path, **changes: Any) -> dict[str, Any]:
@@ -88,36 +83,32 @@ def settings_of(model: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_settings_that_do_not_fit_are_refused(tiny_encoder: Path) -> None:
-    own = {"document_encoder": {"model": str(tiny_encoder)}}
-    form = {"encoder": {"model": str(tiny_encoder), "form": {"kind": "layers", "layers": [1, 2]}}}
-    for changes, message in ((own, "leave out document_encoder"), (form, "and encoder.form")):
+    model = {"model": str(tiny_encoder)}
+    for changes, message in (
+        ({"document_encoder": model}, "leave out document_encoder"),
+        ({"encoder": model | {"form": {"kind": "layers", "layers": [1, 2]}}}, "and encoder.form"),
+        ({"objective": {"kind": "contextual", "variant": "released", "prefix_attends": "prefix"}}, "Set prompts to 0"),
+    ):
         with pytest.raises(ValidationError, match=message):
             RunSettings.model_validate(settings_of(tiny_encoder, **changes))
-    released = {"kind": "contextual", "variant": "released", "prefix_attends": "prefix"}
-    with pytest.raises(ValidationError, match="Set prompts to 0"):
-        RunSettings.model_validate(settings_of(tiny_encoder, objective=released))
 
 
-def test_a_contextual_encoder_is_no_stage_and_no_other_objectives(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_encoders_that_do_not_fit_are_refused_before_training(tiny_encoder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "contextual"
     objective_of(tiny_encoder).eval().export(folder)
-    objective = {"kind": "contextual", "first_stage": {"model": str(folder)}}
-    settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective))
+
+    def load(encoder: Path, **objective: Any) -> tuple[RunSettings, Any]:
+        settings = RunSettings.model_validate(settings_of(encoder, objective=objective))
+        return settings, load_for_training(settings, locate_models(settings))
+
     with pytest.raises(UserError, match="which is a contextual encoder with two stages of its own"):
-        load_for_training(settings, locate_models(settings))
-    settings = RunSettings.model_validate(settings_of(folder, objective={"kind": "contrastive"}))
-    towers = load_for_training(settings, locate_models(settings))
+        load(tiny_encoder, kind="contextual", first_stage={"model": str(folder)})
+    behind = r"behind 500 context vectors and 8 prompt vectors.*context_documents in training"
+    with pytest.raises(UserError, match=behind):
+        load(tiny_encoder, kind="contextual", variant="released", context_documents=500)
+    settings, towers = load(folder, kind="contrastive")
     with pytest.raises(UserError, match="contrastive doesn't train contextual encoders"):
         build_objective(settings.objective, towers)
-
-
-def test_a_context_of_more_vectors_than_positions_is_refused_before_training(tiny_encoder: Path) -> None:
-    objective = {"kind": "contextual", "variant": "released", "context_documents": 500}
-    settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective))
-    with pytest.raises(
-        UserError, match=r"behind 500 context vectors and 8 prompt vectors.*context_documents in training"
-    ):
-        load_for_training(settings, locate_models(settings))
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 2}}, {"activation_checkpointing": True}])
@@ -156,9 +147,8 @@ def test_both_stages_are_prepared_for_training(changes: dict[str, Any], tiny_enc
 def test_the_card_says_what_is_a_fallback(tiny_encoder: Path) -> None:
     contract = objective_of(tiny_encoder).contextual.contract
     inputs = {"batches": "a" * 64, "encoder.model": "b" * 64}
-    card = model_card(
-        "base", {"objective": {"kind": "contextual"}}, inputs, contract, [], paper=ContextualSettings.paper
-    )
+    config = {"objective": {"kind": "contextual"}}
+    card = model_card("base", config, inputs, contract, [], paper=ContextualSettings.paper)
     assert "the lines above load a fallback" in card
     assert "| architecture | contextual, 64 vectors |" in card
     assert "Contextual Document Embeddings" in card
@@ -173,31 +163,29 @@ class Killed(Callback):
 
 
 def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp_path: Path) -> None:
-    def run(folder: Path, *, killed: bool = False) -> tuple[dict[str, torch.Tensor], Any]:
+    def run(folder: Path, *callbacks: Callback) -> tuple[dict[str, np.ndarray], Any]:
         objective = objective_of(tiny_encoder, context_documents=4, sequence_dropout=0.3, chunk_size=3)
         for module in objective.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.1
-        checkpoints = Checkpoints(str(folder), {"kind": "contextual"}, keep=2)
-        settings, batches = tiny_settings(checkpoint_every=2), TinyBatches(counts=(8, 8), size=6)
         done = train(
             objective,
-            batches,
-            settings,
+            TinyBatches(counts=(8, 8), size=6),
+            tiny_settings(checkpoint_every=2),
             validation=opened(collection),
-            checkpoints=checkpoints,
-            callbacks=[Killed()] if killed else [],
+            checkpoints=Checkpoints(str(folder), {"kind": "contextual"}, keep=2),
+            callbacks=callbacks,
         )
         objective.eval()
         objective.export(folder / "model")
-        return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
+        return weights_of(objective), done
 
     whole, done = run(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "resumed", killed=True)
+        run(tmp_path / "resumed", Killed())
     resumed, again = run(tmp_path / "resumed")
     assert [e.measures for e in done.state.evaluations] == [e.measures for e in again.state.evaluations]
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_same(resumed, whole)
     towers = load_towers(EncoderSettings(model="model"), tmp_path / "resumed" / "model", "f" * 64)
     assert towers.contract.architecture == "contextual, 4 vectors"
     assert towers.contract.context is None

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.usefixtures("small_tensors")
 
 def with_lora(**settings: Any) -> InBatchLanguageModel:
     """LoRA whose matrices are none of them zero."""
-    plain = add_adapter(causal_model(**settings), LORA)
+    plain = add_adapter(causal_model(), LORA)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             if "lora_B" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return InBatchLanguageModel(plain)
+    return InBatchLanguageModel(plain, **settings)
 
 
 def step(model: InBatchLanguageModel, given: tuple[Tensor, Tensor, Tensor], seed: int = 0) -> dict[str, Tensor]:
@@ -81,65 +81,19 @@ def test_padding_changes_nothing() -> None:
     assert_equal(step(model, (other_padding, wider, similarity)), expected, 1e-10)
 
 
-def test_the_order_of_documents_changes_nothing() -> None:
-    model = in_float64(InBatchLanguageModel(causal_model()))
-    input_ids, mask, similarity = batch()
-    similarity = similarity.double()
-    order = torch.tensor([2, 4, 0, 3, 1])
-    expected = step(model, (input_ids, mask, similarity))
-    expected["similarity"] = expected["similarity"][order][:, order]
-    assert_equal(step(model, (input_ids[order], mask[order], similarity[order][:, order])), expected, 1e-10)
-
-
-def test_one_document_is_read_where_similarity_is_one_hot() -> None:
-    """Every other document of the batch may then be any."""
-    model = InBatchLanguageModel(causal_model())
-    input_ids, mask, _ = batch()
-    one_hot = torch.zeros(5, 5)
-    one_hot[0, 2] = one_hot[2, 0] = 1.0
-    states = model.last_states(input_ids, mask, one_hot)[[0, 2]]
-    alone = model.last_states(input_ids[[0, 2]], mask[[0, 2]], torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    kept = mask[[0, 2]].bool()
-    assert_close(states[kept], alone[kept], rtol=1e-5, atol=1e-5)
-
-
-def test_two_documents_give_the_retriever_no_gradient() -> None:
-    model = InBatchLanguageModel(causal_model())
-    input_ids, mask, _ = batch((6, 5))
-    vectors = [torch.randn(2, 4, requires_grad=True) for _ in range(2)]
-    loss, _ = model(input_ids, mask, in_batch_similarity(*vectors, 0.1))
-    loss.backward()
-    assert all(each.grad is not None and not each.grad.any() for each in vectors)
-
-
-@pytest.mark.parametrize("switch", [{"activation_checkpointing": True}, {"recompute_reading": False}])
-def test_computing_again_changes_nothing(switch: dict[str, bool]) -> None:
+def test_computing_again_changes_nothing() -> None:
     """Dropout of attention included: every random state is restored."""
     plain = causal_model(attention_dropout=0.3)
     given = batch()
     expected = step(InBatchLanguageModel(plain).train(), given)
-    assert_equal(step(InBatchLanguageModel(plain, **switch).train(), given), expected, 1e-6)
+    for switch in ({"activation_checkpointing": True}, {"recompute_reading": False}):
+        assert_equal(step(InBatchLanguageModel(plain, **switch).train(), given), expected, 1e-6)
     other = step(InBatchLanguageModel(plain).train(), given, seed=1)
     assert abs(other["loss"] - expected["loss"]) > 1e-3  # there is dropout
-
-
-def test_activation_checkpointing_changes_nothing_of_lora() -> None:
-    given = batch()
-    expected = step(with_lora().train(), given)
-    again = with_lora()
-    checkpointed = InBatchLanguageModel(causal_model_of(again), activation_checkpointing=True).train()
-    assert_equal(step(checkpointed, given), expected, 1e-6)
-
-
-def causal_model_of(model: InBatchLanguageModel) -> nn.Module:
-    """A Hugging Face model around the same modules."""
-    plain: Any = causal_model()
-    plain.model.embed_tokens, plain.model.norm, plain.lm_head = model.embeddings, model.norm, model.lm_head
-    for ours, theirs in zip(model.layers, plain.model.layers, strict=True):
-        for name, module in ours.named_children():
-            setattr(theirs, name, module)
-    result: nn.Module = plain
-    return result
+    plain.gradient_checkpointing_enable()  # type: ignore[operator]
+    assert_equal(step(InBatchLanguageModel(plain).train(), given), expected, 1e-6)  # its own switch drops nothing
+    checkpointed = step(with_lora(activation_checkpointing=True).train(), given)
+    assert_equal(checkpointed, step(with_lora().train(), given), 1e-6)
 
 
 def test_checkpointing_keeps_a_layer_s_inputs_alone() -> None:
@@ -161,14 +115,6 @@ def test_checkpointing_keeps_a_layer_s_inputs_alone() -> None:
 
     assert kept(activation_checkpointing=True) < kept() / 8
     assert kept() < kept(recompute_reading=False) / 1.5
-
-
-def test_huggingface_s_own_switch_drops_nothing() -> None:
-    plain = causal_model()
-    given = batch()
-    expected = step(InBatchLanguageModel(plain).train(), given)
-    plain.gradient_checkpointing_enable()  # type: ignore[operator]
-    assert_equal(step(InBatchLanguageModel(plain).train(), given), expected, 1e-6)
 
 
 def test_lora_is_what_is_trained() -> None:
