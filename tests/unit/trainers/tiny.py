@@ -91,15 +91,33 @@ def random_batch(seed: int, size: int = 6) -> pa.Table:
     )
 
 
+def with_columns(rows: pa.Table, **columns: Sequence[Any]) -> pa.Table:
+    """``rows`` with these columns in the place of its own, of the same types, or behind them."""
+    for name, values in columns.items():
+        place = rows.schema.get_field_index(name)
+        if place < 0:
+            rows = rows.append_column(name, pa.array(values))
+        else:
+            rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
+    return rows
+
+
 class TinyBatches:
     """Stored batches made up on reading; ``reads`` lists what was read."""
 
     uri = "tiny/batches"
 
-    def __init__(self, counts: Sequence[int] = (9, 8), size: int = 6, fingerprint: str = "a" * 64) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int] = (9, 8),
+        size: int = 6,
+        fingerprint: str = "a" * 64,
+        make: Callable[[int, int], pa.Table] = random_batch,
+    ) -> None:
         self.counts = counts
         self.size = size
         self.fingerprint = fingerprint
+        self.make = make
         self.reads: list[tuple[int, int]] = []
 
     def number_of_batches(self, epoch: int) -> int:
@@ -107,7 +125,7 @@ class TinyBatches:
 
     def read(self, epoch: int, index: int) -> pa.Table:
         self.reads.append((epoch, index))
-        return random_batch(1000 * epoch + index, self.size)
+        return self.make(1000 * epoch + index, self.size)
 
     def stored_bytes(self, epoch: int, index: int) -> int:
         """Of no batch the same as of the next, so that ranks get others than in the order of the step."""

@@ -9,9 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from raytriever.errors import UserError
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.text_encoder import load_encoder
-from tests.unit.trainers.tiny import TinyEncoder, assert_same, gradients_of, learn
+from tests.unit.trainers.tiny import TinyEncoder, assert_same, gradients_of
 from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.objectives.adaptive_margin import (
     AdaptiveMargin,
@@ -87,25 +85,6 @@ def test_residuals_are_the_papers_equations_and_scale_and_order_of_rows_do_not_m
 def test_the_gradient_is_the_derivative(form, error):
     inputs = [vectors.requires_grad_() for vectors in random_triplets(1, 3)]
     assert torch.autograd.gradcheck(lambda *qpn: mean_error(residuals_of(form, *qpn), error), inputs)
-
-
-def test_the_distributed_loss_is_that_of_the_mean_target_plus_the_targets_variance():
-    triplets = Triplets(*map(unit_vectors, random_triplets(3)))
-    residuals, target = distributed_residuals(triplets, triplets)
-    margins = (residuals + target)[:, 0]
-    expected = (margins - target.mean(dim=1)).square().mean() + target.var(dim=1, correction=0).mean()
-    assert mean_error(residuals).item() == pytest.approx(expected.item(), rel=1e-12)
-
-
-def test_targets_are_trained_too():
-    """With a detached target the document and the negative would move by the relevance margin alone."""
-    inputs = [vectors.requires_grad_() for vectors in random_triplets(4)]
-    triplets = Triplets(*map(unit_vectors, inputs))
-    residuals, target = distributed_residuals(triplets, triplets)
-    whole = torch.autograd.grad(mean_error(residuals), inputs[1:], retain_graph=True)
-    detached = torch.autograd.grad((residuals + target - target.detach()).square().mean(), inputs[1:])
-    for with_target, without in zip(whole, detached, strict=True):
-        assert (with_target - without).norm() > 0.1 * without.norm()
 
 
 @each_form
@@ -229,14 +208,6 @@ def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):
         tiny_objective().collate(rows.slice(1))
 
 
-def test_distributed_with_one_row_is_adaptive():
-    rows = triplet_batch(9).slice(0, 1)
-    distributed, adaptive = (
-        objective(objective.collate(rows)).loss for objective in (tiny_objective(), tiny_objective(target="adaptive"))
-    )
-    assert distributed == adaptive
-
-
 def test_what_queries_are_compared_with_and_steps_are_joined_where_negatives_are_shared():
     rows = triplet_batch(1)
     own, in_batch = (tiny_objective(**form).comparisons(rows) for form in (FORMS[1], FORMS[5]))
@@ -258,21 +229,3 @@ def test_a_run_that_leaves_every_hard_negative_out_is_told_so(taken):
             run()
     else:
         assert run().training.hard_negatives == taken
-
-
-def test_a_transformer_learns_to_tell_documents_from_negatives(tiny_encoder):
-    """Real sentences through a whole encoder: the margin of the triplets grows towards its target."""
-    encoder = load_encoder(EncoderSettings(model=str(tiny_encoder), pooling="cls"), tiny_encoder, "f" * 64, dropout=0.0)
-    sentences = [
-        "A deque appends and pops at both ends.",
-        "The parser reads arguments from the command line.",
-        "An abstract syntax tree is made of nodes.",
-        "The event loop runs coroutines until they end.",
-    ]
-    queries = ["pops at both ends?", "which arguments?", "what is a tree made of?", "what runs coroutines?"]
-    rows = triplets(queries, sentences, [[text] for text in sentences[1:] + sentences[:1]])
-    objective = AdaptiveMargin(encoder, AdaptiveMarginSettings(chunk_size=3, query_max_length=30))
-    outcomes = learn(objective, [objective.collate(rows)] * 30, 3e-3)
-    assert outcomes[-1].loss < outcomes[0].loss / 3
-    assert outcomes[-1].metrics["accuracy"] == 1
-    assert outcomes[-1].metrics["margin_mean"] > outcomes[0].metrics["margin_mean"] + 0.2

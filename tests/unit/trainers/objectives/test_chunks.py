@@ -1,12 +1,13 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainers.objectives.chunks import first_half, same_source_share
 
 
 @given(st.text())
+@settings(max_examples=50)
 def test_half_of_the_words_rounded_up_as_they_stand(text):
     words = text.split()
     half = first_half(text)

@@ -1,14 +1,11 @@
 """MarginMSE against the paper's equation, and what the objective makes of stored triplets with a teacher's scores."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from raytriever.errors import UserError
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.text_encoder import load_encoder
-from tests.unit.trainers.tiny import TinyEncoder, learn
+from tests.unit.trainers.tiny import TinyEncoder, with_columns
 from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.engine.draws import draw_hard_negatives
 from trainers.objectives.margin_mse import MarginMse, margin_mse_loss
@@ -59,10 +56,7 @@ def test_a_stored_batch_means_what_its_columns_say(similarity, cut):
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_no_number_is_refused(score):
-    rows = triplet_batch(1)
-    scores = [0.0, 0.0, score, 0.0, 0.0, 0.0]
-    column = rows.schema.get_field_index("positive_score")
-    rows = rows.set_column(column, "positive_score", pa.array(scores, pa.float32()))
+    rows = with_columns(triplet_batch(1), positive_score=[0.0, 0.0, score, 0.0, 0.0, 0.0])
     query = rows["query"][2].as_py()
     with pytest.raises(UserError, match=f"Query {query!r} has a teacher score that is no finite number"):
         tiny_objective().collate(rows)
@@ -71,9 +65,7 @@ def test_a_score_that_is_no_number_is_refused(score):
 def test_negatives_that_are_drawn_in_training_keep_their_scores():
     pools = [[f"w{row} w{place}" for place in range(4)] for row in range(6)]
     scores = [[row + place / 10 for place in range(4)] for row in range(6)]
-    rows = triplet_batch(1)
-    for name, values, kind in (("hard_negatives", pools, pa.string()), ("hard_negative_scores", scores, pa.float32())):
-        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.list_(kind)))
+    rows = with_columns(triplet_batch(1), hard_negatives=pools, hard_negative_scores=scores)
     rows = rows.drop_columns("hard_negative_ids")
     drawn = draw_hard_negatives(rows, 1, seed=0, epoch=0)
     places = [pool.index(text) for pool, (text,) in zip(pools, drawn["hard_negatives"].to_pylist(), strict=True)]
@@ -89,20 +81,3 @@ def test_the_loss_is_float32_under_autocast():
     batch = objective.collate(triplet_batch(2))
     with torch.autocast("cpu", torch.bfloat16):
         assert objective(batch).loss.dtype == torch.float32
-
-
-def test_a_transformer_learns_the_teachers_margins(tiny_encoder):
-    encoder = load_encoder(EncoderSettings(model=str(tiny_encoder), pooling="cls"), tiny_encoder, "f" * 64, dropout=0.0)
-    rows = pa.table(
-        {
-            "query": ["pops at both ends?", "which arguments?"],
-            "document": ["A deque appends and pops at both ends.", "The parser reads arguments."],
-            "hard_negatives": [["The parser reads arguments."], ["An event loop runs coroutines."]],
-            "positive_score": pa.array([9.0, 4.0], pa.float32()),
-            "hard_negative_scores": pa.array([[1.0], [3.0]], pa.list_(pa.float32())),
-        }
-    )
-    objective = MarginMse(encoder, MarginMseSettings(chunk_size=3))
-    outcomes = learn(objective, [objective.collate(rows)] * 80, 2e-3)
-    assert outcomes[-1].loss < outcomes[0].loss / 20
-    assert outcomes[-1].metrics["margin_mean"].item() == pytest.approx(4.5, abs=0.5)

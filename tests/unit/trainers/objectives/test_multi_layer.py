@@ -5,9 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch
+from retrieval.encoders.specification import EncoderSettings, VectorForm
+from retrieval.encoders.towers import load_towers
+from tests.unit.trainers.objectives.contextual.made_up import rows_of
+from tests.unit.trainers.tiny import assert_same, gradients_of, learn, random_batch
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
 from trainers.objectives.multi_layer import (
+    MultiLayer,
     best_vector,
     max_similarity,
     multi_vector_loss,
@@ -16,6 +20,7 @@ from trainers.objectives.multi_layer import (
     self_contrastive_regulariser,
     vector_similarities,
 )
+from trainers.objectives.pair_settings import MultiLayerSettings
 
 
 def literal_loss(q, documents, mask, training_form, reduced, weight, temperature=1.0) -> float:
@@ -110,19 +115,6 @@ def test_of_equal_vectors_the_reduced_one_wins_and_has_the_whole_gradient():
         assert leaf.grad[0].tolist() == torch.eye(3)[winners].tolist()
 
 
-def test_only_the_own_positive_is_judged_by_the_reduced_vector():
-    """A document's other vector pulls it up for every query but its own, for which it has no gradient."""
-    d = torch.zeros(2, 2, 1, dtype=torch.float64)
-    d[:, 0], d[:, 1] = 5.0, 1.0  # the first layer is the better one
-    d.requires_grad_()
-    q = torch.ones(2, 1, dtype=torch.float64)
-    similarities = vector_similarities(q, d, torch.ones(2, 2, dtype=torch.bool))
-    losses = self_contrastive_loss(similarities, torch.zeros(2, 2, dtype=torch.bool), torch.arange(2), -1)
-    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(4.0))] * 2)
-    losses[0].backward()
-    assert (d.grad != 0).squeeze(-1).tolist() == [[False, True], [True, False]]
-
-
 def test_similarities_are_float32_under_autocast():
     problem = Problem(2)
     q, d = problem.q.float(), problem.d.float()
@@ -212,3 +204,46 @@ def test_towers_may_share_their_weights():
     assert len(found) == len(expected) // 2
     both = {name: expected[name] + expected[name.replace("query_encoder", "document_encoder")] for name in found}
     assert_same(found, both, 1e-12)
+
+
+ENCODERS = {
+    "dual encoder": ({}, {"training_form": "dual_encoder"}),
+    "self-contrastive": ({**LAYERS, "reduction": "last"}, {"training_form": "self_contrastive", "regularisation": 1.0}),
+    "multi-vector": ({**LAYERS, "reduction": "none"}, {"training_form": "multi_vector"}),
+    "average": ({**LAYERS, "reduction": "average"}, {"training_form": "average"}),
+    "scalar mix": ({**LAYERS, "reduction": "scalar_mix"}, {"training_form": "scalar_mix"}),
+    "ME-BERT": ({"kind": "first_tokens", "tokens": 8, "reduction": "none"}, {"training_form": "multi_vector"}),
+    "ColBERT": (
+        {"kind": "all_tokens", "reduction": "last"},
+        {"training_form": "self_contrastive", "regularisation": 0.01},
+    ),
+}
+
+
+def built(path, form, settings, two_towers: bool) -> MultiLayer:
+    def load(vector_form):
+        wanted = EncoderSettings(model=str(path), form=vector_form, pooling="cls", normalize=False)
+        return load_towers(wanted, path, "f" * 64, dropout=0.0)
+
+    towers = load(VectorForm(**form))
+    query = load(None).query if two_towers else towers.query
+    return MultiLayer(query, towers.document, MultiLayerSettings(**settings, chunk_size=3, gradient_cache=True))
+
+
+@pytest.mark.parametrize("two_towers", [False, True], ids=["shared", "two towers"])
+@pytest.mark.parametrize("case", ENCODERS)
+def test_trained_and_exported(case, two_towers, tiny_encoder, tmp_path):
+    form, settings = ENCODERS[case]
+    trained = built(tiny_encoder, form, settings, two_towers)
+    outcomes = learn(trained, [trained.collate(rows_of(4))] * 8, 5e-3)
+    assert outcomes[-1].loss < outcomes[0].loss - 0.1
+    trained.eval()
+    trained.export(tmp_path / "model")
+    loaded = load_towers(EncoderSettings(model=str(tmp_path / "model")), tmp_path / "model", "f" * 64).eval()
+    for role in ("query", "document"):
+        texts = rows_of(4)[role].to_pylist()
+        with torch.no_grad():
+            found, expected = (
+                encoder(encoder.tokenize(texts, role)) for encoder in (loaded.of(role), trained.encoder(role))
+            )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

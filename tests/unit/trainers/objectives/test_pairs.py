@@ -1,12 +1,11 @@
 """What a loss is over: masks, positives and order of candidates, over batches, steps and rows in any order."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from tests.unit.trainers.several_batches import as_one_batch, several_batches
-from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch, tiny_objective
+from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch, tiny_objective, with_columns
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
 from trainers.objective import Comparisons
 from trainers.objectives.pairs import positives_in_step, score_candidates
@@ -59,35 +58,6 @@ def test_a_step_as_one_loss_is_one_large_batch(name):
     assert_same(gradients_of(joined), gradients_of(alone), 1e-12)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_order_of_rows_does_not_matter(name):
-    rows = as_one_batch(several_batches(2))
-    order = np.random.default_rng(0).permutation(len(rows))
-    shuffled = renumbered(rows, order)
-    one, other = OBJECTIVES[name](), OBJECTIVES[name]()
-    found, expected = one(one.collate(shuffled)).loss, other(other.collate(rows)).loss
-    assert found.item() == pytest.approx(expected.item(), rel=1e-13)
-    found.backward(), expected.backward()
-    assert_same(gradients_of(one), gradients_of(other), 1e-10)
-
-
-def renumbered(rows: pa.Table, order: np.ndarray) -> pa.Table:
-    """The rows in another order, their masks naming the same documents."""
-    count = len(rows)
-    places: list[list[int]] = []  # of each row's hard negatives, among all columns
-    total = count
-    for pool in rows["hard_negatives"].to_pylist():
-        places.append(list(range(total, total + len(pool))))
-        total += len(pool)
-    moved = {int(row): place for place, row in enumerate(order)}
-    for row in order:
-        for place in places[row]:
-            moved[place] = len(moved)
-    masked = [sorted(moved[column] for column in columns) for columns in rows["masked"].to_pylist()]
-    index = rows.column_names.index("masked")
-    return rows.set_column(index, "masked", pa.array(masked, pa.list_(pa.int32()))).take(order)
-
-
 def test_comparisons_count_what_a_loss_is_over():
     rows, objective = random_batch(5), tiny_objective()
     pools = [len(pool) for pool in rows["hard_negatives"].to_pylist()]
@@ -105,8 +75,7 @@ def test_comparisons_count_what_a_loss_is_over():
     mask = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)]).mask
     assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
 
-    rows = rows.set_column(rows.column_names.index("hard_negatives"), "hard_negatives", pa.array([["w1"]] * 6))
-    found = tiny_objective().comparisons(rows)
+    found = tiny_objective().comparisons(with_columns(rows, hard_negatives=[["w1"]] * 6))
     assert found.in_batch + found.hard == 2 * (6 - 1) + 1  # as the paper counts
 
 

@@ -1,13 +1,16 @@
 """Settings of objectives that contradict one another are refused, and the message says which."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from raytriever.errors import UserError
-from retrieval.encoders.specification import LoraSettings, VectorForm
+from retrieval.encoders.specification import EncoderSettings, LoraSettings, VectorForm
+from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS
+from trainers.objective import build_objective
 from trainers.objectives.chunk_settings import ReplugSettings, TrainedModelSettings
 from trainers.objectives.coder.settings import CoderSettings
 from trainers.objectives.pair_settings import (
@@ -77,3 +80,16 @@ def test_every_reduction_that_is_trained_is_allowed_and_no_other(form: str | Non
 def test_documents_of_one_vector_train_no_several() -> None:
     with pytest.raises(UserError, match="documents of several vectors, but the encoder's form is single"):
         MultiLayerSettings(training_form="multi_vector").require_form(VectorForm())
+
+
+@pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])
+def test_lengths_that_do_not_fit_are_refused_by_name(tiny_encoder: Path, key: str) -> None:
+    """Those that leave nothing of a text, and those longer than the encoder reads."""
+    settings = EncoderSettings(model=str(tiny_encoder), pooling="cls", max_length=8)
+    towers = load_towers(settings, tiny_encoder, "f" * 64)
+    too_short = "but the tokenizer puts 2 special tokens"
+    for wanted, said in ((1, too_short), (2, too_short), (9, "but the encoder reads 8 tokens")):
+        with pytest.raises(UserError, match=rf"objective\.{key} is {wanted}, {said}"):
+            build_objective(ContrastiveSettings.model_validate({key: wanted}), towers)
+    objective = build_objective(ContrastiveSettings.model_validate({key: 3}), towers)
+    assert objective.encoder("query") is towers.query

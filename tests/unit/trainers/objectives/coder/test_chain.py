@@ -18,14 +18,11 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.list_scorer import load_list_scorer
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import LoraSettings
-from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
-from retrieval.jobs.rerank import Rerank, RerankConfig
-from retrieval.jobs.search import Search, SearchConfig
 from retrieval.vectors import StoredVectors
 from tests.unit.small_run import make
-from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of
+from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of, with_columns
 from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection
-from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
+from tests.unit.trainers.validation.stages import embedded, evaluated, indexed, reranked, searched, searched_by_words
 from trainers.engine.loop import train
 from trainers.engine.settings import OptimizerSettings
 from trainers.objectives.coder.objective import fit_to_documents, load_coder
@@ -39,27 +36,9 @@ TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
 MEASURES = ["nDCG@10", "RR@10", "AP"]
 
 
-def index_of(vectors: str, folder: Path, **settings: Any) -> str:
-    index = VectorIndexSettings(vectors=vectors, **settings)
-    return make(Index(IndexConfig(index=index, output=str(folder / "index"))))
-
-
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, vectors):
-    return index_of(vectors, tmp_path_factory.mktemp("i"), shards=2)
-
-
-def search(collection, index, vectors, output: Path, split: str) -> str:
-    config = SearchConfig(
-        index=index, collection=collection, vectors=vectors, split=split, top_k=30 if split == "train" else DOCUMENTS,
-        output=str(output / f"run-{split}"),
-    )  # fmt: skip
-    return make(Search(config))
-
-
-def reranked(collection, run, vectors, output: Path, **settings: Any) -> str:
-    config = RerankConfig(run=run, vectors=vectors, collection=collection, output=str(output), **settings)
-    return make(Rerank(config))
+    return indexed(vectors, tmp_path_factory.mktemp("i"), shards=2)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +50,7 @@ def words(tmp_path_factory, collection):
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory, collection, index, vectors):
     folder = tmp_path_factory.mktemp("batches")
-    run = search(collection, index, vectors, folder, "train")
+    run = searched(collection, vectors, folder, "train", index, top_k=30)
     mined = make(Mine(MineConfig(run=run, collection=collection, form="labelled_lists", output=str(folder / "mined"))))
     config = ListsConfig(candidates=mined, collection=collection, batch_size=3, epochs=4, output=str(folder / "lists"))
     return make(Lists(config))
@@ -120,13 +99,13 @@ def scored(tmp_path_factory, collection, base, vectors, batches):
 
 
 def test_the_exported_encoder_searches_the_index_there_was(trained, collection, vectors, index, words, tmp_path):
-    model, searched, anew = trained
+    model, found, anew = trained
     queries = embedded(collection, encoder_settings(model), tmp_path, parts=("queries",))
     assert StoredVectors(queries).contract.document_model == StoredVectors(vectors).contract.fingerprint
-    run = search(collection, index, queries, tmp_path, "dev")
-    assert evaluated(collection, run, tmp_path / "searched", "dev", MEASURES) == pytest.approx(searched, abs=1e-6)
-    before = search(collection, index, vectors, tmp_path / "before", "dev")
-    assert evaluated(collection, before, tmp_path / "before", "dev", MEASURES) != pytest.approx(searched, abs=1e-3)
+    run = searched(collection, queries, tmp_path, "dev", index, top_k=DOCUMENTS)
+    assert evaluated(collection, run, tmp_path / "found", "dev", MEASURES) == pytest.approx(found, abs=1e-6)
+    before = searched(collection, vectors, tmp_path / "before", "dev", index, top_k=DOCUMENTS)
+    assert evaluated(collection, before, tmp_path / "before", "dev", MEASURES) != pytest.approx(found, abs=1e-3)
     again = reranked(collection, words, vectors, tmp_path / "r", query_vectors=queries, depth=25)
     assert evaluated(collection, again, tmp_path / "anew", "dev", MEASURES) == pytest.approx(anew, abs=1e-6)
     # an encoder that was trained for these documents trains on
@@ -156,7 +135,7 @@ def test_it_embeds_no_documents_and_searches_no_others(trained, scored, collecti
     others = embedded(collection, encoder_settings(base, normalize=False), tmp_path / "others")
     of_another = "was trained for documents of another encoder"
     with pytest.raises(UserError, match=of_another):
-        search(collection, index_of(others, tmp_path), queries, tmp_path / "other", "dev")
+        searched(collection, queries, tmp_path / "other", "dev", indexed(others, tmp_path))
     with pytest.raises(UserError, match=of_another):
         reranked(collection, words, others, tmp_path / "a", query_vectors=queries)
     with pytest.raises(UserError, match=of_another):
@@ -171,7 +150,7 @@ def test_queries_of_a_module_search_no_index_and_are_not_ranked_by_inner_product
     scored, collection, vectors, index, words, tmp_path
 ):
     with pytest.raises(UserError, match=r"trained with a scoring module \(transformer over lists, 1 layers.*'scoring'"):
-        search(collection, index, scored[2], tmp_path, "dev")
+        searched(collection, scored[2], tmp_path, "dev", index)
     with pytest.raises(UserError, match="'raytriever rerank' with 'scoring'"):
         reranked(collection, words, vectors, tmp_path / "r", query_vectors=scored[2])
     with pytest.raises(UserError, match="can't search a collection"):
@@ -250,7 +229,7 @@ def test_what_can_not_be_validated_on_is_refused(base, collection, vectors, batc
 
 def test_smoothed_labels_reach_the_loss(base, vectors, batches):
     rows = BatchReader(batches).read(0, 0)
-    rows = rows.append_column("epoch", [[0] * len(rows)])
+    rows = with_columns(rows, epoch=[0] * len(rows))
     plain, smooth = coder(base, vectors), coder(base, vectors, smoothing=SmoothingSettings(depth=5, minimum=-1.0))
     hard, soft = plain.collate(rows).labels, smooth.collate(rows).labels
     for field in ("places", "documents"):

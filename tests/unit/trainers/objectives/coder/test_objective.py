@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
-from tests.unit.trainers.tiny import Reports, tiny_settings
+from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_settings
 from trainers.engine.loop import train
 from trainers.engine.order import Piece
 from trainers.engine.reading import Reader
@@ -166,29 +166,21 @@ def test_similarities_of_places():
     assert cosine[0, 2] == 0
 
 
-class Batches:
-    uri, fingerprint = "made up", "f" * 64
-
-    def number_of_batches(self, epoch):  # noqa: ARG002
-        return 4
-
-    def read(self, epoch, index):  # noqa: ARG002
-        return candidate_batch(index).drop_columns(["epoch"])
-
-    def stored_bytes(self, epoch, index):  # noqa: ARG002
-        return 1
+def batches() -> TinyBatches:
+    """The same four in each of six epochs."""
+    return TinyBatches((4,) * 6, make=lambda seed, _: candidate_batch(seed % 1000).drop_columns(["epoch"]))
 
 
 def test_the_loop_trains_it_and_epochs_draw_anew(stored):
     objective = tiny_coder(stored, negatives="corpus", candidates=12)
-    reader = Reader(Batches(), objective)
+    reader = Reader(batches(), objective)
     first, second = (objective.collate(reader.read_piece(epoch, Piece((1,)))) for epoch in (0, 1))
     assert first.places.shape == (4, 12)
     assert not torch.equal(first.documents[first.places], second.documents[second.places])
     losses = []
     settings = tiny_settings(epochs=6, optimizer=OptimizerSettings(learning_rate=0.02))
     callbacks = [Reports(on_step=lambda point: losses.append(point["loss"]))]
-    train(tiny_coder(stored, temperature=0.2), Batches(), settings, callbacks=callbacks)
+    train(tiny_coder(stored, temperature=0.2), batches(), settings, callbacks=callbacks)
     assert np.mean(losses[-2:]) < 0.7 * np.mean(losses[:2])
 
 
