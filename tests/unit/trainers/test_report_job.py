@@ -25,6 +25,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_run(tmp_path_factory.mktemp("job") / "my run & I")
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_collection(tmp_path_factory.mktemp("other"), word="word")
+
+
 def report(inputs: dict[str, str], folder: Path, **settings: object) -> str:
     stage = Report(ReportConfig(**inputs, output=str(folder / "report"), **settings))
     artifact = Artifact(make(stage))
@@ -84,13 +89,12 @@ def plan(folder: Path, **inputs: str) -> None:
     Report(ReportConfig(**inputs, output=str(folder / "report"))).plan()
 
 
-def test_artifacts_that_do_not_belong_together_are_refused(run: dict[str, str], tmp_path: Path) -> None:
+def test_artifacts_that_do_not_belong_together_are_refused(run: dict[str, str], other: str, tmp_path: Path) -> None:
     def planned(**changes: str) -> None:
         plan(tmp_path, **(run | changes))
 
     planned()
     planned(vectors=make_vectors(tmp_path / "another", run["collection"], seed=1))  # of another encoder: no harm
-    other = make_collection(tmp_path / "other", word="word")
     with pytest.raises(UserError, match="don't come from the same collection"):
         planned(collection=other)
     with pytest.raises(UserError, match="don't come from the same collection"):
@@ -119,7 +123,7 @@ def test_results_by_domain_are_in_the_report_where_there_are_any(run: dict[str, 
     assert "over the queries of each domain" not in report({"evaluation": run["evaluation"]}, tmp_path / "without")
 
 
-def test_chunks_come_before_or_after_the_collection(tmp_path: Path) -> None:
+def test_chunks_come_before_or_after_the_collection(other: str, tmp_path: Path) -> None:
     """Of documents that were cut; and of queries that were made out of chunks."""
     collection = make_collection(tmp_path / "long", word=" ".join(f"word{number}" for number in range(60)))
     chunks = make(Chunk(ChunkConfig(collection=collection, output=str(tmp_path / "chunks"))))
@@ -131,7 +135,6 @@ def test_chunks_come_before_or_after_the_collection(tmp_path: Path) -> None:
     after = report({"collection": asked, "chunks": chunks}, tmp_path / "2")
     assert sections(after) == ["Data", "Chunks", "Left out", "Provenance"]
 
-    other = make_collection(tmp_path / "other", word="word")
     others = make(Chunk(ChunkConfig(collection=other, output=str(tmp_path / "others"))))
     with pytest.raises(UserError, match="don't come from the same collection"):
         plan(tmp_path, chunks=others, batches=batches)
@@ -141,11 +144,10 @@ def test_chunks_come_before_or_after_the_collection(tmp_path: Path) -> None:
         plan(tmp_path, collection=collection, batches=batches)
 
 
-def test_mixed_batches_need_not_be_of_one_packing(run: dict[str, str], tmp_path: Path) -> None:
+def test_mixed_batches_need_not_be_of_one_packing(run: dict[str, str], other: str, tmp_path: Path) -> None:
     mixed = make(Mix(MixConfig(sources={"a": run["batches"], "b": run["batches"]}, output=str(tmp_path / "mixed"))))
     inputs = {name: run[name] for name in ("collection", "pairs", "vectors", "clusters", "packing")}
     html = report(inputs | {"batches": mixed}, tmp_path)
     assert "without what is masked" not in html  # whose order the mixed batches don't have
-    other = make_collection(tmp_path / "other", word="word")
     with pytest.raises(UserError, match="don't come from the same collection"):
         plan(tmp_path, collection=other, batches=mixed)

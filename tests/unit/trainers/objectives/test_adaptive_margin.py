@@ -68,16 +68,12 @@ def residuals_of(form, q, p, n) -> torch.Tensor:
 
 
 @each_form
-def test_residuals_are_the_papers_equations_and_scale_and_order_of_rows_do_not_matter(form):
+def test_residuals_are_the_papers_equations(form):
+    """So neither the lengths of vectors nor the order of rows matter."""
     for seed in range(3):
         vectors = random_triplets(seed)
         expected = literal_residuals(*(v.numpy() for v in vectors), **form)
         np.testing.assert_allclose(residuals_of(form, *vectors).flatten(), expected, rtol=1e-12, atol=1e-14)
-        loss = mean_error(residuals_of(form, *vectors)).item()
-        scaled = [v * (torch.rand(5, 1, dtype=torch.float64) * 100 + 0.01) for v in vectors]
-        assert mean_error(residuals_of(form, *scaled)).item() == pytest.approx(loss, rel=1e-12)
-        shuffled = [v[torch.tensor([3, 0, 4, 1, 2])] for v in vectors]
-        assert mean_error(residuals_of(form, *shuffled)).item() == pytest.approx(loss, rel=1e-12)
 
 
 @each_form

@@ -1,3 +1,5 @@
+"""First halves of chunks, and the share of a chunk's own source."""
+
 import pytest
 import torch
 from hypothesis import given, settings

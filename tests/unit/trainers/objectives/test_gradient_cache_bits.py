@@ -19,14 +19,9 @@ from trainers.objectives.union import AnyObjectiveSettings
 SELF_CONTRASTIVE = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
 CONTEXTUAL = {"kind": "contextual", "context_documents": 4, "sequence_dropout": 0.2}
 OF_KINDS = (
-    "contrastive",
-    "adaptive_margin",
-    "margin_mse",
-    "multi_layer, self_contrastive",
-    "coder",
-    "revela",
-    "replug",
-)
+    "contrastive", "adaptive_margin", "margin_mse", "multi_layer, self_contrastive", "coder", "revela", "replug",
+    "contextual, prefix",
+)  # fmt: skip
 CASES = {name: KINDS[name] for name in OF_KINDS} | {
     "multi_layer, all tokens": (SELF_CONTRASTIVE, {"kind": "all_tokens", "reduction": "last"}, random_batch),
     "contrastive, LoRA": KINDS["contrastive"],

@@ -1,3 +1,5 @@
+"""Documents of several vectors: losses against the paper's equations, batches, metrics, training and export."""
+
 import math
 
 import numpy as np
@@ -53,12 +55,9 @@ class Problem:
         self.positives = torch.arange(4)
         self.mask[self.positives, self.positives] = False
 
-    def loss(self, training_form: str, reduced: int, weight: float = 0.7, temperature: float = 1.0) -> Tensor:
-        return problem_loss(self.q, self.d, self, training_form, reduced, weight, temperature)
 
-
-def problem_loss(q, d, problem, training_form, reduced, weight=0.7, temperature=1.0) -> Tensor:
-    similarities = vector_similarities(q, d, problem.present) / temperature
+def problem_loss(problem: Problem, training_form: str, reduced: int, weight=0.7, temperature=1.0) -> Tensor:
+    similarities = vector_similarities(problem.q, problem.d, problem.present) / temperature
     losses = {
         "multi_vector": multi_vector_loss,
         "self_contrastive": self_contrastive_loss,
@@ -72,35 +71,16 @@ def problem_loss(q, d, problem, training_form, reduced, weight=0.7, temperature=
 @pytest.mark.parametrize("training_form", SEVERAL)
 @pytest.mark.parametrize("reduced", [0, -1])
 def test_the_losses_are_the_papers_equations_and_their_gradients_the_derivatives(training_form, reduced):
+    """So neither the order of documents and of other layers nor absent vectors matter."""
     for seed in range(5):
         problem = Problem(seed, all_present=reduced == -1)
         documents = [vectors[there] for vectors, there in zip(problem.d, problem.present, strict=True)]
         for temperature in (0.5, 1.0, 3.0):
             expected = literal_loss(problem.q, documents, problem.mask, training_form, reduced, 0.7, temperature)
-            found = problem.loss(training_form, reduced, 0.7, temperature)
+            found = problem_loss(problem, training_form, reduced, 0.7, temperature)
             assert found.item() == pytest.approx(expected, rel=1e-12)
-    q, d = problem.q.requires_grad_(), problem.d.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, d: problem_loss(q, d, problem, training_form, reduced), (q, d))
-
-
-@pytest.mark.parametrize("training_form", SEVERAL)
-def test_neither_order_nor_absent_vectors_matter(training_form):
-    """The order of documents, and that of layers that aren't the reduced one."""
-    problem = Problem(3, all_present=True)
-    expected = problem.loss(training_form, -1)
-    order, layers = torch.tensor([4, 0, 6, 2, 5, 1, 3]), torch.tensor([1, 0, 2])
-    problem.d, problem.mask = problem.d[order][:, layers], problem.mask[:, order]
-    problem.positives = torch.argsort(order)[problem.positives]
-    torch.testing.assert_close(problem.loss(training_form, -1), expected, rtol=1e-14, atol=0)
-    problem = Problem(1)
-    assert not problem.present[problem.positives].all()
-    problem.d.requires_grad_()
-    expected = problem.loss(training_form, 0)
-    expected.backward()
-    assert problem.d.grad[~problem.present].abs().max() == 0
-    with torch.no_grad():
-        problem.d[~problem.present] += 1e6
-    assert problem.loss(training_form, 0) == expected
+    inputs = problem.q.requires_grad_(), problem.d.requires_grad_()
+    assert torch.autograd.gradcheck(lambda *_: problem_loss(problem, training_form, reduced), inputs)
 
 
 def test_of_equal_vectors_the_reduced_one_wins_and_has_the_whole_gradient():

@@ -85,12 +85,12 @@ def test_validation_shows_start_best_and_last_and_what_the_best_took(points: lis
 
 
 @pytest.mark.parametrize(
-    ("count", "header"),
-    [(3, ["measure", "start (step 0)", "best (step 20)"]), (1, ["measure", "start (step 0)"])],
+    ("steps", "count", "header"),
+    [(60, 3, ["measure", "start (step 0)", "best (step 20)"]), (3, 1, ["measure", "start (step 0)"])],
     ids=["the best at the end", "an untrained one alone"],
 )
-def test_an_evaluation_is_named_once(points: list[dict[str, Any]], count: int, header: list[str]) -> None:
-    section = training_section(points, [], LEDGER, EVALUATIONS[:count], CRITERIA)
+def test_an_evaluation_is_named_once(points: list[dict[str, Any]], steps: int, count: int, header: list[str]) -> None:
+    section = training_section(points[:steps], [], LEDGER, EVALUATIONS[:count], CRITERIA)
     assert tables_of(section)[0].header == header
 
 

@@ -1,3 +1,5 @@
+"""Settings of validation: what they stand for, which measure decides when, and which are refused."""
+
 import pytest
 
 from raytriever.errors import UserError

@@ -1,3 +1,5 @@
+"""Lists of candidates: which negatives are taken or drawn, how lists are padded, and their documents looked up."""
+
 from pathlib import Path
 
 import numpy as np

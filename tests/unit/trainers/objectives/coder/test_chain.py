@@ -21,7 +21,7 @@ from retrieval.encoders.specification import LoraSettings
 from retrieval.vectors import StoredVectors
 from tests.unit.small_run import make
 from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of, with_columns
-from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection
+from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection, spread
 from tests.unit.trainers.validation.stages import embedded, evaluated, indexed, reranked, searched, searched_by_words
 from trainers.engine.loop import train
 from trainers.engine.settings import OptimizerSettings
@@ -34,6 +34,22 @@ from trainers.validation.settings import RetrievalValidationSettings
 
 TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
 MEASURES = ["nDCG@10", "RR@10", "AP"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tiny_encoder):
+    return spread(tiny_encoder, tmp_path_factory.mktemp("base") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    return make_collection(tmp_path_factory.mktemp("collection"))
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory, collection, base):
+    """By that encoder, as CODER's runs start from them."""
+    return embedded(collection, encoder_settings(base), tmp_path_factory.mktemp("vectors"), texts_per_shard=40)
 
 
 @pytest.fixture(scope="module")

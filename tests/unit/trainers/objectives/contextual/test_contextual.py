@@ -138,26 +138,19 @@ def test_contexts_change_with_epoch_and_seed(tiny_encoder: Path) -> None:
     assert len(set(drawn.values())) == 3
 
 
-def test_empty_documents_are_no_context(tiny_encoder: Path) -> None:
+def test_without_documents_to_read_it_is_the_plain_contrastive_objective(tiny_encoder: Path) -> None:
+    """Empty documents are no context; and the contextual objective wants two stages."""
     rows = rows_of(2)
     emptied = with_columns(rows, document=["", " "], hard_negatives=[["pass"], [""]])
-    objective = objective_of(tiny_encoder)
-    assert len(objective.collate(emptied).candidates.keys) == 1
-    without = with_columns(emptied, hard_negatives=[[""], [""]])
-    outcome, gradients = step(objective, without)  # no context at all
-    assert outcome.loss.isfinite()
+    assert len(objective_of(tiny_encoder).collate(emptied).candidates.keys) == 1
+    nothing = with_columns(rows, document=["", " "], hard_negatives=[[""], [""]])
+    outcome, gradients = step(objective_of(tiny_encoder, sequence_dropout=0.0), nothing)
     assert not any("first_stage" in name for name in gradients)
-
-
-def test_an_encoder_of_one_stage_is_another_objective(tiny_encoder: Path) -> None:
-    """Without context it is the plain contrastive objective; and the contextual one wants two stages."""
     settings = EncoderSettings(model=str(tiny_encoder), pooling="mean", normalize=True)
     towers = load_towers(settings, tiny_encoder, "f" * 64, dropout=0.0)
     plain = Contrastive(towers.query, ContrastiveSettings(similarity_temperature=0.02))
-    hidden = objective_of(tiny_encoder, context_documents=1, sequence_dropout=0.0)
-    empty = with_columns(rows_of(2), document=["", " "], hard_negatives=[[""], [""]])
-    expected = plain(plain.collate(empty)).loss
-    assert hidden(hidden.collate(empty)).loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    expected = plain(plain.collate(nothing)).loss
+    assert outcome.loss.item() == pytest.approx(expected.item(), abs=1e-5)
     with pytest.raises(UserError, match="trains an encoder of two stages"):
         build_objective(ContextualSettings(), towers)
 
@@ -214,14 +207,10 @@ def test_a_draw_is_without_replacement_and_of_every_text_alike() -> None:
     assert counts.min() > 60  # 100 expected, a standard deviation is 9
     assert counts.max() < 140
 
-
-def test_parts_of_a_draw_are_the_draw_of_the_parts() -> None:
-    """What ranks rely on: the smallest of all are among the smallest of each."""
+    # what ranks rely on: parts of a draw are the draw of the parts
     numbers = text_keys(TEXTS)
-    whole = drawn_places(numbers, 10)
-    left, right = drawn_places(numbers[:90], 10), drawn_places(numbers[90:], 10) + 90
-    both = torch.cat([left, right])
-    assert torch.equal(both[drawn_places(numbers[both], 10)], whole)
+    both = torch.cat([drawn_places(numbers[:90], 10), drawn_places(numbers[90:], 10) + 90])
+    assert torch.equal(both[drawn_places(numbers[both], 10)], drawn_places(numbers, 10))
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.005, 0.3, 0.9])
@@ -234,12 +223,8 @@ def test_dropout_has_its_probability(probability: float) -> None:
         spread = dropped.float().mean(dim=axis)
         assert (spread - probability).abs().max() <= 6 * (probability * (1 - probability) / size) ** 0.5 + 1e-12
     assert torch.equal(dropped[7:9, 3:5], dropped_places(texts[7:9], slots[3:5], probability))
-
-
-def test_dropout_of_neighbouring_slots_is_independent() -> None:
-    texts, slot = text_keys([f"{n}" for n in range(20_000)]), text_keys(["a"])
-    dropped = dropped_places(texts, slot + torch.arange(2), 0.5).double()
-    assert torch.corrcoef(dropped.T)[0, 1].abs() < 0.03
+    neighbours = dropped_places(text_keys([f"{n}" for n in range(20_000)]), slots[:1] + torch.arange(2), 0.5)
+    assert torch.corrcoef(neighbours.double().T)[0, 1].abs() < 0.03  # of neighbouring slots it is independent
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +363,7 @@ def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp
                 module.p = 0.1
         done = train(
             objective,
-            TinyBatches(counts=(8, 8), size=6),
+            TinyBatches(counts=(4, 4)),
             tiny_settings(checkpoint_every=2),
             validation=opened(collection),
             checkpoints=Checkpoints(str(folder), {"kind": "contextual"}, keep=2),
