@@ -27,14 +27,17 @@ def pair(number: int, hard_negatives: Sequence[str] = (), masked: Sequence[int] 
 
 def store_pairs(folder: Path, batches: Sequence[Sequence[dict[str, Any]]], inputs: dict[str, str] | None = None) -> str:
     """An artifact of one epoch of ``batches`` of equally many rows, made from ``inputs``; its URI."""
-    return store_epochs(folder, [batches], inputs)
+    return store_epochs(folder, [batches], inputs, {"name": folder.name})
 
 
 def store_epochs(
-    folder: Path, epochs: Sequence[Sequence[Sequence[dict[str, Any]]]], inputs: dict[str, str] | None = None
+    folder: Path,
+    epochs: Sequence[Sequence[Sequence[dict[str, Any]]]],
+    inputs: dict[str, str] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> str:
     """The same of several epochs."""
-    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, {"name": folder.name}, inputs or {}))
+    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, config or {}, inputs or {}))
     writer.begin()
     records = []
     with writer.folder.scratch() as scratch:
