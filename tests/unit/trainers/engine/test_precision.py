@@ -67,6 +67,7 @@ def state() -> tuple[str, bool]:
 def test_arithmetic_is_a_steps_alone(error: type[Exception] | None):
     before = state()
     assert before == ("highest", False)
+    assert TrainingSettings(tf32=True, bf16=False).precision == "TensorFloat-32"
     for chosen, inside in [
         (TrainingSettings(), ("highest", False)),
         (TrainingSettings(tf32=True), ("high", False)),
@@ -99,7 +100,3 @@ def test_a_step_computes_in_it_and_what_is_around_does_not(monkeypatch: pytest.M
         objective, TinyBatches(counts=(3,)), tiny_settings(epochs=1, batches_per_step=1, tf32=True, deterministic=True)
     )
     assert seen == 3 * [("high", True), ("high", True), ("highest", False)]
-
-
-def test_tensorfloat_has_its_name():
-    assert TrainingSettings(tf32=True, bf16=False).precision == "TensorFloat-32"

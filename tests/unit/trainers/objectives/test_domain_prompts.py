@@ -58,6 +58,9 @@ def test_texts_have_the_prompts_of_their_domain(tiny_encoder: Path, kind: type[P
     expected = build(tiny_encoder, kind())
     loss = objective(objective.collate(made.select(list(objective.columns)))).loss
     assert loss.item() == pytest.approx(expected(expected.collate(glued(made))).loss.item(), rel=1e-6)
+    settings = objective.settings.shaping()
+    assert settings["prompts_by_domain"]["forum"] == {"query": "alike", "document": "alike"}
+    assert "prompts_by_domain" not in kind().shaping()  # recorded where they are set
     usual = build(tiny_encoder, kind(), **PROMPTS)
     assert set(objective.columns) - set(usual.columns) == {"domain"}
     assert abs(loss - usual(usual.collate(made)).loss) > 1e-4
@@ -100,9 +103,3 @@ def test_what_there_is_not_is_refused(tiny_encoder: Path) -> None:
 
     with pytest.raises(UserError, match=r"names 'forum', but no batch in some/batches .*Allowed: paraphrases, wiki"):
         objective.check_batches(Batches())  # type: ignore[arg-type]
-
-
-def test_the_settings_are_recorded_where_they_are_set() -> None:
-    assert "prompts_by_domain" not in ContrastiveSettings().shaping()
-    set_ = ContrastiveSettings.model_validate({"prompts_by_domain": BY_DOMAIN})
-    assert set_.shaping()["prompts_by_domain"]["forum"] == {"query": "alike", "document": "alike"}

@@ -171,21 +171,6 @@ def test_metrics_are_of_what_is_searched(form):
         assert shares == pytest.approx(expected)
 
 
-def test_towers_may_share_their_weights():
-    """A shared weight's gradient is the sum of those that two towers of equal weights get."""
-    apart, shared = (tiny_multi_layer(LAYERS, "self_contrastive") for _ in range(2))
-    apart.query_encoder.load_state_dict(apart.document_encoder.state_dict())
-    shared.query_encoder.load_state_dict(shared.document_encoder.state_dict())
-    for name, module in shared.document_encoder.named_children():
-        setattr(shared.query_encoder, name, module)
-    for objective in (apart, shared):
-        objective(objective.collate(random_batch(3))).loss.backward()
-    found, expected = gradients_of(shared), gradients_of(apart)
-    assert len(found) == len(expected) // 2
-    both = {name: expected[name] + expected[name.replace("query_encoder", "document_encoder")] for name in found}
-    assert_same(found, both, 1e-12)
-
-
 ENCODERS = {
     "dual encoder": ({}, {"training_form": "dual_encoder"}),
     "self-contrastive": ({**LAYERS, "reduction": "last"}, {"training_form": "self_contrastive", "regularisation": 1.0}),
