@@ -9,6 +9,7 @@ import pyarrow as pa
 from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES
+from tests.unit.trainers.tiny import with_columns
 
 WORDS = " ".join(SENTENCES).split()
 
@@ -31,9 +32,7 @@ def chunk_rows(number: int, size: int) -> list[dict[str, Any]]:
 def chunk_table(number: int = 0, size: int = 4) -> pa.Table:
     """One batch with the columns that training adds."""
     table = batch_table("chunks", chunk_rows(number, size))
-    for name, value in (("batch", number), ("epoch", 0)):
-        table = table.append_column(name, pa.array([value] * size, pa.int32()))
-    return table
+    return with_columns(table, batch=np.full(size, number, np.int32), epoch=np.zeros(size, np.int32))
 
 
 def store_chunk_batches(folder: Path, files: tuple[int, ...] = (2, 1), size: int = 4, epochs: int = 1) -> str:

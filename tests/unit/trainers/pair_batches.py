@@ -27,12 +27,24 @@ def pair(number: int, hard_negatives: Sequence[str] = (), masked: Sequence[int] 
 
 def store_pairs(folder: Path, batches: Sequence[Sequence[dict[str, Any]]], inputs: dict[str, str] | None = None) -> str:
     """An artifact of one epoch of ``batches`` of equally many rows, made from ``inputs``; its URI."""
-    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, {"name": folder.name}, inputs or {}))
+    return store_epochs(folder, [batches], inputs, {"name": folder.name})
+
+
+def store_epochs(
+    folder: Path,
+    epochs: Sequence[Sequence[Sequence[dict[str, Any]]]],
+    inputs: dict[str, str] | None = None,
+    config: dict[str, Any] | None = None,
+) -> str:
+    """The same of several epochs."""
+    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, config or {}, inputs or {}))
     writer.begin()
+    records = []
     with writer.folder.scratch() as scratch:
-        shard = ShardWriter(writer.folder, "0", scratch)
-        with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, 0, len(batches[0])) as file:
-            for rows in batches:
-                file.write(batch_table("pairs", rows))
-        record = file.commit()
-    return writer.finish([record], {"layout": "pairs"}, {}).uri
+        for epoch, batches in enumerate(epochs):
+            shard = ShardWriter(writer.folder, f"{epoch}", scratch)
+            with BatchWriter(shard, LAYOUTS["pairs"].schema(), epoch, 0, len(batches[0])) as file:
+                for rows in batches:
+                    file.write(batch_table("pairs", rows))
+            records.append(file.commit())
+    return writer.finish(records, {"layout": "pairs"}, {}).uri

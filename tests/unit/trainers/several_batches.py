@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from tests.unit.trainers.tiny import random_batch
+from tests.unit.trainers.tiny import random_batch, with_columns
 
 
 def several_batches(count: int, size: int = 6) -> pa.Table:
@@ -44,5 +44,4 @@ def as_one_batch(rows: pa.Table) -> pa.Table:
         left_out = {own_columns[row["batch"]][column] for column in row["masked"]}
         left_out |= {c for c, (batch, text) in enumerate(columns) if batch != row["batch"] and text in answers}
         masked.append(sorted(left_out))
-    index = rows.column_names.index("masked")
-    return rows.set_column(index, "masked", pa.array(masked, pa.list_(pa.int32())))
+    return with_columns(rows, masked=masked)

@@ -1,5 +1,7 @@
 """Rehearsals: toys are what the readers of the real things read, and what no toy can stand in for is named first."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from pipelines.formats.sources import AnySource
 from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.hub_mirror import HUB_MIRROR
 from raytriever.cli import app
 from raytriever.errors import UserError
@@ -19,7 +22,9 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import find_tokenizer, locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
+from tests.cluster.test_faults import TrainHere
 from tests.unit.small_run import make
+from trainers.jobs.train import Train
 from trainers.rehearsal.collections import Size, write_source
 from trainers.rehearsal.command import parts_of
 from trainers.rehearsal.models import HUB_MODELS, write_model
@@ -28,39 +33,30 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIZE = Size(documents=64, training_queries=20, queries=6)
 TEXTS = ["the harbour of a town", "a town without a harbour", "what the river carries to the sea"]
 CORPUS = {"table": "docs.jsonl.gz", "id": "docid", "title": "title"}
+MS_MARCO = {"kind": "trec", "path": "data/msmarco", "documents": "collection.tsv"}
 SOURCES: dict[str, dict[str, Any]] = {
     "beir": {"kind": "beir", "path": "data/nfcorpus"},
     "mteb": {"kind": "mteb", "path": "mteb/x", "splits": ["test"]},
-    "subset": {
-        "kind": "mteb", "path": "CoIR/x", "subset": "go", "splits": ["test"]
-    },
+    "subset": {"kind": "mteb", "path": "CoIR/x", "subset": "go", "splits": ["test"]},
     "passages": {"kind": "columns", "path": "data/wikipedia", "documents": CORPUS | {"join_by": "title"}},
     "parts": {
-        "kind": "columns", "path": "data/batches", "documents": {"table": "*.jsonl", "id": None, "in_parts": True}
+        "kind": "columns", "path": "data/batches", "documents": {"table": "*.jsonl", "id": None, "in_parts": True},
     },
     "glob": {
         "kind": "columns", "path": "data/posts", "documents": {"table": "*.json", "id": None}, "empty_documents": "drop"
     },
     "tables": {
-        "kind": "columns",
-        "path": "data/tables",
-        "documents": {"table": "corpus", "domain": "metadata.source"},
+        "kind": "columns", "path": "data/tables", "documents": {"table": "corpus", "domain": "metadata.source"},
         "queries": {"table": "queries.csv", "answers": "answer"},
         "judgments": {"table": "judged.parquet", "split": "part"},
     },
     "pairs": {"kind": "columns", "path": "data/pairs", "pairs": {"splits": {"train": "a.tsv"}, "negatives": ["other"]}},
-    "ms_marco": {
-        "kind": "trec",
-        "path": "data/msmarco",
-        "documents": "collection.tsv",
-        "queries": ["queries.train.tsv", "queries.test.tsv"],
-        "qrels": {"test": "qrels.txt"},
+    "ms_marco": MS_MARCO | {
+        "queries": ["queries.train.tsv", "queries.test.tsv"], "qrels": {"test": "qrels.txt"},
         "triples": {"train": "triples.tsv"},
     },
     "tripclick": {
-        "kind": "trec",
-        "path": "data/tripclick",
-        "documents": "documents/docs_grp_*.txt",
+        "kind": "trec", "path": "data/tripclick", "documents": "documents/docs_grp_*.txt",
         "queries": ["topics/topics.head.val.txt", "topics/topics.tail.val.txt"],
         "qrels": {"head": ["qrels/qrels.raw.head.val.txt", "qrels/other.txt"], "tail": "qrels/qrels.raw.tail.val.txt"},
     },
@@ -79,10 +75,21 @@ SOURCES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_toy_is_read_as_what_it_stands_in_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def source_of(settings: dict[str, Any]) -> Any:
+    return TypeAdapter(AnySource).validate_python(settings)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder."""
     monkeypatch.chdir(tmp_path)
-    source: AnySource = TypeAdapter(AnySource).validate_python(SOURCES[name])
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.usefixtures("here")
+def test_a_toy_is_read_as_what_it_stands_in_for(name: str) -> None:
+    source = source_of(SOURCES[name])
     write_source(source, SIZE)
     write_source(source, SIZE)  # once more changes nothing
     collection = StoredCollection(make(Collect(CollectConfig(source=source, output="collection"))))
@@ -93,38 +100,34 @@ def test_a_toy_is_read_as_what_it_stands_in_for(name: str, tmp_path: Path, monke
         assert min(len(text.split()) for text in texts) > 200
         assert len(texts) == 60
         return
-    judgments = pa.concat_tables([collection.judgments(split) for split in splits_of(collection)])
+    splits = sorted(set(collection.rows_of("judgments").read(["split"])["split"].to_pylist()))
+    judgments = pa.concat_tables([collection.judgments(split) for split in splits])
     assert set(judgments["relevance"].to_pylist()) >= {0, 1}
     assert len(collection.rows_of("queries")) >= 6
 
 
-def splits_of(collection: StoredCollection) -> list[str]:
-    return sorted(set(collection.rows_of("judgments").read(["split"])["split"].to_pylist()))
-
-
-def test_collections_of_one_folder_share_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shared: dict[str, Any] = {"kind": "trec", "path": "data/msmarco", "documents": "collection.tsv"}
-    triples, trec = {"train": "triples.train.tsv"}, "msmarco-test2019-queries.tsv"
-    sources = [
-        shared | {"queries": ["queries.train.tsv", trec], "qrels": {"dl19": "2019qrels-pass.txt"}, "triples": triples},
-        shared
-        | {"queries": ["queries.dev.tsv", trec], "qrels": {"dev": "qrels.dev.tsv", "trec": "2019qrels-pass.txt"}},
+@pytest.mark.usefixtures("here")
+def test_collections_of_one_folder_share_its_files() -> None:
+    trec, qrels = "msmarco-test2019-queries.tsv", "2019qrels-pass.txt"
+    training = {"qrels": {"dl19": qrels}, "triples": {"train": "triples.train.tsv"}}
+    validation = {"qrels": {"dev": "qrels.dev.tsv", "trec": qrels}}
+    read = [
+        source_of(MS_MARCO | {"queries": [queries, trec]} | others)
+        for queries, others in (("queries.train.tsv", training), ("queries.dev.tsv", validation))
     ]
-    read: list[AnySource] = [TypeAdapter(AnySource).validate_python(source) for source in sources]
     for source in read:
         write_source(source, SIZE)
     for number, source in enumerate(read):
         make(Collect(CollectConfig(source=source, output=f"collection-{number}")))
 
 
-def test_no_toy_is_written_over_what_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    source = {"kind": "trec", "path": "data", "documents": [str(tmp_path / "collection.tsv")]}
+def test_no_toy_is_written_over_what_lies_elsewhere(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "collection.tsv"
     with pytest.raises(UserError, match=r"written to .*collection\.tsv, outside of the rehearsal's folder"):
-        write_source(TypeAdapter(AnySource).validate_python(source), SIZE)
-    assert not (tmp_path / "collection.tsv").exists()
+        write_source(source_of({"kind": "trec", "path": "data", "documents": [str(elsewhere)]}), SIZE)
+    assert not elsewhere.exists()
+    (here / "toys" / "data").mkdir(parents=True)
+    assert "holds other things than a rehearsal" in rehearse(here, {"corpus": COLLECTION})
 
 
 @pytest.mark.parametrize("model", {known: model for model, known in HUB_MODELS.items()}.values())
@@ -157,21 +160,19 @@ def test_an_optimizer_in_8_bits_is_rehearsed_where_its_package_is(kind: str, mon
 
 def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
-    with pytest.raises(
-        UserError, match=rf"{HUB_MIRROR} is .*nothing is read but what lies there: .*models/org/name is no"
-    ):
+    nothing_else = rf"{HUB_MIRROR} is .*nothing is read but what lies there: .*models/org/name is no"
+    with pytest.raises(UserError, match=nothing_else):
         locate_model("org/name")
-    source: AnySource = TypeAdapter(AnySource).validate_python(
-        SOURCES["mteb"] | {"path": f"hf://datasets/mteb/x@{COMMIT}"}
-    )
+    source = source_of(SOURCES["mteb"] | {"path": f"hf://datasets/mteb/x@{COMMIT}"})
     with pytest.raises(UserError, match=r"datasets/mteb/x is no folder"):
         source.open()
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("papers/")])
 def test_toys_can_stand_in_for_all_that_the_papers_recipes_name(name: str) -> None:
-    *_, whole = parts_of(load_recipe(name, []))
-    assert list(whole.stages) == list(load_recipe(name, []).stages)
+    recipe = load_recipe(name, [])
+    *_, whole = parts_of(recipe)
+    assert list(whole.stages) == list(recipe.stages)
 
 
 def rehearse(folder: Path, stages: dict[str, Any], *arguments: str) -> str:
@@ -184,6 +185,7 @@ def rehearse(folder: Path, stages: dict[str, Any], *arguments: str) -> str:
 
 SOURCE_TREE = {"job": "collect", "source": {"kind": "source_tree", "path": "a/src"}}
 COLLECTION = {"job": "collect", "source": SOURCES["beir"]}
+MTEB = {"job": "mteb", "encoder": {"model": "org/name"}, "tasks": ["STS12"]}
 VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/name"}}
 
 
@@ -191,10 +193,7 @@ VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/nam
     ("stages", "message"),
     [
         ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
-        (
-            {"mteb": {"job": "mteb", "encoder": VECTORS["encoder"], "tasks": ["STS12"]}},
-            "mteb reads MTEB's own data sets",
-        ),
+        ({"mteb": MTEB}, "mteb reads MTEB's own data sets"),
         ({"corpus": SOURCE_TREE}, "corpus.source.kind is source_tree, of which no toy can be made"),
         ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
     ],
@@ -206,6 +205,67 @@ def test_what_no_toy_can_stand_in_for_is_named_before_anything_is_made(
     assert not (tmp_path / "toys").exists()
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "toys" / "data").mkdir(parents=True)
-    assert "holds other things than a rehearsal" in rehearse(tmp_path, {"corpus": COLLECTION})
+ROOT = Path(__file__).parents[3]
+TIMEOUT_SECONDS = 600  # on two cores that others use too; by themselves three minutes
+
+RECIPE = f"""
+description: Every kind of stage that a paper's table needs.
+output: runs/mine
+resources: {{gpus_per_worker: 1}}
+stages:
+  corpus: {{job: collect, source: {{kind: dpr, path: /data/dpr, examples: {{train: nq-train.json}}}}}}
+  pairs: {{job: pairs, collection: corpus}}
+  packing: {{job: pack, pairs: pairs, packing: {{batch_size: 16, order: random}}, epochs: 40}}
+  batches: {{job: filter, packing: packing, pairs: pairs, collection: corpus, judged_negatives: train,
+            false_negatives: {{surrogate_score: false}}}}
+  model:
+    job: train
+    batches: batches
+    resources: {{workers: 8}}
+    encoder: {{model: sentence-transformers/all-MiniLM-L6-v2}}
+    objective: {{kind: contrastive}}
+    training: {{epochs: 40, batches_per_step: 8, bf16: false, schedule: {{warmup_steps: 100}}}}
+suite:
+  evaluate: {{measures: [nDCG@10]}}
+  collections:
+    nfcorpus: {{source: {{kind: mteb, path: hf://datasets/mteb/nfcorpus@{COMMIT}, splits: [test]}}}}
+  systems:
+    BM25: {{bm25: {{}}}}
+    before: {{encoder: {{model: sentence-transformers/all-MiniLM-L6-v2}}}}
+    after: {{encoder: {{model: model}}, index: {{factory: "IVF1024,Flat"}}}}
+    both: {{fuse: {{systems: [BM25, after]}}}}
+"""
+
+
+def test_a_recipe_runs_as_it_stands_to_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss", reason="FAISS is not installed")
+    monkeypatch.setattr(Train, "execute", TrainHere.execute)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(RECIPE)
+    done = CliRunner().invoke(app, ["rehearse", str(recipe), "--output", str(tmp_path / "toys")])
+    assert done.exit_code == 0, (done.output[-3000:], done.exception)
+    stages = load_recipe(str(recipe), []).stages
+    made = tmp_path / "toys" / "runs" / "mine"
+    assert all(Artifact(str(made / stage)).rows for stage in stages)
+    assert Artifact(str(made / "model")).manifest["facts"]["steps"] == 2
+    assert f"Rehearsed: {len(stages)} stages of mine" in done.stdout
+    assert "What this doesn't show: That the hub has these models and data sets" in done.stdout
+    for line in (
+        "source.path: outside/_data_dpr (for /data/dpr) in corpus",
+        "training.max_steps: 2 (for None) in model",
+        "resources.workers: 2 (for 8) in model",
+        "training.schedule.warmup_steps: 1 (for 100) in model",
+        "index.factory: IVF8,Flat (for IVF1024,Flat) in nfcorpus/after/index",
+        f"resources.gpus_per_worker: 0 (for 1.0) in {len(stages)} stages, such as corpus",
+    ):
+        assert line in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("papers/")])
+def test_a_papers_recipe_runs_as_it_stands(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("faiss", reason="FAISS is not installed")
+    command = [sys.executable, "-m", "raytriever", "rehearse", name, "--output", str(tmp_path / "toys")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    assert done.returncode == 0, (done.stdout[-1000:], done.stderr[-3000:])
+    assert f"stages of {name}" in done.stdout or f"and {name} ran through" in done.stdout

@@ -55,22 +55,32 @@ def test_every_pair_as_one_sequence(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(reader.read(0, number, mean=True), expected / lengths, rtol=1e-4)
 
 
-def test_every_epoch_and_so_many_tokens(tmp_path: Path) -> None:
-    folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
-    batches = store_chunk_batches(tmp_path / "batches", epochs=2)
-    settings = {"model": str(folder), "dtype": "float32", "max_length": 3}
-    reader = ScoreReader(score(tmp_path / "scores", batches, folder, language_model=settings))
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"), language_model=True)
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> str:
+    return store_chunk_batches(tmp_path / "batches", epochs=2)
+
+
+def test_every_epoch_and_so_many_tokens_and_no_other_batches(llama: Path, batches: str, tmp_path: Path) -> None:
+    settings = {"model": str(llama), "dtype": "float32", "max_length": 3}
+    reader = ScoreReader(score(tmp_path / "scores", batches, llama, language_model=settings))
     assert reader.artifact.rows == 2 * 3 * 4
     sums, means = (reader.read(0, 0, mean=mean) for mean in (False, True))
     np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
     assert (reader.read(1, 0, mean=False) != sums).any()
+    other = BatchReader(store_chunk_batches(tmp_path / "other", files=(1, 1)))
+    with pytest.raises(UserError, match=r"of other batches \(\w{12}\) than .*Score these \(raytriever score\)"):
+        reader.require_batches(other)
 
 
-def test_a_chunk_behind_another_must_have_positions(tmp_path: Path) -> None:
+def test_a_chunk_behind_another_must_have_positions(batches: str, tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=48)
     folder = save_tiny_model("smollm2", tmp_path / "model", language_model=True)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    batches = store_chunk_batches(tmp_path / "batches")
     settings = {"model": str(folder), "dtype": "float32", "max_length": 21}
     with pytest.raises(UserError, match=r"positions for 48 tokens in all\. Lower max_length to 20"):
         score(tmp_path / "scores", batches, folder, language_model=settings)
@@ -85,26 +95,18 @@ def test_a_chunk_behind_another_must_have_positions(tmp_path: Path) -> None:
         stage.check_inputs({"language_model.model"})
 
 
-def test_code_of_a_models_own_is_not_run(tmp_path: Path) -> None:
-    folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
+def test_models_that_are_no_language_models_or_bring_code_are_refused(batches: str, tmp_path: Path) -> None:
+    own = save_tiny_model("llama", tmp_path / "own", language_model=True)
     values = {"model_type": "of_its_own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
-    edited(folder / "config.json", lambda config: config.update(values))
-    (folder / "own.py").write_text("raise SystemExit('was run')")
-    with pytest.raises(UserError, match="brings code of its own, which is not run"):
-        score(tmp_path / "scores", store_chunk_batches(tmp_path / "batches"), folder)
-
-
-def test_scores_of_other_batches_are_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
-    reader = ScoreReader(score(tmp_path / "scores", store_chunk_batches(tmp_path / "one"), folder))
-    other = BatchReader(store_chunk_batches(tmp_path / "other", files=(1, 1)))
-    with pytest.raises(UserError, match=r"of other batches \(\w{12}\) than .*Score these \(raytriever score\)"):
-        reader.require_batches(other)
-
-
-def test_an_encoder_is_no_language_model(tmp_path: Path) -> None:
-    batches = store_chunk_batches(tmp_path / "batches")
-    with pytest.raises(UserError, match=r"lack 1 tensors of a language model, the first lm_head\.weight"):
-        score(tmp_path / "scores", batches, save_tiny_model("llama", tmp_path / "llama"))
-    with pytest.raises(UserError, match="can't be loaded"):
-        score(tmp_path / "scores", batches, save_tiny_model("t5", tmp_path / "t5"))
+    edited(own / "config.json", lambda config: config.update(values))
+    (own / "own.py").write_text("raise SystemExit('was run')")
+    for folder, message in (
+        (own, "brings code of its own, which is not run"),
+        (
+            save_tiny_model("llama", tmp_path / "llama"),
+            r"lack 1 tensors of a language model, the first lm_head\.weight",
+        ),
+        (save_tiny_model("t5", tmp_path / "t5"), "can't be loaded"),
+    ):
+        with pytest.raises(UserError, match=message):
+            score(tmp_path / "scores", batches, folder)

@@ -16,14 +16,12 @@ from datasets import Dataset, load_dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.utils.data import DataLoader
 
-from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, epoch_permutation
+from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.jobs.export import Export, ExportConfig
-from raytriever.artifacts.artifact import Derivation, ShardWriter
-from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
-from tests.unit.batch_tables import batch_table
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.small_run import make
+from tests.unit.trainers.pair_batches import store_epochs
 from trainers.objectives.contrastive import Contrastive
 from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.sentence_transformers import (
@@ -41,20 +39,11 @@ Place = tuple[int, int]
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> BatchReader:
     """Two epochs with two hard negatives a row; every third row masks a document, every fifth a hard negative."""
-    writer = ArtifactWriter(
-        str(tmp_path_factory.mktemp("stored") / "batches"), Derivation("batches", "filter", 1, {}, {})
-    )
-    writer.begin()
-    records = []
+    epochs = []
     for epoch in range(2):
         pairs = np.random.default_rng(epoch).permutation(COUNT).reshape(BATCHES, SIZE)
-        with writer.folder.scratch() as scratch:
-            shard = ShardWriter(writer.folder, f"{epoch}", scratch)
-            with BatchWriter(shard, LAYOUTS["pairs"].schema(), epoch, 0, SIZE) as file:
-                for batch in pairs:
-                    file.write(batch_table("pairs", [row_of(int(pair), row) for row, pair in enumerate(batch)]))
-            records.append(file.commit())
-    return BatchReader(writer.finish(records, {"layout": "pairs"}, {}).uri)
+        epochs.append([[row_of(int(pair), row) for row, pair in enumerate(batch)] for batch in pairs])
+    return BatchReader(store_epochs(tmp_path_factory.mktemp("stored") / "batches", epochs))
 
 
 def row_of(pair: int, row: int) -> dict[str, Any]:
@@ -95,7 +84,6 @@ def in_order(seed: int, epoch: int) -> list[Place]:
     return [(epoch, int(batch)) for batch in epoch_permutation(seed, epoch, BATCHES)]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_loss_and_gradients_are_ours(batches: BatchReader, columns: Dataset, model: Path) -> None:
     def masks_hard_negatives(batch: int) -> bool:
         return any(column >= SIZE for masked in batches.read(0, batch)["masked"].to_pylist() for column in masked)
@@ -189,36 +177,27 @@ def test_processes_take_whole_batches_in_turn_in_any_epoch(columns: Dataset, ski
     assert both == in_order(1, 1)[2 * skipped :]
 
 
-def shuffles(model: Path, columns: Dataset, folder: Path) -> None:
-    trainer(model, columns, folder, batch_sampler="batch_sampler").train()
+BREAKS: dict[str, tuple[Callable[[Dataset], Dataset], dict[str, Any], str]] = {
+    "shuffles": (
+        lambda columns: columns,
+        {"batch_sampler": "batch_sampler"},
+        r"rows of \d stored batches at once \(.*\): the trainer shuffles. Set batch_sampler=StoredBatchSam",
+    ),
+    "another size": (
+        lambda columns: columns,
+        {"per_device_train_batch_size": 4},
+        "The batch size is 4, and stored batches have 8 rows",
+    ),
+    "cut": (lambda columns: columns.select(range(3, COUNT)), {}, "shuffled or cut after training_columns"),
+    "without labels": (lambda columns: columns.remove_columns("label"), {}, "no column 'label' of training_columns"),
+}
 
 
-def another_size(model: Path, columns: Dataset, folder: Path) -> None:
-    trainer(model, columns, folder, per_device_train_batch_size=4).train()
-
-
-def cut_after(model: Path, columns: Dataset, folder: Path) -> None:
-    trainer(model, columns.select(range(3, COUNT)), folder).train()
-
-
-def other_columns(model: Path, columns: Dataset, folder: Path) -> None:
-    trainer(model, columns.remove_columns("label"), folder).train()
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        (shuffles, r"rows of \d stored batches at once \(.*\): the trainer shuffles. Set batch_sampler=StoredBatchSam"),
-        (another_size, "The batch size is 4, and stored batches have 8 rows"),
-        (cut_after, "shuffled or cut after training_columns"),
-        (other_columns, "no column 'label' of training_columns"),
-    ],
-)
-def test_a_trainer_that_breaks_batches_is_refused(
-    model: Path, columns: Dataset, tmp_path: Path, train: Callable[..., None], message: str
-) -> None:
+@pytest.mark.parametrize("break_", BREAKS)
+def test_a_trainer_that_breaks_batches_is_refused(model: Path, columns: Dataset, tmp_path: Path, break_: str) -> None:
+    change, settings, message = BREAKS[break_]
     with pytest.raises(UserError, match=message):
-        train(model, columns, tmp_path)
+        trainer(model, change(columns), tmp_path, **settings).train()
 
 
 def broken(batches: BatchReader) -> Iterator[tuple[Any, str]]:
@@ -284,18 +263,15 @@ def test_the_program_of_the_readme_trains_on_pairs_in_a_table(
     [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(program.splitlines()) <= 15
     monkeypatch.chdir(tmp_path)
-    Dataset.from_dict(
-        {
-            "query": [f"which of {pair % 5} is {pair}" for pair in range(COUNT)],
-            "document": [f"it is number {pair}, that is {pair * pair}" for pair in range(COUNT)],
-        }
-    ).to_csv("pairs.csv")
-    for shown, here in (
-        ("sentence-transformers/all-MiniLM-L6-v2", str(model)),
-        ("batch_size=64", f"batch_size={SIZE}"),
-    ):
-        assert shown in program
-        program = program.replace(shown, here)
+    pairs = {
+        "query": [f"which of {pair % 5} is {pair}" for pair in range(COUNT)],
+        "document": [f"it is number {pair}, that is {pair * pair}" for pair in range(COUNT)],
+    }
+    Dataset.from_dict(pairs).to_csv("pairs.csv")
+    assert "sentence-transformers/all-MiniLM-L6-v2" in program
+    assert "batch_size=64" in program
+    program = program.replace("sentence-transformers/all-MiniLM-L6-v2", str(model))
+    program = program.replace("batch_size=64", f"batch_size={SIZE}")
     before = SentenceTransformer(str(model)).encode(["which is it"])
     exec(program, {})
     assert np.abs(SentenceTransformer("trained/final").encode(["which is it"]) - before).max() > 1e-6

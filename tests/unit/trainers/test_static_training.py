@@ -25,7 +25,7 @@ from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 from tests.unit import small_run
 from tests.unit.retrieval.encoders.tiny_models import load_tiny
-from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_settings, weights_of
+from tests.unit.trainers.tiny import Reports, TinyBatches, assert_same, tiny_settings, weights_of
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.loop import train
 from trainers.engine.optimization import build_optimizer
@@ -106,8 +106,7 @@ def test_a_resumed_run_gives_the_same_bits(tiny_encoder: Path, tmp_path: Path) -
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", max_steps=5)
     resumed = run(tmp_path / "parts")
-    for name, value in weights_of(whole).items():
-        np.testing.assert_array_equal(weights_of(resumed)[name], value)
+    assert_same(weights_of(resumed), weights_of(whole))
 
 
 def test_what_it_can_not_be_trained_with_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -165,9 +164,8 @@ def test_stages_embed_train_and_search(tiny_encoder: Path, tmp_path: Path) -> No
     assert (vectors.contract.architecture, vectors.contract.dtype) == ("static", "float32")
     texts = [f"query {number}" for number in range(small_run.PAIRS + 6)]
     theirs = SentenceTransformer(str(tmp_path / "trained"), device="cpu").encode_query(texts)
-    np.testing.assert_array_equal(
-        vectors.part("queries").range(0, len(texts)), theirs.astype(np.float16).astype(np.float32)
-    )
+    ours = vectors.part("queries").range(0, len(texts))
+    np.testing.assert_array_equal(ours, theirs.astype(np.float16).astype(np.float32))
     index = run(Index(IndexConfig(index=VectorIndexSettings(vectors=vectors.uri), output=str(tmp_path / "index"))))
     searched = {"index": index.uri, "collection": collection, "vectors": vectors.uri, "split": "test"}
     found = run(Search(SearchConfig(**searched, output=str(tmp_path / "run"))))

@@ -1,5 +1,8 @@
+"""The job of training: what it refuses and warns of with its settings, and what it says of a trained model."""
+
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,6 @@ from trainers.engine.early_stopping import State, Trained
 from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import check_slices, check_workers
-from trainers.objective import build_objective
 from trainers.record.run_log import RunLog
 from trainers.training_run import load_for_training, mean_loss, write_model
 
@@ -49,52 +51,12 @@ def test_a_dev_set_that_is_also_evaluated_is_warned_of(logged: list[str]) -> Non
     assert logged == [warning]
 
 
-@pytest.mark.parametrize("name", ["checkpoints_kept", "fewest_workers", "failures_survived", "tracking", "sharding"])
-def test_what_changes_no_weight_is_not_recorded(name):
-    values = {"tracking": {"trackers": ["tensorboard"]}, "sharding": "sharded"}
-    other = stage(**{name: values.get(name, 1)})
-    assert getattr(other.config, name) != getattr(stage().config, name)
-    assert other.resolved() == stage().resolved()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dropout": 0.3},
-        {"lora": {"rank": 4}},
-        {"compile": True},
-        {"validation": SETTINGS["validation"] | {"patience": 2}},
-        {"training": {"bf16": False, "hard_negatives": 1}},
-        {"training": {"bf16": False, "group_by_length": True}},
-    ],
-    ids=str,
-)
-def test_what_changes_the_weights_is_recorded(changes):
-    assert stage(**changes).resolved() != stage().resolved()
-
-
-def test_a_language_models_memory_is_not_recorded():
-    def of(again: bool) -> dict:
-        model = {"model": "any", "activation_checkpointing": again}
-        return stage(objective={"kind": "revela", "language_model": model}).resolved()
-
-    assert of(True) == of(False)
-
-
 def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings():
     objective = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
     with pytest.raises(UserError, match=r"but encoder\.form is not set, and any is no folder here"):
         stage(objective=objective)
     form = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
     assert stage(objective=objective, encoder={"model": "any", "form": form}).config.objective.kind == "multi_layer"
-
-
-def test_workers_that_may_be_left_must_be_able_to_share_a_step():
-    check_workers(1, 4, 12)
-    with pytest.raises(UserError, match=r"batches_per_step 4 can't be shared by 3 workers"):
-        check_workers(1, 4, 4)
-    with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
-        check_workers(3, 2, 4)
 
 
 @pytest.mark.parametrize("resources", [{"workers": 2, "gpus_per_worker": 0.5}, {"workers": 1, "gpus_per_worker": 2}])
@@ -107,20 +69,23 @@ def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str,
         assert stage(resources=fits, training=training).config.resources.workers == fits["workers"]
 
 
-def test_workers_that_may_be_left_must_be_able_to_cut_a_batch():
+def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batch():
+    check_workers(1, 4, 12)
+    with pytest.raises(UserError, match=r"batches_per_step 4 can't be shared by 3 workers"):
+        check_workers(1, 4, 4)
+    with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
+        check_workers(3, 2, 4)
     with pytest.raises(UserError, match=r"64 rows \(b\) can't be cut into 3 .* as 3 workers, which may be left of 4"):
         check_slices(2, 4, 1, 64, "b")
     with pytest.raises(UserError, match=r"into 3 equal slices, as 6 workers \(resources\.workers\) would"):
         check_slices(None, 6, 2, 64, "b")
-    for fewest, workers, per_step, rows in [
-        (1, 4, 1, 60), (1, 2, 1, 64), (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (1, 3, 6, 7), (2, 4, 1, None),
-    ]:  # fmt: skip
+    for fewest, workers, per_step, rows in ((None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None)):
         check_slices(fewest, workers, per_step, rows, "b")
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 24), st.integers(1, 8))
 def test_what_is_accepted_can_be_cut_by_any_number_of_workers(per_step, workers, rows, fewest):
-    """By the order and the reader themselves."""
+    """As the order cuts them."""
     fewest = min(fewest, workers)
     counts = [left for left in range(fewest, workers + 1) if can_share(per_step, left)]
     assume(len(counts) == workers + 1 - fewest)
@@ -139,42 +104,33 @@ def test_mean_losses_are_of_tenths_of_the_steps():
 
 
 @pytest.mark.parametrize(
-    ("start", "value", "higher_is_better", "worse"),
+    ("measure", "start", "value", "is_worse"),
     [
-        (0.73, 0.72, True, True),
-        (0.73, 0.74, True, False),
-        (0.73, 0.73, True, False),
-        (1.2, 1.3, False, True),
-        (1.2, 1.1, False, False),
-        (None, 0.1, True, False),
+        ("RR@10", 0.73, 0.72, True),
+        ("RR@10", 0.73, 0.74, False),
+        ("RR@10", 0.73, 0.73, False),
+        ("RR@10", None, 0.1, False),
+        ("loss", 1.2, 1.3, True),
+        ("loss", 1.2, 1.1, False),
     ],
 )
 def test_an_encoder_that_training_made_worse_is_told(
-    tmp_path: Path, start: float | None, value: float, higher_is_better: bool, worse: bool
+    tmp_path: Path, measure: str, start: float | None, value: float, is_worse: bool
 ) -> None:
-    criterion = {"measure": "RR@10", "higher_is_better": higher_is_better, "start": 0, "minimum_change": 0.05}
-    facts = {"best": {"step": 4, "measure": "RR@10", "value": value, "start": start}, "criteria": [criterion]}
+    """By the measure of the best: the run ended before the one decided of which the other direction is better."""
+
+    def criterion(measure: str, start: int) -> dict[str, Any]:
+        return {"measure": measure, "higher_is_better": measure != "loss", "start": start, "minimum_change": 0.05}
+
+    criteria = [criterion(measure, 0), criterion("RR@10" if measure == "loss" else "loss", 11)]
+    facts = {"best": {"step": 4, "measure": measure, "value": value, "start": start}, "criteria": criteria}
     artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
     lines = stage().announce(artifact)
-    if not worse:
+    if is_worse:
+        assert f"{measure} was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
+        assert lines[-1].startswith(artifact.uri)
+    else:
         assert lines == []
-        return
-    assert f"RR@10 was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
-    assert lines[-1].startswith(artifact.uri)
-
-
-def test_whether_it_is_worse_goes_by_the_measure_of_the_best(tmp_path: Path) -> None:
-    """The run ended before the second criterion decided, of which the other direction is better."""
-    criteria = [
-        {"measure": "loss", "higher_is_better": False, "start": 0, "minimum_change": 0.0},
-        {"measure": "accuracy", "higher_is_better": True, "start": 11, "minimum_change": 0.0},
-    ]
-    facts = {"best": {"step": 4, "measure": "loss", "value": 0.5, "start": 0.9}, "criteria": criteria}
-    better = Artifact(make_artifact(tmp_path / "better", "model", {}, facts, {"x": "1"}, 1))
-    assert stage().announce(better) == []
-    facts["best"] |= {"value": 1.0}
-    worse = Artifact(make_artifact(tmp_path / "worse", "model", {}, facts, {"x": "1"}, 1))
-    assert "loss was 0.9000 before it and is 1.0000 at its best" in stage().announce(worse)[-1]
 
 
 def test_replugs_scores_are_of_no_other_batches():
@@ -182,15 +138,6 @@ def test_replugs_scores_are_of_no_other_batches():
     with pytest.raises(UserError, match="validation of kind batches has no scores of the language model"):
         stage(objective=objective, validation={"kind": "batches", "batches": "run/held_out"})
     assert stage(objective=objective).config.objective.kind == "replug"
-
-
-@pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])
-def test_texts_longer_than_the_encoder_reads_are_refused(tiny_encoder: Path, key: str):
-    settings = {"model": str(tiny_encoder), "pooling": "mean", "max_length": 8}
-    run = stage(encoder=settings, objective={"kind": "contrastive", key: 9}).config
-    towers = load_for_training(run, run.located())
-    with pytest.raises(UserError, match=rf"objective\.{key} is 9, but the encoder reads 8 tokens"):
-        build_objective(run.objective, towers)
 
 
 def test_two_encoders_that_cannot_be_one_are_refused_before_they_are_trained(tiny_encoder: Path):
@@ -211,12 +158,11 @@ class Exported:
     def export(self, folder: Path) -> None: ...
 
     def encoder(self, role: str) -> SimpleNamespace:  # noqa: ARG002
-        return SimpleNamespace(
-            contract=EncoderContract(
-                model="f" * 64, pooling="mean", normalize=True, query_prompt="", document_prompt="", max_length=8,
-                dtype="float32", dimension=4,
-            )
+        contract = EncoderContract(
+            model="f" * 64, pooling="mean", normalize=True, query_prompt="", document_prompt="", max_length=8,
+            dtype="float32", dimension=4,
         )  # fmt: skip
+        return SimpleNamespace(contract=contract)
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,38 @@
-"""What a run says and refuses before its first step, and where memory is full."""
+"""What a run says and refuses before its first step, where memory is full, and how it loads its encoders."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.settings.configuration import validate
-from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.list_scorer import ListScorer, save_list_scorer
+from retrieval.encoders.modules import read_document_model
+from retrieval.encoders.specification import EncoderSettings, ListScorerForm
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers import training_run
+from trainers.objective import Objective, build_objective
 from trainers.record.ledger import ledger_lines
 from trainers.run_settings import RunSettings
-from trainers.training_run import run_training
+from trainers.training_run import load_for_training, run_training
 
 CPU = torch.device("cpu")
-FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79 GiB. X")
+SHARED = {"kind": "contrastive", "share_negatives": "step"}
+ONE = "1 a query: 0 of its batch, 1 hard"
+ONE_OF_THE_STEP = "at most 1 a query: 0 of its batch, 1 of the step's other batches, 0 hard"
+FULL = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.02 GiB is free."
+    " Process 1 has 78.15 GiB memory in use. Of the allocated memory 70 GiB is allocated by PyTorch."
+)
 
 
 def settings(encoder: Path, batches: str, **changes: Any) -> RunSettings:
@@ -42,42 +55,39 @@ def ran(chosen: RunSettings, folder: Path) -> list[str]:
     return lines
 
 
-def negatives(lines: list[str]) -> str:
-    """What the ledger says of them."""
-    (line,) = [line for line in lines if line.startswith("  negatives")]
-    return line.removeprefix("  negatives").strip()
+@pytest.fixture
+def batches(tmp_path: Path) -> str:
+    return store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(4)])
 
 
-def plain(folder: Path, count: int = 4) -> str:
-    return store_pairs(folder, [[pair(4 * batch + row) for row in range(4)] for batch in range(count)])
+ALONE = [[pair(batch)] for batch in range(4)]
+MASKED = [[pair(row, masked=[c for c in range(3) if c != row]) for row in range(3)]] * 2
 
 
-@pytest.mark.parametrize("why", ["alone", "masked"])
-def test_pairs_without_a_single_negative_are_refused(tmp_path: Path, tiny_encoder: Path, why: str) -> None:
-    rows = {
-        "alone": [[pair(batch)] for batch in range(4)],
-        "masked": [[pair(row, masked=[c for c in range(3) if c != row]) for row in range(3)]] * 2,
-    }[why]
-    said = {"alone": "a batch has 1 query and no hard negatives", "masked": "is left out .masked. as a false negative"}
-    chosen = settings(tiny_encoder, store_pairs(tmp_path / "batches", rows))
-    with pytest.raises(UserError, match=f"no query has a negative: .*{said[why]}"):
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [(ALONE, "a batch has 1 query and no hard negatives"), (MASKED, "is left out .masked. as a false negative")],
+    ids=["alone", "masked"],
+)
+def test_pairs_without_a_single_negative_are_refused(tmp_path: Path, tiny_encoder: Path, rows: Any, said: str) -> None:
+    chosen = settings(tiny_encoder, store_pairs(tmp_path / "alone", rows))
+    with pytest.raises(UserError, match=f"no query has a negative: .*{said}"):
         ran(chosen, tmp_path / "out")
 
 
-def test_one_negative_is_enough(tmp_path: Path, tiny_encoder: Path) -> None:
-    alone = store_pairs(tmp_path / "alone", [[pair(batch, hard_negatives=["other"])] for batch in range(4)])
-    assert negatives(ran(settings(tiny_encoder, alone), tmp_path / "out")) == "1 a query: 0 of its batch, 1 hard"
-    joined = store_pairs(tmp_path / "joined", [[pair(batch)] for batch in range(4)])
-    shared = settings(
-        tiny_encoder, joined, objective={"kind": "contrastive", "share_negatives": "step"},
-        training={"batches_per_step": 2},
-    )  # fmt: skip
-    said = negatives(ran(shared, tmp_path / "shared"))
-    assert said == "at most 1 a query: 0 of its batch, 1 of the step's other batches, 0 hard"
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        ([[pair(batch, hard_negatives=["other"])] for batch in range(4)], {}, ONE),
+        (ALONE, {"objective": SHARED, "training": {"batches_per_step": 2}}, ONE_OF_THE_STEP),
+    ],
+)
+def test_one_negative_is_enough(tmp_path: Path, tiny_encoder: Path, rows: Any, changes: Any, said: str) -> None:
+    lines = ran(settings(tiny_encoder, store_pairs(tmp_path / "one", rows), **changes), tmp_path / "out")
+    assert [line.removeprefix("  negatives").strip() for line in lines if line.startswith("  negatives")] == [said]
 
 
-def test_more_steps_than_the_epochs_give_are_told(tmp_path: Path, tiny_encoder: Path) -> None:
-    batches = plain(tmp_path / "batches")
+def test_more_steps_than_the_epochs_give_are_told(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
     lines = ran(settings(tiny_encoder, batches, training={"max_steps": 1000}), tmp_path / "one")
     (warning,) = [line for line in lines if "Warning" in line]
     assert "training.max_steps is 1,000, but its epoch gives 4 steps" in warning
@@ -85,21 +95,31 @@ def test_more_steps_than_the_epochs_give_are_told(tmp_path: Path, tiny_encoder: 
     assert not [line for line in enough if "Warning" in line]
 
 
-def test_memory_that_is_full_before_the_first_step_is_a_users_affair(
-    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(
+    tmp_path: Path, tiny_encoder: Path, batches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before its first step, too."""
+
     def full(*_: Any, **__: Any) -> None:
         raise FULL
 
-    chosen = settings(tiny_encoder, plain(tmp_path / "batches"))
-    monkeypatch.setattr(torch.nn.Module, "to", full)
-    with pytest.raises(UserError, match=r"memory is full in training: Tried to allocate 4\.00 GiB"):
-        ran(chosen, tmp_path / "moved")
-    monkeypatch.undo()
-    sharded = settings(tiny_encoder, chosen.batches, sharding="sharded")
+    said = (
+        r"^The GPU's memory is full in training: Tried to allocate 2\.00 GiB\. GPU 0 has a total capacity of 79\.19 GiB"
+        r" of which 1\.02 GiB is free\. With these the run goes on from its checkpoint, the cheapest first:"
+        r" objective\.gradient_cache true"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Module, "to", full)
+        with pytest.raises(UserError, match=said):
+            ran(settings(tiny_encoder, batches), tmp_path / "moved")
     monkeypatch.setattr(training_run, "shard", full)
-    with pytest.raises(UserError, match=r"memory is full in training: Tried to allocate 4\.00 GiB"):
-        ran(sharded, tmp_path / "sharded")
+    with pytest.raises(UserError, match=said) as caught:
+        ran(settings(tiny_encoder, batches, sharding="sharded"), tmp_path / "sharded")
+    going_on, anew = str(caught.value).split("With these it begins anew, by --force or in another folder")
+    places = [going_on.index(knob) for knob in ("gradient_cache", "activation_checkpointing", "sharding")]
+    assert places == sorted(places)
+    assert not any(knob in going_on for knob in ("bf16", "lora", "max_length"))
+    assert all(knob in anew for knob in ("chunk_tokens", "bf16", "(lora)", "batches_per_step"))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +127,7 @@ def test_memory_that_is_full_before_the_first_step_is_a_users_affair(
     [("retrieval", "Set validation.token_budget, .* .now 77., to less"), ("batches", "objective.chunk_tokens tokens")],
 )
 def test_memory_that_is_full_in_validation_has_advice_of_its_own(
-    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, advice: str
+    tmp_path: Path, tiny_encoder: Path, batches: str, monkeypatch: pytest.MonkeyPatch, kind: str, advice: str
 ) -> None:
     forward = TextEncoder.forward
 
@@ -119,15 +139,15 @@ def test_memory_that_is_full_in_validation_has_advice_of_its_own(
     others = store_pairs(tmp_path / "held_out", [[pair(row, query="held") for row in range(4)]])
     inputs = {"retrieval": {"collection": make_collection(tmp_path / "corpus"), "token_budget": 77}}
     validation = {"kind": kind} | inputs.get(kind, {"batches": others})
-    chosen = settings(tiny_encoder, plain(tmp_path / "batches"), validation=validation)
+    chosen = settings(tiny_encoder, batches, validation=validation)
     monkeypatch.setattr(TextEncoder, "forward", full)
-    said = f"full in validation, not in training: Tried to allocate 4.00 GiB.*{advice}.* The run then begins anew"
+    said = f"full in validation, not in training: Tried to allocate 2.00 GiB.*{advice}.* The run then begins anew"
     with pytest.raises(UserError, match=said):
         ran(chosen, tmp_path / "out")
 
 
 def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
-    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_encoder: Path, batches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lacks(training: Any, device: torch.device) -> list[str]:
         assert (training.bf16, device) == (False, CPU)
@@ -135,9 +155,9 @@ def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
 
     monkeypatch.setattr(training_run, "require_precision", lacks)
     with pytest.raises(UserError, match="no bfloat16 here"):
-        ran(settings(tiny_encoder, plain(tmp_path / "batches")), tmp_path / "out")
+        ran(settings(tiny_encoder, batches), tmp_path / "out")
     monkeypatch.setattr(training_run, "require_precision", lambda *_: log.info("slow here"))
-    assert "slow here" in ran(settings(tiny_encoder, plain(tmp_path / "others")), tmp_path / "out")
+    assert "slow here" in ran(settings(tiny_encoder, batches), tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -152,3 +172,104 @@ def test_a_schedule_that_cannot_be_is_refused_with_the_settings(training: dict[s
     with pytest.raises(UserError, match=said):
         settings(Path("any"), "b", training=training)
     assert settings(Path("any"), "b", training=training | {"max_steps": None, "schedule": {"warmup_steps": 99}})
+
+
+LAYERS = {"kind": "layers", "layers": [1, 2]}
+DOCUMENTS = "d" * 64  # the fingerprint of another encoder's contract
+MULTI_LAYER = {"kind": "multi_layer", "training_form": "multi_vector"}
+
+
+@pytest.fixture(scope="module")
+def pooled(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder with pooling settings of its own."""
+    folder = tmp_path_factory.mktemp("plain") / "encoder"
+    load(tiny_encoder).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_queries(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder of queries alone, with a scoring module, as CODER exports it."""
+    encoder = load(tiny_encoder)
+    encoder.contract = encoder.contract.model_copy(update={"document_model": DOCUMENTS})
+    folder = tmp_path_factory.mktemp("coder") / "encoder"
+    encoder.save(folder)
+    save_list_scorer(ListScorer(ListScorerForm(heads=4), encoder.dimension), folder)
+    return folder
+
+
+def load(folder: Path) -> Any:
+    return load_encoder(EncoderSettings(model=str(folder), pooling="cls", normalize=False), folder, "f" * 64)
+
+
+def settings_for(model: Path, objective: dict[str, Any], form: Any = None, **settings: Any) -> RunSettings:
+    encoder = {"model": str(model)} | ({} if form is None else {"form": form})
+    values = {"batches": "any", "encoder": encoder, "objective": objective, "training": {"bf16": False}}
+    return RunSettings.model_validate(values | settings)
+
+
+def objective_of(settings: RunSettings) -> Objective[Any]:
+    located = settings.located()
+    return build_objective(settings.objective, load_for_training(settings, located), located)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"kind": "contrastive"},
+        {"kind": "adaptive_margin"},
+        {"kind": "contextual", "context_documents": 2},
+        {"kind": "margin_mse"},
+        MULTI_LAYER,
+    ],
+    ids=lambda objective: objective["kind"],
+)
+def test_an_encoder_of_queries_that_is_trained_on_is_one_of_documents_too(
+    objective: dict[str, Any], of_queries: Path, tmp_path: Path
+) -> None:
+    form = LAYERS if objective == MULTI_LAYER else None
+    trained = objective_of(settings_for(of_queries, objective, form))
+    trained.eval()
+    trained.export(tmp_path / "model")
+    assert read_document_model(tmp_path / "model") is None
+    exported = load_towers(EncoderSettings(model=str(tmp_path / "model")), tmp_path / "model", "f" * 64)
+    for tower in (exported.query, exported.document):
+        assert (tower.contract.document_model, tower.contract.list_scorer) == (None, None)
+
+
+def test_each_of_two_encoders_may_have_been_one_of_queries(of_queries: Path, pooled: Path, tmp_path: Path) -> None:
+    for number, (query, document) in enumerate([(of_queries, pooled), (pooled, of_queries)]):
+        own = {"document_encoder": {"model": str(document)}}
+        objective_of(settings_for(query, {"kind": "contrastive"}, **own)).eval().export(tmp_path / str(number))
+        assert read_document_model(tmp_path / str(number)) is None
+
+
+def test_coder_knows_the_documents_that_its_encoder_was_trained_for(of_queries: Path) -> None:
+    settings = settings_for(of_queries, {"kind": "coder", "documents": "any"})
+    contract = load_for_training(settings, settings.located()).query.contract
+    assert (contract.document_model, contract.list_scorer) == (DOCUMENTS, None)
+
+
+def test_a_form_of_the_encoder_that_documents_do_not_have_is_refused(pooled: Path) -> None:
+    own = {"document_encoder": {"model": str(pooled)}}
+    for objective in ({"kind": "contrastive"}, {"kind": "multi_layer", "training_form": "dual_encoder"}):
+        with pytest.raises(ValidationError, match=r"Set document_encoder\.form to it, and leave"):
+            settings_for(pooled, objective, LAYERS, **own)
+    own["document_encoder"]["form"] = LAYERS
+    settings = settings_for(pooled, MULTI_LAYER, **own)
+    assert str(load_for_training(settings, settings.located()).document.form) == "layers 1, 2"
+
+
+def test_a_stored_form_is_trained_on_where_none_is_set(pooled: Path, tmp_path: Path) -> None:
+    objective_of(settings_for(pooled, MULTI_LAYER, LAYERS)).eval().export(tmp_path / "model")
+    trained = objective_of(settings_for(tmp_path / "model", MULTI_LAYER))
+    assert str(trained.encoder("document").form) == "layers 1, 2"
+    two = {"document_encoder": {"model": str(tmp_path / "model")}}
+    assert str(objective_of(settings_for(pooled, MULTI_LAYER, **two)).encoder("document").form) == "layers 1, 2"
+    with pytest.raises(ValidationError, match=r"does not train what the encoder's reduction 'none' searches"):
+        settings_for(tmp_path / "model", {"kind": "multi_layer", "training_form": "average"})
+    shutil.rmtree(tmp_path / "model")  # such as one that is made before this run
+    for model, changes, key in ((tmp_path / "model", {}, "encoder"), (pooled, two, "document_encoder")):
+        with pytest.raises(ValidationError, match=rf"but {key}\.form is not set, and .*model is no folder here that"):
+            settings_for(model, MULTI_LAYER, **changes)
+    settings_for(tmp_path / "model", {"kind": "multi_layer", "training_form": "dual_encoder"})

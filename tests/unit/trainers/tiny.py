@@ -1,6 +1,6 @@
 """A tiny encoder, tiny stored batches and small runs over them, for the tests of training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainers.engine.callback import Callback
 from trainers.engine.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
+from trainers.objective import Objective, Outcome
 from trainers.objectives.contrastive import Contrastive
 from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.record.run_log import without_times
@@ -90,15 +91,33 @@ def random_batch(seed: int, size: int = 6) -> pa.Table:
     )
 
 
+def with_columns(rows: pa.Table, **columns: Sequence[Any]) -> pa.Table:
+    """``rows`` with these columns in the place of its own, of the same types, or behind them."""
+    for name, values in columns.items():
+        place = rows.schema.get_field_index(name)
+        if place < 0:
+            rows = rows.append_column(name, pa.array(values))
+        else:
+            rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
+    return rows
+
+
 class TinyBatches:
     """Stored batches made up on reading; ``reads`` lists what was read."""
 
     uri = "tiny/batches"
 
-    def __init__(self, counts: Sequence[int] = (9, 8), size: int = 6, fingerprint: str = "a" * 64) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int] = (9, 8),
+        size: int = 6,
+        fingerprint: str = "a" * 64,
+        make: Callable[[int, int], pa.Table] = random_batch,
+    ) -> None:
         self.counts = counts
         self.size = size
         self.fingerprint = fingerprint
+        self.make = make
         self.reads: list[tuple[int, int]] = []
 
     def number_of_batches(self, epoch: int) -> int:
@@ -106,7 +125,7 @@ class TinyBatches:
 
     def read(self, epoch: int, index: int) -> pa.Table:
         self.reads.append((epoch, index))
-        return random_batch(1000 * epoch + index, self.size)
+        return self.make(1000 * epoch + index, self.size)
 
     def stored_bytes(self, epoch: int, index: int) -> int:
         """Of no batch the same as of the next, so that ranks get others than in the order of the step."""
@@ -132,6 +151,18 @@ def tiny_settings(**changes: Any) -> TrainingSettings:
     return TrainingSettings(**(values | changes))
 
 
+def learn(objective: Objective[Any], batches: Iterable[Any], learning_rate: float) -> list[Outcome]:
+    """A step of AdamW on each of the collated ``batches``; their outcomes."""
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=learning_rate)
+    outcomes = []
+    for batch in batches:
+        outcomes.append(objective(batch))
+        optimizer.zero_grad()
+        outcomes[-1].loss.backward()
+        optimizer.step()
+    return outcomes
+
+
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Every parameter as an array, by name."""
     return {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
@@ -140,6 +171,13 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
 def gradients_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Every gradient as an array, by name; absent ones are left out."""
     return {name: p.grad.numpy().copy() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float = 0.0) -> None:
+    """Arrays or tensors of the same names, equal or off by ``tolerance`` of themselves and of 1."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 class Reports(Callback):

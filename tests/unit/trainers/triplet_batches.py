@@ -6,10 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.batches import LAYOUTS, BatchWriter
-from raytriever.artifacts.artifact import Derivation, ShardWriter
-from raytriever.artifacts.writer import ArtifactWriter
-from tests.unit.batch_tables import batch_table
+from tests.unit.trainers.pair_batches import store_epochs
 from tests.unit.trainers.tiny import TinyBatches, random_text
 
 
@@ -37,12 +34,8 @@ def triplet_batch(seed: int, size: int = 6) -> pa.Table:
 class TripletBatches(TinyBatches):
     """``TinyBatches`` of triplets."""
 
-    def __init__(self, counts: Sequence[int] = (9, 8), size: int = 6, fingerprint: str = "b" * 64) -> None:
-        super().__init__(counts, size, fingerprint)
-
-    def read(self, epoch: int, index: int) -> pa.Table:
-        self.reads.append((epoch, index))
-        return triplet_batch(1000 * epoch + index, self.size)
+    def __init__(self) -> None:
+        super().__init__(fingerprint="b" * 64, make=triplet_batch)
 
 
 def store_triplets(folder: Path, doubled: Collection[tuple[int, int]], counts: Sequence[int] = (4, 4)) -> str:
@@ -50,20 +43,12 @@ def store_triplets(folder: Path, doubled: Collection[tuple[int, int]], counts: S
 
     ``doubled``: (epoch, number) of those whose rows have two hard negatives, which no triplet has.
     """
-    size = 4
-    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, {}, {}))
-    writer.begin()
-    records = []
-    with writer.folder.scratch() as scratch:
-        for epoch, count in enumerate(counts):
-            shard = ShardWriter(writer.folder, f"{epoch}", scratch)
-            with BatchWriter(shard, LAYOUTS["pairs"].schema(), epoch, 0, size) as file:
-                for number in range(count):
-                    rows = triplet_batch(1000 * epoch + number, size).to_pylist()
-                    for row, made in enumerate(rows):
-                        made |= {"document_id": f"d{number}-{row}", "domain": "any", "cluster": 0}
-                        if (epoch, number) in doubled:
-                            made |= {name: made[name] * 2 for name in ("hard_negative_ids", "hard_negatives")}
-                    file.write(batch_table("pairs", rows))
-            records.append(file.commit())
-    return writer.finish(records, {"layout": "pairs"}, {}).uri
+    epochs = []
+    for epoch, count in enumerate(counts):
+        epochs.append([triplet_batch(1000 * epoch + number, 4).to_pylist() for number in range(count)])
+        for number, rows in enumerate(epochs[-1]):
+            for row, made in enumerate(rows):
+                made |= {"document_id": f"d{number}-{row}", "domain": "any", "cluster": 0}
+                if (epoch, number) in doubled:
+                    made |= {name: made[name] * 2 for name in ("hard_negative_ids", "hard_negatives")}
+    return store_epochs(folder, epochs)

@@ -1,17 +1,17 @@
+"""Checkpoints: what they hold, which are kept, and what is made of those that are damaged or of another run."""
+
 import json
 import re
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from pyarrow.fs import S3FileSystem
 from safetensors.torch import load_file
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
-from tests.unit.trainers.tiny import TinyEncoder, weights_of
+from tests.unit.trainers.tiny import TinyEncoder, assert_same, weights_of
 from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.early_stopping import Evaluation
 from trainers.engine.optimization import build_optimizer
@@ -57,52 +57,50 @@ def test_a_restored_optimizer_goes_on_exactly(tmp_path, kind):
     other, its_optimizer = stepped(kind, steps=0)
     assert run(tmp_path).restore(other, its_optimizer).steps == 3
     step(other, its_optimizer)
-    for name, value in weights_of(encoder).items():
-        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
+    assert_same(weights_of(other), weights_of(encoder))
 
 
-def test_only_trainable_weights_are_stored(tmp_path):
+def test_the_trainable_weights_are_stored_beside_a_record_in_plain_json(tmp_path):
     encoder, optimizer = stepped()
-    save(run(tmp_path), 3, encoder, optimizer)
+    save(run(tmp_path, encoder={"model": "x"}), 3, encoder, optimizer)
     folder = tmp_path / "step-00000003"
     trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
     assert set(load_file(folder / "weights.safetensors")) == trained
-    assert {path.name for path in folder.iterdir()} == {
-        "weights.safetensors",
-        "optimizer.safetensors",
-        "checkpoint.json",
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"weights.safetensors", "optimizer.safetensors", "checkpoint.json"}
+    record = json.loads((folder / "checkpoint.json").read_text())
+    assert record["steps"] == 3
+    assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING}
 
 
-def test_the_last_ones_are_kept(tmp_path):
+def folders(path: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step-")) for folder in path.iterdir())
+
+
+def test_the_last_ones_are_kept_and_the_best_one_besides(tmp_path):
     encoder, optimizer = stepped()
     for steps in (1, 2, 3, 10):
-        save(run(tmp_path, keep=2), steps, encoder, optimizer)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
-
-
-def test_the_best_one_is_kept_besides(tmp_path):
-    encoder, optimizer = stepped()
-    kept = weights_of(encoder)
+        save(run(tmp_path / "last", keep=2), steps, encoder, optimizer)
+    assert folders(tmp_path / "last") == [3, 10]
+    kept, best = weights_of(encoder), tmp_path / "best"
     for steps in (2, 4, 6, 8):
-        save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
+        save(run(best, keep=1), steps, encoder, optimizer, best_step=2)
         step(encoder, optimizer)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000008"]
-    run(tmp_path).restore_weights(2, encoder)
-    for name, value in kept.items():
-        np.testing.assert_array_equal(weights_of(encoder)[name], value)
-    save(run(tmp_path, keep=1), 10, encoder, optimizer, best_step=10)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+    assert folders(best) == [2, 8]
+    run(best).restore_weights(2, encoder)
+    assert_same(weights_of(encoder), kept)
+    save(run(best, keep=1), 10, encoder, optimizer, best_step=10)
+    assert folders(best) == [10]
     with pytest.raises(UserError, match="step-00000002, the best of the run, is incomplete"):
-        run(tmp_path).restore_weights(2, encoder)
+        run(best).restore_weights(2, encoder)
 
 
-def test_evaluations_come_back(tmp_path):
+def test_evaluations_come_back_and_without_a_checkpoint_it_is_step_zero(tmp_path):
+    assert run(tmp_path / "absent").restore(*stepped()) == State(0)
     measured = {"nDCG@10": 0.25, "RR@10": 0.125, "AP": 0.5}
     evaluations = (Evaluation(0, measured, 1.5), Evaluation(3, dict.fromkeys(measured, 0.5), 2.5))
-    checkpoints = run(tmp_path)
-    checkpoints.save(State(3, evaluations, 3), *stepped())
-    checkpoints.wait()
+    with run(tmp_path) as checkpoints:
+        checkpoints.save(State(3, evaluations, 3), *stepped())
     restored = run(tmp_path).restore(*stepped())
     assert restored == State(3, evaluations, 3)
     assert [list(evaluation.measures) for evaluation in restored.evaluations] == [list(measured)] * 2  # their order too
@@ -120,8 +118,8 @@ def test_what_is_written_in_the_background_is_the_state_of_the_call(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
     go.set()
     checkpoints.wait()
-    for name, value in load_file(tmp_path / "step-00000003" / "weights.safetensors").items():
-        np.testing.assert_array_equal(value.numpy(), expected[name])
+    stored = load_file(tmp_path / "step-00000003" / "weights.safetensors")
+    assert_same(stored, {name: expected[name] for name in stored})
 
 
 def test_what_goes_wrong_in_the_background_is_raised(tmp_path, monkeypatch):
@@ -130,10 +128,6 @@ def test_what_goes_wrong_in_the_background_is_raised(tmp_path, monkeypatch):
     checkpoints.save(State(3), *stepped())
     with pytest.raises(UserError, match="No space left"):
         checkpoints.save(State(6), *stepped())
-
-
-def test_no_checkpoint_is_step_zero(tmp_path):
-    assert run(tmp_path / "absent").restore(*stepped()) == State(0)
 
 
 def truncate(folder: Path) -> None:
@@ -160,34 +154,20 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage, logged):
+def test_a_damaged_checkpoint_is_passed_over_with_a_line_and_keeps_no_new_one_from_staying(tmp_path, damage, logged):
     encoder, optimizer = stepped()
-    save(run(tmp_path), 3, encoder, optimizer)
+    save(run(tmp_path, keep=1), 2, encoder, optimizer, best_step=2)
     kept = weights_of(encoder)
     step(encoder, optimizer)
-    save(run(tmp_path), 6, encoder, optimizer)
-    DAMAGE[damage][0](tmp_path / "step-00000006")
-    assert run(tmp_path).restore(encoder, optimizer).steps == 3
-    assert len(logged) == 2
-    assert "step-00000006" in logged[0]
-    assert re.search(DAMAGE[damage][1], logged[0])
-    assert logged[1].strip() == "goes on from the checkpoint after 3 steps"
-    for name, value in kept.items():
-        np.testing.assert_array_equal(weights_of(encoder)[name], value)
-
-
-def folders(path: Path) -> list[int]:
-    return sorted(int(folder.name.removeprefix("step-")) for folder in path.iterdir())
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, damage, logged):
-    encoder, optimizer = stepped()
-    for steps in (2, 12):
-        save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
+    save(run(tmp_path, keep=1), 12, encoder, optimizer, best_step=2)
     DAMAGE[damage][0](tmp_path / "step-00000012")
     resumed = run(tmp_path, keep=1)
     assert resumed.restore(encoder, optimizer).steps == 2
+    assert len(logged) == 2
+    assert "step-00000012" in logged[0]
+    assert re.search(DAMAGE[damage][1], logged[0])
+    assert logged[1].strip() == "goes on from the checkpoint after 2 steps"
+    assert_same(weights_of(encoder), kept)
     assert folders(tmp_path) == [2, 12]  # other ranks may still look at it
     for steps in (4, 6):
         save(resumed, steps, encoder, optimizer, best_step=2)
@@ -197,27 +177,18 @@ def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, dama
     assert [line.strip() for line in logged] == ["goes on from the checkpoint after 6 steps"]
 
 
-def test_a_damaged_one_is_kept_in_no_good_ones_place(tmp_path):
+@pytest.mark.parametrize(("saved", "left"), [([8], [3, 8]), ([6], [3, 6]), ([6, 9], [6, 9])], ids=str)
+def test_a_damaged_one_is_kept_in_no_good_ones_place_unless_it_is_written_again(tmp_path, saved, left):
     encoder, optimizer = stepped()
     for steps in (3, 6):
         save(run(tmp_path), steps, encoder, optimizer)
     flip(tmp_path / "step-00000006")
     resumed = run(tmp_path)
     assert resumed.restore(encoder, optimizer).steps == 3
-    save(resumed, 8, encoder, optimizer)
-    assert folders(tmp_path) == [3, 8]
-
-
-def test_a_damaged_one_that_is_written_again_stays(tmp_path):
-    encoder, optimizer = stepped()
-    for steps in (3, 6):
-        save(run(tmp_path), steps, encoder, optimizer)
-    flip(tmp_path / "step-00000006")
-    resumed = run(tmp_path)
-    resumed.restore(encoder, optimizer)
-    for steps in (6, 9):
+    for steps in saved:
         save(resumed, steps, encoder, optimizer)
-    assert folders(tmp_path) == [6, 9]
+    assert folders(tmp_path) == left
+    assert run(tmp_path).restore(encoder, optimizer).steps == left[-1]
 
 
 def test_a_checkpoint_behind_a_store_that_fails_is_not_taken_for_damaged(tmp_path, monkeypatch):
@@ -247,14 +218,6 @@ def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_s
     assert (tmp_path / ".bashrc").read_text() == "mine"
 
 
-def test_saving_again_repairs_a_damaged_one(tmp_path):
-    encoder, optimizer = stepped()
-    save(run(tmp_path), 3, encoder, optimizer)
-    truncate(tmp_path / "step-00000003")
-    save(run(tmp_path), 3, encoder, optimizer)
-    assert run(tmp_path).restore(encoder, optimizer).steps == 3
-
-
 @pytest.mark.parametrize(
     ("config", "arguments", "named"),
     [
@@ -279,33 +242,13 @@ def test_other_weights_are_refused(tmp_path):
         run(tmp_path).restore(encoder, build_optimizer(encoder, OptimizerSettings()))
 
 
-def test_the_record_is_plain_json(tmp_path):
-    save(run(tmp_path, encoder={"model": "x"}), 3, *stepped())
-    record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
-    assert record["steps"] == 3
-    assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING}
-
-
-def test_an_object_store_holds_checkpoints_too(tmp_path, monkeypatch):
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+def test_an_object_store_holds_checkpoints_too(tmp_path, object_store, monkeypatch):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
-    try:
-        address = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
-        S3FileSystem(**address, allow_bucket_creation=True).create_dir("runs")
-        checkpoints = Checkpoints("s3://runs/mine", {}, keep=1).of_run(TRAINING, "b" * 64)
-        encoder, optimizer = stepped()
-        for steps in (3, 6):
-            save(checkpoints, steps, encoder, optimizer)
-        other, its_optimizer = stepped(steps=0)
-        assert checkpoints.restore(other, its_optimizer).steps == 6
-        assert {name.split("/")[0] for name in checkpoints.folder.files()} == {"step-00000006"}
-    finally:
-        server.stop()
-    for name, value in weights_of(encoder).items():
-        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
+    checkpoints = Checkpoints(f"{object_store}/kept", {}, keep=1).of_run(TRAINING, "b" * 64)
+    encoder, optimizer = stepped()
+    for steps in (3, 6):
+        save(checkpoints, steps, encoder, optimizer)
+    other, its_optimizer = stepped(steps=0)
+    assert checkpoints.restore(other, its_optimizer).steps == 6
+    assert {name.split("/")[0] for name in checkpoints.folder.files()} == {"step-00000006"}
+    assert_same(weights_of(other), weights_of(encoder))

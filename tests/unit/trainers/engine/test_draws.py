@@ -1,3 +1,5 @@
+"""Hard negatives drawn anew in each epoch: which, with which masks, by what."""
+
 import collections
 import itertools
 
@@ -49,21 +51,16 @@ def test_masks_name_the_same_texts_as_before(count):
         assert drawn[name].equals(rows[name])
 
 
-def test_ids_and_texts_are_drawn_together_and_stay_in_order():
+def test_ids_and_texts_are_drawn_together_and_stay_in_order_and_small_pools_are_kept_whole():
     rows = made_up_batch([30] * 20)
     drawn = draw_hard_negatives(rows, 7, seed=1, epoch=0)
-    pools = rows["hard_negative_ids"].to_pylist()
-    for pool, row in zip(pools, drawn.to_pylist(), strict=True):
+    for pool, row in zip(rows["hard_negative_ids"].to_pylist(), drawn.to_pylist(), strict=True):
         ids, texts = row["hard_negative_ids"], row["hard_negatives"]
         assert texts == [f"text {name}" for name in ids]
         assert ids == [name for name in pool if name in ids]
         assert len(set(ids)) == 7
-
-
-def test_a_pool_no_larger_than_the_count_is_kept_whole():
-    rows = made_up_batch(POOLS)
-    assert draw_hard_negatives(rows, 8, seed=1, epoch=0).equals(rows)
-    assert draw_hard_negatives(made_up_batch([0, 0]), 1, seed=1, epoch=0).equals(made_up_batch([0, 0]))
+    for rows, count in ((made_up_batch(POOLS), 8), (made_up_batch([0, 0]), 1)):
+        assert draw_hard_negatives(rows, count, seed=1, epoch=0).equals(rows)
 
 
 def drawn_by_query(rows: pa.Table, count: int, seed: int, epoch: int) -> dict[str, list[str]]:

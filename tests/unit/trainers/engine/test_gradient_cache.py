@@ -1,3 +1,5 @@
+"""The gradient cache against GradCache as its paper tells it, how texts are cut, and what is kept in memory."""
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from retrieval.encoders.attention import FULL
-from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
+from tests.unit.trainers.tiny import TinyEncoder, assert_same, gradients_of, random_text
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 
 CHUNK_SIZES = [1, 3, 4, 100]
@@ -24,10 +26,7 @@ def contrast(vectors: Tensor) -> Tensor:
 
 
 def explicit_gradient_cache(encode, chunks: Chunks, loss_of):
-    """GradCache (Gao et al. 2021) as its paper tells it: no graph, gradient at the vectors, each chunk once more.
-
-    ``loss_of`` takes the vectors in the texts' order, and leaves their gradient behind if it calls backward itself.
-    """
+    """GradCache (Gao et al. 2021) as its paper tells it: no graph, gradient at the vectors, each chunk once more."""
     states, vectors = [], []
     with torch.no_grad():
         for chunk in chunks.chunks:
@@ -35,8 +34,7 @@ def explicit_gradient_cache(encode, chunks: Chunks, loss_of):
             vectors.append(encode(chunk))
     in_order = torch.cat(vectors)[chunks.order].requires_grad_()
     loss = loss_of(in_order)
-    if loss.requires_grad:
-        loss.backward()
+    loss.backward()
     gradients = torch.empty_like(in_order)
     gradients[chunks.order] = in_order.grad
     pieces = gradients.split([len(v) for v in vectors])
@@ -47,30 +45,25 @@ def explicit_gradient_cache(encode, chunks: Chunks, loss_of):
 
 
 def assert_same_gradients(found, expected, tolerance=1e-12):
-    assert found.keys() == expected.keys()
     assert any(np.abs(gradient).max() > 1e-3 for gradient in expected.values())
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
+    assert_same(found, expected, tolerance)
 
 
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
-def test_without_dropout_it_equals_encoding_everything_at_once(chunk_size):
+def test_it_equals_encoding_everything_at_once_and_with_dropout_explicit_gradient_caching(chunk_size):
     encoder = TinyEncoder().double()
     features = encoder.tokenize(texts(10), "query")
+    chunks = cut_by_length(features, chunk_size)
     plain = contrast(encoder(features))
     plain.backward()
     expected = gradients_of(encoder)
     encoder.zero_grad()
-    cached = contrast(encode_chunks(encoder, cut_by_length(features, chunk_size), cached=True))
+    cached = contrast(encode_chunks(encoder, chunks, cached=True))
     cached.backward()
     assert cached.item() == pytest.approx(plain.item(), rel=1e-13)
     assert_same_gradients(gradients_of(encoder), expected)
 
-
-@pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
-def test_with_dropout_it_equals_explicit_gradient_caching(chunk_size):
     encoder = TinyEncoder(dropout=0.3).double()
-    chunks = cut_by_length(encoder.tokenize(texts(10), "query"), chunk_size)
     torch.manual_seed(1)
     expected_loss = explicit_gradient_cache(encoder, chunks, contrast)
     expected = gradients_of(encoder)
@@ -81,90 +74,6 @@ def test_with_dropout_it_equals_explicit_gradient_caching(chunk_size):
     loss.backward()
     assert loss.item() == expected_loss.item()
     assert_same_gradients(gradients_of(encoder), expected)
-
-
-def tiny_bert_with_lora() -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=32,
-    )  # fmt: skip
-    lora = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.2, target_modules=["query", "value"], init_lora_weights=False)
-    return get_peft_model(BertModel(config, add_pooling_layer=False), lora).double()
-
-
-def test_lora_over_a_frozen_transformer():
-    model = tiny_bert_with_lora()
-    model.train()
-
-    def encode(features):
-        return model(**features).last_hidden_state[:, 0]
-
-    chunks = cut_by_length(TinyEncoder().tokenize(texts(10), "query"), 3)
-    torch.manual_seed(1)
-    explicit_gradient_cache(encode, chunks, contrast)
-    expected = gradients_of(model)
-    model.zero_grad()
-    torch.manual_seed(1)
-    contrast(encode_chunks(encode, chunks, cached=True)).backward()
-    assert all("lora_" in name for name in expected)
-    assert len(expected) == 8
-    assert_same_gradients(gradients_of(model), expected)
-
-
-class TwoStages(nn.Module):
-    """Context texts through a first encoder; their vectors condition every text of the second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = TinyEncoder(dropout=0.2)
-        self.second = TinyEncoder(dropout=0.2)
-
-    def condition(self, features, context: Tensor) -> Tensor:
-        vectors = self.second(features)
-        dropped = nn.functional.dropout(context, 0.3, self.training)
-        return vectors + torch.softmax(vectors @ dropped.T, dim=1) @ dropped
-
-
-@pytest.mark.parametrize(("first_chunk", "second_chunk"), [(1, 4), (3, 3), (100, 1)])
-def test_two_stages_equal_explicit_two_stage_gradient_caching(first_chunk, second_chunk):
-    model = TwoStages().double()
-    context_chunks = cut_by_length(model.first.tokenize(texts(7, seed=1), "document"), first_chunk)
-    chunks = cut_by_length(model.second.tokenize(texts(10), "query"), second_chunk)
-
-    torch.manual_seed(1)
-
-    def second_stage(vectors: Tensor) -> Tensor:
-        return explicit_gradient_cache(lambda chunk: model.condition(chunk, vectors), chunks, contrast)
-
-    expected_loss = explicit_gradient_cache(model.first, context_chunks, second_stage)
-    expected = gradients_of(model)
-    model.zero_grad()
-
-    torch.manual_seed(1)
-    context = encode_chunks(model.first, context_chunks, cached=True)
-    vectors = encode_chunks(lambda chunk: model.condition(chunk, context), chunks, cached=True)
-    loss = contrast(vectors)
-    loss.backward()
-    assert loss.item() == expected_loss.item()
-    assert_same_gradients(gradients_of(model), expected)
-
-
-def test_bf16_autocast_gives_the_same_gradients_chunk_by_chunk():
-    encoder = TinyEncoder()
-    features = encoder.tokenize(texts(12), "query")
-    found = []
-    for cached in (False, True):
-        encoder.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            vectors = encode_chunks(encoder, cut_by_length(features, 5), cached=cached)
-            loss = contrast(vectors.float())
-        loss.backward()
-        found.append(gradients_of(encoder))
-    assert_same_gradients(found[1], found[0], tolerance=1e-6)
 
 
 @pytest.mark.parametrize(("chunk_size", "chunk_tokens"), [(1, None), (4, None), (30, None), (None, None), (None, 17)])
@@ -200,8 +109,15 @@ def test_no_chunk_has_more_tokens_than_its_budget_and_one_without_padding_says_s
         assert (FULL in chunk) == bool(chunk["attention_mask"].all())
 
 
-def peak_bytes(run) -> int:
-    """The most tensor bytes that were allocated at once during ``run()``, beyond what was there before."""
+def peak_bytes(encoder: TinyEncoder, lengths: list[int], *sizes: int | None, cached: bool = True) -> int:
+    """The most tensor bytes allocated at once in both passes; ``sizes``: chunk_size, rows, chunk_tokens."""
+    chunks = cut_by_length(encoder.tokenize([" ".join(["w1"] * (length - 1)) for length in lengths], "query"), *sizes)
+
+    def run() -> None:
+        encode_chunks(encoder, chunks, cached=cached).square().sum().backward()
+        encoder.zero_grad()
+
+    run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     allocations = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -209,43 +125,18 @@ def peak_bytes(run) -> int:
     return int(np.cumsum([event.nbytes() for event in allocations]).max())
 
 
-def test_memory_is_that_of_one_chunk():
+def test_memory_is_that_of_one_chunk_and_with_chunks_of_tokens_the_same_for_any_lengths():
     encoder = TinyEncoder(width=64)
-
-    def peak(count: int, chunk_size: int | None) -> int:
-        chunks = cut_by_length(encoder.tokenize(["w1 w2 w3 w4 w5 w6 w7 w8"] * count, "query"), chunk_size)
-
-        def run():
-            encode_chunks(encoder, chunks, cached=chunk_size is not None).square().sum().backward()
-            encoder.zero_grad()
-
-        run()
-        return peak_bytes(run)
-
-    few, many, uncached = peak(128, 32), peak(1024, 32), peak(1024, None)
+    few, many = (peak_bytes(encoder, [9] * count, 32) for count in (128, 1024))
+    uncached = peak_bytes(encoder, [9] * 1024, None, cached=False)
     states = 9 * 64 * 4  # bytes of one text's states in one layer
     vector = 6 * 4
     assert many - few < 896 * 10 * vector  # eight times the texts add their vectors, not their states
     assert uncached > 1024 * 6 * states
     assert many < uncached / 10
-
-
-def test_with_chunks_of_tokens_memory_is_the_same_for_any_lengths():
-    encoder = TinyEncoder(width=64)
-
-    def peak(lengths: list[int]) -> int:
-        features = encoder.tokenize([" ".join(["w1"] * (length - 1)) for length in lengths], "query")
-        chunks = cut_by_length(features, None, None, 512)
-
-        def run():
-            encode_chunks(encoder, chunks, cached=True).square().sum().backward()
-            encoder.zero_grad()
-
-        run()
-        return peak_bytes(run)
-
-    short, long, mixed = peak([8] * 512), peak([64] * 64), peak([64, 8, 8, 8, 8, 8, 8, 8, 8] * 32)
-    assert max(short, long, mixed) < 1.1 * min(short, long, mixed)
+    mixed = [64, 8, 8, 8, 8, 8, 8, 8, 8] * 32
+    peaks = [peak_bytes(encoder, lengths, None, None, 512) for lengths in ([8] * 512, [64] * 64, mixed)]
+    assert max(peaks) < 1.1 * min(peaks)
 
 
 def test_forward_keeps_no_activations():

@@ -1,10 +1,12 @@
+"""Which batches, or slices of them, a rank trains on in which step, and what it draws there."""
+
 import random
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.batches import epoch_permutation
@@ -27,6 +29,7 @@ from trainers.engine.order import (
     world_size=st.sampled_from([1, 2, 3, 4, 6, 12]),
     seed=st.integers(0, 1000),
 )
+@settings(max_examples=40)
 def test_every_world_size_consumes_the_same_batches(counts, batches_per_step, world_size, seed):
     if max(batches_per_step, world_size) % min(batches_per_step, world_size):
         with pytest.raises(UserError, match="don't divide one another"):
@@ -48,6 +51,7 @@ def test_every_world_size_consumes_the_same_batches(counts, batches_per_step, wo
     lengths=st.lists(st.integers(0, 50), min_size=24, max_size=24),
     shape=st.sampled_from([(1, 1), (4, 1), (4, 2), (12, 4), (12, 2), (6, 6), (2, 4)]),
 )
+@settings(max_examples=40)
 def test_batches_are_dealt_out_by_their_lengths(lengths, shape):
     per_step, world_size = shape
 
@@ -66,18 +70,14 @@ def test_batches_are_dealt_out_by_their_lengths(lengths, shape):
 
 
 @given(lengths=st.lists(st.integers(0, 50), min_size=12, max_size=12), shares=st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_no_share_exceeds_another_by_more_than_the_longest(lengths, shares):
+def test_no_share_exceeds_another_by_more_than_the_longest_since_these_are_dealt_first(lengths, shares):
     dealt = deal(lengths, shares)
     assert sorted(place for places in dealt for place in places) == list(range(12))
     assert {len(places) for places in dealt} == {12 // shares}
     sums = [sum(lengths[place] for place in places) for places in dealt]
     assert max(sums) - min(sums) <= max(lengths)
-
-
-def test_the_longest_are_dealt_first():
     assert deal([9, 1, 8, 2], 2) == [(0, 1), (2, 3)]
-    assert deal([5, 5, 1, 1], 2) == [(0, 2), (1, 3)]
-    assert deal([1, 1, 1, 1], 2) == [(0, 2), (1, 3)]
+    assert deal([5, 5, 1, 1], 2) == deal([1, 1, 1, 1], 2) == [(0, 2), (1, 3)]
 
 
 @given(
@@ -85,6 +85,7 @@ def test_the_longest_are_dealt_first():
     batches_per_step=st.sampled_from([1, 2, 4]),
     world_size=st.sampled_from([1, 2, 4]),
 )
+@settings(max_examples=40)
 def test_grouped_steps_are_the_same_for_every_world_size(lengths, batches_per_step, world_size):
     def steps(ranks: int, rank: int = 0) -> list[tuple[int, ...]]:
         order = Order(
@@ -114,6 +115,7 @@ def test_batches_are_grouped_within_a_window_and_steps_stay_in_the_order_drawn()
 
 
 @given(batches_per_step=st.sampled_from([1, 2, 4, 12]), world_size=st.sampled_from([1, 2, 4, 12]))
+@settings(max_examples=40)
 def test_a_joined_step_is_one_piece_a_rank_and_all_its_rows_in_order(batches_per_step, world_size):
     orders = [Order([30], batches_per_step, 0, world_size, rank, joined=True) for rank in range(world_size)]
     for ranks in zip(*(order.steps() for order in orders), strict=True):
@@ -130,6 +132,7 @@ def test_a_joined_step_is_one_piece_a_rank_and_all_its_rows_in_order(batches_per
 
 
 @given(count=st.integers(5, 60), batches_per_step=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=40)
 def test_an_epoch_consumes_each_batch_at_most_once_and_drops_only_its_tail(count, batches_per_step, seed):
     order = Order([count, count], batches_per_step, seed)
     for epoch in (0, 1):
@@ -140,13 +143,8 @@ def test_an_epoch_consumes_each_batch_at_most_once_and_drops_only_its_tail(count
         assert consumed == epoch_permutation(seed, epoch, count)[: len(consumed)].tolist()
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = {tuple(epoch_permutation(seed, epoch, 30)) for seed in range(3) for epoch in range(3)}
-    assert len(orders) == 9
-    assert all(sorted(order) == list(range(30)) for order in orders)
-
-
 @given(start=st.integers(0, 12), max_steps=st.none() | st.integers(1, 20))
+@settings(max_examples=40)
 def test_starting_late_gives_the_rest(start, max_steps):
     order = Order([7, 9, 5], 2, 3, max_steps=max_steps)
     steps = list(order.steps())
@@ -154,13 +152,12 @@ def test_starting_late_gives_the_rest(start, max_steps):
     assert list(order.steps(start)) == steps[start:]
 
 
-def test_the_steps_at_which_epochs_end():
-    assert Order([7, 9, 5], 2, 3).epoch_ends == (3, 7, 9)
-    assert Order([7, 9, 5], 2, 3, max_steps=7).epoch_ends == (3, 7)
-    assert Order([7, 9, 5], 2, 3, max_steps=5).epoch_ends == (3, 5)
-
-
-def test_a_too_small_epoch_is_refused():
+def test_epochs_have_orders_and_ends_of_their_own_and_batches_enough_for_a_step():
+    orders = {tuple(epoch_permutation(seed, epoch, 30)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    for max_steps, ends in ((None, (3, 7, 9)), (7, (3, 7)), (5, (3, 5))):
+        assert Order([7, 9, 5], 2, 3, max_steps=max_steps).epoch_ends == ends
     with pytest.raises(UserError, match=r"Epoch 1 has 3 stored batches, fewer than the 4"):
         Order([8, 3], 4, 0)
 
@@ -169,7 +166,9 @@ def draws() -> tuple[float, float, float]:
     return torch.rand(1).item(), float(np.random.rand()), random.random()
 
 
-def test_randomness_is_a_function_of_position():
+def test_randomness_is_a_function_of_position_and_stays_that_of_stored_models():
+    seed_generators(3, 5)
+    assert draws() == (0.8227258324623108, 0.06341907722476825, 0.769673890393235)  # of an evaluation
     step = Step(7, 1, 2, (4, 5), (Piece((4,)), Piece((5,))), (0, 1))
     seed_randomness(3, step, step.pieces[0])
     assert draws() == (0.6671367883682251, 0.1032838028878964, 0.9597574961177961)  # as stored models were trained
@@ -188,8 +187,3 @@ def test_randomness_is_a_function_of_position():
     for arguments in others:
         seed_randomness(*arguments)
         assert not set(draws()) & set(first)
-
-
-def test_an_evaluations_draws_stay_those_of_stored_models():
-    seed_generators(3, 5)
-    assert draws() == (0.8227258324623108, 0.06341907722476825, 0.769673890393235)

@@ -39,15 +39,9 @@ def test_a_driver_without_a_gpu_chooses_what_its_workers_may_lack(machine):
         require_precision(chosen, GPU)
     assert f"the Tesla V100 of {socket.gethostname()} has no bfloat16 instructions" in str(refused.value)
     assert "Set training.bf16 to false" in str(refused.value)
+    require_precision(FLOAT32, GPU)
     machine((8, 0))
     require_precision(chosen, GPU)
-
-
-def test_float32_is_everywhere(machine, logged):
-    machine((7, 5))
-    require_precision(FLOAT32, GPU)
-    require_precision(FLOAT32, CPU)
-    assert logged == []
 
 
 def test_a_cpu_that_emulates_bfloat16_is_warned_of(machine, logged):
@@ -55,6 +49,8 @@ def test_a_cpu_that_emulates_bfloat16_is_warned_of(machine, logged):
     require_precision(BF16, CPU)
     assert logged == []
     machine(None, cpu=False)
+    require_precision(FLOAT32, CPU)
+    assert logged == []
     require_precision(BF16, CPU)
     (line,) = logged
     assert "Warning: training.bf16 is on, but the CPU of" in line
@@ -71,6 +67,7 @@ def state() -> tuple[str, bool]:
 def test_arithmetic_is_a_steps_alone(error: type[Exception] | None):
     before = state()
     assert before == ("highest", False)
+    assert TrainingSettings(tf32=True, bf16=False).precision == "TensorFloat-32"
     for chosen, inside in [
         (TrainingSettings(), ("highest", False)),
         (TrainingSettings(tf32=True), ("high", False)),
@@ -103,9 +100,3 @@ def test_a_step_computes_in_it_and_what_is_around_does_not(monkeypatch: pytest.M
         objective, TinyBatches(counts=(3,)), tiny_settings(epochs=1, batches_per_step=1, tf32=True, deterministic=True)
     )
     assert seen == 3 * [("high", True), ("high", True), ("highest", False)]
-
-
-def test_settings_of_gpus_are_recorded():
-    recorded = TrainingSettings(tf32=True, deterministic=True).shaping(3)
-    assert recorded["tf32"] is recorded["deterministic"] is True
-    assert TrainingSettings(tf32=True, bf16=False).precision == "TensorFloat-32"

@@ -1,3 +1,5 @@
+"""What the loop reads of stored batches: pieces of rows with their wanted columns, negatives drawn."""
+
 import pytest
 
 from raytriever.errors import UserError
@@ -19,15 +21,12 @@ def test_slices_are_consecutive_rows_of_the_wanted_columns():
     assert [text for table in rows for text in table["query"].to_pylist()] == whole["query"].to_pylist()
 
 
-def test_a_piece_of_several_batches_tells_them_apart():
-    rows = reader("query", "batch").read_piece(1, Piece((3, 0)))
+def test_a_piece_of_several_batches_tells_them_and_its_epoch_apart():
+    rows = reader("query", "batch", "epoch").read_piece(1, Piece((3, 0)))
     queries = random_batch(1003)["query"].to_pylist() + random_batch(1000)["query"].to_pylist()
     assert rows["query"].to_pylist() == queries
     assert rows["batch"].to_pylist() == [3] * 6 + [0] * 6
-
-
-def test_a_piece_tells_its_epoch():
-    assert reader("epoch", "query").read_piece(1, Piece((3,)))["epoch"].to_pylist() == [1] * 6
+    assert rows["epoch"].to_pylist() == [1] * 12
 
 
 def test_hard_negatives_are_drawn_for_the_whole_batch_before_it_is_cut():
@@ -40,12 +39,9 @@ def test_hard_negatives_are_drawn_for_the_whole_batch_before_it_is_cut():
     assert all(set(drawn) <= set(pool) for drawn, pool in zip(whole["hard_negatives"].to_pylist(), stored, strict=True))
 
 
-def test_rows_that_ranks_cannot_share_are_refused():
+def test_rows_that_ranks_cannot_share_and_missing_columns_are_refused():
     with pytest.raises(UserError, match=r"Batch 3 of epoch 1 in tiny/batches has 6 rows, which 4 ranks"):
         reader("query").read_piece(1, Piece((3,), 0, 4))
-
-
-def test_a_missing_column_is_named():
     with pytest.raises(UserError, match="no column relevance, which this objective reads; they have query"):
         reader("query", "relevance").read_piece(0, Piece((0,)))
 

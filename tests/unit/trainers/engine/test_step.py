@@ -32,8 +32,8 @@ def test_before_any_update_it_is_not_the_learning_rate(cause):
 
 def test_behind_an_update_it_may_be():
     objective = tiny_objective()
-    with pytest.raises(
-        UserError, match=r"step 2: the loss is nan .* lower training.optimizer.learning_rate"
-    ) as stopped:
-        train(objective, TinyBatches(), tiny_settings(), callbacks=[Reports(on_step=lambda _: broken(objective))])
+    callbacks = [Reports(on_step=lambda _: broken(objective))]
+    lower = r"step 2: the loss is nan .* lower training.optimizer.learning_rate"
+    with pytest.raises(UserError, match=lower) as stopped:
+        train(objective, TinyBatches(), tiny_settings(), callbacks=callbacks)
     assert "the model's weights" not in str(stopped.value)

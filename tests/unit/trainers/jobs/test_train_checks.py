@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.batches import BatchReader
 from pipelines.jobs.collect import Collect
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
@@ -16,8 +18,10 @@ from raytriever.stages.recipe_run import check_before_run, recipe_stages
 from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
+from tests.unit.trainers.validation.made_up import make_collection
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.train_checks import number_of_maker
+from trainers.jobs.train_checks import number_of_maker, training_set_warnings
+from trainers.validation.settings import RetrievalValidationSettings
 
 RECIPE = """
 stages:
@@ -73,13 +77,10 @@ def test_what_would_run_is_not_refused(check) -> None:
         ("first.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
         ("model.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
         ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
-        (
-            "batches.judged_negatives=null,first.training.hard_negatives=2",
-            "hard_negatives is 2, and .* will have no",
-        ),
+        ("batches.judged_negatives=null,first.training.hard_negatives=2", "hard_negatives is 2, and .* will have no"),
         (
             "first.training.exchange_bf16=true,first.sharding=zero2",
-            "exchange_bf16 is for whole gradients; sharding zero2",
+            "exchange_bf16 is for whole gradients; sharding zer",
         ),
         ("first.validation.batches=batches", "the very batches that are trained on"),
         ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be shared by 3 work"),
@@ -99,24 +100,19 @@ def test_mistakes_are_found_before_the_first_stage(
         check(overrides[0], *(f"first{rest}" for rest in overrides[1:]))
 
 
-def test_a_model_that_is_there_needs_no_package_that_it_was_made_with(
-    check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_packages_are_needed_neither_by_a_model_that_is_there_nor_on_a_cluster_by_the_driver(
+    check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
+    with monkeypatch.context() as on_a_cluster:
+        on_a_cluster.setenv("RAY_ADDRESS", "ray://head:10001")
+        check("first.tracking.trackers=[wandb]")
+        (line,) = logged
+        assert line.startswith("Warning: tracking.trackers names wandb")
+        with pytest.raises(NotLocal, match="is no folder"):  # the driver needs its models
+            check("first.encoder.model=./nowhere")
     make_artifact(tmp_path / "out" / "first", "model", {}, {}, {"x": "1"}, 1)
     check("first.tracking.trackers=[wandb]")
-
-
-def test_on_a_cluster_packages_of_workers_are_only_said_but_the_drivers_models_are_needed(
-    check, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    check("first.tracking.trackers=[wandb]")
-    (line,) = logged
-    assert line.startswith("Warning: tracking.trackers names wandb")
-    with pytest.raises(NotLocal, match="is no folder"):
-        check("first.encoder.model=./nowhere")
 
 
 def test_lengths_and_layers_are_those_that_the_folder_states(check, tmp_path: Path, tiny_encoder: Path) -> None:
@@ -142,19 +138,17 @@ def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_pat
         "batches": batches, "output": str(tmp_path / "model"), "encoder": {"model": str(tiny_encoder)},
         "objective": {"kind": "contrastive"}, "training": {"bf16": False},
     }  # fmt: skip
-    stage = Train(validate(TrainConfig, values, "model"))
-    stage.check_inputs({"batches"})
-    three = Train(validate(TrainConfig, values | {"resources": {"workers": 3}}, "model"))
+
+    def check_inputs(**changes: Any) -> None:
+        Train(validate(TrainConfig, values | changes, "model")).check_inputs({"batches"})
+
+    check_inputs()
     with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
-        three.check_inputs({"batches"})
-    warming = Train(
-        validate(TrainConfig, values | {"training": {"bf16": False, "schedule": {"warmup_steps": 1}}}, "model")
-    )
+        check_inputs(resources={"workers": 3})
     with pytest.raises(UserError, match="warmup_steps is 1, but the run has only 1 step"):
-        warming.check_inputs({"batches"})
-    longer = Train(validate(TrainConfig, values | {"training": {"bf16": False, "epochs": 2}}, "model"))
+        check_inputs(training={"bf16": False, "schedule": {"warmup_steps": 1}})
     with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
-        longer.check_inputs({"batches"})
+        check_inputs(training={"bf16": False, "epochs": 2})
 
 
 def test_the_size_of_batches_is_that_of_whatever_they_are_made_by(tmp_path: Path) -> None:
@@ -172,3 +166,39 @@ stages:
     stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), [], str(tmp_path / "out")))
     sizes = {name: number_of_maker("batch_size", stage.config.output, stages) for name, stage in stages.items()}
     assert sizes == {"pack": 6, "packed": 6, "lists": 9, "groups": 12, "mixed": 6, "unknown": None}
+
+
+def rows(*numbers: int) -> list[list[dict]]:
+    return [[pair(number) for number in numbers]]
+
+
+def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begins(
+    tmp_path: Path, tiny_encoder: Path, logged: list[str]
+) -> None:
+    collection = make_collection(tmp_path / "corpus")  # q0 to q5 are judged by dev, q6 to q11 by train
+    inputs = {"collection": Artifact(collection).fingerprint}
+
+    def warnings(name: str, split: str, *numbers: int, inputs: dict[str, str] = inputs) -> list[str]:
+        trained = BatchReader(store_pairs(tmp_path / name, rows(*numbers), inputs))
+        return training_set_warnings(RetrievalValidationSettings(collection=collection, split=split), trained)
+
+    (warning,) = warnings("batches", "train", 6, 7, 5)
+    assert "2 of 3 queries in batches of" in warning
+    assert "such as 'q6', are of split 'train'" in warning
+    (warning,) = warnings("of dev", "dev", 6, 7, 5)
+    assert "1 of 3 queries" in warning
+    assert warnings("apart", "dev", 6, 7, 8) == []
+    assert warnings("elsewhere", "train", 6, 7, 8, inputs={"collection": "f" * 64}) == []  # its q6 is another query
+    batches = str(tmp_path / "batches")
+
+    def plan(**of_validation: Any) -> None:
+        values = {
+            "batches": batches, "output": str(tmp_path / "model"), "encoder": {"model": str(tiny_encoder)},
+            "objective": {"kind": "contrastive"}, "training": {"bf16": False}, "validation": of_validation,
+        }  # fmt: skip
+        Train(validate(TrainConfig, values, "model")).plan()
+
+    plan(kind="retrieval", collection=collection, split="train")
+    assert len([line for line in logged if line.startswith("  Warning: the dev set is trained on")]) == 1
+    with pytest.raises(UserError, match=f"validation.batches is {batches}, the very batches that are trained on"):
+        plan(kind="batches", batches=batches)

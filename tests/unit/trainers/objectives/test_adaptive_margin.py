@@ -1,3 +1,5 @@
+"""Adaptive relevance margins against the paper's equations, and what the objective makes of stored triplets."""
+
 import itertools
 
 import numpy as np
@@ -7,11 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from raytriever.errors import UserError
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.text_encoder import load_encoder
-from tests.unit.trainers.tiny import TinyEncoder, gradients_of
+from tests.unit.trainers.tiny import TinyEncoder, assert_same, gradients_of
 from tests.unit.trainers.triplet_batches import triplet_batch
-from trainers.objective import to_device
 from trainers.objectives.adaptive_margin import (
     AdaptiveMargin,
     distributed_residuals,
@@ -70,6 +69,7 @@ def residuals_of(form, q, p, n) -> torch.Tensor:
 
 @each_form
 def test_residuals_are_the_papers_equations(form):
+    """So neither the lengths of vectors nor the order of rows matter."""
     for seed in range(3):
         vectors = random_triplets(seed)
         expected = literal_residuals(*(v.numpy() for v in vectors), **form)
@@ -81,36 +81,6 @@ def test_residuals_are_the_papers_equations(form):
 def test_the_gradient_is_the_derivative(form, error):
     inputs = [vectors.requires_grad_() for vectors in random_triplets(1, 3)]
     assert torch.autograd.gradcheck(lambda *qpn: mean_error(residuals_of(form, *qpn), error), inputs)
-
-
-@each_form
-def test_scale_and_order_of_rows_do_not_matter(form):
-    vectors = random_triplets(2)
-    expected = mean_error(residuals_of(form, *vectors)).item()
-    scales = [torch.rand(5, 1, dtype=torch.float64) * 100 + 0.01 for _ in vectors]
-    scaled = [v * scale for v, scale in zip(vectors, scales, strict=True)]
-    order = torch.tensor([3, 0, 4, 1, 2])
-    assert mean_error(residuals_of(form, *scaled)).item() == pytest.approx(expected, rel=1e-12)
-    assert mean_error(residuals_of(form, *(v[order] for v in vectors))).item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_distributed_loss_is_that_of_the_mean_target_plus_the_targets_variance():
-    triplets = Triplets(*map(unit_vectors, random_triplets(3)))
-    residuals, target = distributed_residuals(triplets, triplets)
-    margins = (residuals + target)[:, 0]
-    expected = (margins - target.mean(dim=1)).square().mean() + target.var(dim=1, correction=0).mean()
-    assert mean_error(residuals).item() == pytest.approx(expected.item(), rel=1e-12)
-
-
-def test_targets_are_trained_too():
-    """With a detached target the document and the negative would move by the relevance margin alone."""
-    inputs = [vectors.requires_grad_() for vectors in random_triplets(4)]
-    triplets = Triplets(*map(unit_vectors, inputs))
-    residuals, target = distributed_residuals(triplets, triplets)
-    whole = torch.autograd.grad(mean_error(residuals), inputs[1:], retain_graph=True)
-    detached = torch.autograd.grad((residuals + target - target.detach()).square().mean(), inputs[1:])
-    for with_target, without in zip(whole, detached, strict=True):
-        assert (with_target - without).norm() > 0.1 * without.norm()
 
 
 @each_form
@@ -159,23 +129,28 @@ def tiny_objective(dropout: float = 0.0, dtype: torch.dtype = torch.float64, **s
 
 
 @each_form
-@pytest.mark.parametrize("cut", [{}, {"chunk_size": 1, "gradient_cache": True}, {"chunk_size": 4}], ids=str)
-def test_a_stored_batch_means_what_its_columns_say(form, cut):
-    objective, rows = tiny_objective(**form, **cut), triplet_batch(5)
-    outcome = objective(objective.collate(rows.select(list(objective.columns))))
+def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(form):
+    rows, gradients = triplet_batch(5), []
     columns = (
         rows["query"].to_pylist(),
         rows["document"].to_pylist(),
         [text for (text,) in rows["hard_negatives"].to_pylist()],
     )
-    encoder = objective.encoder("query")
-    q, p, n = (
-        torch.cat([encoder(encoder.tokenize([text], role)) for text in texts]).detach().numpy()
-        for texts, role in zip(columns, ("query", "document", "document"), strict=True)
-    )
-    residuals = literal_residuals(q, p, n, **form)
-    assert outcome.loss.item() == pytest.approx(np.mean(np.square(residuals)), rel=1e-10)
-    assert (outcome.examples, outcome.tokens) == (6, tokens_of(columns))
+    for chunk_size, gradient_cache in ((None, False), (1, True), (2, False), (2, True), (4, False), (5, True)):
+        objective = tiny_objective(**form, chunk_size=chunk_size, gradient_cache=gradient_cache)
+        outcome = objective(objective.collate(rows.select(list(objective.columns))))
+        encoder = objective.encoder("query")
+        q, p, n = (
+            torch.cat([encoder(encoder.tokenize([text], role)) for text in texts]).detach().numpy()
+            for texts, role in zip(columns, ("query", "document", "document"), strict=True)
+        )
+        residuals = literal_residuals(q, p, n, **form)
+        assert outcome.loss.item() == pytest.approx(np.mean(np.square(residuals)), rel=1e-10)
+        assert (outcome.examples, outcome.tokens) == (6, tokens_of(columns))
+        assert not any(metric.requires_grad for metric in outcome.metrics.values())
+        outcome.loss.backward()
+        gradients.append(gradients_of(objective))
+        assert_same(gradients[-1], gradients[0], 1e-12)
     own_positive, own_negative = ([phi(q[i], other[i]) for i in range(6)] for other in (p, n))
     targets = [
         (1 + phi(a, b)) / 2 for i, a in enumerate(p) for j, b in enumerate(n) if objective.settings.uses_batch or i == j
@@ -191,7 +166,6 @@ def test_a_stored_batch_means_what_its_columns_say(form, cut):
         "positive_similarity": pytest.approx(np.mean(own_positive)),
         "negative_similarity": pytest.approx(np.mean(own_negative)),
     }
-    assert not any(metric.requires_grad for metric in outcome.metrics.values())
 
 
 def tokens_of(columns) -> int:
@@ -201,146 +175,53 @@ def tokens_of(columns) -> int:
     return sum(1 + len(text.split()) for text in distinct)
 
 
-def test_equal_texts_are_encoded_once_in_chunks_of_one_length():
-    rows = pa.table(
-        {
-            "query": ["w1 w2", "w1 w2", "w3"],
-            "document": ["w1 w2", "w5", "w6 w7 w8 w9"],
-            "hard_negatives": [["w5"], ["w1 w2"], ["w5"]],
-        }
-    )
+def test_equal_texts_are_encoded_once_in_chunks_of_one_length_and_none_beyond_its_own():
+    rows = triplets(["w1 w2", "w1 w2", "w3"], ["w1 w2", "w5", "w6 w7 w8 w9"], [["w5"], ["w1 w2"], ["w5"]])
     batch = tiny_objective(chunk_size=2).collate(rows)
     assert [chunk["input_ids"].shape for chunk in batch.documents.chunks] == [(2, 5), (2, 3), (1, 2)]
     assert len(batch) == 3
     assert batch.tokens == 5 + 3 + 3 + 2 + 2
-
-
-def test_max_lengths_reach_the_tokenizer():
-    rows = pa.table({"query": ["w1 w2 w3"], "document": ["w1 w2 w3 w4"], "hard_negatives": [["w5 w6 w7 w8 w9"]]})
+    rows = triplets(["w1 w2 w3"], ["w1 w2 w3 w4"], [["w5 w6 w7 w8 w9"]])
     batch = tiny_objective(query_max_length=2, document_max_length=3).collate(rows)
     assert batch.documents.chunks[0]["attention_mask"].sum(dim=1).tolist() == [3, 3, 2]
+
+
+def triplets(queries: list[str], documents: list[str], negatives: list[list[str]]) -> pa.Table:
+    columns = {"query": queries, "document": documents, "hard_negatives": pa.array(negatives, pa.list_(pa.string()))}
+    return pa.table(columns)
 
 
 @pytest.mark.parametrize(
     ("negatives", "message"),
     [
-        (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives.* Set training.hard_negatives to 1"),
+        (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives; a triplet has .* Set training.hard_negatives to 1"),
         ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; else make .*negatives_per_example: 1"),
     ],
 )
 def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):
-    rows = pa.table(
-        {
-            "query": ["w1", "w2", "w4 w5"],
-            "document": ["w1"] * 3,
-            "hard_negatives": pa.array([["w1"], ["w2"], negatives], pa.list_(pa.string())),
-        }
-    )
+    rows = triplets(["w1", "w2", "w4 w5"], ["w1"] * 3, [["w1"], ["w2"], negatives])
     with pytest.raises(UserError, match=message):
         tiny_objective().collate(rows.slice(1))
 
 
-def test_neither_chunks_nor_the_gradient_cache_change_a_gradient():
-    expected, *others = (
-        gradients_with(chunk_size=chunk_size, gradient_cache=gradient_cache)
-        for chunk_size, gradient_cache in ((None, False), (2, False), (2, True), (5, True))
-    )
-    for found in others:
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12)
-
-
-def gradients_with(**settings) -> dict[str, np.ndarray]:
-    objective = tiny_objective(**settings)
-    objective(objective.collate(triplet_batch(8))).loss.backward()
-    return gradients_of(objective)
-
-
-def test_distributed_with_one_row_is_adaptive():
-    rows = triplet_batch(9).slice(0, 1)
-    losses = [
-        objective(objective.collate(rows)).loss for objective in (tiny_objective(), tiny_objective(target="adaptive"))
-    ]
-    assert losses[0] == losses[1]
-
-
-def test_comparisons():
+def test_what_queries_are_compared_with_and_steps_are_joined_where_negatives_are_shared():
     rows = triplet_batch(1)
     own, in_batch = (tiny_objective(**form).comparisons(rows) for form in (FORMS[1], FORMS[5]))
     assert (own.queries, own.positives, own.hard, own.in_batch, own.masked) == (6, 1, 1, 0, 0)
     assert (own.documents, own.offered) == (12, 0)
     assert (in_batch.in_batch, in_batch.documents, in_batch.offered) == (5, 12, 6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"target": "static"}, "margin is given exactly where target is 'static'"),
-        ({"target": "adaptive", "margin": 0.3}, "margin is given exactly where target is 'static'"),
-        ({"target": "distributed", "in_batch": False}, "has no form without them"),
-        ({"target": "adaptive", "share_negatives": "step"}, "set in_batch to true too"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
-        AdaptiveMarginSettings(**settings)
-
-
-def test_a_run_that_leaves_every_hard_negative_out_is_told_so():
-    def run(hard_negatives):
-        return RunSettings(
-            batches="batches",
-            encoder={"model": "any"},
-            objective={"kind": "adaptive_margin"},
-            training={"hard_negatives": hard_negatives},
-        )
-
-    with pytest.raises(ValidationError, match=r"training.hard_negatives is 0, which leaves out .* Set it to 1"):
-        run(0)
-    for taken in (None, 1):
-        assert run(taken).training.hard_negatives == taken
-
-
-def test_steps_are_joined_where_negatives_are_shared():
     assert tiny_objective(share_negatives="step").joins_step
     assert not tiny_objective().joins_step
 
 
-def test_a_batch_moves_between_devices_whole():
-    moved = to_device(tiny_objective(chunk_size=2).collate(triplet_batch(1)), torch.device("meta"))
-    assert {t.device.type for chunk in moved.documents.chunks for t in chunk.values()} == {"meta"}
-    assert moved.documents.order.device.type == "meta"
+@pytest.mark.parametrize("taken", [None, 1, 0])
+def test_a_run_that_leaves_every_hard_negative_out_is_told_so(taken):
+    def run() -> RunSettings:
+        values = {"batches": "batches", "encoder": {"model": "any"}, "objective": {"kind": "adaptive_margin"}}
+        return RunSettings(**values, training={"hard_negatives": taken})
 
-
-def test_export_writes_the_encoder(tmp_path):
-    tiny_objective().export(tmp_path / "model")
-    assert (tmp_path / "model" / "tiny.pt").exists()
-
-
-def test_a_transformer_learns_to_tell_documents_from_negatives(tiny_encoder):
-    """Real sentences through a whole encoder: the margin of the triplets grows towards its target."""
-    encoder = load_encoder(EncoderSettings(model=str(tiny_encoder), pooling="cls"), tiny_encoder, "f" * 64, dropout=0.0)
-    sentences = [
-        "A deque appends and pops at both ends.",
-        "The parser reads arguments from the command line.",
-        "An abstract syntax tree is made of nodes.",
-        "The event loop runs coroutines until they end.",
-    ]
-    rows = pa.table(
-        {
-            "query": ["pops at both ends?", "which arguments?", "what is a tree made of?", "what runs coroutines?"],
-            "document": sentences,
-            "hard_negatives": [[text] for text in sentences[1:] + sentences[:1]],
-        }
-    )
-    objective = AdaptiveMargin(encoder, AdaptiveMarginSettings(chunk_size=3, query_max_length=30))
-    optimizer = torch.optim.Adam(objective.parameters(), lr=3e-3)
-    outcomes = []
-    for _ in range(30):
-        outcomes.append(objective(objective.collate(rows)))
-        optimizer.zero_grad()
-        outcomes[-1].loss.backward()
-        optimizer.step()
-    assert outcomes[-1].loss < outcomes[0].loss / 3
-    assert outcomes[-1].metrics["accuracy"] == 1
-    assert outcomes[-1].metrics["margin_mean"] > outcomes[0].metrics["margin_mean"] + 0.2
+    if taken == 0:
+        with pytest.raises(ValidationError, match=r"training.hard_negatives is 0, which leaves out .* Set it to 1"):
+            run()
+    else:
+        assert run().training.hard_negatives == taken

@@ -1,14 +1,15 @@
+"""First halves of chunks, and the share of a chunk's own source."""
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from trainers.objectives.chunk_settings import ReplugSettings
 from trainers.objectives.chunks import first_half, same_source_share
 
 
 @given(st.text())
+@settings(max_examples=50)
 def test_half_of_the_words_rounded_up_as_they_stand(text):
     words = text.split()
     half = first_half(text)
@@ -25,10 +26,3 @@ def test_a_single_word_and_white_space_stay():
 def test_share_of_the_own_document():
     weights = torch.tensor([[0.0, 0.75, 0.25], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     assert same_source_share(weights, torch.tensor([4, 4, 2])).item() == pytest.approx((0.75 + 1 + 0) / 3)
-
-
-def test_settings_that_contradict_each_other():
-    with pytest.raises(ValidationError, match="two measures of what is encoded"):
-        ReplugSettings(scores="scores", chunk_size=8, chunk_tokens=512)
-    with pytest.raises(ValidationError, match="a symmetric similarity has none"):
-        ReplugSettings(scores="scores", similarity="symmetric", first_half=["prose"])

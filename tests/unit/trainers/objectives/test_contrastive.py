@@ -1,13 +1,14 @@
+"""The masked contrastive loss against its equation, and what the objective makes of a stored batch."""
+
 import math
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
-from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
+from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch, tiny_objective
 from trainers.objective import to_device
 from trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
 from trainers.objectives.pair_settings import ContrastiveSettings
@@ -33,33 +34,16 @@ def literal_loss(q, d, mask, positives, temperature):
     return total / len(q)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_loss_is_the_papers_equation(seed):
-    q, d, mask, positives = random_problem(seed)
-    for temperature in (0.3, 1.0, 5.0):
-        found = masked_contrastive_loss(q, d, mask, positives, temperature)
-        assert found.item() == pytest.approx(literal_loss(q, d, mask, positives, temperature), rel=1e-12)
-
-
-def test_the_gradient_is_the_derivative():
+def test_the_loss_is_the_papers_equation_and_its_gradient_the_derivative():
+    """So what is masked has no influence."""
+    for seed in range(4):
+        problem = random_problem(seed)
+        for temperature in (0.3, 1.0, 5.0):
+            found = masked_contrastive_loss(*problem, temperature)
+            assert found.item() == pytest.approx(literal_loss(*problem, temperature), rel=1e-12)
     q, d, mask, positives = random_problem(0)
     q.requires_grad_(), d.requires_grad_()
     assert torch.autograd.gradcheck(lambda q, d: masked_contrastive_loss(q, d, mask, positives, 0.5), (q, d))
-
-
-def test_what_is_left_out_has_no_influence():
-    q, d, mask, positives = random_problem(1)
-    mask[:, 8] = True
-    positives[positives == 8] = 0
-    mask[torch.arange(5), positives] = False
-    mask[:, 8] = True
-    d.requires_grad_()
-    before = masked_contrastive_loss(q, d, mask, positives, 0.1)
-    before.backward()
-    assert d.grad[8].abs().max() == 0
-    with torch.no_grad():
-        d[8] *= 1000
-    assert masked_contrastive_loss(q, d, mask, positives, 0.1) == before
 
 
 def test_similarities_are_float32_under_autocast():
@@ -93,39 +77,32 @@ def test_metrics_against_a_literal_count():
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "inner_product"])
-@pytest.mark.parametrize(("chunk_size", "gradient_cache"), [(None, False), (1, True), (4, False)])
-def test_a_stored_batch_means_what_its_columns_say(similarity, chunk_size, gradient_cache):
-    objective = tiny_objective(
-        dtype=torch.float64,
-        similarity=similarity,
-        similarity_temperature=0.5,
-        chunk_size=chunk_size,
-        gradient_cache=gradient_cache,
-    )
+def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similarity):
     rows = random_batch(5).append_column("batch", pa.array([3] * 6, pa.int32()))
-    outcome = objective(objective.collate(rows.select(list(objective.columns))))
-    encode, tokenize = objective.query_encoder, objective.query_encoder.tokenize
-    q = torch.cat([encode(tokenize([text], "query")) for text in rows["query"].to_pylist()])
     hard_negatives = [text for texts in rows["hard_negatives"].to_pylist() for text in texts]
     written = rows["document"].to_pylist() + hard_negatives
-    d = torch.cat([encode(tokenize([text], "document")) for text in written])
-    if similarity == "cosine":
-        q, d = nn.functional.normalize(q, dim=1), nn.functional.normalize(d, dim=1)
     masked = rows["masked"].to_pylist()
-    mask = [[column in masked[row] for column in range(len(d))] for row in range(len(q))]
+    mask = torch.tensor([[column in masked[row] for column in range(len(written))] for row in range(6)])
     assert hard_negatives
-    assert sum(map(sum, mask)) > 3
-    expected = literal_loss(q.detach(), d.detach(), torch.tensor(mask), range(6), 0.5)
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
-    assert outcome.examples == 6
-    assert not any(metric.requires_grad for metric in outcome.metrics.values())
-
-
-def test_equal_texts_are_encoded_once():
-    objective = tiny_objective()
-    batch = objective.collate(batch_of(documents=["w1", "w1", "w2"], hard_negatives=[["w2"], [], ["w3"]]))
-    assert [len(chunk["input_ids"]) for chunk in batch.documents.chunks] == [3]
-    assert len(batch.documents.order) == 5
+    assert mask.sum() > 3
+    gradients = []
+    for chunk_size, gradient_cache in ((None, False), (1, True), (2, False), (2, True), (4, False), (5, True)):
+        objective = tiny_objective(
+            dtype=torch.float64, similarity=similarity, similarity_temperature=0.5, chunk_size=chunk_size,
+            gradient_cache=gradient_cache,
+        )  # fmt: skip
+        outcome = objective(objective.collate(rows.select(list(objective.columns))))
+        encode, tokenize = objective.query_encoder, objective.query_encoder.tokenize
+        q = torch.cat([encode(tokenize([text], "query")) for text in rows["query"].to_pylist()]).detach()
+        d = torch.cat([encode(tokenize([text], "document")) for text in written]).detach()
+        if similarity == "cosine":
+            q, d = nn.functional.normalize(q, dim=1), nn.functional.normalize(d, dim=1)
+        assert outcome.loss.item() == pytest.approx(literal_loss(q, d, mask, range(6), 0.5), rel=1e-10)
+        assert outcome.examples == 6
+        assert not any(metric.requires_grad for metric in outcome.metrics.values())
+        outcome.loss.backward()
+        gradients.append(gradients_of(objective))
+        assert_same(gradients[-1], gradients[0], 1e-12)
 
 
 def batch_of(documents, hard_negatives=None, masked=None) -> pa.Table:
@@ -140,36 +117,21 @@ def batch_of(documents, hard_negatives=None, masked=None) -> pa.Table:
     )
 
 
-def test_max_lengths_reach_the_tokenizer():
-    objective = tiny_objective(query_max_length=2, document_max_length=3)
-    batch = objective.collate(batch_of(["w1 w2 w3 w4 w5"] * 2))
+def test_equal_texts_are_encoded_once_and_none_beyond_its_length():
+    batch = tiny_objective().collate(batch_of(["w1", "w1", "w2"], [["w2"], [], ["w3"]]))
+    assert [len(chunk["input_ids"]) for chunk in batch.documents.chunks] == [3]
+    assert len(batch.documents.order) == 5
+    batch = tiny_objective(query_max_length=2, document_max_length=3).collate(batch_of(["w1 w2 w3 w4 w5"] * 2))
     assert batch.queries.chunks[0]["input_ids"].shape == (1, 2)
     assert batch.documents.chunks[0]["input_ids"].shape == (1, 3)
 
 
 def test_collating_a_slice_of_a_table_sees_only_its_rows():
-    objective = tiny_objective()
     rows = batch_of(["w1", "w2", "w3"], [["w7"], ["w8", "w9"], []], [[1], [3], [0, 4]])
-    batch = objective.collate(rows.slice(1, 2))
+    batch = tiny_objective().collate(rows.slice(1, 2))
     assert len(batch.documents.order) == 4
     assert batch.masked_rows.tolist() == [0, 1, 1]
     assert batch.masked_columns.tolist() == [3, 0, 4]
-
-
-def test_neither_chunks_nor_the_gradient_cache_change_a_gradient():
-    expected, *others = (
-        gradients_with(chunk_size=chunk_size, gradient_cache=gradient_cache)
-        for chunk_size, gradient_cache in ((None, False), (2, False), (2, True), (5, True))
-    )
-    for found in others:
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12)
-
-
-def gradients_with(**settings) -> dict[str, np.ndarray]:
-    objective = tiny_objective(dtype=torch.float64, **settings)
-    objective(objective.collate(random_batch(8))).loss.backward()
-    return gradients_of(objective)
 
 
 def test_only_the_gradient_cache_drops_activations():
@@ -181,11 +143,6 @@ def test_only_the_gradient_cache_drops_activations():
         return sum(sizes)
 
     assert kept(True) < kept(False) / 5
-
-
-def test_chunks_are_measured_in_tokens_or_in_texts():
-    with pytest.raises(ValidationError, match=r"chunk_tokens is 512 and chunk_size 8, .* leave one out"):
-        ContrastiveSettings(chunk_tokens=512, chunk_size=8)
 
 
 def test_by_default_chunks_suit_the_processor():
@@ -203,8 +160,3 @@ def test_a_batch_moves_between_devices_whole():
     assert {t.device.type for chunk in moved.documents.chunks for t in chunk.values()} == {"meta"}
     assert moved.queries.order.device.type == moved.masked_rows.device.type == "meta"
     assert moved.tokens == batch.tokens
-
-
-def test_export_writes_the_encoder(tmp_path):
-    tiny_objective().export(tmp_path / "model")
-    assert (tmp_path / "model" / "tiny.pt").exists()

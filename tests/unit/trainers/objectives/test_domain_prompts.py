@@ -12,6 +12,7 @@ from raytriever.settings.configuration import validate
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.objectives.contextual.made_up import FUNCTIONS, objective_of, rows_of
+from tests.unit.trainers.tiny import with_columns
 from trainers.jobs.train import Train, TrainConfig
 from trainers.objective import Objective, build_objective
 from trainers.objectives.pair_settings import ContrastiveSettings, MarginMseSettings
@@ -26,32 +27,23 @@ BY_DOMAIN: dict[str, Any] = {
 QUERIES = [{"forum": "both "}.get(domain, "ask ") for domain in DOMAINS]
 DOCUMENTS = [{"forum": "both ", "wiki": "read ", "paraphrases": "ask "}[domain] for domain in DOMAINS]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def rows(negatives: bool = True) -> pa.Table:
-    made = rows_of()
-    if not negatives:  # a triplet has one
-        made = made.set_column(2, "hard_negatives", pa.array([[f"not {row}"] for row in range(len(FUNCTIONS))]))
-    scores = {"positive_score": [3.0] * len(made), "hard_negative_scores": [[1.0]] * len(made)}
-    for name, values in {"domain": DOMAINS, **scores}.items():
-        made = made.append_column(name, pa.array(values))
-    return made
+    changes = {"hard_negatives": [[f"not {row}"] for row in range(len(FUNCTIONS))]}  # a triplet has one
+    scores = {"positive_score": [3.0] * len(FUNCTIONS), "hard_negative_scores": [[1.0]] * len(FUNCTIONS)}
+    return with_columns(rows_of(), domain=DOMAINS, **scores, **({} if negatives else changes))
 
 
 def glued(made: pa.Table) -> pa.Table:
     """The same with the prompts as part of the texts."""
     texts = made.to_pydict()
-    columns = {
-        "query": [prompt + text for prompt, text in zip(QUERIES, texts["query"], strict=True)],
-        "document": [prompt + text for prompt, text in zip(DOCUMENTS, texts["document"], strict=True)],
-        "hard_negatives": [
-            [prompt + text for text in pool] for prompt, pool in zip(DOCUMENTS, texts["hard_negatives"], strict=True)
-        ],
-    }
-    for name, values in columns.items():
-        made = made.set_column(made.schema.get_field_index(name), name, pa.array(values, made.schema.field(name).type))
-    return made
+    pools = zip(DOCUMENTS, texts["hard_negatives"], strict=True)
+    return with_columns(
+        made,
+        query=[prompt + text for prompt, text in zip(QUERIES, texts["query"], strict=True)],
+        document=[prompt + text for prompt, text in zip(DOCUMENTS, texts["document"], strict=True)],
+        hard_negatives=[[prompt + text for text in pool] for prompt, pool in pools],
+    )
 
 
 def build(folder: Path, settings: PairSettings, **encoder: Any) -> Objective[Any]:
@@ -66,6 +58,9 @@ def test_texts_have_the_prompts_of_their_domain(tiny_encoder: Path, kind: type[P
     expected = build(tiny_encoder, kind())
     loss = objective(objective.collate(made.select(list(objective.columns)))).loss
     assert loss.item() == pytest.approx(expected(expected.collate(glued(made))).loss.item(), rel=1e-6)
+    settings = objective.settings.shaping()
+    assert settings["prompts_by_domain"]["forum"] == {"query": "alike", "document": "alike"}
+    assert "prompts_by_domain" not in kind().shaping()  # recorded where they are set
     usual = build(tiny_encoder, kind(), **PROMPTS)
     assert set(objective.columns) - set(usual.columns) == {"domain"}
     assert abs(loss - usual(usual.collate(made)).loss) > 1e-4
@@ -79,22 +74,18 @@ def test_so_have_the_documents_of_a_context(tiny_encoder: Path, own: bool) -> No
     objective = objective_of(tiny_encoder, PROMPTS, prompts_by_domain=BY_DOMAIN, **settings)
     batch = objective.collate(rows())
     expected = objective_of(tiny_encoder, **settings)
-    assert objective(batch).loss.item() == pytest.approx(
-        expected(expected.collate(glued(rows()))).loss.item(), rel=1e-5
-    )
+    loss = expected(expected.collate(glued(rows()))).loss
+    assert objective(batch).loss.item() == pytest.approx(loss.item(), rel=1e-5)
     first = objective.contextual.first_stage
     read = {first.tokenizer.decode(row, skip_special_tokens=True) for row in batch.candidates.features["input_ids"]}
     assert {text.replace(" ", "").replace("#", "")[:2] for text in read} == {"bo", "re", "as"}
-    twice = rows().set_column(1, "document", pa.array(["the same"] * 8))
-    texts = objective.collate(twice).candidates
+    texts = objective.collate(with_columns(rows(), document=["the same"] * 8)).candidates
     assert len(set(texts.keys.tolist())) < len(texts.keys)  # once behind each prompt, known as one text
 
 
 def test_what_there_is_not_is_refused(tiny_encoder: Path) -> None:
     settings = ContrastiveSettings.model_validate({"prompts_by_domain": {"forum": {"query": "alik"}}})
-    message = (
-        r"prompts_by_domain\.forum\.query is 'alik', but the encoder has no prompt .* has alike, document, query\."
-    )
+    message = r"prompts_by_domain\.forum\.query is 'alik', but the encoder has no .* has alike, document, query\."
     with pytest.raises(UserError, match=message):
         build(tiny_encoder, settings, **PROMPTS)
     encoder = {"model": str(tiny_encoder), "pooling": "mean", **PROMPTS}
@@ -112,9 +103,3 @@ def test_what_there_is_not_is_refused(tiny_encoder: Path) -> None:
 
     with pytest.raises(UserError, match=r"names 'forum', but no batch in some/batches .*Allowed: paraphrases, wiki"):
         objective.check_batches(Batches())  # type: ignore[arg-type]
-
-
-def test_the_settings_are_recorded_where_they_are_set() -> None:
-    assert "prompts_by_domain" not in ContrastiveSettings().shaping()
-    set_ = ContrastiveSettings.model_validate({"prompts_by_domain": BY_DOMAIN})
-    assert set_.shaping()["prompts_by_domain"]["forum"] == {"query": "alike", "document": "alike"}

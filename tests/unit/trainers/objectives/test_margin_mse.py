@@ -1,34 +1,28 @@
+"""MarginMSE against the paper's equation, and what the objective makes of stored triplets with a teacher's scores."""
+
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
 
 from raytriever.errors import UserError
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.text_encoder import load_encoder
-from tests.unit.trainers.tiny import TinyEncoder
+from tests.unit.trainers.tiny import TinyEncoder, with_columns
 from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.engine.draws import draw_hard_negatives
 from trainers.objectives.margin_mse import MarginMse, margin_mse_loss
 from trainers.objectives.pair_settings import MarginMseSettings
 
 
-def test_the_loss_is_the_papers_equation():
-    student_positive, student_negative, positive, negative = torch.randn(4, 7, dtype=torch.float64)
+def test_the_loss_is_the_papers_equation_and_its_gradient_the_derivative():
+    scores = torch.randn(4, 7, dtype=torch.float64)
+    student_positive, student_negative, positive, negative = scores
     expected = np.mean(
         [((student_positive[i] - student_negative[i]) - (positive[i] - negative[i])).item() ** 2 for i in range(7)]
     )
-    found = margin_mse_loss(student_positive, student_negative, positive, negative)
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    assert margin_mse_loss(*scores).item() == pytest.approx(expected, rel=1e-12)
     # only margins count: what a teacher adds to all scores of a query changes nothing
     shifted = margin_mse_loss(student_positive + 3, student_negative + 3, positive - 9, negative - 9)
     assert shifted.item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_gradient_is_the_derivative():
-    scores = [row.requires_grad_() for row in torch.randn(4, 3, dtype=torch.float64)]
-    assert torch.autograd.gradcheck(margin_mse_loss, scores)
+    assert torch.autograd.gradcheck(margin_mse_loss, [row.requires_grad_() for row in scores[:, :3].clone()])
 
 
 def tiny_objective(**settings) -> MarginMse:
@@ -62,29 +56,16 @@ def test_a_stored_batch_means_what_its_columns_say(similarity, cut):
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_no_number_is_refused(score):
-    rows = triplet_batch(1)
-    scores = [0.0, 0.0, score, 0.0, 0.0, 0.0]
-    column = rows.schema.get_field_index("positive_score")
-    rows = rows.set_column(column, "positive_score", pa.array(scores, pa.float32()))
+    rows = with_columns(triplet_batch(1), positive_score=[0.0, 0.0, score, 0.0, 0.0, 0.0])
     query = rows["query"][2].as_py()
     with pytest.raises(UserError, match=f"Query {query!r} has a teacher score that is no finite number"):
-        tiny_objective().collate(rows)
-
-
-def test_several_hard_negatives_are_refused():
-    rows = triplet_batch(1)
-    two = pa.array([["w1", "w2"]] * 6)
-    rows = rows.set_column(rows.schema.get_field_index("hard_negatives"), "hard_negatives", two)
-    with pytest.raises(UserError, match="has 2 hard negatives; a triplet has exactly one"):
         tiny_objective().collate(rows)
 
 
 def test_negatives_that_are_drawn_in_training_keep_their_scores():
     pools = [[f"w{row} w{place}" for place in range(4)] for row in range(6)]
     scores = [[row + place / 10 for place in range(4)] for row in range(6)]
-    rows = triplet_batch(1)
-    for name, values, kind in (("hard_negatives", pools, pa.string()), ("hard_negative_scores", scores, pa.float32())):
-        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.list_(kind)))
+    rows = with_columns(triplet_batch(1), hard_negatives=pools, hard_negative_scores=scores)
     rows = rows.drop_columns("hard_negative_ids")
     drawn = draw_hard_negatives(rows, 1, seed=0, epoch=0)
     places = [pool.index(text) for pool, (text,) in zip(pools, drawn["hard_negatives"].to_pylist(), strict=True)]
@@ -100,31 +81,3 @@ def test_the_loss_is_float32_under_autocast():
     batch = objective.collate(triplet_batch(2))
     with torch.autocast("cpu", torch.bfloat16):
         assert objective(batch).loss.dtype == torch.float32
-
-
-def test_there_is_nothing_to_share_over_a_step():
-    with pytest.raises(ValidationError, match="a row is compared with its own alone"):
-        MarginMseSettings(share_negatives="step")
-
-
-def test_a_transformer_learns_the_teachers_margins(tiny_encoder):
-    encoder = load_encoder(EncoderSettings(model=str(tiny_encoder), pooling="cls"), tiny_encoder, "f" * 64, dropout=0.0)
-    rows = pa.table(
-        {
-            "query": ["pops at both ends?", "which arguments?"],
-            "document": ["A deque appends and pops at both ends.", "The parser reads arguments."],
-            "hard_negatives": [["The parser reads arguments."], ["An event loop runs coroutines."]],
-            "positive_score": pa.array([9.0, 4.0], pa.float32()),
-            "hard_negative_scores": pa.array([[1.0], [3.0]], pa.list_(pa.float32())),
-        }
-    )
-    objective = MarginMse(encoder, MarginMseSettings(chunk_size=3))
-    optimizer = torch.optim.Adam(objective.parameters(), lr=2e-3)
-    outcomes = []
-    for _ in range(80):
-        outcomes.append(objective(objective.collate(rows)))
-        optimizer.zero_grad()
-        outcomes[-1].loss.backward()
-        optimizer.step()
-    assert outcomes[-1].loss < outcomes[0].loss / 20
-    assert outcomes[-1].metrics["margin_mean"].item() == pytest.approx(4.5, abs=0.5)

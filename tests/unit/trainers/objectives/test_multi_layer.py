@@ -1,3 +1,5 @@
+"""Documents of several vectors: losses against the paper's equations, batches, metrics, training and export."""
+
 import math
 
 import numpy as np
@@ -5,9 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.trainers.tiny import gradients_of, random_batch
-from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
+from retrieval.encoders.specification import EncoderSettings, VectorForm
+from retrieval.encoders.towers import load_towers
+from tests.unit.trainers.objectives.contextual.made_up import rows_of
+from tests.unit.trainers.tiny import assert_same, gradients_of, learn, random_batch
+from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
 from trainers.objectives.multi_layer import (
+    MultiLayer,
     best_vector,
     max_similarity,
     multi_vector_loss,
@@ -16,6 +22,7 @@ from trainers.objectives.multi_layer import (
     self_contrastive_regulariser,
     vector_similarities,
 )
+from trainers.objectives.pair_settings import MultiLayerSettings
 
 
 def literal_loss(q, documents, mask, training_form, reduced, weight, temperature=1.0) -> float:
@@ -48,12 +55,9 @@ class Problem:
         self.positives = torch.arange(4)
         self.mask[self.positives, self.positives] = False
 
-    def loss(self, training_form: str, reduced: int, weight: float = 0.7, temperature: float = 1.0) -> Tensor:
-        return problem_loss(self.q, self.d, self, training_form, reduced, weight, temperature)
 
-
-def problem_loss(q, d, problem, training_form, reduced, weight=0.7, temperature=1.0) -> Tensor:
-    similarities = vector_similarities(q, d, problem.present) / temperature
+def problem_loss(problem: Problem, training_form: str, reduced: int, weight=0.7, temperature=1.0) -> Tensor:
+    similarities = vector_similarities(problem.q, problem.d, problem.present) / temperature
     losses = {
         "multi_vector": multi_vector_loss,
         "self_contrastive": self_contrastive_loss,
@@ -66,45 +70,17 @@ def problem_loss(q, d, problem, training_form, reduced, weight=0.7, temperature=
 
 @pytest.mark.parametrize("training_form", SEVERAL)
 @pytest.mark.parametrize("reduced", [0, -1])
-def test_the_losses_are_the_papers_equations(training_form, reduced):
+def test_the_losses_are_the_papers_equations_and_their_gradients_the_derivatives(training_form, reduced):
+    """So neither the order of documents and of other layers nor absent vectors matter."""
     for seed in range(5):
         problem = Problem(seed, all_present=reduced == -1)
         documents = [vectors[there] for vectors, there in zip(problem.d, problem.present, strict=True)]
         for temperature in (0.5, 1.0, 3.0):
             expected = literal_loss(problem.q, documents, problem.mask, training_form, reduced, 0.7, temperature)
-            found = problem.loss(training_form, reduced, 0.7, temperature)
+            found = problem_loss(problem, training_form, reduced, 0.7, temperature)
             assert found.item() == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("training_form", SEVERAL)
-@pytest.mark.parametrize("reduced", [0, -1])
-def test_the_gradients_are_the_derivatives(training_form, reduced):
-    problem = Problem(0, all_present=reduced == -1)
-    q, d = problem.q.requires_grad_(), problem.d.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, d: problem_loss(q, d, problem, training_form, reduced), (q, d))
-
-
-@pytest.mark.parametrize("training_form", SEVERAL)
-def test_neither_the_order_of_documents_nor_that_of_other_layers_matters(training_form):
-    problem = Problem(3, all_present=True)
-    expected = problem.loss(training_form, -1)
-    order, layers = torch.tensor([4, 0, 6, 2, 5, 1, 3]), torch.tensor([1, 0, 2])
-    problem.d, problem.mask = problem.d[order][:, layers], problem.mask[:, order]
-    problem.positives = torch.argsort(order)[problem.positives]
-    torch.testing.assert_close(problem.loss(training_form, -1), expected, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("training_form", SEVERAL)
-def test_absent_vectors_have_no_influence(training_form):
-    problem = Problem(1)
-    assert not problem.present[problem.positives].all()
-    problem.d.requires_grad_()
-    expected = problem.loss(training_form, 0)
-    expected.backward()
-    assert problem.d.grad[~problem.present].abs().max() == 0
-    with torch.no_grad():
-        problem.d[~problem.present] += 1e6
-    assert problem.loss(training_form, 0) == expected
+    inputs = problem.q.requires_grad_(), problem.d.requires_grad_()
+    assert torch.autograd.gradcheck(lambda *_: problem_loss(problem, training_form, reduced), inputs)
 
 
 def test_of_equal_vectors_the_reduced_one_wins_and_has_the_whole_gradient():
@@ -117,19 +93,6 @@ def test_of_equal_vectors_the_reduced_one_wins_and_has_the_whole_gradient():
         assert found.tolist() == [[2.0, 3.0, 1.0, -1.0]]
         found.sum().backward()
         assert leaf.grad[0].tolist() == torch.eye(3)[winners].tolist()
-
-
-def test_only_the_own_positive_is_judged_by_the_reduced_vector():
-    """A document's other vector pulls it up for every query but its own, for which it has no gradient."""
-    d = torch.zeros(2, 2, 1, dtype=torch.float64)
-    d[:, 0], d[:, 1] = 5.0, 1.0  # the first layer is the better one
-    d.requires_grad_()
-    q = torch.ones(2, 1, dtype=torch.float64)
-    similarities = vector_similarities(q, d, torch.ones(2, 2, dtype=torch.bool))
-    losses = self_contrastive_loss(similarities, torch.zeros(2, 2, dtype=torch.bool), torch.arange(2), -1)
-    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(4.0))] * 2)
-    losses[0].backward()
-    assert (d.grad != 0).squeeze(-1).tolist() == [[False, True], [True, False]]
 
 
 def test_similarities_are_float32_under_autocast():
@@ -159,59 +122,29 @@ def encoded_alone(objective, rows) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize(("form", "training_form"), COMBINATIONS)
-@pytest.mark.parametrize(("chunk_size", "gradient_cache"), [(None, False), (4, True)])
-def test_a_stored_batch_means_what_its_columns_say(form, training_form, chunk_size, gradient_cache):
-    objective = tiny_multi_layer(
-        FORMS[form], training_form, chunk_size=chunk_size, gradient_cache=gradient_cache, similarity_temperature=0.5
-    )
-    rows = random_batch(5)
-    outcome = objective(objective.collate(rows))
-    q, documents = encoded_alone(objective, rows)
-    masked = rows["masked"].to_pylist()
-    mask = [[column in masked[row] for column in range(len(documents))] for row in range(6)]
-    assert len(documents) > 8
-    assert sum(map(sum, mask)) > 3
-    reduced = -1 if form == "layers" else 0
-    one_vector = training_form not in SEVERAL
-    expected = literal_loss(
-        q, documents, mask, "multi_vector" if one_vector else training_form, reduced, 0.3, temperature=0.5
-    )
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
-    assert outcome.examples == 6
-    assert not any(metric.requires_grad for metric in outcome.metrics.values())
-
-
-@pytest.mark.parametrize(("form", "training_form"), COMBINATIONS)
-def test_neither_chunks_nor_the_gradient_cache_change_a_gradient(form, training_form):
-    def gradients(**settings) -> dict[str, np.ndarray]:
-        objective = tiny_multi_layer(FORMS[form], training_form, **settings)
-        objective(objective.collate(random_batch(8))).loss.backward()
-        return gradients_of(objective)
-
-    expected = gradients()
-    assert {name.split(".")[0] for name in expected} == {"query_encoder", "document_encoder"}
-    assert ("document_encoder.alpha" in expected) == (training_form == "scalar_mix")
-    for settings in ({"chunk_size": 2}, {"chunk_size": 2, "gradient_cache": True}):
-        found = gradients(**settings)
-        assert found.keys() == expected.keys()
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
-
-
-def test_the_gradient_cache_repeats_the_dropout():
-    """The same draws with and without it, chunk by chunk, for encoders of several vectors too."""
-
-    def gradients(gradient_cache: bool) -> dict[str, np.ndarray]:
+def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(form, training_form):
+    rows, gradients = random_batch(5), []
+    literal_form = training_form if training_form in SEVERAL else "multi_vector"  # of one vector
+    for chunk_size, gradient_cache in ((None, False), (2, False), (2, True), (4, True)):
         objective = tiny_multi_layer(
-            ALL_TOKENS, "self_contrastive", dropout=0.4, chunk_size=3, gradient_cache=gradient_cache
+            FORMS[form], training_form, chunk_size=chunk_size, gradient_cache=gradient_cache, similarity_temperature=0.5
         )
-        batch = objective.collate(random_batch(8))
-        torch.manual_seed(5)
-        objective(batch).loss.backward()
-        return gradients_of(objective)
-
-    for name, expected in gradients(False).items():
-        np.testing.assert_allclose(gradients(True)[name], expected, rtol=1e-12, atol=1e-12, err_msg=name)
+        outcome = objective(objective.collate(rows))
+        q, documents = encoded_alone(objective, rows)
+        masked = rows["masked"].to_pylist()
+        mask = [[column in masked[row] for column in range(len(documents))] for row in range(6)]
+        assert len(documents) > 8
+        assert sum(map(sum, mask)) > 3
+        reduced = -1 if form == "layers" else 0
+        expected = literal_loss(q, documents, mask, literal_form, reduced, 0.3, temperature=0.5)
+        assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
+        assert outcome.examples == 6
+        assert not any(metric.requires_grad for metric in outcome.metrics.values())
+        outcome.loss.backward()
+        gradients.append(gradients_of(objective))
+        assert_same(gradients[-1], gradients[0], 1e-12)
+    assert {name.split(".")[0] for name in gradients[0]} == {"query_encoder", "document_encoder"}
+    assert ("document_encoder.alpha" in gradients[0]) == (training_form == "scalar_mix")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -238,17 +171,44 @@ def test_metrics_are_of_what_is_searched(form):
         assert shares == pytest.approx(expected)
 
 
-def test_towers_may_share_their_weights():
-    """A shared weight's gradient is the sum of those that two towers of equal weights get."""
-    apart, shared = (tiny_multi_layer(LAYERS, "self_contrastive") for _ in range(2))
-    apart.query_encoder.load_state_dict(apart.document_encoder.state_dict())
-    shared.query_encoder.load_state_dict(shared.document_encoder.state_dict())
-    for name, module in shared.document_encoder.named_children():
-        setattr(shared.query_encoder, name, module)
-    for objective in (apart, shared):
-        objective(objective.collate(random_batch(3))).loss.backward()
-    found, expected = gradients_of(shared), gradients_of(apart)
-    assert len(found) == len(expected) // 2
-    for name, gradient in found.items():
-        whole = expected[name] + expected[name.replace("query_encoder", "document_encoder")]
-        np.testing.assert_allclose(gradient, whole, rtol=1e-12, atol=1e-12)
+ENCODERS = {
+    "dual encoder": ({}, {"training_form": "dual_encoder"}),
+    "self-contrastive": ({**LAYERS, "reduction": "last"}, {"training_form": "self_contrastive", "regularisation": 1.0}),
+    "multi-vector": ({**LAYERS, "reduction": "none"}, {"training_form": "multi_vector"}),
+    "average": ({**LAYERS, "reduction": "average"}, {"training_form": "average"}),
+    "scalar mix": ({**LAYERS, "reduction": "scalar_mix"}, {"training_form": "scalar_mix"}),
+    "ME-BERT": ({"kind": "first_tokens", "tokens": 8, "reduction": "none"}, {"training_form": "multi_vector"}),
+    "ColBERT": (
+        {"kind": "all_tokens", "reduction": "last"},
+        {"training_form": "self_contrastive", "regularisation": 0.01},
+    ),
+}
+
+
+def built(path, form, settings, two_towers: bool) -> MultiLayer:
+    def load(vector_form):
+        wanted = EncoderSettings(model=str(path), form=vector_form, pooling="cls", normalize=False)
+        return load_towers(wanted, path, "f" * 64, dropout=0.0)
+
+    towers = load(VectorForm(**form))
+    query = load(None).query if two_towers else towers.query
+    return MultiLayer(query, towers.document, MultiLayerSettings(**settings, chunk_size=3, gradient_cache=True))
+
+
+@pytest.mark.parametrize("two_towers", [False, True], ids=["shared", "two towers"])
+@pytest.mark.parametrize("case", ENCODERS)
+def test_trained_and_exported(case, two_towers, tiny_encoder, tmp_path):
+    form, settings = ENCODERS[case]
+    trained = built(tiny_encoder, form, settings, two_towers)
+    outcomes = learn(trained, [trained.collate(rows_of(4))] * 8, 5e-3)
+    assert outcomes[-1].loss < outcomes[0].loss - 0.1
+    trained.eval()
+    trained.export(tmp_path / "model")
+    loaded = load_towers(EncoderSettings(model=str(tmp_path / "model")), tmp_path / "model", "f" * 64).eval()
+    for role in ("query", "document"):
+        texts = rows_of(4)[role].to_pylist()
+        with torch.no_grad():
+            found, expected = (
+                encoder(encoder.tokenize(texts, role)) for encoder in (loaded.of(role), trained.encoder(role))
+            )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

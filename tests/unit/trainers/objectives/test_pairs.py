@@ -1,10 +1,11 @@
+"""What a loss is over: masks, positives and order of candidates, over batches, steps and rows in any order."""
+
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from tests.unit.trainers.several_batches import as_one_batch, several_batches
-from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
+from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch, tiny_objective, with_columns
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
 from trainers.objective import Comparisons
 from trainers.objectives.pairs import positives_in_step, score_candidates
@@ -53,41 +54,8 @@ def test_a_step_as_one_loss_is_one_large_batch(name):
     for outcome in outcomes:
         outcome.loss.backward()
     assert outcomes[0].loss.item() == pytest.approx(outcomes[1].loss.item(), rel=1e-14)
-    for metric, value in outcomes[1].metrics.items():
-        torch.testing.assert_close(outcomes[0].metrics[metric], value, rtol=1e-12, atol=1e-12)
-    expected = gradients_of(alone)
-    for parameter, found in gradients_of(joined).items():
-        np.testing.assert_allclose(found, expected[parameter], rtol=1e-12, atol=1e-12, err_msg=parameter)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_order_of_rows_does_not_matter(name):
-    rows = as_one_batch(several_batches(2))
-    order = np.random.default_rng(0).permutation(len(rows))
-    shuffled = renumbered(rows, order)
-    one, other = OBJECTIVES[name](), OBJECTIVES[name]()
-    found, expected = one(one.collate(shuffled)).loss, other(other.collate(rows)).loss
-    assert found.item() == pytest.approx(expected.item(), rel=1e-13)
-    found.backward(), expected.backward()
-    for parameter, gradient in gradients_of(one).items():
-        np.testing.assert_allclose(gradient, gradients_of(other)[parameter], rtol=1e-10, atol=1e-12)
-
-
-def renumbered(rows: pa.Table, order: np.ndarray) -> pa.Table:
-    """The rows in another order, their masks naming the same documents."""
-    count = len(rows)
-    places: list[list[int]] = []  # of each row's hard negatives, among all columns
-    total = count
-    for pool in rows["hard_negatives"].to_pylist():
-        places.append(list(range(total, total + len(pool))))
-        total += len(pool)
-    moved = {int(row): place for place, row in enumerate(order)}
-    for row in order:
-        for place in places[row]:
-            moved[place] = len(moved)
-    masked = [sorted(moved[column] for column in columns) for columns in rows["masked"].to_pylist()]
-    index = rows.column_names.index("masked")
-    return rows.set_column(index, "masked", pa.array(masked, pa.list_(pa.int32()))).take(order)
+    assert_same(outcomes[0].metrics, outcomes[1].metrics, 1e-12)
+    assert_same(gradients_of(joined), gradients_of(alone), 1e-12)
 
 
 def test_comparisons_count_what_a_loss_is_over():
@@ -107,12 +75,8 @@ def test_comparisons_count_what_a_loss_is_over():
     mask = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)]).mask
     assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
 
-
-def test_one_hard_negative_a_row_gives_the_papers_number_of_negatives():
-    rows = random_batch(5)
-    rows = rows.set_column(rows.column_names.index("hard_negatives"), "hard_negatives", pa.array([["w1"]] * 6))
-    found = tiny_objective().comparisons(rows)
-    assert found.in_batch + found.hard == 2 * (6 - 1) + 1
+    found = tiny_objective().comparisons(with_columns(rows, hard_negatives=[["w1"]] * 6))
+    assert found.in_batch + found.hard == 2 * (6 - 1) + 1  # as the paper counts
 
 
 def test_tokens_are_those_that_are_encoded():
@@ -125,6 +89,7 @@ def test_tokens_are_those_that_are_encoded():
 
 
 def test_held_documents_are_passed_back_last_and_gradients_stay_the_same():
+    """Nothing is held where two towers read, or nothing is trained."""
     rows = random_batch(5)
 
     def gradients(may_hold: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -138,17 +103,13 @@ def test_held_documents_are_passed_back_last_and_gradients_stay_the_same():
 
     (nothing, expected), (of_queries, found) = gradients(may_hold=False), gradients(may_hold=True)
     assert not nothing
-    assert found.keys() == expected.keys() == of_queries.keys()
+    assert_same(found, expected, 1e-12)
+    assert of_queries.keys() == expected.keys()
     for name, gradient in expected.items():
-        np.testing.assert_allclose(found[name], gradient, rtol=1e-12, atol=1e-15)
         assert not np.array_equal(of_queries[name], gradient), name
 
-
-def test_nothing_is_held_where_queries_and_documents_are_read_together_or_nothing_is_trained():
-    rows, objective = random_batch(5), tiny_objective()
-    objective.may_hold = True
+    objective, layers = tiny_objective(), tiny_multi_layer(LAYERS, "self_contrastive")
+    objective.may_hold = layers.may_hold = True
     with torch.no_grad():
         assert objective(objective.collate(rows)).held is None
-    layers = tiny_multi_layer(LAYERS, "self_contrastive")
-    layers.may_hold = True
     assert layers(layers.collate(rows)).held is None

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tests.unit.trainers.tiny import TinyBatches, tiny_objective
+from tests.unit.trainers.tiny import TinyBatches, tiny_objective, with_columns
 from trainers.engine.order import Order
 from trainers.engine.reading import Reader
 from trainers.engine.settings import TrainingSettings
@@ -21,13 +21,14 @@ from trainers.record.run_log import measured
 TRAINING = TrainingSettings(bf16=False)
 
 
-def of_run(
-    counts: tuple[int, ...] = (9, 8), per_step: int = 2, ranks: int = 1, *, joined: bool = False, **settings: Any
-) -> Ledger:
-    batches = TinyBatches(counts)
+def measure(batches: TinyBatches, per_step: int = 1, ranks: int = 1, joined: bool = False, **settings: Any) -> Ledger:
     objective = tiny_objective(**({"share_negatives": "step"} if joined else {}), **settings)
-    order = Order(counts, per_step, 0, ranks, joined=joined)
+    order = Order(batches.counts, per_step, 0, ranks, joined=joined)
     return measure_ledger(objective, batches, Reader(batches, objective), order, ranks, TRAINING)
+
+
+def of_run(counts: tuple[int, ...] = (9, 8), per_step: int = 2, **settings: Any) -> Ledger:
+    return measure(TinyBatches(counts), per_step, **settings)
 
 
 def test_counts_are_those_of_the_batches() -> None:
@@ -57,24 +58,16 @@ def test_shared_negatives_are_counted_over_the_step_and_over_ranks() -> None:
     assert of_run(per_step=1, ranks=2).cross_rank == documents / 2  # half a batch on each
 
 
-def test_few_batches_are_spread_over_the_epoch() -> None:
-    batches, objective = TinyBatches((80,)), tiny_objective()
-    order = Order((80,), 1, 0)
-    ledger = measure_ledger(objective, batches, Reader(batches, objective), order, 1, TRAINING)
-    assert batches.reads == [(0, index) for index in range(0, 80, 10)]
-    assert ledger.sampled_batches == 8
-
-
-def test_large_batches_are_not_all_read() -> None:
+def test_few_batches_are_read_spread_over_the_epoch_and_fewer_large_ones() -> None:
     class Large(TinyBatches):
         def read(self, epoch: int, index: int) -> pa.Table:
             rows = pa.concat_tables([super().read(epoch, index)] * 1500)
-            nothing = pa.array([[]] * len(rows), pa.list_(pa.int32()))
-            return rows.set_column(rows.column_names.index("masked"), "masked", nothing)
+            return with_columns(rows, masked=[[]] * len(rows))
 
-    batches, objective = Large((4,)), tiny_objective()
-    order = Order((4,), 1, 0)
-    ledger = measure_ledger(objective, batches, Reader(batches, objective), order, 1, TRAINING)
+    batches = TinyBatches((80,))
+    assert measure(batches).sampled_batches == 8
+    assert batches.reads == [(0, index) for index in range(0, 80, 10)]
+    ledger = measure(Large((4,)))
     assert ledger.sampled_batches == 2
     assert ledger.comparisons.queries == 9000
 
@@ -98,21 +91,11 @@ def test_lengths_are_found_in_any_nest() -> None:
 
 def test_lines_are_few_and_say_each_number() -> None:
     ledger = Ledger(
-        steps=1250,
-        batches_per_step=4,
-        ranks=2,
-        slices_per_batch=1,
-        dropped_batches=(3, 1),
-        sampled_batches=8,
+        steps=1250, batches_per_step=4, ranks=2, slices_per_batch=1, dropped_batches=(3, 1), sampled_batches=8,
         comparisons=Comparisons(queries=128, documents=256, positives=1, in_batch=254, hard=1, masked=0.42),
-        cross_batch=768,
-        cross_rank=512,
-        tokens={},
-        trainable_parameters=300,
-        parameters=30_000,
-        learning_rate=2e-5,
+        cross_batch=768, cross_rank=512, tokens={}, trainable_parameters=300, parameters=30_000, learning_rate=2e-5,
         precision="bfloat16 autocast",
-    )
+    )  # fmt: skip
     lines = ledger_lines(ledger.to_json())
     assert len(lines) <= 15
     assert "1,250 of 4 batches, on 2 ranks" in lines[1]
@@ -131,21 +114,9 @@ def test_lines_are_few_and_say_each_number() -> None:
     assert ledger_rows(stored) == ledger_rows(ledger.to_json())
 
 
-def test_the_columns_of_the_terminal_are_aligned() -> None:
-    lines = ledger_lines(of_run().to_json())[1:]
-    rows = ledger_rows(of_run().to_json())
-    assert {line.index(value) for line, (_, value) in zip(lines, rows, strict=True)} == {
-        2 + max(len(name) for name, _ in rows) + 2
-    }
-    assert len(lines) <= 14
-
-
 def test_the_first_step_is_left_out_of_rates() -> None:
-    points = [
-        {"examples": 10, "seconds": 9.0, "waiting_seconds": 5.0},
-        {"examples": 10, "seconds": 0.5, "waiting_seconds": 0.1},
-        {"examples": 10, "seconds": 1.5, "waiting_seconds": 0.1},
-    ]
+    times = [(9.0, 5.0), (0.5, 0.1), (1.5, 0.1)]
+    points = [{"examples": 10, "seconds": seconds, "waiting_seconds": waiting} for seconds, waiting in times]
     text = measured(points, torch.device("cpu"))
     assert text.startswith("measured over 2 steps: 10.0 examples/s, 10.0% of the time waiting for data; ")
     assert measured(points[:1], torch.device("cpu")).startswith("measured over 1 step: 1.1 examples/s, 55.6%")
@@ -154,9 +125,7 @@ def test_the_first_step_is_left_out_of_rates() -> None:
 @pytest.mark.parametrize(
     ("kind", "waiting", "advised"), [("cuda", 0.2, True), ("cuda", 0.05, False), ("cpu", 0.2, False)]
 )
-def test_a_gpu_that_waits_says_what_to_set(
-    monkeypatch: pytest.MonkeyPatch, kind: str, waiting: float, advised: bool
-) -> None:
+def test_a_gpu_that_waits_says_what_to_set(monkeypatch, kind: str, waiting: float, advised: bool) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
     point = {"examples": 10, "seconds": 1.0, "waiting_seconds": waiting}
     advice = " (more resources.cpus_per_worker tokenize faster)" * advised
@@ -179,25 +148,15 @@ def test_peak_memory_grows_with_what_is_held() -> None:
     assert 0.5 < after - before < 1.1  # less by what its imports held for a moment
 
 
-def test_a_batch_that_lacks_a_column_is_refused_by_name() -> None:
-    class Bare(TinyBatches):
-        def read(self, epoch: int, index: int) -> pa.Table:
-            return super().read(epoch, index).drop_columns(["masked"])
-
-    batches, objective = Bare(), tiny_objective()
-    with pytest.raises(Exception, match="no column masked"):
-        measure_ledger(objective, batches, Reader(batches, objective), Order((9,), 1, 0), 1, TRAINING)
-
-
-def test_without_positives_it_says_what_a_text_is_weighed_against():
+def test_lines_are_aligned_exact_and_without_positives_say_what_a_text_is_weighed_against() -> None:
     stored = of_run().to_json()
+    lines, rows = ledger_lines(stored), ledger_rows(stored)
+    places = {line.index(value) for line, (_, value) in zip(lines[1:], rows, strict=True)}
+    assert places == {2 + max(len(name) for name, _ in rows) + 2}  # columns are aligned
+    assert len(lines) <= 15
+    assert "at most" not in "\n".join(lines)  # of negatives that are not shared
+    assert "\n".join(ledger_lines(of_run(joined=True).to_json())).count("at most") == 1
     stored["comparisons"] |= {"positives": 0.0, "in_batch": 15.0, "hard": 0.0, "masked": 0.0}
     rows = dict(ledger_rows(stored))
     assert rows["compared with"] == "15 others of its batch, none marked as its answer"
     assert "negatives" not in rows
-
-
-def test_negatives_that_are_not_shared_are_counted_exactly():
-    assert "at most" not in "\n".join(ledger_lines(of_run().to_json()))
-    shared = "\n".join(ledger_lines(of_run(joined=True).to_json()))
-    assert shared.count("at most") == 1

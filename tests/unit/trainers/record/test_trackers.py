@@ -37,10 +37,10 @@ CONFIG = {"training": {"seed": 3, "optimizer": {"learning_rate": 2e-5}}, "object
 class Stub(ModuleType):
     """Stands for wandb, mlflow and tensorboardX at once; ``calls`` has what reached it."""
 
-    def __init__(self, *, fails: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__("stub")
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.fails = fails
+        self.fails = ""  # what raises an error
         self.entities = SimpleNamespace(Metric=lambda *a: ("metric", *a), Param=lambda *a: ("param", *a))
         self.Settings = dict
 
@@ -64,18 +64,27 @@ class Stub(ModuleType):
         return [(arguments, named) for called, arguments, named in self.calls if called == name]
 
 
-def install(monkeypatch: pytest.MonkeyPatch, stub: ModuleType, name: str) -> None:
-    monkeypatch.setitem(sys.modules, name, stub)
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """In the place of every tracker's package."""
+    made = Stub()
+    for name in ("wandb", "mlflow", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, name, made)
+    return made
 
 
-def track(name: str, folder: Path, digest: str = "a" * 64, *, failed: bool = False, **settings: Any) -> None:
-    """Two steps and an evaluation."""
+def track(
+    name: str, folder: Path, digest: str = "a" * 64, *, error: BaseException | None = None, **settings: Any
+) -> None:
+    """Two steps and an evaluation, then the end of the run, or ``error``."""
     training = TrackedTraining(digest, folder, CONFIG)
     opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training)
-    opened.on_evaluation(Evaluation(0, {"nDCG@10": 0.3}))
-    opened.on_step(POINT)
-    opened.on_step(POINT | {"step": 5})
-    opened.__exit__(UserError if failed else None, None, None)
+    with suppress(UserError, KeyboardInterrupt), opened:
+        opened.on_evaluation(Evaluation(0, {"nDCG@10": 0.3}))
+        opened.on_step(POINT)
+        opened.on_step(POINT | {"step": 5})
+        if error is not None:
+            raise error
 
 
 def test_a_step_is_told_with_its_rates() -> None:
@@ -91,20 +100,15 @@ def test_a_step_is_told_with_its_rates() -> None:
     }
 
 
-def test_tensorboard_for_real(tmp_path: Path, logged: list[str]) -> None:
-    pytest.importorskip("tensorboardX")
-    track("tensorboard", tmp_path, run_name="first")
-    (events,) = (tmp_path / "tensorboard" / "first-aaaaaaaa").iterdir()
-    data = events.read_bytes()
-    for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b"learning_rate"):
-        assert name in data
-    assert logged == []
-
-
-def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, logged: list[str]) -> None:
+def test_tensorboard_for_real_purges_the_steps_that_are_taken_again(tmp_path: Path, logged: list[str]) -> None:
     """As TensorBoard reads events of a version from 2 on: a start purges what has its step or a later one."""
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    track("tensorboard", tmp_path, run_name="first")
+    (events,) = (tmp_path / "tensorboard" / "first-aaaaaaaa").iterdir()
+    for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b"learning_rate"):
+        assert name in events.read_bytes()
 
     def attempt(*steps: int, digest: str = "a" * 64) -> None:
         training = TrackedTraining(digest, tmp_path, CONFIG)
@@ -117,7 +121,8 @@ def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, logge
     attempt(1, 2, 3, 4)  # the last checkpoint was written after step 2
     attempt(3, 4, 5)
     attempt(1, digest="b" * 64)
-    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["aaaaaaaa", "bbbbbbbb"]
+    names = sorted(path.name for path in (tmp_path / "tensorboard").iterdir())
+    assert names == ["aaaaaaaa", "bbbbbbbb", "first-aaaaaaaa"]
     kept: list[int] = []
     for path in sorted((tmp_path / "tensorboard" / "aaaaaaaa").iterdir()):
         for event in map(Event.FromString, records(path.read_bytes())):
@@ -136,15 +141,14 @@ def records(data: bytes) -> Iterator[bytes]:
         data = data[16 + length :]
 
 
-@pytest.mark.parametrize(("failed", "code", "status"), [(False, 0, "FINISHED"), (True, 1, "FAILED")])
+@pytest.mark.parametrize("error", [None, UserError("the loss is nan"), KeyboardInterrupt()])
 def test_a_training_that_failed_is_shown_as_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str], failed: bool, code: int, status: str
+    stub: Stub, tmp_path: Path, logged: list[str], error: BaseException | None
 ) -> None:
-    stub = Stub()
     for name in ("wandb", "mlflow"):
-        install(monkeypatch, stub, name)
-        track(name, tmp_path, failed=failed)
-    assert stub.named("finish") == [((), {"exit_code": code})]
+        track(name, tmp_path, error=error)
+    status = "FAILED" if error else "FINISHED"
+    assert stub.named("finish") == [((), {"exit_code": 1 if error else 0})]
     assert stub.named("set_terminated") == [(("run7",), {"status": status})]
     assert stub.named("update_run") == []
     track("mlflow", tmp_path)
@@ -153,25 +157,10 @@ def test_a_training_that_failed_is_shown_as_failed(
     assert logged == []
 
 
-@pytest.mark.parametrize("error", [None, UserError("the loss is nan"), KeyboardInterrupt()])
-def test_whatever_ends_a_run_the_trackers_are_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException | None
+def test_weights_and_biases_by_a_stub(
+    monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str]
 ) -> None:
-    stub = Stub()
-    install(monkeypatch, stub, "wandb")
-    derivation = Derivation("model", "train", 2, {}, {})
-    tracking = TrackingSettings(trackers=("wandb",))
-    opened = open_trackers(tracking, tracked_training(tracking, str(tmp_path / "model"), derivation))
-    with suppress(UserError, KeyboardInterrupt), opened:
-        if error is not None:
-            raise error
-    assert stub.named("finish") == [((), {"exit_code": 0 if error is None else 1})]
-
-
-def test_weights_and_biases_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]) -> None:
     monkeypatch.setenv("SOME_TOKEN", "not-to-be-told")
-    stub = Stub()
-    install(monkeypatch, stub, "wandb")
     track("wandb", tmp_path, project="retrieval", run_name="a", every=4)
     (_, given), *_ = stub.named("init")
     assert (given["project"], given["name"], given["config"]) == ("retrieval", "a", CONFIG)
@@ -190,10 +179,8 @@ def test_weights_and_biases_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert logged == []
 
 
-def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]) -> None:
+def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str]) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    stub = Stub()
-    install(monkeypatch, stub, "mlflow")
     track("mlflow", tmp_path, project="retrieval")
     assert stub.named("MlflowClient") == [((), {"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})]
     assert stub.named("create_experiment")[0][0] == ("retrieval",)
@@ -210,7 +197,7 @@ def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logge
 
 
 def test_trainings_that_share_a_folder_have_runs_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]
+    monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str]
 ) -> None:
     given: list[str | None] = []
     names = iter(("first", "second", "third"))
@@ -219,9 +206,7 @@ def test_trainings_that_share_a_folder_have_runs_of_their_own(
         given.append(named["id"])
         return SimpleNamespace(id=named["id"] or next(names), log=lambda *_, **__: None, finish=lambda **_: None)
 
-    stub = Stub()
     monkeypatch.setattr(stub, "init", begin, raising=False)
-    install(monkeypatch, stub, "wandb")
     # two trials, begun anew after a crash; then the first with another learning rate
     for digest in ("1" * 64, "2" * 64, "1" * 64, "2" * 64, "3" * 64):
         track("wandb", tmp_path, digest)
@@ -246,15 +231,16 @@ def test_a_training_is_another_one_where_the_model_is_made_of_something_else(tmp
 
 
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
-def test_what_goes_wrong_there_costs_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str], fails: str
-) -> None:
-    install(monkeypatch, Stub(fails=fails), "wandb")
+def test_what_goes_wrong_there_costs_one_line(stub: Stub, tmp_path: Path, logged: list[str], fails: str) -> None:
+    """Without the credentials that addresses have."""
+    stub.fails = fails
     track("wandb", tmp_path)
     assert logged == [
         "wandb is off: OSError: connection to http://…@server refused. The training doesn't need it, and stores its"
         " curve."
     ]
+    told = without_credentials("at https://me:pass@host/a@b and s3://key@bucket")
+    assert told == "at https://…@host/a@b and s3://…@bucket"
 
 
 @pytest.mark.parametrize(
@@ -262,12 +248,10 @@ def test_what_goes_wrong_there_costs_one_line(
     [(3, "it was left behind with points that it had not sent"), (1000, "5 points wait to be sent")],
 )
 def test_a_tracker_that_hangs_makes_nobody_wait(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str], points: int, problem: str
+    monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str], points: int, problem: str
 ) -> None:
     released = threading.Event()
-    stub = Stub()
     monkeypatch.setattr(stub, "init", lambda **_: released.wait(20), raising=False)
-    install(monkeypatch, stub, "wandb")
     monkeypatch.setattr(trackers, "_CLOSING_SECONDS", 0.2)
     monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
     opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}))
@@ -307,10 +291,3 @@ def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_settings_that_do_not_fit(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(TrackingSettings, values, "tracking")
-
-
-def test_credentials_are_taken_out_of_addresses() -> None:
-    assert (
-        without_credentials("at https://me:pass@host/a@b and s3://key@bucket")
-        == "at https://…@host/a@b and s3://…@bucket"
-    )

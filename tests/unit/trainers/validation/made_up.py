@@ -136,6 +136,18 @@ class PairObjective(Objective[dict[str, Any]]):
         raise NotImplementedError
 
 
+def seed_generators() -> None:
+    """Those of torch, NumPy and Python, which an evaluation may not use up."""
+    torch.manual_seed(1)
+    np.random.seed(2)
+    random.seed(3)
+
+
+def draw_from_generators() -> list[list[float]]:
+    """The next numbers of each."""
+    return [torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]]
+
+
 class MadeUpBatches:
     """Stored batches of pairs, made up on reading."""
 

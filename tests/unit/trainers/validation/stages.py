@@ -19,12 +19,16 @@ def embedded(collection: str, encoder: EncoderSettings, folder: Path, **settings
     return make(stage)
 
 
-def searched(collection: str, vectors: str, folder: Path, split: str) -> str:
-    index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=vectors, shards=2), output=str(folder / "index"))))
-    config = SearchConfig(
-        index=index, collection=collection, vectors=vectors, split=split, output=str(folder / "search")
-    )
-    return make(Search(config))
+def indexed(vectors: str, folder: Path, **settings: Any) -> str:
+    index = VectorIndexSettings(vectors=vectors, **settings)
+    return make(Index(IndexConfig(index=index, output=str(folder / "index"))))
+
+
+def searched(collection: str, vectors: str, folder: Path, split: str, index: str | None = None, **settings: Any) -> str:
+    """In ``index``, by default in one of ``vectors`` that is made."""
+    index = index or indexed(vectors, folder, shards=2)
+    given = {"collection": collection, "vectors": vectors, "split": split, "output": str(folder / "search")}
+    return make(Search(SearchConfig(index=index, **given, **settings)))
 
 
 def searched_by_words(collection: str, folder: Path, split: str, top_k: int) -> str:
@@ -35,18 +39,12 @@ def searched_by_words(collection: str, folder: Path, split: str, top_k: int) -> 
     return make(Search(config))
 
 
-def reranked(collection: str, run: str, vectors: str, folder: Path, depth: int) -> str:
-    config = RerankConfig(run=run, vectors=vectors, collection=collection, depth=depth, output=str(folder / "reranked"))
+def reranked(collection: str, run: str, vectors: str, folder: Path, **settings: Any) -> str:
+    config = RerankConfig(run=run, vectors=vectors, collection=collection, output=str(folder / "reranked"), **settings)
     return make(Rerank(config))
 
 
 def evaluated(collection: str, run: str, folder: Path, split: str, measures: list[str], **settings: Any):
-    config = EvaluateConfig(
-        collection=collection,
-        runs={"it": run},
-        split=split,
-        measures=measures,
-        output=str(folder / "evaluation"),
-        **settings,
-    )
+    given = {"collection": collection, "runs": {"it": run}, "split": split, "measures": measures}
+    config = EvaluateConfig(**given, output=str(folder / "evaluation"), **settings)
     return Artifact(make(Evaluate(config))).read_json("metrics.json")["means"]["it"]

@@ -1,6 +1,5 @@
 """Validation on stored batches: means over them in evaluation mode, the same however often it is made."""
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,14 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
-from tests.unit.trainers.validation.made_up import MadeUpBatches, PairObjective, encoder_settings, load
+from tests.unit.trainers.validation.made_up import (
+    MadeUpBatches,
+    PairObjective,
+    draw_from_generators,
+    encoder_settings,
+    load,
+    seed_generators,
+)
 from trainers.engine.early_stopping import Criterion
 from trainers.validation.batches import BatchValidation
 from trainers.validation.retrieval import build_validation
@@ -49,31 +55,20 @@ def test_the_first_batches_alone(objective):
     assert validation(MadeUpBatches(5), batches_limit=9).notes == ("loss on 5 batches of made/up",)
 
 
-def test_what_the_objective_draws_is_the_same_at_every_evaluation_and_nobody_elses(objective):
+def test_what_the_objective_draws_is_the_same_at_every_evaluation_which_leaves_no_trace(objective):
     it = validation(seed=4)
-
-    def draw():
-        return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]
-
-    def seed():
-        torch.manual_seed(1), np.random.seed(2), random.seed(3)
-
-    seed()
-    expected = draw()
-    seed()
+    modes = [module.training for module in objective.modules()]
+    objective.batch_group = "the ranks of a batch"
+    seed_generators()
+    expected = draw_from_generators()
+    seed_generators()
     first = it.measure(objective)
-    assert draw() == expected
+    assert draw_from_generators() == expected
     draws = list(objective.draws)
     assert len(set(draws)) == 5
     assert it.measure(objective) == first
     assert objective.draws == draws * 2
     assert validation(seed=5).measure(objective)["draw"] != first["draw"]
-
-
-def test_an_evaluation_leaves_no_trace(objective):
-    modes = [module.training for module in objective.modules()]
-    objective.batch_group = "the ranks of a batch"
-    validation().measure(objective)
     assert [module.training for module in objective.modules()] == modes
     assert objective.batch_group == "the ranks of a batch"
     assert all(parameter.grad is None for parameter in objective.parameters())
@@ -87,32 +82,21 @@ def test_what_decides():
     )
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"measure": "accuracy"}, {"then": {"measure": "accuracy", "after_epoch": 1}}],
-    ids=["measure", "then"],
-)
+@pytest.mark.parametrize("settings", [{"measure": "accuracy"}, {"then": {"measure": "accuracy", "after_epoch": 1}}])
 def test_a_measure_that_the_objective_lacks(objective, settings):
-    with pytest.raises(
-        UserError, match=r"'accuracy', which this objective doesn't measure. It measures loss, draw, pos"
-    ):
+    message = r"'accuracy', which this objective doesn't measure. It measures loss, draw, pos"
+    with pytest.raises(UserError, match=message):
         validation(**settings).measure(objective)
 
 
-def test_a_column_that_the_batches_lack(objective):
-    objective.columns = ("query", "document", "masked")
-    with pytest.raises(UserError, match="made/up have no column masked, which this objective reads"):
-        validation().measure(objective)
-
-
-def test_a_batch_that_does_not_fit_is_named(objective):
+def test_batches_that_do_not_fit_are_named(objective, tmp_path):
     objective.refused = MadeUpBatches().read(0, 3)["query"][0].as_py()
     with pytest.raises(UserError, match="Batch 3 of epoch 0 in made/up: Row 0 is refused"):
         validation().measure(objective)
     assert objective.training
-
-
-def test_no_batches(tmp_path):
+    objective.columns = ("query", "document", "masked")
+    with pytest.raises(UserError, match="made/up have no column masked, which this objective reads"):
+        validation().measure(objective)
     with pytest.raises(UserError, match="holds no batch to validate on"):
         validation(MadeUpBatches(0))
     with pytest.raises(UserError, match="holds no artifact"):

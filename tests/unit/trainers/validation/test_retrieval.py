@@ -1,5 +1,6 @@
 """Validation by retrieval says what the stages say, encodes every text once, and leaves nothing behind."""
 
+import os
 import random
 import tracemalloc
 from collections import Counter
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.multi_vector import MultiVectorEncoder
@@ -18,9 +20,11 @@ from tests.unit.trainers.validation.made_up import (
     DOCUMENTS,
     PairObjective,
     collect,
+    draw_from_generators,
     encoder_settings,
     load,
     make_collection,
+    seed_generators,
     write_source,
 )
 from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
@@ -44,42 +48,37 @@ def objective(spread_encoder: Path) -> PairObjective:
     return made
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, collection: str) -> str:
+    """What BM25 finds for the queries of dev."""
+    return searched_by_words(collection, tmp_path_factory.mktemp("words"), "dev", top_k=50)
+
+
 def opened(collection: str, bf16: bool = False, **settings):
     values = {"measure": MEASURES[0], "others": MEASURES[1:], "every": 2} | settings
     return build_validation(RetrievalValidationSettings(collection=collection, **values), bf16=bf16, epoch_ends=[10])
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_a_search_has_the_numbers_of_the_stages(collection, spread_encoder, tmp_path, normalize):
+def test_a_search_has_the_numbers_of_the_stages_in_blocks_of_any_size(
+    collection, spread_encoder, tmp_path, monkeypatch, normalize
+):
     settings = encoder_settings(spread_encoder, normalize=normalize)
     vectors = embedded(collection, settings, tmp_path)
     run = searched(collection, vectors, tmp_path, "dev")
     expected = evaluated(collection, run, tmp_path, "dev", MEASURES)
-    found = opened(collection).measure(PairObjective(load(settings)))
+    objective = PairObjective(load(settings))
+    found = opened(collection).measure(objective)
     assert list(found) == MEASURES
     assert found == pytest.approx(expected, abs=1e-6)
     assert 0 < found["AP"] < 1
-
-
-def test_the_documents_come_in_blocks_of_any_size(collection, objective, monkeypatch):
-    expected = opened(collection).measure(objective)
     monkeypatch.setattr(retrieval, "_VECTORS_AT_ONCE", 7)
-    assert opened(collection, token_budget=64).measure(objective) == pytest.approx(expected, abs=1e-12)
+    assert opened(collection, token_budget=64).measure(objective) == pytest.approx(found, abs=1e-12)
 
 
-def test_a_run_is_ranked_anew_as_by_the_stages(collection, spread_encoder, objective, tmp_path):
-    run = searched_by_words(collection, tmp_path, "dev", top_k=40)
-    vectors = embedded(collection, encoder_settings(spread_encoder), tmp_path, run=run, depth=25)
-    again = reranked(collection, run, vectors, tmp_path, depth=25)
-    expected = evaluated(collection, again, tmp_path, "dev", MEASURES)
-    validation = opened(collection, run=run, candidates=25, token_budget=128)
-    assert validation.measure(objective) == pytest.approx(expected, abs=1e-6)
-    assert len(set(objective.encoded)) < DOCUMENTS
-    assert "25 candidates of each" in validation.notes[0]
-
-
-def test_a_file_of_another_tool_is_ranked_anew_as_an_artifact_is(collection, spread_encoder, objective, tmp_path):
-    run = searched_by_words(collection, tmp_path, "dev", top_k=40)
+def test_a_run_and_a_file_of_another_tool_are_ranked_anew_as_by_the_stages(
+    collection, run, spread_encoder, objective, tmp_path
+):
     lines = (Path(run) / "run.trec").read_text().splitlines(keepends=True)
     file = tmp_path / "official.trec"
     file.write_text("".join(random.Random(0).sample(lines, len(lines))))  # tools sort by the score
@@ -89,8 +88,12 @@ def test_a_file_of_another_tool_is_ranked_anew_as_an_artifact_is(collection, spr
     of_file = embedded(collection, encoder_settings(spread_encoder), by_file, run=str(file), depth=25)
     official = reranked(collection, str(file), of_file, by_file, depth=25)
     assert sorted(text(again)) == sorted(text(official))  # queries come in the order of the file
-    expected = opened(collection, run=run, candidates=25).measure(objective)
-    assert opened(collection, run=str(file), candidates=25).measure(objective) == pytest.approx(expected, abs=1e-9)
+    validation = opened(collection, run=run, candidates=25, token_budget=128)
+    found = validation.measure(objective)
+    assert found == pytest.approx(evaluated(collection, again, tmp_path, "dev", MEASURES), abs=1e-6)
+    assert len(set(objective.encoded)) < DOCUMENTS
+    assert "25 candidates of each" in validation.notes[0]
+    assert opened(collection, run=str(file), candidates=25).measure(objective) == pytest.approx(found, abs=1e-9)
     for change, named in (("d1", "documents are not in"), ("q1", "queries are not in")):
         file.write_text("".join(line.replace(f"{change} ", f"{change}x ") for line in lines))
         message = rf"ranking .*official.trec is of other texts: .* {named}"
@@ -134,7 +137,7 @@ def test_each_distinct_text_is_encoded_once_an_evaluation_and_tokenised_once_a_r
     ]
     assert len(documents) < DOCUMENTS
     validation = opened(collection, token_budget=200)
-    validation.measure(objective)
+    before = validation.measure(objective)
     assert Counter(tokenised) == Counter(expected)
     first = Counter(objective.encoded)
     assert first == Counter(tuple(tokenize_ids([text], role)[0]) for role, text in expected)
@@ -142,17 +145,19 @@ def test_each_distinct_text_is_encoded_once_an_evaluation_and_tokenised_once_a_r
     validation.measure(objective)
     assert Counter(tokenised) == Counter(expected)
     assert Counter(objective.encoded) == first
+    with torch.no_grad():  # what is measured is the encoder as it is now, not as it was when texts were tokenised
+        for parameter in objective.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    assert validation.measure(objective) != before
 
 
-def test_padding_stays_within_the_budget(collection, objective):
+def test_padding_stays_within_the_budget_and_lengths_cut_texts(collection, objective):
     shapes = []
     objective.text_encoder.register_forward_pre_hook(lambda _, given: shapes.append(given[0]["input_ids"].shape))
     opened(collection, token_budget=100).measure(objective)
     assert max(rows * width for rows, width in shapes if rows > 1) <= 100
     assert len(shapes) > 10
-
-
-def test_lengths_cut_texts(collection, objective):
+    objective.encoded.clear()
     prompt = tuple(objective.text_encoder.tokenize_ids([""], "query")[0][:-1])
     opened(collection, query_max_length=len(prompt) + 2, document_max_length=9).measure(objective)
     queries = {text for text in objective.encoded if text[: len(prompt)] == prompt}
@@ -167,34 +172,23 @@ def test_an_evaluation_leaves_no_trace(collection, objective):
     modes = [module.training for module in objective.modules()]
     assert set(modes) == {True, False}
     weights = {name: value.clone() for name, value in objective.state_dict().items()}
-
-    def seed():
-        torch.manual_seed(1), np.random.seed(2), random.seed(3)
-
-    def draw():
-        return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]
-
-    seed()
-    expected = draw()
+    seed_generators()
+    expected = draw_from_generators()
     validation = opened(collection)
-    seed()
+    seed_generators()
     found = validation.measure(objective)
-    assert draw() == expected
+    assert draw_from_generators() == expected
     assert found == validation.measure(objective)
-    assert [module.training for module in objective.modules()] == modes
     assert objective.batch_group == "the ranks of a batch"
-    assert torch.is_grad_enabled()
     assert all(torch.equal(parameter.grad, torch.ones_like(parameter)) for parameter in objective.parameters())
     assert all(torch.equal(value, weights[name]) for name, value in objective.state_dict().items())
-
-
-def test_the_objective_is_as_before_where_an_evaluation_fails(collection, objective):
-    objective.text_encoder.forward = lambda features: features["no such thing"]
-    with pytest.raises(KeyError):
-        opened(collection).measure(objective)
-    assert objective.training
-    assert not objective.frozen.training
-    assert torch.is_grad_enabled()
+    for fails in (False, True):
+        if fails:
+            objective.text_encoder.forward = lambda features: features["no such thing"]
+            with pytest.raises(KeyError):
+                validation.measure(objective)
+        assert [module.training for module in objective.modules()] == modes
+        assert torch.is_grad_enabled()
 
 
 def test_bf16_is_that_of_the_training_unless_said(collection, objective):
@@ -217,14 +211,14 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("rerank", [False, True], ids=["search", "run"])
-def test_the_best_vector_of_a_document_counts(collection, spread_encoder, tmp_path, form, rerank):
+def test_the_best_vector_of_a_document_counts(collection, run, spread_encoder, form, rerank):
     encoder = load(encoder_settings(spread_encoder, pooling="cls"))
     several = MultiVectorEncoder(encoder, form)
     objective = PairObjective(several)
     objective.encoder = lambda role: encoder if role == "query" else several
     stored = StoredCollection(collection)
-    run = {"run": searched_by_words(collection, tmp_path, "dev", top_k=50)} if rerank else {}
-    found = opened(collection, token_budget=150, top_k=None if rerank else DOCUMENTS + 10, **run).measure(objective)
+    what = {"run": run} if rerank else {"top_k": DOCUMENTS + 10}
+    found = opened(collection, token_budget=150, **what).measure(objective)
 
     several.eval()
     qrels = {}
@@ -233,13 +227,12 @@ def test_the_best_vector_of_a_document_counts(collection, spread_encoder, tmp_pa
     texts = stored.texts("documents", np.arange(DOCUMENTS))
     with torch.no_grad():
         vectors = [several(several.tokenize([text], "document")).half()[0] for text in texts]
-    found_by_words = read_ranking_file(StoredRanking(run["run"]).path("run.trec")) if rerank else {}
+    found_by_words = read_ranking_file(StoredRanking(run).path("run.trec")) if rerank else {}
     reciprocal = []
     for query, grades in qrels.items():
         with torch.no_grad():
-            sought = encoder(
-                encoder.tokenize(stored.texts("queries", stored.require("queries", [query])), "query")
-            ).half()
+            asked = stored.texts("queries", stored.require("queries", [query]))
+            sought = encoder(encoder.tokenize(asked, "query")).half()
         scores = [float((each.double() @ sought[0].double()).max()) for each in vectors]
         of_id = {f"d{row}": score for row, score in enumerate(scores)}
         if rerank:
@@ -250,30 +243,25 @@ def test_the_best_vector_of_a_document_counts(collection, spread_encoder, tmp_pa
     assert found["RR@10"] == pytest.approx(np.mean(reciprocal), abs=1e-6)
 
 
-def test_accuracy_looks_for_answers(tmp_path, objective):
+def test_accuracy_looks_for_answers_and_a_query_that_a_run_lacks_counts_as_in_evaluate(tmp_path, objective):
     source = write_source(tmp_path / "source", dev={"q0": {"d0": 1}, "q1": {"d1": 1}})
-    (source / "queries.jsonl").write_text(
-        '{"_id": "q0", "text": "x", "metadata": {"answers": ["import"]}}\n{"_id": "q1", "text": "y"}\n'
-    )
+    answers = '"metadata": {"answers": ["import"]}'
+    settings = encoder_settings(objective.text_encoder.tokenizer.name_or_path)
+    (source / "queries.jsonl").write_text(f'{{"_id": "q0", "text": "x", {answers}}}\n{{"_id": "q1", "text": "y"}}\n')
     collection = collect(source, tmp_path / "collection")
     measures = ["Accuracy@1", "Accuracy@5", "nDCG@10"]
-    settings = encoder_settings(objective.text_encoder.tokenizer.name_or_path)
     vectors = embedded(collection, settings, tmp_path)
     expected = evaluated(collection, searched(collection, vectors, tmp_path, "dev"), tmp_path, "dev", measures)
     found = opened(collection, measure="Accuracy@1", others=measures[1:]).measure(objective)
     assert found == pytest.approx(expected, abs=1e-6)
 
-
-def test_a_query_that_a_run_lacks_counts_as_in_evaluate(tmp_path, objective):
-    source = write_source(tmp_path / "source", dev={"q0": {"d0": 1}, "q1": {"d1": 1}})
-    lines = [f'{{"_id": "q{number}", "text": "x", "metadata": {{"answers": ["import"]}}}}' for number in range(2)]
-    (source / "queries.jsonl").write_text("\n".join(lines))
-    collection, run = collect(source, tmp_path / "collection"), tmp_path / "run.trec"
+    (source / "queries.jsonl").write_text("\n".join(f'{{"_id": "q{n}", "text": "x", {answers}}}' for n in range(2)))
+    folder, run = tmp_path / "lacking", tmp_path / "run.trec"
+    collection = collect(source, folder / "collection")
     run.write_text("q0 Q0 d0 1 2 x\nq0 Q0 d1 2 1 x\n")
     measures = ["Accuracy@1", "Accuracy@2"]
-    settings = encoder_settings(objective.text_encoder.tokenizer.name_or_path)
-    vectors = embedded(collection, settings, tmp_path, run=str(run), depth=2)
-    expected = evaluated(collection, reranked(collection, str(run), vectors, tmp_path, 2), tmp_path, "dev", measures)
+    vectors = embedded(collection, settings, folder, run=str(run), depth=2)
+    expected = evaluated(collection, reranked(collection, str(run), vectors, folder, depth=2), folder, "dev", measures)
     found = opened(collection, run=str(run), measure="Accuracy@1", others=measures[1:]).measure(objective)
     assert found == pytest.approx(expected, abs=1e-6)
     assert expected["Accuracy@2"] == 0.5
@@ -306,16 +294,6 @@ def test_queries_of_the_test_split_do_not_select(tmp_path):
         opened(whole, exclude_split="test")
 
 
-def test_the_first_evaluation_of_a_better_encoder_is_better(collection, objective):
-    """What is measured is the encoder as it is now, not as it was when texts were tokenised."""
-    validation = opened(collection)
-    before = validation.measure(objective)
-    with torch.no_grad():
-        for parameter in objective.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    assert validation.measure(objective) != before
-
-
 @pytest.mark.parametrize(
     ("dev", "settings", "named"),
     [
@@ -331,17 +309,16 @@ def test_splits_that_can_not_be_measured(tmp_path, dev, settings, named):
         opened(collection, **settings)
 
 
-def test_runs_that_do_not_fit(collection, tmp_path):
+def test_runs_that_do_not_fit(collection, run, tmp_path):
     other = make_collection(tmp_path / "other", seed=5)
-    run = searched_by_words(other, tmp_path / "other", "dev", 20)
+    of_other = searched_by_words(other, tmp_path / "other", "dev", 20)
     with pytest.raises(UserError, match="don't come from the same collection"):
-        opened(collection, run=run)
-    run = searched_by_words(collection, tmp_path, "train", 20)
+        opened(collection, run=of_other)
+    of_training = searched_by_words(collection, tmp_path, "train", 20)
     with pytest.raises(UserError, match="answers none of the 6 queries of split 'dev'"):
-        opened(collection, run=run)
-    run = searched_by_words(collection, tmp_path / "dev", "dev", 20)
-    with pytest.raises(UserError, match=r"measure is R@20, but 20 candidates.*whatever the encoder does"):
-        opened(collection, run=run, measure="R@20")
+        opened(collection, run=of_training)
+    with pytest.raises(UserError, match=r"measure is R@50, but 50 candidates.*whatever the encoder does"):
+        opened(collection, run=run, measure="R@50")
     assert opened(collection, run=run, measure="R@10").notes
 
 
@@ -387,3 +364,65 @@ def test_memory_does_not_grow_with_the_documents_vectors(tmp_path, objective, mo
         peaks[documents] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peaks[1600] - peaks[400] < 0.1 * 1200 * width * np.float16().nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_search_on_a_gpu_is_as_on_the_cpu(spread_encoder: Path, tmp_path: Path, bf16: bool) -> None:
+    settings = RetrievalValidationSettings(collection=make_collection(tmp_path), others=("RR@10", "AP"))
+    expected = build_validation(settings, bf16=False, epoch_ends=[1]).measure(
+        PairObjective(load(encoder_settings(spread_encoder)))
+    )
+    objective = PairObjective(load(encoder_settings(spread_encoder))).to("cuda").train()
+    torch.cuda.manual_seed(1)
+    drawn = torch.rand(3, device="cuda")
+    validation = build_validation(settings, bf16=bf16, epoch_ends=[1])
+    torch.cuda.manual_seed(1)
+    found = validation.measure(objective)
+    assert torch.equal(torch.rand(3, device="cuda"), drawn)
+    assert found == validation.measure(objective)
+    assert list(found) == list(expected)
+    if not bf16:  # rounding differs, so that two neighbours may change places
+        assert found == pytest.approx(expected, abs=0.02)
+
+
+on_real_data = pytest.mark.skipif(
+    "RAYTRIEVER_TEST_DATA" not in os.environ,
+    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+)
+OF_REAL_DATA = ["nDCG@10", "RR@10", "R@100", "AP"]
+SETTINGS = {"split": "dev", "measure": OF_REAL_DATA[0], "others": OF_REAL_DATA[1:]}
+
+
+@on_real_data
+@pytest.mark.parametrize("name", ["nq_qed", "cosqa"])
+def test_on_real_data_a_search_has_the_numbers_of_the_stages(name, spread_encoder, tmp_path):
+    """The encoder has random weights and is small; on nq_qed it still finds some documents by their words."""
+    collection = collect(Path(os.environ["RAYTRIEVER_TEST_DATA"]) / name, tmp_path / "collection")
+    objective = PairObjective(load(encoder_settings(spread_encoder))).train()
+    settings = RetrievalValidationSettings(collection=collection, **SETTINGS)
+    found = build_validation(settings, bf16=False, epoch_ends=[1]).measure(objective)
+    objective.text_encoder.save(tmp_path / "export")
+    vectors = embedded(collection, encoder_settings(tmp_path / "export"), tmp_path)
+    run = searched(collection, vectors, tmp_path, "dev")
+    expected = evaluated(collection, run, tmp_path, "dev", OF_REAL_DATA)
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found["R@100"] > 0
+    if name == "cosqa":
+        assert len(Artifact(collection).names("documents/")) == 1
+
+
+@on_real_data
+def test_an_encoder_of_use_and_a_run_of_bm25(tmp_path):
+    """Texts are cut at 16 tokens to save time: the numbers compared are of the same encoder."""
+    collection = collect(Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "nq_qed", tmp_path / "collection")
+    model = encoder_settings("sentence-transformers/all-MiniLM-L6-v2", query_prompt="", max_length=16)
+    run = searched_by_words(collection, tmp_path, "dev", top_k=5)
+    vectors = embedded(collection, model, tmp_path, run=run, depth=5)
+    again = reranked(collection, run, vectors, tmp_path, depth=5)
+    expected = evaluated(collection, again, tmp_path, "dev", OF_REAL_DATA)
+    settings = RetrievalValidationSettings(collection=collection, run=run, **SETTINGS)
+    found = build_validation(settings, bf16=False, epoch_ends=[1]).measure(PairObjective(load(model)).train())
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found["nDCG@10"] > 0.5

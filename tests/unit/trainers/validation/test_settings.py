@@ -1,8 +1,10 @@
+"""Settings of validation: what they stand for, which measure decides when, and which are refused."""
+
 import pytest
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, input_paths, validate
-from trainers.engine.early_stopping import Criterion, Evaluation, best_evaluation
+from trainers.engine.early_stopping import Criterion
 from trainers.validation.settings import ValidationSettings
 
 EPOCH_ENDS = [10, 20, 30]
@@ -64,31 +66,16 @@ def test_when_the_numbers_may_be_told_as_the_models_own(values, complete):
 
 
 def test_criteria_of_batches():
-    assert settings("batches").criteria(EPOCH_ENDS) == (Criterion("loss", higher_is_better=False),)
-    found = settings("batches", measure="accuracy", minimum_change=0.1)
-    assert found.criteria(EPOCH_ENDS) == (Criterion("accuracy", higher_is_better=True, minimum_change=0.1),)
+    def criteria(**values):
+        return settings("batches", **values).criteria(EPOCH_ENDS)
 
-
-def test_a_later_measure_begins_past_the_end():
-    found = settings("batches", then={"measure": "positive_rank", "after_epoch": 2})
-    first, second = found.criteria(EPOCH_ENDS)
-    assert (first.measure, second.measure, second.start) == ("loss", "positive_rank", 21)
-    assert not second.higher_is_better
-    assert found.measures == ("loss", "positive_rank")
-
-
-def test_a_later_measure_that_never_decides_is_refused():
-    found = settings("batches", then={"measure": "positive_rank", "after_epoch": 3})
+    loss = Criterion("loss", higher_is_better=False)
+    assert criteria() == (loss,)
+    assert criteria(measure="accuracy", minimum_change=0.1) == (
+        Criterion("accuracy", higher_is_better=True, minimum_change=0.1),
+    )
+    later = {"measure": "positive_rank", "after_epoch": 2}  # which begins past its end
+    assert criteria(then=later) == (loss, Criterion("positive_rank", higher_is_better=False, start=21))
+    assert settings("batches", then=later).measures == ("loss", "positive_rank")
     with pytest.raises(UserError, match=r"after_epoch.* but the run has"):
-        found.criteria(EPOCH_ENDS)
-
-
-def test_under_the_later_measure_the_best_starts_anew():
-    """An average rank is never below the best loss, so without a new start the last epochs would never be kept."""
-    criteria = settings("batches", then={"measure": "positive_rank", "after_epoch": 1}).criteria(EPOCH_ENDS)
-    history = [
-        Evaluation(step, {"loss": loss, "positive_rank": rank})
-        for step, loss, rank in [(5, 0.2, 9.0), (10, 0.1, 8.0), (15, 0.3, 7.0), (20, 0.4, 6.0), (25, 0.5, 6.5)]
-    ]
-    best = [best_evaluation(history[:count], criteria).step for count in range(1, 6)]
-    assert best == [5, 10, 15, 20, 20]
+        criteria(then=later | {"after_epoch": 3})  # so that it never decides

@@ -1,23 +1,28 @@
-"""Embed, search, mine, make lists, train the query encoder, and use it on the index there was before."""
+"""Embed, search, mine, make lists, train the query encoder, and use it on the index there was before.
+
+With and without a module that scores lists of candidates.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from pipelines.batches import BatchReader
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.jobs.row_batches import Lists, ListsConfig
 from raytriever.errors import UserError
+from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.list_scorer import load_list_scorer
 from retrieval.encoders.pretrained import locate_model
-from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
-from retrieval.jobs.rerank import Rerank, RerankConfig
-from retrieval.jobs.search import Search, SearchConfig
+from retrieval.encoders.specification import LoraSettings
 from retrieval.vectors import StoredVectors
 from tests.unit.small_run import make
-from tests.unit.trainers.tiny import tiny_settings
-from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection
-from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
+from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of, with_columns
+from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection, spread
+from tests.unit.trainers.validation.stages import embedded, evaluated, indexed, reranked, searched, searched_by_words
 from trainers.engine.loop import train
 from trainers.engine.settings import OptimizerSettings
 from trainers.objectives.coder.objective import fit_to_documents, load_coder
@@ -27,27 +32,41 @@ from trainers.training_run import run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
+TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
 MEASURES = ["nDCG@10", "RR@10", "AP"]
 
 
 @pytest.fixture(scope="module")
+def base(tmp_path_factory, tiny_encoder):
+    return spread(tiny_encoder, tmp_path_factory.mktemp("base") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    return make_collection(tmp_path_factory.mktemp("collection"))
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory, collection, base):
+    """By that encoder, as CODER's runs start from them."""
+    return embedded(collection, encoder_settings(base), tmp_path_factory.mktemp("vectors"), texts_per_shard=40)
+
+
+@pytest.fixture(scope="module")
 def index(tmp_path_factory, vectors):
-    config = IndexConfig(index=VectorIndexSettings(vectors=vectors, shards=2), output=str(tmp_path_factory.mktemp("i")))
-    return make(Index(config))
+    return indexed(vectors, tmp_path_factory.mktemp("i"), shards=2)
 
 
-def search(collection, index, vectors, output: Path, split: str) -> str:
-    config = SearchConfig(
-        index=index, collection=collection, vectors=vectors, split=split, top_k=30 if split == "train" else DOCUMENTS,
-        output=str(output / f"run-{split}"),
-    )  # fmt: skip
-    return make(Search(config))
+@pytest.fixture(scope="module")
+def words(tmp_path_factory, collection):
+    """What BM25 finds for the queries of dev."""
+    return searched_by_words(collection, tmp_path_factory.mktemp("words"), "dev", top_k=40)
 
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory, collection, index, vectors):
     folder = tmp_path_factory.mktemp("batches")
-    run = search(collection, index, vectors, folder, "train")
+    run = searched(collection, vectors, folder, "train", index, top_k=30)
     mined = make(Mine(MineConfig(run=run, collection=collection, form="labelled_lists", output=str(folder / "mined"))))
     config = ListsConfig(candidates=mined, collection=collection, batch_size=3, epochs=4, output=str(folder / "lists"))
     return make(Lists(config))
@@ -57,120 +76,176 @@ def coder(base, vectors, **settings):
     return load_coder(load(encoder_settings(base)), CoderSettings(documents=vectors, temperature=0.1, **settings))
 
 
-def validation(collection, **settings):
-    values = {"measure": MEASURES[0], "others": MEASURES[1:], "every": 4} | settings
-    return build_validation(RetrievalValidationSettings(collection=collection, **values), bf16=False, epoch_ends=[8])
+def dev(collection, **settings: Any) -> dict[str, Any]:
+    values = {"measure": MEASURES[0], "others": MEASURES[1:], "every": 4}
+    return {"kind": "retrieval", "collection": collection} | values | settings
+
+
+def measure(objective, collection, **settings: Any) -> dict[str, float]:
+    validation = RetrievalValidationSettings(**dev(collection, **settings))
+    return build_validation(validation, bf16=False, epoch_ends=[8]).measure(objective)
+
+
+def train_and_export(objective, batches, folder: Path, learning_rate: float) -> None:
+    torch.manual_seed(0)
+    settings = tiny_settings(epochs=4, optimizer=OptimizerSettings(learning_rate=learning_rate))
+    train(objective, BatchReader(batches), settings)
+    objective.eval()
+    objective.export(folder)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, collection, base, vectors, batches):
+def trained(tmp_path_factory, collection, base, vectors, batches, words):
     """The trained objective's folder, and what validation said of it on dev, searched and ranked anew."""
-    folder = tmp_path_factory.mktemp("trained")
-    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("trained") / "model"
     objective = coder(base, vectors)
-    settings = tiny_settings(epochs=4, optimizer=OptimizerSettings(learning_rate=1e-3))
-    train(objective, BatchReader(batches), settings)
-    objective.eval()
-    objective.export(folder / "model")
-    run = searched_by_words(collection, folder, "dev", top_k=40)
-    measured = [validation(collection, **given).measure(objective) for given in ({}, {"run": run, "candidates": 25})]
-    return folder / "model", run, measured
+    train_and_export(objective, batches, folder, learning_rate=1e-3)
+    return folder, measure(objective, collection), measure(objective, collection, run=words, candidates=25)
 
 
-def test_the_exported_encoder_searches_the_index_there_was(trained, collection, vectors, index, tmp_path):
-    model, words, (searched, anew) = trained
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory, collection, base, vectors, batches):
+    """A trained objective with a module, its folder, and the vectors of its queries."""
+    folder = tmp_path_factory.mktemp("scored")
+    torch.manual_seed(0)
+    objective = coder(base, vectors, scoring=TRANSFORMER)
+    train_and_export(objective, batches, folder / "model", learning_rate=1e-2)
+    queries = embedded(collection, encoder_settings(folder / "model"), folder, parts=("queries",))
+    return objective, folder / "model", queries
+
+
+def test_the_exported_encoder_searches_the_index_there_was(trained, collection, vectors, index, words, tmp_path):
+    model, found, anew = trained
     queries = embedded(collection, encoder_settings(model), tmp_path, parts=("queries",))
     assert StoredVectors(queries).contract.document_model == StoredVectors(vectors).contract.fingerprint
-    run = search(collection, index, queries, tmp_path, "dev")
-    assert evaluated(collection, run, tmp_path / "searched", "dev", MEASURES) == pytest.approx(searched, abs=1e-6)
-    before = search(collection, index, vectors, tmp_path / "before", "dev")
-    assert evaluated(collection, before, tmp_path / "before", "dev", MEASURES) != pytest.approx(searched, abs=1e-3)
-    config = RerankConfig(
-        run=words, vectors=vectors, query_vectors=queries, collection=collection, depth=25, output=str(tmp_path / "r")
-    )
-    again = make(Rerank(config))
+    run = searched(collection, queries, tmp_path, "dev", index, top_k=DOCUMENTS)
+    assert evaluated(collection, run, tmp_path / "found", "dev", MEASURES) == pytest.approx(found, abs=1e-6)
+    before = searched(collection, vectors, tmp_path / "before", "dev", index, top_k=DOCUMENTS)
+    assert evaluated(collection, before, tmp_path / "before", "dev", MEASURES) != pytest.approx(found, abs=1e-3)
+    again = reranked(collection, words, vectors, tmp_path / "r", query_vectors=queries, depth=25)
     assert evaluated(collection, again, tmp_path / "anew", "dev", MEASURES) == pytest.approx(anew, abs=1e-6)
     # an encoder that was trained for these documents trains on
     objective = coder(model, vectors)
     assert objective.encoder("query").contract.document_model == StoredVectors(vectors).contract.fingerprint
 
 
-def test_it_embeds_no_documents_and_searches_no_others(trained, collection, base, tmp_path):
+def test_validation_and_ranking_by_the_exported_module_agree(scored, collection, vectors, words, tmp_path):
+    objective, model, queries = scored
+    assert objective.list_scorer.out.abs().max() > 1e-3
+    for depth, candidates in ((40, None), (12, 12)):
+        expected = measure(objective, collection, run=words, candidates=candidates)
+        settings = {"query_vectors": queries, "scoring": str(model), "depth": depth, "queries_per_shard": 4}
+        run = reranked(collection, words, vectors, tmp_path / f"{depth}", **settings)
+        found = evaluated(collection, run, tmp_path / f"of-{depth}", "dev", MEASURES)
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert_same(weights_of(load_list_scorer(model)), weights_of(objective.list_scorer))
+    base = reranked(collection, words, vectors, tmp_path / "base", depth=12)
+    assert evaluated(collection, base, tmp_path / "of-base", "dev", MEASURES) != pytest.approx(expected, abs=1e-3)
+
+
+def test_it_embeds_no_documents_and_searches_no_others(trained, scored, collection, base, vectors, words, tmp_path):
     model = trained[0]
     with pytest.raises(UserError, match=r"trained on queries alone.*'parts: \[queries\]'"):
         embedded(collection, encoder_settings(model), tmp_path)
     queries = embedded(collection, encoder_settings(model), tmp_path / "queries", parts=("queries",))
     others = embedded(collection, encoder_settings(base, normalize=False), tmp_path / "others")
-    config = IndexConfig(index=VectorIndexSettings(vectors=others), output=str(tmp_path / "other-index"))
-    with pytest.raises(UserError, match="was trained for documents of another encoder"):
-        search(collection, make(Index(config)), queries, tmp_path / "other", "dev")
-    with pytest.raises(UserError, match="was trained for documents of another encoder"):
-        make(
-            Rerank(
-                RerankConfig(
-                    run=trained[1], vectors=others, query_vectors=queries, collection=collection,
-                    output=str(tmp_path / "reranked"),
-                )
-            )
-        )  # fmt: skip
+    of_another = "was trained for documents of another encoder"
+    with pytest.raises(UserError, match=of_another):
+        searched(collection, queries, tmp_path / "other", "dev", indexed(others, tmp_path))
+    with pytest.raises(UserError, match=of_another):
+        reranked(collection, words, others, tmp_path / "a", query_vectors=queries)
+    with pytest.raises(UserError, match=of_another):
+        reranked(collection, words, others, tmp_path / "b", query_vectors=scored[2], scoring=str(scored[1]))
+    with pytest.raises(UserError, match="holds no scoring module"):
+        reranked(collection, words, vectors, tmp_path / "c", query_vectors=scored[2], scoring=str(base))
+    with pytest.raises(UserError, match="are of other encoders"):
+        reranked(collection, words, vectors, tmp_path / "d", scoring=str(scored[1]))
 
 
-def test_an_encoder_that_did_not_make_the_documents_is_refused(base, tiny_encoder, vectors):
+def test_queries_of_a_module_search_no_index_and_are_not_ranked_by_inner_products(
+    scored, collection, vectors, index, words, tmp_path
+):
+    with pytest.raises(UserError, match=r"trained with a scoring module \(transformer over lists, 1 layers.*'scoring'"):
+        searched(collection, scored[2], tmp_path, "dev", index)
+    with pytest.raises(UserError, match="'raytriever rerank' with 'scoring'"):
+        reranked(collection, words, vectors, tmp_path / "r", query_vectors=scored[2])
+    with pytest.raises(UserError, match="can't search a collection"):
+        measure(scored[0], collection)
+
+
+def test_an_encoder_that_does_not_fit_the_documents_is_refused(base, tiny_encoder, vectors):
     with pytest.raises(UserError, match=r"not the one behind the documents' vectors .*normalize False against True"):
         load_coder(load(encoder_settings(base, normalize=False)), CoderSettings(documents=vectors))
-    settings = CoderSettings(documents=vectors, other_encoder=True)
-    objective = load_coder(load(encoder_settings(tiny_encoder)), settings)
+    objective = coder(tiny_encoder, vectors, other_encoder=True)
     assert objective.encoder("query").contract.document_model == StoredVectors(vectors).contract.fingerprint
-
-
-def test_another_dimension_is_refused(base, vectors):
     stored = StoredVectors(vectors)
     stored.contract = stored.contract.model_copy(update={"dimension": 48})
     with pytest.raises(UserError, match=r"have 48\. Choose an encoder of that dimension"):
         fit_to_documents(load(encoder_settings(base)), stored, other_encoder=True)
+    adapted = load(encoder_settings(base))
+    add_adapter(adapted.transformer, LoraSettings(rank=2), 0)
+    frozen = CoderSettings(documents=vectors, other_encoder=True, scoring=TRANSFORMER | {"query_encoder": "frozen"})
+    with pytest.raises(UserError, match="lora adds weights to it, which would never be trained"):
+        load_coder(adapted, frozen)
 
 
-def test_a_run_from_settings_resumes_and_refuses_other_collections(base, collection, vectors, batches, tmp_path):
-    located = {"encoder": locate_model(str(base))}
+def run_settings(base, vectors, batches, validation, **objective: Any) -> RunSettings:
+    optimizer = OptimizerSettings(learning_rate=3e-3)
+    training = tiny_settings(epochs=4, batches_per_step=1, checkpoint_every=2, optimizer=optimizer)
+    return RunSettings.model_validate(
+        {
+            "batches": batches,
+            "encoder": encoder_settings(base).model_dump(),
+            "objective": {"kind": "coder", "documents": vectors, "temperature": 0.1} | objective,
+            "training": training.model_dump(),
+            "validation": validation,
+        }
+    )
 
-    def run(folder: Path, **changes):
-        settings = RunSettings.model_validate(
-            {
-                "batches": batches,
-                "encoder": encoder_settings(base).model_dump(),
-                "objective": {"kind": "coder", "documents": vectors, "temperature": 0.1, "negatives": "corpus"},
-                "training": {"bf16": False, "checkpoint_every": 2, "epochs": 4, "schedule": {"kind": "constant"}}
-                | changes,
-                "validation": {
-                    "kind": "retrieval",
-                    "collection": collection,
-                    "measure": "AP",
-                    "others": [],
-                    "every": 4,
-                },
-            }
-        )
-        objective, done = run_training(settings, located, str(folder), torch.device("cpu"))
-        return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
 
-    whole, done = run(tmp_path / "whole")
-    run(tmp_path / "resumed", max_steps=3)
-    resumed, again = run(tmp_path / "resumed")
-    assert done.state.steps == again.state.steps == 8
-    assert [e.measures for e in done.state.evaluations][-1] == [e.measures for e in again.state.evaluations][-1]
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+def run(settings: RunSettings, base, folder: Path, **changes: Any):
+    """The weights that it ends with, and what it says of itself."""
+    settings = settings.model_copy(update={"training": settings.training.model_copy(update=changes)})
+    objective, done = run_training(settings, {"encoder": locate_model(str(base))}, str(folder), torch.device("cpu"))
+    return weights_of(objective), done
+
+
+@pytest.mark.parametrize("scoring", [None, "trained", "frozen"])
+def test_a_run_resumes_as_if_it_had_not_stopped(scoring, base, collection, vectors, batches, words, tmp_path):
+    validation, objective = dev(collection), {"negatives": "corpus"}
+    if scoring is not None:
+        validation |= {"run": words}
+        objective = {"scoring": TRANSFORMER | {"dropout": 0.2, "query_encoder": scoring}}
+    settings = run_settings(base, vectors, batches, validation, **objective)
+    whole, done = run(settings, base, tmp_path / "whole")
+    run(settings, base, tmp_path / "resumed", max_steps=3)
+    resumed, again = run(settings, base, tmp_path / "resumed")
+    assert done.state.steps == again.state.steps > 3
+    assert done.state.evaluations[-1].measures == again.state.evaluations[-1].measures
+    assert_same(resumed, whole)
+    before = weights_of(load(encoder_settings(base)))
+    assert all((value == whole[f"query_encoder.{name}"]).all() for name, value in before.items()) == (
+        scoring == "frozen"
+    )
+
+
+def test_what_can_not_be_validated_on_is_refused(base, collection, vectors, batches, tmp_path):
     other = make_collection(tmp_path / "other", seed=1)
-    made = embedded(other, encoder_settings(base), tmp_path / "of-other")
     with pytest.raises(UserError, match="don't come from the same collection"):
-        validation(other).measure(coder(base, vectors))
-    vectors = made
+        measure(coder(base, vectors), other)
+    others = embedded(other, encoder_settings(base), tmp_path / "of-other")
     with pytest.raises(UserError, match="don't come from the same collection"):
-        run(tmp_path / "refused")
+        run(run_settings(base, others, batches, dev(collection)), base, tmp_path / "refused")
+    with pytest.raises(ValidationError, match=r"can't search a collection.*validation.run"):
+        run_settings(base, vectors, batches, dev(collection), scoring=TRANSFORMER)
+    of_training = {"kind": "batches", "batches": batches, "every": 4}
+    with pytest.raises(ValidationError, match=r"every positive was put.*Take kind 'retrieval'"):
+        run_settings(base, vectors, batches, of_training, scoring=TRANSFORMER)
 
 
 def test_smoothed_labels_reach_the_loss(base, vectors, batches):
     rows = BatchReader(batches).read(0, 0)
-    rows = rows.append_column("epoch", [[0] * len(rows)])
+    rows = with_columns(rows, epoch=[0] * len(rows))
     plain, smooth = coder(base, vectors), coder(base, vectors, smoothing=SmoothingSettings(depth=5, minimum=-1.0))
     hard, soft = plain.collate(rows).labels, smooth.collate(rows).labels
     for field in ("places", "documents"):

@@ -1,19 +1,23 @@
+"""CODER's objective against its equation, by inner products and by a module that scores lists."""
+
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
-from tests.unit.trainers.tiny import Reports, tiny_settings
+from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_settings
 from trainers.engine.loop import train
 from trainers.engine.order import Piece
 from trainers.engine.reading import Reader
 from trainers.engine.settings import OptimizerSettings
 from trainers.objectives.coder.losses import list_metrics
 from trainers.objectives.coder.objective import list_similarities
-from trainers.objectives.coder.settings import CoderSettings
+
+TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
+
+each_scoring = pytest.mark.parametrize("by_module", [False, True], ids=["inner products", "module"])
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +25,36 @@ def stored(tmp_path_factory):
     return store_vectors(tmp_path_factory.mktemp("documents"))
 
 
+def coder(stored, by_module, **settings):
+    """In float64; a module adds something to the inner products."""
+    if not by_module:
+        return tiny_coder(stored, **settings)
+    objective = tiny_coder(stored, scoring=TRANSFORMER | settings.pop("scoring", {}), **settings).double()
+    with torch.no_grad():
+        out = objective.list_scorer.out
+        out += torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    return objective
+
+
+def loss_of(objective, rows):
+    return objective(objective.collate(rows)).loss
+
+
 def expected_loss(objective, rows, temperature=1.0, cosine=False, level=1.0):
     """Eq. 3 of each query that has a label, written out."""
     documents, losses = document_values().astype(np.float64), []
     encoder = objective.encoder("query")
     for row in rows.to_pylist():
-        query = encoder(encoder.tokenize([row["query"]], "query"))[0].detach().numpy()
+        query = encoder(encoder.tokenize([row["query"]], "query")).detach()
         found = documents[row["candidate_rows"]]
+        if objective.list_scorer is None:
+            scores = found @ query[0].numpy()
+        else:
+            padded = torch.cat([torch.from_numpy(found), torch.zeros(1, 6)])
+            scores = objective.list_scorer(query, padded, torch.arange(len(found))[None])[0].detach().numpy()
         if cosine:
-            query, found = query / np.linalg.norm(query), found / np.linalg.norm(found, axis=1, keepdims=True)
-        scores = found @ query / temperature
-        log_p = scores - np.log(np.exp(scores).sum())
+            scores = scores / (np.linalg.norm(query[0]) * np.linalg.norm(found, axis=1))
+        log_p = scores / temperature - np.log(np.exp(scores / temperature).sum())
         grades = np.array([-np.inf if g is None or g < level else g for g in row["candidate_relevance"]])
         if np.isfinite(grades).any():
             target = np.exp(grades) / np.exp(grades).sum()
@@ -39,54 +62,71 @@ def expected_loss(objective, rows, temperature=1.0, cosine=False, level=1.0):
     return np.mean(losses)
 
 
+@each_scoring
 @pytest.mark.parametrize("cut", [{}, {"chunk_size": 2, "gradient_cache": True}], ids=str)
-def test_a_batch_is_the_papers_loss(stored, cut):
+def test_a_batch_is_the_papers_loss(stored, by_module, cut):
     rows = candidate_batch(5)
-    for settings in ({}, {"temperature": 0.2}, {"similarity": "cosine"}, {"relevance_level": 2.0}):
-        objective = tiny_coder(stored, **settings, **cut)
+    keys = {"temperature": "temperature", "relevance_level": "level"}
+    cases = [{}, {"temperature": 0.2}, {"relevance_level": 2.0}]
+    for settings in cases if by_module else [*cases, {"similarity": "cosine"}]:
+        objective = coder(stored, by_module, **settings, **cut)
         outcome = objective(objective.collate(rows))
-        keys = {"temperature": "temperature", "relevance_level": "level"}
         wanted = {keys[name]: value for name, value in settings.items() if name in keys}
         found = expected_loss(objective, rows, cosine="similarity" in settings, **wanted)
         assert outcome.loss.item() == pytest.approx(found, rel=1e-10)
         assert outcome.metrics["unlabelled"] == 0.25
         assert outcome.examples == 4
         assert not any(metric.requires_grad for metric in outcome.metrics.values())
+        if by_module:
+            assert abs(loss_of(tiny_coder(stored, **settings), rows) - outcome.loss) > 1e-3
 
 
-def test_a_query_does_not_depend_on_those_beside_it(stored):
-    objective, rows = tiny_coder(stored), candidate_batch(2, size=6, longest=20)
-    whole = objective(objective.collate(rows)).loss.item()
-    alone = [objective(objective.collate(rows.slice(place, 1))).loss.item() for place in range(6)]
+def test_an_untrained_module_changes_no_loss(stored):
+    rows = candidate_batch(5)
+    plain, scored = tiny_coder(stored), tiny_coder(stored, scoring=TRANSFORMER).double()
+    assert plain.list_scorer is None
+    assert loss_of(plain, rows).item() == pytest.approx(loss_of(scored, rows).item(), rel=1e-12)
+
+
+@each_scoring
+def test_queries_are_apart_and_those_without_a_label_teach_nothing(stored, by_module):
+    objective, rows = coder(stored, by_module), candidate_batch(2, size=6, longest=20)
+    alone = [loss_of(objective, rows.slice(place, 1)) for place in range(6)]
     assert alone[2] == 0  # has no label
-    assert whole == pytest.approx(sum(alone) / 5, rel=1e-12)
-
-
-def test_only_the_query_encoder_gets_a_gradient_and_unlabelled_queries_none(stored):
-    objective, rows = tiny_coder(stored), candidate_batch(2)
-    objective(objective.collate(rows.slice(2, 1))).loss.backward()
+    alone[2].backward()
     assert all(not parameter.grad.any() for parameter in objective.parameters())
-    objective(objective.collate(rows)).loss.backward()
-    assert all(parameter.grad.any() for parameter in objective.query_encoder.parameters() if parameter.ndim > 1)
+    whole = loss_of(objective, rows)
+    assert whole.item() == pytest.approx(sum(alone).item() / 5, rel=1e-12)
+    whole.backward()
+    assert all(parameter.grad.any() for parameter in objective.parameters() if parameter.ndim > 1)
 
 
-def test_lists_of_none_and_of_one_candidate(stored):
+@each_scoring
+@pytest.mark.parametrize("loss", ["list_net", "info_nce", "max_margin"])
+def test_lists_of_none_and_of_one_candidate(stored, by_module, loss):
     rows = candidate_batch(2, size=2).to_pylist()
     rows[0] |= {"candidate_rows": [], "candidate_relevance": []}
     rows[1] |= {"candidate_rows": [4], "candidate_relevance": [1]}
     table = candidate_batch(2).schema.empty_table().from_pylist(rows, schema=candidate_batch(2).schema)
-    for loss in ("list_net", "info_nce", "max_margin"):
-        objective = tiny_coder(stored, loss=loss)
-        outcome = objective(objective.collate(table))
-        assert outcome.loss.item() == pytest.approx(0, abs=1e-12)
-        assert outcome.metrics["unlabelled"] == 0.5
-        assert objective(objective.collate(table.slice(0, 1))).loss.item() == 0
+    objective = coder(stored, by_module, loss=loss)
+    outcome = objective(objective.collate(table))
+    outcome.loss.backward()
+    assert outcome.loss.item() == pytest.approx(0, abs=1e-12)
+    assert outcome.metrics["unlabelled"] == 0.5
+    assert all(parameter.grad.isfinite().all() for parameter in objective.parameters())
+    assert loss_of(objective, table.slice(0, 1)).item() == 0
 
 
-def test_temperature_is_a_divisor(stored):
-    rows, objective = candidate_batch(5), tiny_coder(stored, temperature=0.3)
-    expected = expected_loss(objective, rows, temperature=0.3)
-    assert objective(objective.collate(rows)).loss.item() == pytest.approx(expected, rel=1e-5)
+def test_a_frozen_query_encoder_stays_as_it_is(stored):
+    objective = coder(stored, by_module=True, scoring={"query_encoder": "frozen", "dropout": 0.5}).train()
+    assert not objective.query_encoder.training
+    assert objective.list_scorer.training
+    trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("list_scorer" in name for name in trained)
+    loss_of(objective, candidate_batch(2)).backward()
+    assert all(parameter.grad is None for parameter in objective.query_encoder.parameters())
+    assert objective.list_scorer.out.grad.any()
 
 
 def test_the_released_divisor_of_max_margin_depends_on_the_padding(stored):
@@ -126,29 +166,21 @@ def test_similarities_of_places():
     assert cosine[0, 2] == 0
 
 
-class Batches:
-    uri, fingerprint = "made up", "f" * 64
-
-    def number_of_batches(self, epoch):  # noqa: ARG002
-        return 4
-
-    def read(self, epoch, index):  # noqa: ARG002
-        return candidate_batch(index).drop_columns(["epoch"])
-
-    def stored_bytes(self, epoch, index):  # noqa: ARG002
-        return 1
+def batches() -> TinyBatches:
+    """The same four in each of six epochs."""
+    return TinyBatches((4,) * 6, make=lambda seed, _: candidate_batch(seed % 1000).drop_columns(["epoch"]))
 
 
 def test_the_loop_trains_it_and_epochs_draw_anew(stored):
     objective = tiny_coder(stored, negatives="corpus", candidates=12)
-    reader = Reader(Batches(), objective)
+    reader = Reader(batches(), objective)
     first, second = (objective.collate(reader.read_piece(epoch, Piece((1,)))) for epoch in (0, 1))
     assert first.places.shape == (4, 12)
     assert not torch.equal(first.documents[first.places], second.documents[second.places])
-    objective = tiny_coder(stored, temperature=0.2)
     losses = []
     settings = tiny_settings(epochs=6, optimizer=OptimizerSettings(learning_rate=0.02))
-    train(objective, Batches(), settings, callbacks=[Reports(on_step=lambda point: losses.append(point["loss"]))])
+    callbacks = [Reports(on_step=lambda point: losses.append(point["loss"]))]
+    train(tiny_coder(stored, temperature=0.2), batches(), settings, callbacks=callbacks)
     assert np.mean(losses[-2:]) < 0.7 * np.mean(losses[:2])
 
 
@@ -163,18 +195,3 @@ def test_what_queries_are_compared_with(stored):
     some = tiny_coder(stored, negatives="in_batch", candidates=5, retrieved_negatives=1).comparisons(rows)
     assert 0 < some.hard <= 1
     assert some.in_batch > 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
-        ({"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
-        ({"temperature": 0}, "temperature"),
-        ({"retrieved_negatives": 5, "candidates": 10}, "beside negatives that are drawn, but negatives is 'retrieved'"),
-        ({"retrieved_negatives": 5, "negatives": "corpus"}, "some of a list's 'candidates': say how many"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(settings, match):
-    with pytest.raises(ValidationError, match=match):
-        CoderSettings(documents="vectors", **settings)

@@ -12,23 +12,22 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.specification import LoraSettings
 from tests.unit.trainers.objectives.revela.equations import InBatchLlama, Llama
 from tests.unit.trainers.objectives.revela.models import SIZES, batch, causal_model, in_float64
-from trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela import language_model
+from trainers.objectives.revela.language_model import FAMILIES, InBatchLanguageModel, next_token_loss, require_decoder
 from trainers.objectives.revela.objective import in_batch_similarity
 
 LORA = LoraSettings(rank=256, alpha=64, dropout=0.1, targets="all_linear")
 
-pytestmark = pytest.mark.usefixtures("small_tensors")
-
 
 def with_lora(**settings: Any) -> InBatchLanguageModel:
     """LoRA whose matrices are none of them zero."""
-    plain = add_adapter(causal_model(**settings), LORA)
+    plain = add_adapter(causal_model(), LORA)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             if "lora_B" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return InBatchLanguageModel(plain)
+    return InBatchLanguageModel(plain, **settings)
 
 
 def step(model: InBatchLanguageModel, given: tuple[Tensor, Tensor, Tensor], seed: int = 0) -> dict[str, Tensor]:
@@ -81,65 +80,19 @@ def test_padding_changes_nothing() -> None:
     assert_equal(step(model, (other_padding, wider, similarity)), expected, 1e-10)
 
 
-def test_the_order_of_documents_changes_nothing() -> None:
-    model = in_float64(InBatchLanguageModel(causal_model()))
-    input_ids, mask, similarity = batch()
-    similarity = similarity.double()
-    order = torch.tensor([2, 4, 0, 3, 1])
-    expected = step(model, (input_ids, mask, similarity))
-    expected["similarity"] = expected["similarity"][order][:, order]
-    assert_equal(step(model, (input_ids[order], mask[order], similarity[order][:, order])), expected, 1e-10)
-
-
-def test_one_document_is_read_where_similarity_is_one_hot() -> None:
-    """Every other document of the batch may then be any."""
-    model = InBatchLanguageModel(causal_model())
-    input_ids, mask, _ = batch()
-    one_hot = torch.zeros(5, 5)
-    one_hot[0, 2] = one_hot[2, 0] = 1.0
-    states = model.last_states(input_ids, mask, one_hot)[[0, 2]]
-    alone = model.last_states(input_ids[[0, 2]], mask[[0, 2]], torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    kept = mask[[0, 2]].bool()
-    assert_close(states[kept], alone[kept], rtol=1e-5, atol=1e-5)
-
-
-def test_two_documents_give_the_retriever_no_gradient() -> None:
-    model = InBatchLanguageModel(causal_model())
-    input_ids, mask, _ = batch((6, 5))
-    vectors = [torch.randn(2, 4, requires_grad=True) for _ in range(2)]
-    loss, _ = model(input_ids, mask, in_batch_similarity(*vectors, 0.1))
-    loss.backward()
-    assert all(each.grad is not None and not each.grad.any() for each in vectors)
-
-
-@pytest.mark.parametrize("switch", [{"activation_checkpointing": True}, {"recompute_reading": False}])
-def test_computing_again_changes_nothing(switch: dict[str, bool]) -> None:
+def test_computing_again_changes_nothing() -> None:
     """Dropout of attention included: every random state is restored."""
     plain = causal_model(attention_dropout=0.3)
     given = batch()
     expected = step(InBatchLanguageModel(plain).train(), given)
-    assert_equal(step(InBatchLanguageModel(plain, **switch).train(), given), expected, 1e-6)
+    for switch in ({"activation_checkpointing": True}, {"recompute_reading": False}):
+        assert_equal(step(InBatchLanguageModel(plain, **switch).train(), given), expected, 1e-6)
     other = step(InBatchLanguageModel(plain).train(), given, seed=1)
     assert abs(other["loss"] - expected["loss"]) > 1e-3  # there is dropout
-
-
-def test_activation_checkpointing_changes_nothing_of_lora() -> None:
-    given = batch()
-    expected = step(with_lora().train(), given)
-    again = with_lora()
-    checkpointed = InBatchLanguageModel(causal_model_of(again), activation_checkpointing=True).train()
-    assert_equal(step(checkpointed, given), expected, 1e-6)
-
-
-def causal_model_of(model: InBatchLanguageModel) -> nn.Module:
-    """A Hugging Face model around the same modules."""
-    plain: Any = causal_model()
-    plain.model.embed_tokens, plain.model.norm, plain.lm_head = model.embeddings, model.norm, model.lm_head
-    for ours, theirs in zip(model.layers, plain.model.layers, strict=True):
-        for name, module in ours.named_children():
-            setattr(theirs, name, module)
-    result: nn.Module = plain
-    return result
+    plain.gradient_checkpointing_enable()  # type: ignore[operator]
+    assert_equal(step(InBatchLanguageModel(plain).train(), given), expected, 1e-6)  # its own switch drops nothing
+    checkpointed = step(with_lora(activation_checkpointing=True).train(), given)
+    assert_equal(checkpointed, step(with_lora().train(), given), 1e-6)
 
 
 def test_checkpointing_keeps_a_layer_s_inputs_alone() -> None:
@@ -161,14 +114,6 @@ def test_checkpointing_keeps_a_layer_s_inputs_alone() -> None:
 
     assert kept(activation_checkpointing=True) < kept() / 8
     assert kept() < kept(recompute_reading=False) / 1.5
-
-
-def test_huggingface_s_own_switch_drops_nothing() -> None:
-    plain = causal_model()
-    given = batch()
-    expected = step(InBatchLanguageModel(plain).train(), given)
-    plain.gradient_checkpointing_enable()  # type: ignore[operator]
-    assert_equal(step(InBatchLanguageModel(plain).train(), given), expected, 1e-6)
 
 
 def test_lora_is_what_is_trained() -> None:
@@ -217,3 +162,119 @@ def test_documents_that_can_t_be_read_are_refused() -> None:
     mask[3] = 0
     with pytest.raises(UserError, match="Document 4 of 5 in a batch has no token"):
         model(input_ids, mask, similarity)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "llama without groups, scaled positions": {
+        "num_key_value_heads": 4,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+        },
+    },
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": None},
+}  # fmt: skip
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def model_of(kind: str) -> Any:
+    return causal_model(kind.split()[0], **KINDS[kind])
+
+
+@each_kind
+@pytest.mark.parametrize("frozen", [False, True])
+def test_without_similarity_it_is_the_plain_model_and_what_is_read_counts(kind: str, frozen: bool) -> None:
+    """And so is the e-stream, whatever the similarity."""
+    plain = model_of(kind)
+    input_ids, mask, similarity = batch()
+    real, labels = mask.bool(), input_ids.masked_fill(mask == 0, -100)
+    expected = plain(input_ids, mask, labels=labels, output_hidden_states=True)
+    model = InBatchLanguageModel(plain, frozen=frozen)
+    nothing = torch.zeros_like(similarity)
+    logits = model.lm_head(model.last_states(input_ids, mask, nothing))
+    assert_close(logits[real], expected.logits[real], rtol=1e-5, atol=1e-5)
+    loss, tokens = model(input_ids, mask, nothing)
+    assert_close(loss, expected.loss, rtol=1e-6, atol=1e-6)
+    assert tokens == int((labels[:, 1:] >= 0).sum())
+    again = plain(input_ids, mask, labels=labels)  # sharing its modules changes nothing of it
+    assert_close(again.logits, expected.logits, rtol=0, atol=0)
+    states: list[Tensor] = []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda _, __, output: states.append(output[0]))
+    read = model.last_states(input_ids, mask, similarity)
+    for number in (1, 2):
+        assert_close(states[number - 1][real], expected.hidden_states[number][real], rtol=1e-5, atol=1e-5)
+    assert states[-1] is None
+    assert (read - expected.hidden_states[-1])[real].abs().max() > 0.05
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "gemma"])
+def test_families_that_are_not_known_are_refused(model_type: str) -> None:
+    with pytest.raises(UserError) as caught:
+        require_decoder(causal_model(model_type, bos_token_id=1, eos_token_id=2, pad_token_id=0))
+    assert repr(model_type) in str(caught.value)
+    assert all(name in str(caught.value) for name in FAMILIES)
+
+
+def test_sliding_windows_and_missing_heads_are_refused() -> None:
+    with pytest.raises(UserError, match="MistralForCausalLM attends within a sliding window of 8 tokens"):
+        require_decoder(causal_model("mistral", sliding_window=8))
+    windowed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    with pytest.raises(UserError, match="sliding window of 8 tokens"):
+        require_decoder(causal_model("qwen2", **windowed))
+    require_decoder(causal_model("qwen2", sliding_window=8, use_sliding_window=False))
+    with pytest.raises(UserError, match="LlamaModel has no language-modelling head"):
+        require_decoder(model_of("llama").model)
+
+
+TOKENS = (7, 1, 4)
+
+
+def states_and_head() -> tuple[Tensor, nn.Linear, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(3, 7, 6, requires_grad=True), nn.Linear(6, 40), torch.randint(40, (3, 7))
+
+
+@pytest.mark.parametrize("at_once", [40, 160, 10_000])
+def test_it_is_the_mean_over_real_tokens_whatever_the_pieces(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "_LOGITS_AT_ONCE", at_once)
+    states, head, input_ids = states_and_head()
+    found, tokens = next_token_loss(states, head, input_ids, TOKENS)
+    assert tokens == 9
+    labels = input_ids.clone()
+    for row, length in enumerate(TOKENS):
+        labels[row, length:] = -100
+    logits = head(states)
+    expected = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert_close(found, expected)
+    parameters = (states, head.weight, head.bias)
+    for each in zip(*(torch.autograd.grad(loss, parameters) for loss in (found, expected)), strict=True):
+        assert_close(*each)
+
+
+def test_logits_are_not_kept() -> None:
+    states, head, input_ids = states_and_head()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape) or tensor, lambda t: t):
+        next_token_loss(states, head, input_ids, TOKENS)
+    assert kept
+    assert all(40 not in shape or shape == head.weight.shape or shape == head.bias.shape for shape in kept)
+
+
+def test_bfloat16_logits_are_judged_in_float32() -> None:
+    states, head, input_ids = states_and_head()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = next_token_loss(states, head, input_ids, TOKENS)
+    assert found.dtype == torch.float32
+    assert_close(found, next_token_loss(states, head, input_ids, TOKENS)[0], rtol=0.01, atol=0.0)
+
+
+def test_nothing_to_predict_is_refused() -> None:
+    states, head, input_ids = states_and_head()
+    with pytest.raises(UserError, match="None of the 3 documents of a batch has two tokens"):
+        next_token_loss(states, head, input_ids, (1, 1, 1))

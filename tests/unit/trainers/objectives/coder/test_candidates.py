@@ -1,8 +1,22 @@
+"""Lists of candidates: which negatives are taken or drawn, how lists are padded, and their documents looked up."""
+
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
-from tests.unit.trainers.candidate_batches import DOCUMENTS, candidate_batch
-from trainers.objectives.coder.candidates import ABSENT, CandidateList, compose_lists, draw_others, padded, stored_lists
+from raytriever.errors import UserError
+from tests.unit.trainers.candidate_batches import DOCUMENTS, candidate_batch, document_values, store_vectors
+from trainers.objectives.coder.candidates import (
+    ABSENT,
+    CandidateList,
+    DocumentVectors,
+    compose_lists,
+    draw_others,
+    padded,
+    stored_lists,
+)
 
 NAN = np.nan
 
@@ -98,3 +112,31 @@ def test_lists_are_padded_to_the_longest():
     inf = float("inf")
     assert labels.tolist() == [[-inf, 2, 0, -inf, 1], [3, -inf, -inf, -inf, -inf], [-inf] * 5]
     assert padded(LISTS[2:])[0].shape == (1, 1)
+
+
+ROWS = torch.tensor([[39, 0, 7, 8, ABSENT], [0, 27, 28, 7, 6], [ABSENT] * 5])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    return store_vectors(tmp_path_factory.mktemp("documents"))
+
+
+def test_every_candidate_is_found_once(stored):
+    documents = DocumentVectors(stored)
+    pool = documents.pool(ROWS)
+    vectors = documents.gather(pool.rows)
+    assert vectors.dtype == torch.float16
+    assert len(vectors) == len(pool.rows) + 1
+    assert len(torch.unique(pool.rows)) == len(pool.rows) <= 7
+    expected = torch.from_numpy(document_values()).float()[ROWS.clamp(min=0)]
+    found = vectors.float()[pool.places]
+    assert torch.equal(found, expected.masked_fill((ROWS == ABSENT).unsqueeze(-1), 0.0))
+
+
+def test_what_can_not_be_looked_up_is_refused(stored, tmp_path: Path):
+    with pytest.raises(UserError, match=r"names document row 40, but .* has vectors of 40 documents"):
+        DocumentVectors(stored).pool(torch.tensor([[1, 40]]))
+    several = store_vectors(tmp_path / "several", np.zeros((DOCUMENTS, 2, 6), np.float16))
+    with pytest.raises(UserError, match="has 2 vectors of each document"):
+        DocumentVectors(several)
