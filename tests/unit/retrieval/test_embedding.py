@@ -72,9 +72,7 @@ def one_by_one(encoder: TextEncoder) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("piece_size", [None, 1, 5, 24, 100])
 @pytest.mark.parametrize("token_budget", [1, 64, 100_000])
-def test_vectors_do_not_depend_on_the_batches(
-    encoder: TextEncoder, one_by_one: NDArray[np.float32], token_budget: int, piece_size: int | None
-) -> None:
+def test_vectors_do_not_depend_on_the_batches(encoder, one_by_one, token_budget, piece_size):
     together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget, piece_size=piece_size)
     np.testing.assert_allclose(together, one_by_one, atol=1e-6, rtol=0)
 

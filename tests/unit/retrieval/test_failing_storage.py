@@ -204,13 +204,7 @@ def server(object_store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faili
 @pytest.mark.parametrize(
     ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Internal Server Error", "InternalError")]
 )
-def test_an_answer_now_and_then_that_fails_changes_nothing(
-    server: FailingServer,
-    object_store: str,
-    tmp_path: Path,
-    status: str,
-    code: str,
-) -> None:
+def test_an_answer_now_and_then_that_fails_changes_nothing(server, object_store, tmp_path, status, code):
     drawn = random.Random(status)
     server.status, server.code, server.fails = status, code, lambda _: drawn.random() < 0.3
     made, shards = run(f"{object_store}/now-and-then-{code}", size=KIB)
@@ -251,18 +245,13 @@ def aws(object_store: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatc
     return monkeypatch
 
 
-@pytest.mark.parametrize(
-    ("environment", "region"),
-    [
-        ({"AWS_REGION": "eu-west-1"}, "eu-west-1"),
-        ({"AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-2"),
-        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-1"),
-        ({}, "of bucket"),
-    ],
-)
-def test_a_region_that_is_given_is_not_asked_for(
-    aws: pytest.MonkeyPatch, environment: dict[str, str], region: str
-) -> None:
+@pytest.mark.parametrize(("environment", "region"), [
+    ({"AWS_REGION": "eu-west-1"}, "eu-west-1"),
+    ({"AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-2"),
+    ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-1"),
+    ({}, "of bucket"),
+])  # fmt: skip
+def test_a_region_that_is_given_is_not_asked_for(aws, environment, region):
     aws.setattr("pyarrow.fs.resolve_s3_region", lambda bucket: f"of {bucket}")
     for name, value in environment.items():
         aws.setenv(name, value)
@@ -277,9 +266,7 @@ def test_a_region_that_cannot_be_asked_for_is_an_error(aws: pytest.MonkeyPatch) 
     assert refused(lambda: Folder("s3://b/x")).startswith("s3://b/x: When resolving region")
 
 
-def test_an_upload_that_never_succeeds_is_an_error_and_no_file(
-    server: FailingServer, object_store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_upload_that_never_succeeds_is_an_error_and_no_file(server, object_store, monkeypatch, tmp_path):
     """The second part of a large file fails for good, when the first is there already."""
     monkeypatch.setattr(object_store_module, "_ATTEMPTS", 2)
     output, settings = f"{object_store}/never", {"shards": 2, "size": 11 << 20}
@@ -305,9 +292,7 @@ def test_a_refusal_is_an_error_at_once(server: FailingServer, object_store: str)
     assert server.failed == 1
 
 
-def test_a_file_that_is_open_is_read_on_when_the_store_is_back(
-    server: FailingServer, object_store: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_open_is_read_on_when_the_store_is_back(server, object_store, tmp_path):
     """Lines and a table, of which reads fail in between."""
     folder = Folder(f"{object_store}/open")
     lines = [f"line {number} of {number % 7} ç" for number in range(200_000)]

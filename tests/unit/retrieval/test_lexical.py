@@ -162,18 +162,14 @@ def test_texts_without_a_single_word(texts: list[str]) -> None:
     assert (index_whole(texts, BM25Settings()).search(["the cat", ""], 3).rows == -1).all()
 
 
-@pytest.mark.parametrize(
-    ("values", "texts", "queries"),
-    [
-        ({"stemmer": "hindi"}, ["हिन्दी पाठ किताब", "मेरा घर बड़ा है"], ["किताब", "घर"]),
-        ({"stemmer": "tamil"}, ["தமிழ் மொழி நூல்", "வீடு பெரியது"], ["நூல்", "வீடு"]),
-        ({"stemmer": "arabic"}, ["كِتَابٌ جَدِيدٌ", "بيت كبير"], ["كتاب", "بَيْت"]),
-        ({"stop_words": "chinese"}, ["机器学习是人工智能的一个分支。", "今天天气很好。"], ["机器学习", "天气"]),
-        ({}, ["ภาษาไทยไม่มีช่องว่าง", "日本語のテキスト"], ["ไทย", "テキスト"]),
-        ({"stemmer": "french"}, ["un cafe\u0301", "des the\u0301s"], ["caf\u00e9", "th\u00e9"]),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
+@pytest.mark.parametrize(("values", "texts", "queries"), [
+    ({"stemmer": "hindi"}, ["हिन्दी पाठ किताब", "मेरा घर बड़ा है"], ["किताब", "घर"]),
+    ({"stemmer": "tamil"}, ["தமிழ் மொழி நூல்", "வீடு பெரியது"], ["நூல்", "வீடு"]),
+    ({"stemmer": "arabic"}, ["كِتَابٌ جَدِيدٌ", "بيت كبير"], ["كتاب", "بَيْت"]),
+    ({"stop_words": "chinese"}, ["机器学习是人工智能的一个分支。", "今天天气很好。"], ["机器学习", "天气"]),
+    ({}, ["ภาษาไทยไม่มีช่องว่าง", "日本語のテキスト"], ["ไทย", "テキスト"]),
+    ({"stemmer": "french"}, ["un cafe\u0301", "des the\u0301s"], ["caf\u00e9", "th\u00e9"]),
+], ids=lambda value: str(value) if isinstance(value, dict) else "")  # fmt: skip
 def test_texts_of_any_script_are_found(values: dict[str, str], texts: list[str], queries: list[str]) -> None:
     index = index_whole(texts, BM25Settings.model_validate({"stemmer": None, "stop_words": None} | values))
     assert index.search(queries, 2).rows.tolist() == [[0, -1], [1, -1]]
@@ -188,8 +184,7 @@ def test_settings_are_checked(values: dict[str, object]) -> None:
 
 
 @pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
 )
 @pytest.mark.parametrize(
     ("name", "ndcg", "recall"), [("cranfield", 0.491, 0.739), ("cacm", 0.487, 0.646), ("cisi", 0.367, 0.418)]

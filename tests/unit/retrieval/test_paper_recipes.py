@@ -284,18 +284,15 @@ def test_a_paper_ends_in_its_table_beside_what_was_printed(name: str) -> None:
     assert table.config.published or name in NOTHING_PRINTED
 
 
-@pytest.mark.parametrize(
-    ("name", "rules"),
-    [
-        ("multi_layer", []),  # all documents of other queries are negatives
-        ("multi_layer_two_stages", []),
-        ("multi_layer_open_qa", []),
-        ("contextual_large", ["surrogate_score"]),  # eq. 4
-        ("contextual_small", ["surrogate_score"]),
-        ("contextual_baseline", ["surrogate_score"]),
-        ("contextual_supervised", ["surrogate_score"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "rules"), [
+    ("multi_layer", []),  # all documents of other queries are negatives
+    ("multi_layer_two_stages", []),
+    ("multi_layer_open_qa", []),
+    ("contextual_large", ["surrogate_score"]),  # eq. 4
+    ("contextual_small", ["surrogate_score"]),
+    ("contextual_baseline", ["surrogate_score"]),
+    ("contextual_supervised", ["surrogate_score"]),
+])  # fmt: skip
 def test_what_is_left_out_of_a_softmax_is_what_the_paper_leaves_out(name: str, rules: list[str]) -> None:
     filters = [stage.config for stage in stages_of(f"papers/{name}").values() if stage.command == "filter"]
     for config in filters:
@@ -354,16 +351,13 @@ def test_replug_has_the_chunks_of_revela() -> None:
             assert one[stage].config.model_dump(exclude=left_out) == other[stage].config.model_dump(exclude=left_out)
 
 
-@pytest.mark.parametrize(
-    ("name", "batches"),
-    [
-        ("revela", 320_000),
-        ("revela_dual", 320_000),
-        ("revela_code", 358_763),
-        ("replug", 144_000),
-        ("replug_code", 144_000),
-    ],
-)
+@pytest.mark.parametrize(("name", "batches"), [
+    ("revela", 320_000),
+    ("revela_dual", 320_000),
+    ("revela_code", 358_763),
+    ("replug", 144_000),
+    ("replug_code", 144_000),
+])  # fmt: skip
 def test_revela_reads_as_many_batches_as_the_paper(name: str, batches: int) -> None:
     stages = stages_of(f"papers/{name}")
     step = value(stages, "model.training.batches_per_step")

@@ -60,9 +60,7 @@ def test_candidates_that_hold_the_best_give_the_exact_ranking() -> None:
 
 
 @pytest.mark.parametrize("vectors", [1, 4])
-def test_a_block_holds_as_many_queries_as_their_vectors_have_room(
-    vectors: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_holds_as_many_queries_as_their_vectors_have_room(vectors, monkeypatch):
     """Candidates of queries are distinct, so each counts: 3 queries of 5 documents of 6 numbers a block, or less."""
     monkeypatch.setattr(module, "_BYTES_AT_ONCE", 3 * 5 * 6 * 4 + 100)
     documents = np.random.default_rng(0).standard_normal((50, vectors, 6)).astype(np.float32)

@@ -107,9 +107,7 @@ def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_files_are_opened_for_rows_that_are_asked_for_and_few_stay_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_opened_for_rows_that_are_asked_for_and_few_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.vectors._MOST_MAPS", 2)
     opened: list[str] = []
     load = np.load

@@ -6,25 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.collections import collection
-from retrieval.collections.collection import (
-    DOCUMENTS,
-    JUDGMENTS,
-    QUERIES,
-    passage_text,
-    record_batches,
-)
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
 
 
-@pytest.mark.parametrize(
-    ("title", "text", "expected"),
-    [
-        ("Title", "text", "Title text"),
-        ("", "text", "text"),
-        ("Title", "", "Title"),
-        ("", "  code\n    indented\n", "code\n    indented"),
-        (" ", "\t", ""),
-    ],
-)
+@pytest.mark.parametrize(("title", "text", "expected"), [
+    ("Title", "text", "Title text"),
+    ("", "text", "text"),
+    ("Title", "", "Title"),
+    ("", "  code\n    indented\n", "code\n    indented"),
+    (" ", "\t", ""),
+])  # fmt: skip
 def test_passage_text_joins_as_beir_does(title: str, text: str, expected: str) -> None:
     assert passage_text(title, text) == expected
 

@@ -27,9 +27,7 @@ def read(folder: Path, text: str | bytes, name: str = "x.json") -> list[tuple[st
 
 @settings(max_examples=60, deadline=None)
 @given(objects=OBJECTS, block=st.integers(1, 40), escaped=st.booleans(), indent=st.sampled_from([None, 0, 3]))
-def test_a_list_is_what_json_loads_gives(
-    tmp_path_factory: pytest.TempPathFactory, objects: list[Any], block: int, escaped: bool, indent: int | None
-) -> None:
+def test_a_list_is_what_json_loads_gives(tmp_path_factory, objects, block, escaped, indent):
     text = json.dumps(objects, ensure_ascii=escaped, indent=indent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BLOCK_CHARACTERS", block)
@@ -38,9 +36,7 @@ def test_a_list_is_what_json_loads_gives(
 
 @settings(max_examples=60, deadline=None)
 @given(objects=OBJECTS, start=st.integers(0, 200), end=st.integers(0, 200))
-def test_a_list_with_a_piece_cut_out_is_refused_or_read_as_json_loads_does(
-    tmp_path_factory: pytest.TempPathFactory, objects: list[Any], start: int, end: int
-) -> None:
+def test_a_list_with_a_piece_cut_out_is_refused_or_read_as_json_loads_does(tmp_path_factory, objects, start, end):
     whole = json.dumps(objects, indent=1)
     text = "[" + (whole[1 : 1 + start] + whole[1 + start + end :])
     folder = tmp_path_factory.mktemp("cut")
@@ -76,25 +72,22 @@ def test_empty_files_and_lists(tmp_path: Path) -> None:
     assert read(tmp_path, "") == read(tmp_path, " \n") == read(tmp_path, "[]") == read(tmp_path, "\n[ \n ]\n") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[{"a": 1}\n {"a": 2}]', r"is not a JSON list of objects: '\{' stands where , or \] must \(entry 2\)"),
-        ('[{"a": 1},\n 2]', r"'2' stands where \{ must \(entry 2\)"),
-        ('[{"a": 1},\n]', r"'\]' stands where \{ must"),
-        ('[{"a": 1},', r"the list has no end \(entry 2\)"),
-        ('[{"a": 1}', "the list has no end"),
-        ('[{"a": 1}] {}', "'{' stands where its end must"),
-        ('[{"a":\n 1', r"Expecting ',' delimiter \(entry 1\)"),
-        ('[{"a": \nwhat}]', "Expecting value"),
-        ('[{"a": "un\ntil"}]', r"Invalid control character \(entry 1\)"),
-        ('[{"a": "' + "x" * 100, "Unterminated string"),
-        ('[{"a": "\\ud800"}]', "surrogates not allowed"),
-        ('[{"a": ' + "[" * 100_000, "recursion|Expecting"),
-        (b'[{"a": "\xff"}]', "line 1 is not UTF-8: byte 0xff"),
-        ('{"a": 1}\n[]', "line 2 is .*every line must be one JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ('[{"a": 1}\n {"a": 2}]', r"is not a JSON list of objects: '\{' stands where , or \] must \(entry 2\)"),
+    ('[{"a": 1},\n 2]', r"'2' stands where \{ must \(entry 2\)"),
+    ('[{"a": 1},\n]', r"'\]' stands where \{ must"),
+    ('[{"a": 1},', r"the list has no end \(entry 2\)"),
+    ('[{"a": 1}', "the list has no end"),
+    ('[{"a": 1}] {}', "'{' stands where its end must"),
+    ('[{"a":\n 1', r"Expecting ',' delimiter \(entry 1\)"),
+    ('[{"a": \nwhat}]', "Expecting value"),
+    ('[{"a": "un\ntil"}]', r"Invalid control character \(entry 1\)"),
+    ('[{"a": "' + "x" * 100, "Unterminated string"),
+    ('[{"a": "\\ud800"}]', "surrogates not allowed"),
+    ('[{"a": ' + "[" * 100_000, "recursion|Expecting"),
+    (b'[{"a": "\xff"}]', "line 1 is not UTF-8: byte 0xff"),
+    ('{"a": 1}\n[]', "line 2 is .*every line must be one JSON object"),
+])  # fmt: skip
 def test_what_is_no_list_of_objects_is_named(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, text)

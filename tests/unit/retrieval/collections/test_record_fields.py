@@ -22,19 +22,16 @@ def test_strings_may_be_empty_and_some_may_be_absent() -> None:
     assert Record(PLACE, {"title": None}).text("title") == Record(PLACE, {}).text("title") == ""
 
 
-@pytest.mark.parametrize(
-    ("read", "record", "message"),
-    [
-        ("id", {"pid": 1}, r"""/f, line 3 has no "id"; its keys are \['pid'\]"""),
-        ("id", {"id": ""}, r"""/f, line 3: "id" is ''\. It must be a string that is not empty, or an integer"""),
-        ("id", {"id": True}, r""""id" is True"""),
-        ("id", {"id": 1.0}, r""""id" is 1\.0"""),
-        ("id", {"id": ["x"]}, r""""id" is \['x'\]"""),
-        ("string", {}, r"""has no "id"; its keys are \[\]"""),
-        ("string", {"id": None}, r""""id" is None\. It must be a string"""),
-        ("text", {"id": 7}, r""""id" is 7\. It must be a string"""),
-    ],
-)
+@pytest.mark.parametrize(("read", "record", "message"), [
+    ("id", {"pid": 1}, r"""/f, line 3 has no "id"; its keys are \['pid'\]"""),
+    ("id", {"id": ""}, r"""/f, line 3: "id" is ''\. It must be a string that is not empty, or an integer"""),
+    ("id", {"id": True}, r""""id" is True"""),
+    ("id", {"id": 1.0}, r""""id" is 1\.0"""),
+    ("id", {"id": ["x"]}, r""""id" is \['x'\]"""),
+    ("string", {}, r"""has no "id"; its keys are \[\]"""),
+    ("string", {"id": None}, r""""id" is None\. It must be a string"""),
+    ("text", {"id": 7}, r""""id" is 7\. It must be a string"""),
+])  # fmt: skip
 def test_other_values_are_named(read: str, record: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         getattr(Record(PLACE, record), read)("id")

@@ -51,9 +51,7 @@ def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("buffer", [1, 3, 1 << 20])
-def test_bytes_outside_utf8_are_named_by_line_and_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
-) -> None:
+def test_bytes_outside_utf8_are_named_by_line_and_offset(tmp_path, monkeypatch, buffer):
     monkeypatch.setattr(text_lines, "_BUFFER_BYTES", buffer)
     folder = written(tmp_path, "grün\n".encode() + "Käse\n".encode("latin-1"))
     lines = numbered_lines(folder, "file")
@@ -69,9 +67,7 @@ def packed(data: bytes, ending: str) -> bytes:
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @settings(max_examples=30, deadline=None)
 @given(parts=st.lists(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"])), min_size=1))
-def test_compressed_files_of_several_parts_are_read_through(
-    tmp_path_factory: pytest.TempPathFactory, ending: str, parts: list[str]
-) -> None:
+def test_compressed_files_of_several_parts_are_read_through(tmp_path_factory, ending, parts):
     folder = Folder(str(tmp_path_factory.mktemp("packed")))
     folder.write_bytes("plain", "".join(parts).encode())
     folder.write_bytes(f"file{ending}", b"".join(packed(part.encode(), ending) for part in parts))
@@ -122,9 +118,7 @@ def test_files_are_found_plain_or_compressed(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(st.characters(exclude_categories=["Cs"])))), st.booleans())
-def test_objects_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, str]], ascii_only: bool
-) -> None:
+def test_objects_round_trip(tmp_path_factory, objects, ascii_only):
     lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
     folder = written(tmp_path_factory.mktemp("objects"), "\n \n".join(lines).encode())
     found = list(json_objects(folder, "file"))
@@ -132,20 +126,14 @@ def test_objects_round_trip(
     assert [record.place.line for record in found] == [1 + 2 * number for number in range(len(objects))]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            '{"_id": "1", "text": "cut o',
-            r"file, line 2 is not valid JSON \(.*\): '\{\"_id\": \"1\", \"text\": \"cut o'",
-        ),
-        ("x" * 500, r"line 2 is not valid JSON .*: 'x{60}…'"),
-        ('["a", "list"]', r"line 2 is '\[\"a\", \"list\"\]', but every line must be one JSON object"),
-        ("17", r"line 2 is '17', but every line must be one JSON object"),
-        (r'{"text": "half \ud83d"}', r"line 2 is not valid JSON .*surrogates not allowed"),
-        ("[" * 200_000, r"line 2 is not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ('{"_id": "1", "text": "cut o', r"file, line 2 is not valid JSON \(.*\): '\{\"_id\": \"1\", \"text\": \"cut o'"),
+    ("x" * 500, r"line 2 is not valid JSON .*: 'x{60}…'"),
+    ('["a", "list"]', r"line 2 is '\[\"a\", \"list\"\]', but every line must be one JSON object"),
+    ("17", r"line 2 is '17', but every line must be one JSON object"),
+    (r'{"text": "half \ud83d"}', r"line 2 is not valid JSON .*surrogates not allowed"),
+    ("[" * 200_000, r"line 2 is not valid JSON"),
+])  # fmt: skip
 def test_broken_lines_are_named_and_quoted(tmp_path: Path, line: str, message: str) -> None:
     folder = written(tmp_path, f"{{}}\n{line}\n".encode())
     with pytest.raises(UserError, match=message):
@@ -156,9 +144,7 @@ fields = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=[
 
 
 @given(st.lists(st.tuples(fields, fields, fields), min_size=1))
-def test_tab_separated_fields_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]
-) -> None:
+def test_tab_separated_fields_round_trip(tmp_path_factory, rows):
     lines = "\n".join(["\t".join(("x", *row)) for row in rows])
     folder = written(tmp_path_factory.mktemp("tsv"), lines.encode())
     found = [(place.line, fields) for place, fields in tab_separated(folder, "file", ["a", "b", "c", "d"])]

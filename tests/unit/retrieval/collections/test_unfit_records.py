@@ -131,23 +131,18 @@ def test_equal_records_of_a_format_that_repeats_are_one() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
-@pytest.mark.parametrize(
-    ("grades", "kept"),
-    [
-        ((1, 3), 1),
-        ((3, 1, 3, 3), 3),
-        ((1, 1, 1), 1),
-        ((0, 2), 2),
-        ((2, 0, 0), 2),
-        ((-1, 0), 0),  # a hard negative stays one
-        ((0, -1, 0, -1), 0),
-        ((-2, -1, -2), -2),
-        ((-1, 0, 1), 1),
-    ],
-)
-def test_of_several_grades_the_best_sign_and_then_the_first_stays(
-    grades: tuple[int, ...], kept: int, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("grades", "kept"), [
+    ((1, 3), 1),
+    ((3, 1, 3, 3), 3),
+    ((1, 1, 1), 1),
+    ((0, 2), 2),
+    ((2, 0, 0), 2),
+    ((-1, 0), 0),  # a hard negative stays one
+    ((0, -1, 0, -1), 0),
+    ((-2, -1, -2), -2),
+    ((-1, 0, 1), 1),
+])  # fmt: skip
+def test_of_several_grades_the_best_sign_and_then_the_first_stays(grades, kept, at_once, monkeypatch):
     monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
     judged = [("q1", "d1", grade, "t") for grade in grades]
     # the same pair in another split, and other pairs, have grades of their own
@@ -233,9 +228,7 @@ judged_rows = st.lists(
 
 @settings(deadline=None)
 @given(st.lists(names, min_size=1), st.lists(names, min_size=1), judged_rows, st.sets(names), st.integers(1, 5))
-def test_against_a_plain_reading(
-    documents: list[str], queries: list[str], judged: list[tuple[str, str, int, str]], empty: set[str], at_once: int
-) -> None:
+def test_against_a_plain_reading(documents, queries, judged, empty, at_once):
     texts = {name: "" if name in empty else "x" for name in "abcd"}
     kept_documents = list(dict.fromkeys(name for name in documents if texts[name]))
     best = {(split, query, document): 2 for query, document, _, split in judged}  # 0: positive, 1: zero, 2: below
@@ -304,9 +297,7 @@ SHARED = [("q1", "d1", 1, "test"), ("q2", "d1", 1, "test"), ("q1", "d1", 1, "tra
 
 @pytest.mark.parametrize("at_once", [1, 100])
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
-def test_splits_of_the_same_queries_are_not_cross_validated(
-    order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_of_the_same_queries_are_not_cross_validated(order, at_once, monkeypatch):
     monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
     folded = Policies(cross_validation=CrossValidation(fold=0))
     message = r"/qrels, line \d judges query 'q1' in split '(test|train)', and it is judged in .*split.* too\."

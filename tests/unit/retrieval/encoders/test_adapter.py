@@ -75,14 +75,11 @@ def test_a_merged_adapter_equals_the_unmerged_one(tmp_path: Path, name: str) -> 
     np.testing.assert_allclose(theirs, found, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("bert", {"target_modules": ["query", "value"]}),  # with a pooler, which is never trained
-        ("qwen2", {}),
-        ("qwen2", {"target_modules": ["down_proj"], "modules_to_save": ["norm"]}),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings"), [
+    ("bert", {"target_modules": ["query", "value"]}),  # with a pooler, which is never trained
+    ("qwen2", {}),
+    ("qwen2", {"target_modules": ["down_proj"], "modules_to_save": ["norm"]}),
+])  # fmt: skip
 def test_a_merged_encoder_is_trained_on_as_its_base_is(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
     base = save_tiny_model(name, tmp_path / "base")
     adapter = save_adapter(base, tmp_path / "adapter", **settings)
@@ -161,23 +158,18 @@ def _one_less(folder: Path) -> None:
     save_file(dict(list(weights.items())[1:]), folder / "adapter_model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_pickled, r"as a pickle alone \(adapter_model.bin\)"),
-        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "can't be loaded"),
-        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
-        (_one_less, "doesn't fit its base model: 1 tensors"),
-        (_changed(lambda config: config.update(r=2)), "doesn't fit its base model: 8 tensors"),
-        (_changed(lambda config: config.update(target_modules=["absent"])), "can't be loaded.*absent"),
-        (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), "kind PREFIX_TUNING; LORA alone"),
-        (_changed(lambda config: config.pop("base_model_name_or_path")), "names no base_model_name_or_path"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not readable JSON"),
-    ],
-)
-def test_what_is_no_adapter_of_its_base_is_named(
-    qwen: Path, tmp_path: Path, damage: Callable[[Path], Any], message: str
-) -> None:
+@pytest.mark.parametrize(("damage", "message"), [
+    (_pickled, r"as a pickle alone \(adapter_model.bin\)"),
+    (lambda folder: (folder / "adapter_model.safetensors").unlink(), "can't be loaded"),
+    (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
+    (_one_less, "doesn't fit its base model: 1 tensors"),
+    (_changed(lambda config: config.update(r=2)), "doesn't fit its base model: 8 tensors"),
+    (_changed(lambda config: config.update(target_modules=["absent"])), "can't be loaded.*absent"),
+    (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), "kind PREFIX_TUNING; LORA alone"),
+    (_changed(lambda config: config.pop("base_model_name_or_path")), "names no base_model_name_or_path"),
+    (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not readable JSON"),
+])  # fmt: skip
+def test_what_is_no_adapter_of_its_base_is_named(qwen, tmp_path, damage, message):
     adapter = save_adapter(qwen, tmp_path / "adapter")
     damage(adapter)
     with pytest.raises(UserError, match=message) as raised:

@@ -58,15 +58,12 @@ def literal_vectors(name: str, folder: Path, pooling: Pooling, append_eos: bool)
 FIRST_TOKENS = [name for name in ARCHITECTURES if name not in (*DECODERS, "t5")]  # that stand for a whole text
 
 
-@pytest.mark.parametrize(
-    ("name", "pooling"),
-    [
-        (name, pooling)
-        for name in ARCHITECTURES
-        for pooling in OF_SENTENCE_TRANSFORMERS
-        if pooling != "cls" or name in FIRST_TOKENS
-    ],
-)
+@pytest.mark.parametrize(("name", "pooling"), [
+    (name, pooling)
+    for name in ARCHITECTURES
+    for pooling in OF_SENTENCE_TRANSFORMERS
+    if pooling != "cls" or name in FIRST_TOKENS
+])  # fmt: skip
 def test_plain_folders_equal_transformers(bases: dict[str, Path], name: str, pooling: Pooling) -> None:
     encoder = load_tiny(bases[name], pooling=pooling)
     appended = pooling == "last_token" and name in DECODERS
@@ -115,9 +112,7 @@ def test_a_pooled_head_is_the_mean_of_the_last_hidden_states(bases: dict[str, Pa
     np.testing.assert_allclose(unit, expected / lengths, atol=1e-5, rtol=0)
 
 
-def test_a_pooled_head_of_a_folder_without_dense_layers_is_only_not_normalised(
-    bases: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_pooled_head_of_a_folder_without_dense_layers_is_only_not_normalised(bases, tmp_path):
     folder = save_sentence_transformer(bases["bert"], tmp_path / "model", extra=[Normalize()])
     pooled, unnormalised = load_tiny(folder, head="pooled"), load_tiny(folder, normalize=False)
     assert pooled.contract == unnormalised.contract

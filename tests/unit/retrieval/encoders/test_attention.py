@@ -63,9 +63,7 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("lengths", [LENGTHS, LENGTHS[:1].expand(3)], ids=["padded", "full"])
 @pytest.mark.parametrize("implementation", [None, "eager"], ids=["sdpa", "eager"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_states_and_gradients_are_those_of_the_padded_computation(
-    name: str, implementation: str | None, lengths: Tensor
-) -> None:
+def test_states_and_gradients_are_those_of_the_padded_computation(name, implementation, lengths):
     model, features = made(name, implementation), features_of(lengths)
     kept = features["attention_mask"].unsqueeze(-1)
 

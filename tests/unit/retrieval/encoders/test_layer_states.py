@@ -1,7 +1,6 @@
 """States of chosen layers are those of transformers' ``output_hidden_states``, with gradients, however blocks run."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,9 +87,7 @@ def test_the_last_state_alone_is_normed(bases: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "t5", "modernbert", "qwen2"])
 @pytest.mark.parametrize("how", [checkpoint_activations, lambda model: compile_blocks(model, "eager")])
-def test_blocks_may_be_computed_again_or_compiled(
-    bases: dict[str, Path], name: str, how: Callable[[nn.Module], None]
-) -> None:
+def test_blocks_may_be_computed_again_or_compiled(bases, name, how):
     """In double precision, as above."""
     plain = load_tiny(bases[name], pooling="mean").double()
     changed = load_encoder(EncoderSettings(model="any", pooling="mean"), bases[name], "", dropout=0.0).train().double()

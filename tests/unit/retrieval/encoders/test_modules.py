@@ -58,31 +58,28 @@ def pickled(name: str) -> Damage:
     return damage
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: (path / "config.json").unlink(), "can't be loaded: "),
-        (lambda path: (path / "tokenizer.json").unlink(), "holds no tokenizer"),
-        (lambda path: (path / "model.safetensors").unlink(), "can't be loaded"),
-        (lambda path: (path / "model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
-        (pickled("model.safetensors"), r"as a pickle alone \(pytorch_model.bin\), which isn't read"),
-        (edit("config.json", model_type="unheard of"), "can't be loaded"),
-        (edit("config.json", hidden_size="many"), "can't be loaded"),
-        (lambda path: (path / "modules.json").write_text("{"), "is not readable JSON"),
-        (lambda path: (path / "modules.json").write_text('{"a": 1}'), r"modules\.json can't be read"),
-        (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "a pooling that is not supported: cls, mean"),
-        (edit("1_Pooling/config.json", include_prompt=False), "leaves the prompt out of the pooling"),
-        (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'my.Swish'; supported"),
-        (edit("2_Dense/config.json", use_residual=True), "residual"),
-        (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be read"),
-        (lambda path: (path / "2_Dense" / "model.safetensors").unlink(), "Dense layer .* can't be read"),
-        (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights as a pickle alone"),
-        (edit("sentence_bert_config.json", transformer_task="fill-mask"), "sets transformer_task"),
-        (edit("sentence_bert_config.json", processing_kwargs={"text": {}}), "sets processing_kwargs"),
-        (edit("sentence_bert_config.json", modality_config={"text": {}, "message": {}}), "chat template"),
-        (edit("sentence_bert_config.json", query_expansion={"length": 32}), "sets query_expansion"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda path: (path / "config.json").unlink(), "can't be loaded: "),
+    (lambda path: (path / "tokenizer.json").unlink(), "holds no tokenizer"),
+    (lambda path: (path / "model.safetensors").unlink(), "can't be loaded"),
+    (lambda path: (path / "model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
+    (pickled("model.safetensors"), r"as a pickle alone \(pytorch_model.bin\), which isn't read"),
+    (edit("config.json", model_type="unheard of"), "can't be loaded"),
+    (edit("config.json", hidden_size="many"), "can't be loaded"),
+    (lambda path: (path / "modules.json").write_text("{"), "is not readable JSON"),
+    (lambda path: (path / "modules.json").write_text('{"a": 1}'), r"modules\.json can't be read"),
+    (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "a pooling that is not supported: cls, mean"),
+    (edit("1_Pooling/config.json", include_prompt=False), "leaves the prompt out of the pooling"),
+    (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'my.Swish'; supported"),
+    (edit("2_Dense/config.json", use_residual=True), "residual"),
+    (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be read"),
+    (lambda path: (path / "2_Dense" / "model.safetensors").unlink(), "Dense layer .* can't be read"),
+    (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights as a pickle alone"),
+    (edit("sentence_bert_config.json", transformer_task="fill-mask"), "sets transformer_task"),
+    (edit("sentence_bert_config.json", processing_kwargs={"text": {}}), "sets processing_kwargs"),
+    (edit("sentence_bert_config.json", modality_config={"text": {}, "message": {}}), "chat template"),
+    (edit("sentence_bert_config.json", query_expansion={"length": 32}), "sets query_expansion"),
+])  # fmt: skip
 def test_what_makes_no_encoder_is_named(model: Path, tmp_path: Path, damage: Damage, message: str) -> None:
     shutil.copytree(model, tmp_path / "copy")
     damage(tmp_path / "copy")
@@ -167,17 +164,14 @@ def test_a_prompt_left_out_of_the_pooling_matters_only_where_there_is_one(model:
     assert_sentence_transformers_agrees(tmp_path / "copy")
 
 
-@pytest.mark.parametrize(
-    ("prompts", "expected"),
-    [
-        ({}, ("", "")),
-        ({"query": "q: ", "document": "d: ", "passage": "p: "}, ("q: ", "d: ")),
-        ({"query": "q: ", "passage": "p: "}, ("q: ", "p: ")),
-        ({"corpus": "c: "}, ("", "c: ")),
-        ({"query": "", "document": "", "passage": "p: "}, ("", "")),
-        ({"web_search": "w: "}, ("", "")),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "expected"), [
+    ({}, ("", "")),
+    ({"query": "q: ", "document": "d: ", "passage": "p: "}, ("q: ", "d: ")),
+    ({"query": "q: ", "passage": "p: "}, ("q: ", "p: ")),
+    ({"corpus": "c: "}, ("", "c: ")),
+    ({"query": "", "document": "", "passage": "p: "}, ("", "")),
+    ({"web_search": "w: "}, ("", "")),
+])  # fmt: skip
 def test_prompts_have_several_names(tmp_path: Path, prompts: dict[str, str], expected: tuple[str, str]) -> None:
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     said = read_text_settings(read_modules(tmp_path)).prompts
@@ -192,20 +186,15 @@ def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> No
     assert (said.max_lengths, said.lower_case) == ({77}, True)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"word_embedding_dimension": WIDTH, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-        {"word_embedding_dimension": WIDTH, "pooling_mode_lasttoken": True},
-        {"word_embedding_dimension": WIDTH, "pooling_mode_max_tokens": False},
-        {"embedding_dimension": WIDTH, "pooling_mode": "weightedmean"},
-        {"embedding_dimension": WIDTH},
-    ],
-)
+@pytest.mark.parametrize("config", [
+    {"word_embedding_dimension": WIDTH, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+    {"word_embedding_dimension": WIDTH, "pooling_mode_lasttoken": True},
+    {"word_embedding_dimension": WIDTH, "pooling_mode_max_tokens": False},
+    {"embedding_dimension": WIDTH, "pooling_mode": "weightedmean"},
+    {"embedding_dimension": WIDTH},
+])  # fmt: skip
 @pytest.mark.parametrize("settings", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
-def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(
-    model: Path, tmp_path: Path, config: dict[str, Any], settings: str
-) -> None:
+def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(model, tmp_path, config, settings):
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))

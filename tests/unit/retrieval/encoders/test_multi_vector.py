@@ -207,26 +207,23 @@ def test_tokens_need_a_first_one_to_compare_with(base: Path) -> None:
         MultiVectorEncoder(load_tiny(base, pooling="mean"), form("first_tokens", tokens=2))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "layers"}, r"kind 'layers' needs layers: set layers, such as \[10, 12\]"),
-        ({"kind": "single", "layers": [1]}, r"layers is \(1,\), which kind 'single' doesn't have: leave layers out"),
-        (
-            {"kind": "first_tokens", "layers": [5, 6], "tokens": 8},
-            r"layers is \(5, 6\), which kind 'first_tokens' doesn't have: leave layers out",
-        ),
-        ({"kind": "layers", "layers": [0, 2]}, r"layers \[0, 2\] must be ascending and distinct, from 1"),
-        ({"kind": "layers", "layers": [2, 1]}, r"layers \[2, 1\] must be ascending"),
-        ({"kind": "layers", "layers": [2, 2]}, r"layers \[2, 2\] must be ascending and distinct"),
-        ({"kind": "first_tokens"}, "kind 'first_tokens' needs tokens: set tokens, such as 8"),
-        ({"kind": "first_tokens", "tokens": -1}, "greater than or equal to 0"),
-        ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3, which kind 'layers' doesn't have: leave"),
-        ({"reduction": "average"}, "reduction is 'average', but kind 'single' has one vector"),
-        ({"kind": "all_tokens", "reduction": "scalar_mix"}, "all_tokens has no fixed number"),
-        ({"kind": "layer", "layers": [2]}, "kind"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"kind": "layers"}, r"kind 'layers' needs layers: set layers, such as \[10, 12\]"),
+    ({"kind": "single", "layers": [1]}, r"layers is \(1,\), which kind 'single' doesn't have: leave layers out"),
+    (
+        {"kind": "first_tokens", "layers": [5, 6], "tokens": 8},
+        r"layers is \(5, 6\), which kind 'first_tokens' doesn't have: leave layers out",
+    ),
+    ({"kind": "layers", "layers": [0, 2]}, r"layers \[0, 2\] must be ascending and distinct, from 1"),
+    ({"kind": "layers", "layers": [2, 1]}, r"layers \[2, 1\] must be ascending"),
+    ({"kind": "layers", "layers": [2, 2]}, r"layers \[2, 2\] must be ascending and distinct"),
+    ({"kind": "first_tokens"}, "kind 'first_tokens' needs tokens: set tokens, such as 8"),
+    ({"kind": "first_tokens", "tokens": -1}, "greater than or equal to 0"),
+    ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3, which kind 'layers' doesn't have: leave"),
+    ({"reduction": "average"}, "reduction is 'average', but kind 'single' has one vector"),
+    ({"kind": "all_tokens", "reduction": "scalar_mix"}, "all_tokens has no fixed number"),
+    ({"kind": "layer", "layers": [2]}, "kind"),
+])  # fmt: skip
 def test_forms_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(VectorForm, settings, "recipe.yaml")

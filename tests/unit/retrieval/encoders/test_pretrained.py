@@ -58,9 +58,7 @@ def test_a_model_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "pip install package-that-is-absent" in refused(lambda: locate_model("org/packaged"))
 
 
-def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(
-    object_store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(object_store, monkeypatch):
     contents = {"config.json": "{}", "1_Pooling/config.json": '{"pooling_mode": "mean"}'}
     uri = make_artifact(f"{object_store}/located", "model", {}, {}, contents, 1)
     found = locate_model(uri).path
@@ -78,8 +76,8 @@ def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(
 
 @pytest.mark.parametrize("hostile", [{"name": "../../../../outside.py"}, {"sha256": "../../outside.py"}])
 def test_a_hostile_model_in_an_object_store_makes_no_file_outside_of_the_cache(
-    object_store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hostile: dict[str, str]
-) -> None:
+    object_store, monkeypatch, tmp_path, hostile
+):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "home" / "cache"))
     (tmp_path / "home" / "cache" / "files").mkdir(parents=True)
     uri = make_artifact(f"{object_store}/{tmp_path.name}", "model", {}, {}, {"config.json": "{}", "x.py": "evil"}, 1)
@@ -99,9 +97,7 @@ def test_weights_other_than_the_pinned_ones_are_refused(tiny_encoder: Path, monk
     check_weights(tiny_encoder, found)
 
 
-def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(tmp_path, monkeypatch):
     def snapshot(model: str, *, local_files_only: bool = False, **_: Any) -> str:
         assert local_files_only, "the hub was asked for what the cache holds"
         return str(tmp_path / model.split("/")[1])
@@ -118,9 +114,7 @@ def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(
         assert locate_model(f"org/{name}").fingerprint != fingerprint
 
 
-def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(
-    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(tiny_encoder, monkeypatch):
     asked = []
 
     def snapshot(model: str, *, revision: str | None, **_: Any) -> str:

@@ -124,18 +124,15 @@ def test_auto_is_bfloat16_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch, 
     assert resolve_dtype("bfloat16") == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "release", "found"),
-    [
-        ("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n", "6.8.0-45-generic", True),
-        ("flags\t\t: fpu amx_bf16\nflags\t\t: fpu\n", "4.4.0", True),
-        ("flags\t\t: fpu avx512f\n", "5.16.1", False),
-        ("flags\t\t: fpu avx512f\n", "5.15.0-100-generic", None),  # amx_bf16 had no name yet
-        ("flags\t\t: fpu\n", "unknown", None),
-        ("Features\t: fp asimd bf16\n", "6.8.0", None),
-        ("", "6.8.0", None),
-    ],
-)
+@pytest.mark.parametrize(("cpuinfo", "release", "found"), [
+    ("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n", "6.8.0-45-generic", True),
+    ("flags\t\t: fpu amx_bf16\nflags\t\t: fpu\n", "4.4.0", True),
+    ("flags\t\t: fpu avx512f\n", "5.16.1", False),
+    ("flags\t\t: fpu avx512f\n", "5.15.0-100-generic", None),  # amx_bf16 had no name yet
+    ("flags\t\t: fpu\n", "unknown", None),
+    ("Features\t: fp asimd bf16\n", "6.8.0", None),
+    ("", "6.8.0", None),
+])  # fmt: skip
 def test_the_kernel_tells_of_the_cpu_without_torch(cpuinfo: str, release: str, found: bool | None) -> None:
     assert bfloat16_of_x86(cpuinfo, release) is found
 

@@ -73,9 +73,7 @@ def hashes(folder: Path) -> dict[str, str]:
     [(False, None), (True, {"query": "query: ", "document": "passage: "})],
     ids=["plain", "dense, normalized, with prompts"],
 )
-def test_vectors_equal_those_of_sentence_transformers(
-    tiny_encoder: Path, tmp_path: Path, pooling: str, dense: bool, prompts: dict[str, str] | None
-) -> None:
+def test_vectors_equal_those_of_sentence_transformers(tiny_encoder, tmp_path, pooling, dense, prompts):
     folder = sentence_transformers_folder(tiny_encoder, tmp_path / "model", pooling, dense, prompts)
     encoder = load_tiny(folder)
     contract = encoder.contract
@@ -127,13 +125,10 @@ def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_p
         load_tiny(tmp_path / "exported", document_prompt_name="alice")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prompts": {"query": "q"}}, "prompts names 'query'.* set query_prompt instead"),
-        ({"query_prompt": "q", "query_prompt_name": "n"}, "query_prompt is 'q' and query_prompt_name 'n': keep one"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"prompts": {"query": "q"}}, "prompts names 'query'.* set query_prompt instead"),
+    ({"query_prompt": "q", "query_prompt_name": "n"}, "query_prompt is 'q' and query_prompt_name 'n': keep one"),
+])  # fmt: skip
 def test_a_role_has_one_prompt(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         EncoderSettings.model_validate({"model": "any", **settings})

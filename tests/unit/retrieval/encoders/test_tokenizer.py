@@ -40,9 +40,7 @@ def ends(folder: Path, **settings: Any) -> tuple[bool, list[int], list[int]]:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 @pytest.mark.parametrize("append_eos", [True, "auto"])
-def test_a_decoder_reads_its_last_token_behind_an_eos_token(
-    bases: dict[str, Path], name: str, append_eos: bool | str
-) -> None:
+def test_a_decoder_reads_its_last_token_behind_an_eos_token(bases, name, append_eos):
     eos = {"llama": 2, "qwen2": 0}[name]
     bare = load_tiny(bases[name], pooling="last_token", append_eos=False).tokenize_ids(["the sea"], "document")[0]
     assert bare[0] == (1 if name == "llama" else bare[0])  # Llama's own beginning of a text
@@ -52,21 +50,16 @@ def test_a_decoder_reads_its_last_token_behind_an_eos_token(
     assert full == [*bare, eos]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "expected"),
-    [
-        ("qwen2", {"pooling": "mean"}, False),
-        ("qwen2", {"pooling": "mean", "append_eos": True}, True),
-        ("llama", {"pooling": "mean", "append_eos": True}, True),
-        ("t5", {"pooling": "mean"}, True),  # its tokenizer does it
-        ("t5", {"pooling": "last_token", "append_eos": True}, True),
-        ("roberta", {"pooling": "cls"}, True),
-        ("bert", {"pooling": "last_token"}, False),  # a [SEP] ends its texts already
-    ],
-)
-def test_an_eos_token_is_appended_once_and_only_where_it_is_due(
-    bases: dict[str, Path], name: str, settings: dict[str, Any], expected: bool
-) -> None:
+@pytest.mark.parametrize(("name", "settings", "expected"), [
+    ("qwen2", {"pooling": "mean"}, False),
+    ("qwen2", {"pooling": "mean", "append_eos": True}, True),
+    ("llama", {"pooling": "mean", "append_eos": True}, True),
+    ("t5", {"pooling": "mean"}, True),  # its tokenizer does it
+    ("t5", {"pooling": "last_token", "append_eos": True}, True),
+    ("roberta", {"pooling": "cls"}, True),
+    ("bert", {"pooling": "last_token"}, False),  # a [SEP] ends its texts already
+])  # fmt: skip
+def test_an_eos_token_is_appended_once_and_only_where_it_is_due(bases, name, settings, expected):
     appended, short, long = ends(bases[name], **settings)
     assert appended == expected
     eos = {"qwen2": 0, "llama": 2, "t5": 1, "roberta": 2, "bert": -1}[name]
@@ -168,19 +161,14 @@ def test_forms_of_tokens_need_that_token_too(tmp_path: Path, form: dict[str, Any
         load_towers(settings, folder, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "special"),
-    [
-        ("bert", {"pooling": "cls"}, 2),
-        ("t5", {"pooling": "mean"}, 1),
-        ("llama", {"pooling": "mean"}, 1),
-        ("llama", {"pooling": "last_token"}, 2),  # with the end-of-sequence token that is appended
-        ("qwen2", {"pooling": "mean"}, 0),
-    ],
-)
-def test_some_of_a_text_is_left_where_it_is_cut(
-    bases: dict[str, Path], name: str, settings: dict[str, Any], special: int
-) -> None:
+@pytest.mark.parametrize(("name", "settings", "special"), [
+    ("bert", {"pooling": "cls"}, 2),
+    ("t5", {"pooling": "mean"}, 1),
+    ("llama", {"pooling": "mean"}, 1),
+    ("llama", {"pooling": "last_token"}, 2),  # with the end-of-sequence token that is appended
+    ("qwen2", {"pooling": "mean"}, 0),
+])  # fmt: skip
+def test_some_of_a_text_is_left_where_it_is_cut(bases, name, settings, special):
     for wanted in range(1, special + 1):
         with pytest.raises(UserError, match=rf"max_length is {wanted}, .* {special} special .* to {special + 1} or"):
             load_tiny(bases[name], max_length=wanted, **settings)

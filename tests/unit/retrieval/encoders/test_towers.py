@@ -81,9 +81,7 @@ def test_sentence_transformers_loads_it(bases: list[Path], tmp_path: Path, form:
 
 
 @pytest.mark.parametrize("reduction", ["average", "scalar_mix"])
-def test_of_first_tokens_sentence_transformers_takes_the_first_alone(
-    bases: list[Path], tmp_path: Path, reduction: Any
-) -> None:
+def test_of_first_tokens_sentence_transformers_takes_the_first_alone(bases, tmp_path, reduction):
     """It has no module for these; a model's card says so."""
     query, document = encoders(bases, VectorForm(kind="first_tokens", tokens=2, reduction=reduction), 1)
     write_towers(query, document, tmp_path)
@@ -168,24 +166,19 @@ def test_one_encoder_is_not_two(bases: list[Path], tmp_path: Path) -> None:
     ("setting", "message"),
     [({"max_length": 12}, "max_length 20 against 12"), ({"pooling": "mean"}, "pooling 'cls' against 'mean'")],
 )
-def test_towers_that_differ_are_refused(
-    bases: list[Path], tmp_path: Path, setting: dict[str, Any], message: str
-) -> None:
+def test_towers_that_differ_are_refused(bases, tmp_path, setting, message):
     query, document = load_tiny(bases[0], **SETTINGS), load_tiny(bases[1], **(SETTINGS | setting))
     with pytest.raises(UserError, match=message):
         write_towers(query, document, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"kind": "layers", "layers": [1, 3]}', "It must end in 2"),
-        ('{"kind": "layers", "layers": [2, 1]}', "vector_form.json can't be read: .*ascending"),
-        ("[1]", "vector_form.json can't be read"),
-        ("{", "is not readable JSON"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ('{"kind": "layers", "layers": [1, 3]}', "It must end in 2"),
+    ('{"kind": "layers", "layers": [2, 1]}', "vector_form.json can't be read: .*ascending"),
+    ("[1]", "vector_form.json can't be read"),
+    ("{", "is not readable JSON"),
+])  # fmt: skip
 def test_a_form_that_cannot_be_read_is_named(bases: list[Path], tmp_path: Path, content: str, message: str) -> None:
     write_towers(*encoders(bases, SEVERAL, 1), tmp_path)
     (tmp_path / "vector_form.json").write_text(content)

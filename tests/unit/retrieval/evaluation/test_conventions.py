@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval.evaluation.conventions import (
-    CONVENTIONS,
-    Conventions,
-    Like,
-    describe_system,
-    resolve,
-    title_warning,
-)
+from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Like, describe_system, resolve, title_warning
 from retrieval.evaluation.judging import file_judgments
 from retrieval.evaluation.measures import evaluate
 
@@ -171,17 +164,14 @@ def test_single_switches_are_laid_over_a_tools() -> None:
     assert {c.ties for c in CONVENTIONS.values()} == {"document_id_descending"}
 
 
-@pytest.mark.parametrize(
-    ("title", "system", "expected"),
-    [
-        ("either", {"with_title": True}, None),
-        ("used", {"with_title": True}, None),
-        ("left_out", {"with_title": False}, None),
-        ("left_out", {}, None),
-        ("left_out", {"with_title": True}, "with their titles, and 'coir' leaves it out.*with_title=false"),
-        ("used", {"with_title": False}, "without their titles, and 'coir' uses it.*with_title=true"),
-    ],
-)
+@pytest.mark.parametrize(("title", "system", "expected"), [
+    ("either", {"with_title": True}, None),
+    ("used", {"with_title": True}, None),
+    ("left_out", {"with_title": False}, None),
+    ("left_out", {}, None),
+    ("left_out", {"with_title": True}, "with their titles, and 'coir' leaves it out.*with_title=false"),
+    ("used", {"with_title": False}, "without their titles, and 'coir' uses it.*with_title=true"),
+])  # fmt: skip
 def test_a_title_that_should_not_be_there_is_told(title: Any, system: dict[str, Any], expected: str | None) -> None:
     warning = title_warning("mine", system, title, "coir")
     assert (warning is None) == (expected is None)

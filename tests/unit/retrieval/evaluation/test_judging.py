@@ -105,9 +105,7 @@ def test_answers_alone_need_no_judgments(collection: str, tmp_path: Path) -> Non
         collection_judgments(collection, "open questions", ["Accuracy@2", "RR"])
 
 
-def test_results_that_are_the_query_itself_are_counted_for_answers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_that_are_the_query_itself_are_counted_for_answers_too(tmp_path, monkeypatch):
     """q1 is judged and has answers, q3 is judged alone, q4 has answers alone, q6 is judged without either."""
     for query in ("q1", "q3", "q4"):
         monkeypatch.setitem(DOCUMENTS, query, "Paris Rome")
@@ -169,17 +167,14 @@ def test_a_run_that_found_nothing_is_of_no_other_collection(tmp_path: Path) -> N
     judging._check_documents("run", {"q1": {}}, qrels)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no judgment"),
-        ("q1 0 d1 1\nq1 0 d1 2\n", r"qrels.txt, line 2 judges document 'd1' again for query 'q1'"),
-        ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n", r"line 3 judges document 'd1' again"),
-        ("q1 0 d1 1\nq1 0 d1\n", r"line 2 has 3 columns"),
-        ("q1 0 d1 high\n", r"line 1: the relevance is 'high'"),
-        ("q1\td1\t1\n", r"line 1 is .*begins with the header"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "holds no judgment"),
+    ("q1 0 d1 1\nq1 0 d1 2\n", r"qrels.txt, line 2 judges document 'd1' again for query 'q1'"),
+    ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n", r"line 3 judges document 'd1' again"),
+    ("q1 0 d1 1\nq1 0 d1\n", r"line 2 has 3 columns"),
+    ("q1 0 d1 high\n", r"line 1: the relevance is 'high'"),
+    ("q1\td1\t1\n", r"line 1 is .*begins with the header"),
+])  # fmt: skip
 def test_damaged_qrels_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "qrels.txt"
     path.write_text(text)

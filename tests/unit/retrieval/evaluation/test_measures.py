@@ -98,9 +98,7 @@ def collection(seed: int, queries: int, distinct_scores: int) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize("distinct_scores", [10**6, 4])
-def test_every_measure_is_its_definition_and_ties_are_by_id_descending(
-    distinct_scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_measure_is_its_definition_and_ties_are_by_id_descending(distinct_scores, monkeypatch):
     monkeypatch.setattr(measures, "_QUERIES_AT_ONCE", 17)
     qrels, run = collection(0, 40, distinct_scores)
     result = evaluate(qrels, run, NAMES + LEVELS)
@@ -213,19 +211,7 @@ def test_the_same_measure_under_two_names() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "MRR@10",
-        "R",
-        "P",
-        "ndcg@10",
-        "nDCG(rel=0)@10",
-        "Judged(rel=2)",
-        "Rprec@5",
-        "R@0",
-        "R@10 ",
-        "R(rel=0)@5",
-        "",
-    ],
+    ["MRR@10", "R", "P", "ndcg@10", "nDCG(rel=0)@10", "Judged(rel=2)", "Rprec@5", "R@0", "R@10 ", "R(rel=0)@5", ""],
 )
 def test_unknown_measures_are_refused_with_what_is_allowed(name: str) -> None:
     with pytest.raises(
@@ -234,13 +220,10 @@ def test_unknown_measures_are_refused_with_what_is_allowed(name: str) -> None:
         evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["nDCG@10", name])
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("MRR@10", "RR@10"), ("ndcg_cut_10", "nDCG@10"), ("recall_100", "R@100"), ("hits@100", "Success@100"),
-        ("hit_rate_at_5", "Success@5"), ("map", "AP@k"), ("accuracy_20", "Accuracy@20"), ("Rprec@5", "Rprec"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "meant"), [
+    ("MRR@10", "RR@10"), ("ndcg_cut_10", "nDCG@10"), ("recall_100", "R@100"), ("hits@100", "Success@100"),
+    ("hit_rate_at_5", "Success@5"), ("map", "AP@k"), ("accuracy_20", "Accuracy@20"), ("Rprec@5", "Rprec"),
+])  # fmt: skip
 def test_other_tools_names_are_recognised(name: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf" Is {meant} meant\?$"):
         parse_measure(name)
@@ -265,8 +248,7 @@ def test_nothing_to_measure() -> None:
 
 
 @pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
 )
 @pytest.mark.parametrize("path", ["trec_dl_qrels_only/qrels/dl2019.tsv", "nfcorpus_filtered/qrels/test.tsv"])
 def test_agrees_with_pytrec_eval_on_real_judgments(path: str) -> None:
@@ -282,12 +264,7 @@ def test_agrees_with_pytrec_eval_on_real_judgments(path: str) -> None:
         names = [*grades, *(f"unjudged{number}" for number in range(50))]
         scores = [grades.get(name, 0) + generator.integers(0, 5) for name in names]
         run[query] = {name: float(score) for name, score in zip(names, scores, strict=True)}
-    pairs = {
-        "nDCG@10": "ndcg_cut_10",
-        "AP(rel=2)": "map",
-        "R(rel=2)@100": "recall_100",
-        "RR(rel=2)": "recip_rank",
-    }
+    pairs = {"nDCG@10": "ndcg_cut_10", "AP(rel=2)": "map", "R(rel=2)@100": "recall_100", "RR(rel=2)": "recip_rank"}
     result = evaluate(qrels, run, [*pairs, "RR(rel=2)@10", "nDCG(rel=2)@10", "nDCG(rel=1)@10"])
     changed = pytrec_eval.RelevanceEvaluator(
         {query: strict(grades) for query, grades in qrels.items()}, {"ndcg_cut_10"}

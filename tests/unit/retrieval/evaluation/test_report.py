@@ -198,22 +198,15 @@ def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **coun
     return how | metrics_of(given, ["RR@10"])
 
 
-@pytest.mark.parametrize(
-    ("like", "counts", "expected"),
-    [
-        ("trec", {}, []),
-        ("trec", {"missing_queries": 3}, ["'mine' lacks 3 queries, counted 0."]),
-        ("beir", {"missing_queries": 1}, ["'mine' lacks 1 query, left out of its means."]),
-        ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
-        (
-            "trec",
-            {"unjudged_queries": 2},
-            ["'mine' has 2 queries without judgments, left out."],
-        ),
-        ("trec", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: kept."]),
-        ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
-    ],
-)
+@pytest.mark.parametrize(("like", "counts", "expected"), [
+    ("trec", {}, []),
+    ("trec", {"missing_queries": 3}, ["'mine' lacks 3 queries, counted 0."]),
+    ("beir", {"missing_queries": 1}, ["'mine' lacks 1 query, left out of its means."]),
+    ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
+    ("trec", {"unjudged_queries": 2}, ["'mine' has 2 queries without judgments, left out."]),
+    ("trec", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: kept."]),
+    ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
+])  # fmt: skip
 def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected: list[str]) -> None:
     assert notes(metrics(like, **counts)) == expected
 

@@ -41,12 +41,7 @@ def vectors(*shape: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 @settings(max_examples=60)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    queries=st.integers(0, 9),
-    documents=st.integers(0, 70),
-    k=st.integers(1, 40),
-)
+@given(seed=st.integers(0, 2**32 - 1), queries=st.integers(0, 9), documents=st.integers(0, 70), k=st.integers(1, 40))
 def test_equals_a_literal_sort_with_many_ties(search: Search, seed: int, queries: int, documents: int, k: int) -> None:
     generator = np.random.default_rng(seed)
     left = generator.integers(-1, 2, size=(queries, 3)).astype(np.float32)

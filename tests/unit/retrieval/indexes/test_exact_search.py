@@ -85,13 +85,10 @@ def test_equals_a_sort_of_every_pairs_own_score() -> None:
     np.testing.assert_array_equal(found.scores, np.take_along_axis(scores, order, axis=1))
 
 
-@pytest.mark.parametrize(
-    ("queries", "documents", "k", "message"),
-    [
-        (np.full((1, 2), 3e18, np.float32), np.ones((1, 2), np.float32), 1, r"queries: a vector is 4\.24e\+18 long"),
-        (np.ones((1, 2), np.float32), np.full((1, 2), 3e38, np.float32), 1, r"documents: a vector is inf long"),
-    ],
-)
+@pytest.mark.parametrize(("queries", "documents", "k", "message"), [
+    (np.full((1, 2), 3e18, np.float32), np.ones((1, 2), np.float32), 1, r"queries: a vector is 4\.24e\+18 long"),
+    (np.ones((1, 2), np.float32), np.full((1, 2), 3e38, np.float32), 1, r"documents: a vector is inf long"),
+])  # fmt: skip
 def test_wrong_input(queries: NDArray, documents: NDArray, k: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         search_stored(queries, documents, k)

@@ -40,9 +40,7 @@ def one_list(values: list[int], width: int) -> list[int]:
     depth=st.integers(1, 30),
     widths=st.lists(st.integers(1, 10), min_size=4, max_size=4),
 )
-def test_equals_the_formula_in_exact_fractions(
-    data: list[list[list[int]]], k_constant: int, depth: int, widths: list[int]
-) -> None:
+def test_equals_the_formula_in_exact_fractions(data, k_constant, depth, widths):
     systems = [[one_list(values, width) for values in system] for system, width in zip(data, widths, strict=False)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(top_k, "CANDIDATES_AT_ONCE", 30)

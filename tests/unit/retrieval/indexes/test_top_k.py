@@ -25,18 +25,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_order_of_every_kind_of_float() -> None:
-    values = [
-        0.0,
-        -0.0,
-        1e-45,
-        -1e-45,
-        1.0,
-        -1.0,
-        3e38,
-        -3e38,
-        np.nextafter(np.float32(1), np.float32(2)),
-        1.0,
-    ]
+    values = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3e38, -3e38, np.nextafter(np.float32(1), np.float32(2)), 1.0]
     found = top_k.best_candidates(np.array([values], dtype=np.float32), np.arange(10)[None], 10)
     assert found.rows.tolist() == [[6, 8, 4, 9, 2, 0, 1, 3, 5, 7]]
     assert found.scores[0, 0] == np.float32(3e38)

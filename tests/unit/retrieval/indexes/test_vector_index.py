@@ -83,23 +83,13 @@ def assert_ordered(found: Ranking) -> None:
         assert scores[len(pairs) :] == [-np.inf] * (len(rows) - len(pairs))
 
 
-@pytest.mark.parametrize(
-    ("factory", "parameters", "least"),
-    [
-        ("IVF16,Flat", "nprobe=8", 0.95),
-        ("HNSW32", "efSearch=128", 0.97),
-        ("OPQ8_16,IVF16,PQ8x4", "nprobe=16", 0.3),
-        ("SQfp16", "", 0.98),
-    ],
-)
-def test_approximate_indexes_find_most_of_the_exact_ranking(
-    factory: str,
-    parameters: str,
-    least: float,
-    vectors: NDArray[np.float32],
-    queries: NDArray[np.float32],
-    trained: Callable[[str], bytes],
-) -> None:
+@pytest.mark.parametrize(("factory", "parameters", "least"), [
+    ("IVF16,Flat", "nprobe=8", 0.95),
+    ("HNSW32", "efSearch=128", 0.97),
+    ("OPQ8_16,IVF16,PQ8x4", "nprobe=16", 0.3),
+    ("SQfp16", "", 0.98),
+])  # fmt: skip
+def test_approximate_indexes_find_most_of_the_exact_ranking(factory, parameters, least, vectors, queries, trained):
     index = vector_index.build_shard([vectors], factory, trained=trained(factory))
     if parameters:
         vector_index.set_search_parameters(index, parameters)
@@ -137,9 +127,7 @@ def test_other_indexes_order_ties_as_exact_search_does(factory: str) -> None:
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_more_asked_for_than_there_is(
-    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
-) -> None:
+def test_more_asked_for_than_there_is(factory, vectors, trained):
     index = vector_index.build_shard([vectors[:3]], factory, trained=trained(factory))
     few = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
     assert_ordered(few)
@@ -151,13 +139,7 @@ def test_more_asked_for_than_there_is(
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
-    factory: str,
-    vectors: NDArray[np.float32],
-    queries: NDArray[np.float32],
-    trained: Callable[[str], bytes],
-    tmp_path: Path,
-) -> None:
+def test_bytes_and_files_are_reproducible_and_give_the_same_answers(factory, vectors, queries, trained, tmp_path):
     assert vector_index.train(vectors, factory, seed=5) == trained(factory)
     index = vector_index.build_shard([vectors], factory, trained=trained(factory))
     data = serialized(index)
@@ -240,9 +222,7 @@ def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors
 
 
 @pytest.mark.parametrize("factory", ["HNSW32_PQ16x6", "OPQ16,HNSW32_PQ16x6"])
-def test_a_graph_over_codes_compares_by_inner_product(
-    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
-) -> None:
+def test_a_graph_over_codes_compares_by_inner_product(factory, vectors, trained):
     """Lengths differ, so Euclidean distance would give another order."""
     longer = vectors * np.random.default_rng(4).uniform(0.3, 3.0, size=(len(vectors), 1)).astype(np.float32)
     index = vector_index.build_shard([longer], factory, trained=trained(factory))
@@ -261,9 +241,7 @@ def test_indexes_by_other_distances_are_refused() -> None:
         index_factory.empty_index(DIMENSION, "LSH")
 
 
-def test_what_faiss_says_when_adding_is_explained(
-    vectors: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_faiss_says_when_adding_is_explained(vectors, monkeypatch):
     def refuse(*_: Any) -> None:
         raise RuntimeError("Error in void add() at /project/faiss/IndexFlat.cpp:144: it is full")
 
@@ -274,9 +252,7 @@ def test_what_faiss_says_when_adding_is_explained(
 
 
 @pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6", "IVF16,PQ8x4,RFlat"])
-def test_bytes_of_a_vector_are_foretold(
-    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
-) -> None:
+def test_bytes_of_a_vector_are_foretold(factory, vectors, trained):
     empty = len(trained(factory))
     whole = len(serialized(vector_index.build_shard([vectors], factory, trained=trained(factory))))
     foretold = index_factory.bytes_per_vector(factory, DIMENSION)
@@ -397,9 +373,7 @@ def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monke
     ("factory", "halved"),
     [("IVF4,PQ64", True), ("OPQ48,IVF4,PQ48", False), ("OPQ64,IVF4,PQ64x4", False), ("IVF4,Flat", False)],
 )
-def test_long_codes_go_to_a_gpu_with_smaller_tables(
-    monkeypatch: pytest.MonkeyPatch, factory: str, halved: bool
-) -> None:
+def test_long_codes_go_to_a_gpu_with_smaller_tables(monkeypatch, factory, halved):
     given: list[Any] = []
 
     def moved(_resources: Any, _device: int, index: Any, options: Any) -> Any:

@@ -62,9 +62,7 @@ def loaded(model: Path) -> ContextualEncoder:
     return encoder
 
 
-def test_documents_and_queries_are_read_in_the_context_of_their_corpus(
-    collection: str, model: Path, tmp_path: Path
-) -> None:
+def test_documents_and_queries_are_read_in_the_context_of_their_corpus(collection, model, tmp_path):
     uri = fit(tmp_path / "context", collection, model)
     context = CorpusContext.of(uri)
     rows, texts = draw_documents(StoredCollection(collection), J, seed=0)

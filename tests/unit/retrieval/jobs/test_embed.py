@@ -99,9 +99,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("with_title", [True, False])
-def test_the_vectors_of_every_text_are_stored_in_order(
-    collection: str, model: Path, tmp_path: Path, with_title: bool
-) -> None:
+def test_the_vectors_of_every_text_are_stored_in_order(collection, model, tmp_path, with_title):
     artifact = run(stage(collection, model, tmp_path / "out", with_title=with_title))
     vectors = StoredVectors(str(tmp_path / "out"))
     encoder = load_tiny(model, pooling="last_token", query_prompt="query: ")
@@ -121,9 +119,7 @@ def test_the_vectors_of_every_text_are_stored_in_order(
 
 
 @pytest.mark.parametrize("reduction", ["none", "average"])
-def test_documents_have_the_vectors_of_the_form_and_queries_one(
-    collection: str, model: Path, tmp_path: Path, reduction: str
-) -> None:
+def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, model, tmp_path, reduction):
     run(stage(collection, model, tmp_path / "plain"))
     form = VectorForm.model_validate({"kind": "layers", "layers": [1, 2], "reduction": reduction})
     run(stage(collection, model, tmp_path / "several", {"form": form}))
@@ -206,9 +202,7 @@ def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: 
     assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
 
 
-def test_shards_are_encoded_while_others_are_written(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_encoded_while_others_are_written(collection, model, tmp_path, monkeypatch):
     """Nothing is written before the vectors of three shards are there, in threads as of one worker."""
     run(stage(collection, model, tmp_path / "alone"))
     job, save, encoded = stage(collection, model, tmp_path / "out"), np.save, Barrier(3, timeout=30)
@@ -226,23 +220,18 @@ def test_shards_are_encoded_while_others_are_written(
     assert job.measured["texts"] == 21
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"encoder": {"dtype": "bfloat16"}}, "dtype"),
-        ({"encoder": {"query_prompt": "q: "}}, "query_prompt"),
-        ({"encoder": {"max_length": 9}}, "max_length"),
-        ({"encoder": {"append_eos": False}}, "append_eos"),
-        ({"encoder": {"revision": "other"}}, "revision"),
-        ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
-        ({"with_title": False}, "with_title"),
-        ({"texts_per_shard": 8}, "texts_per_shard"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    ({"encoder": {"dtype": "bfloat16"}}, "dtype"),
+    ({"encoder": {"query_prompt": "q: "}}, "query_prompt"),
+    ({"encoder": {"max_length": 9}}, "max_length"),
+    ({"encoder": {"append_eos": False}}, "append_eos"),
+    ({"encoder": {"revision": "other"}}, "revision"),
+    ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
+    ({"with_title": False}, "with_title"),
+    ({"texts_per_shard": 8}, "texts_per_shard"),
+])  # fmt: skip
 @pytest.mark.parametrize("stop_after", [1, 1_000])
-def test_vectors_of_another_encoder_are_not_added(
-    collection: str, model: Path, tmp_path: Path, change: dict[str, Any], named: str, stop_after: int
-) -> None:
+def test_vectors_of_another_encoder_are_not_added(collection, model, tmp_path, change, named, stop_after):
     first = stage(collection, model, tmp_path / "out")
     first.stop_after = stop_after
     if stop_after == 1:
@@ -266,9 +255,7 @@ def test_vectors_of_another_model_are_not_added(collection: str, model: Path, tm
         run(stage(collection, other, tmp_path / "out"))
 
 
-def test_auto_is_settled_once_and_recorded(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_settled_once_and_recorded(collection, model, tmp_path, monkeypatch):
     monkeypatch.setattr(specification, "has_bfloat16", lambda **_: True)
     job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, texts_per_shard=0)
     monkeypatch.setattr(specification, "has_bfloat16", lambda **_: False)
@@ -279,9 +266,7 @@ def test_auto_is_settled_once_and_recorded(
         job.load()
 
 
-def test_shards_grow_where_there_would_be_too_many(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_grow_where_there_would_be_too_many(collection, model, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "MOST_SHARDS", 3)
     shards = stage(collection, model, tmp_path / "out").plan()
     documents = [shard.description["rows"] for shard in shards if shard.description["part"] == "documents"]
@@ -290,9 +275,7 @@ def test_shards_grow_where_there_would_be_too_many(
 
 
 @pytest.mark.parametrize(("gpus", "waiting", "warned"), [(1, 2.0, True), (1, 0.1, False), (0, 2.0, False)])
-def test_encoders_that_waited_for_texts_say_what_to_set(
-    collection: str, model: Path, tmp_path: Path, logged: list[str], gpus: int, waiting: float, warned: bool
-) -> None:
+def test_encoders_that_waited_for_texts_say_what_to_set(collection, model, tmp_path, logged, gpus, waiting, warned):
     job = stage(collection, model, tmp_path / "out", resources=Resources(gpus_per_worker=gpus))
     job.measured.update(texts=1_000, tokenizing=500_000_000, encoding=8_000_000_000, waiting=int(waiting * 1e9))
     job.log_speed()
@@ -301,9 +284,7 @@ def test_encoders_that_waited_for_texts_say_what_to_set(
     assert ("more resources.cpus_per_worker tokenize faster" in line) == warned
 
 
-def test_a_gpu_is_asked_where_workers_have_one(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_asked_where_workers_have_one(collection, model, tmp_path, monkeypatch):
     monkeypatch.setattr(specification, "has_bfloat16", lambda *, gpu: gpu)
     settings = {"texts_per_shard": 0, "token_budget": 500, "resources": Resources(gpus_per_worker=1)}
     job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, **settings)
@@ -328,9 +309,7 @@ def test_bfloat16_is_what_is_computed_in(collection: str, model: Path, tmp_path:
         StoredVectors(exact).contract.require_same(StoredVectors(near).contract, exact, near)
 
 
-def test_a_text_whose_vector_is_no_number_is_named(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_whose_vector_is_no_number_is_named(collection, model, tmp_path, monkeypatch):
     def broken(*arguments: Any, **settings: Any) -> Any:
         vectors = encode_texts(*arguments, **settings)
         vectors[1, 0] = 70_000.0  # more than half precision holds

@@ -174,31 +174,16 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
     assert other.fingerprint != artifact.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "judged by either a 'collection' or a file of 'qrels'"),
-        ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
-        (
-            {"qrels": "b", "by_domain": True},
-            "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out",
-        ),
-        (
-            {"qrels": "b", "split": "dev"},
-            r"'split' \(dev\) chooses .*leave split out, or name a 'collection' instead",
-        ),
-        ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
-        (
-            {"qrels": "b", "conventions": {"tie": "run_order"}},
-            "'conventions.tie' is not a setting.*'ties'",
-        ),
-        ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
-        (
-            {"qrels": "b", "relevance_levels": {"all": 0}},
-            "'relevance_levels.all': Input should be greater",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({}, "judged by either a 'collection' or a file of 'qrels'"),
+    ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
+    ({"qrels": "b", "by_domain": True}, "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out"),
+    ({"qrels": "b", "split": "dev"}, r"'split' \(dev\) chooses .*leave split out, or name a 'collection' instead"),
+    ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
+    ({"qrels": "b", "conventions": {"tie": "run_order"}}, "'conventions.tie' is not a setting.*'ties'"),
+    ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
+    ({"qrels": "b", "relevance_levels": {"all": 0}}, "'relevance_levels.all': Input should be greater"),
+])  # fmt: skip
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(EvaluateConfig, {"output": "o", "runs": {"x": "y"}, **settings}, "evaluate")

@@ -59,8 +59,8 @@ def table(collection: str, part: Any, vectors: NDArray[Any], order: NDArray[np.i
 
 
 def test_arrays_and_tables_in_any_order_give_the_bytes_that_embedding_gives(
-    collection: str, embedded: StoredVectors, sides: Sides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    collection, embedded, sides, tmp_path, monkeypatch
+):
     monkeypatch.setattr(import_vectors, "_ROWS_AT_ONCE", 7)
     order = np.random.default_rng(1).permutation(PAIRS + 6)
     fixed = pa.list_(pa.float64(), 8)

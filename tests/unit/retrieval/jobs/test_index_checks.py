@@ -55,9 +55,7 @@ def run(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_too_few_documents_are_found_when_they_are_embedded(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_documents_are_found_when_they_are_embedded(run, tmp_path, monkeypatch):
     def embed(stage: Embed, pending: Any, *_: Any) -> Any:
         stage.load()
         return map(stage.make_shard, pending)

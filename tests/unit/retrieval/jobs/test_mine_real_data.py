@@ -19,8 +19,7 @@ from tests.unit.small_run import make
 
 
 @pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
 )
 def test_negatives_of_real_questions(tmp_path: Path) -> None:
     folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "squad_dpr"

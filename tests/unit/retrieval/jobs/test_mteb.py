@@ -131,9 +131,7 @@ def test_mteb_loads_its_files_which_are_the_same_each_time(encoder: str, tmp_pat
     )
 
 
-def test_a_killed_run_goes_on_with_the_tasks_that_are_left(
-    encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_with_the_tasks_that_are_left(encoder, tmp_path, monkeypatch):
     whole = make(job(tmp_path / "whole", encoder))
     stage = job(tmp_path / "run", encoder)
     writer = ArtifactWriter(stage.config.output, stage.derivation())
@@ -151,9 +149,7 @@ def test_a_killed_run_goes_on_with_the_tasks_that_are_left(
 
 
 @pytest.mark.parametrize("chosen", [{}, {"STS": "other", "Flight-query": "classification"}], ids=["usual", "chosen"])
-def test_texts_have_the_prompt_of_their_type_of_task(
-    encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]
-) -> None:
+def test_texts_have_the_prompt_of_their_type_of_task(encoder, tmp_path, monkeypatch, chosen):
     recorded = Recorded(monkeypatch)
     make(job(tmp_path / "run", encoder, task_prompts=chosen))
     assert recorded.prompts == {
@@ -164,9 +160,7 @@ def test_texts_have_the_prompt_of_their_type_of_task(
     }
 
 
-def test_a_contextual_encoder_reads_a_context_of_each_task(
-    contextual_encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, tmp_path, monkeypatch):
     from retrieval.encoders.contextual.encoder import ContextualEncoder
 
     read: list[tuple[list[str], str | None]] = []
@@ -197,25 +191,20 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(
     assert more.mteb_model_meta.experiment_name != same.mteb_model_meta.experiment_name
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"benchmark": "Made up (eng, v2)"}, r"MTEB doesn't have\. Did you mean 'Made up \(eng, v1\)'\?"),
-        ({"tasks": ["Fligt"]}, r"tasks names 'Fligt', which Made up \(eng, v1\) doesn't have\. Did you mean 'Flight'"),
-        ({"benchmark": None, "tasks": ["NFCorpu"]}, r"which MTEB doesn't have\. Did you mean 'NFCorpus'"),
-        ({"task_prompts": {"Clustering": "other"}}, r"task_prompts\.Clustering is of no task here"),
-        ({"task_prompts": {"STS": "othr"}}, r"task_prompts\.STS is 'othr', .* it has classification, document, other"),
-        ({"published": "contextual/1/x"}, "contextual/1/x"),
-        ({"published": "revela/1/BM25"}, r"none of it is\s+MTEB's of these tasks"),
-        ({"context_documents": 3}, "reads no context. Leave out context_documents"),
-        ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
-        ({"benchmark": None}, "neither tasks nor a benchmark is named"),
-        ({"name": "plain"}, "of the form organization/model"),
-    ],
-)
-def test_what_can_not_be_evaluated_is_refused_before_it_is(
-    encoder: str, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"benchmark": "Made up (eng, v2)"}, r"MTEB doesn't have\. Did you mean 'Made up \(eng, v1\)'\?"),
+    ({"tasks": ["Fligt"]}, r"tasks names 'Fligt', which Made up \(eng, v1\) doesn't have\. Did you mean 'Flight'"),
+    ({"benchmark": None, "tasks": ["NFCorpu"]}, r"which MTEB doesn't have\. Did you mean 'NFCorpus'"),
+    ({"task_prompts": {"Clustering": "other"}}, r"task_prompts\.Clustering is of no task here"),
+    ({"task_prompts": {"STS": "othr"}}, r"task_prompts\.STS is 'othr', .* it has classification, document, other"),
+    ({"published": "contextual/1/x"}, "contextual/1/x"),
+    ({"published": "revela/1/BM25"}, r"none of it is\s+MTEB's of these tasks"),
+    ({"context_documents": 3}, "reads no context. Leave out context_documents"),
+    ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
+    ({"benchmark": None}, "neither tasks nor a benchmark is named"),
+    ({"name": "plain"}, "of the form organization/model"),
+])  # fmt: skip
+def test_what_can_not_be_evaluated_is_refused_before_it_is(encoder, tmp_path, changes, message):
     if "encoder" in changes:
         changes = {"encoder": changes["encoder"] | {"model": encoder}}
     with pytest.raises(UserError, match=message):

@@ -54,9 +54,7 @@ def indexes(folder: Path, collection: str, vectors: str) -> list[Index]:
     return [Index(IndexConfig(index=each, output=str(folder / f"of_{each.kind}"))) for each in settings]
 
 
-def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(tmp_path, monkeypatch):
     monkeypatch.setattr(index_job, "_IDS_AT_ONCE", 2)
     documents, queries = ["a", "b", "c", "my file.py", "d"], ["q"]
     collection = collected(tmp_path, documents, queries, queries)
@@ -66,9 +64,7 @@ def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(
             index.check_inputs({"index"})
 
 
-def test_documents_in_an_object_store_are_looked_at_there(
-    tmp_path: Path, object_store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_in_an_object_store_are_looked_at_there(tmp_path, object_store, monkeypatch):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     collection = collected(tmp_path, ["a", "b c"], ["q"], ["q"], f"{object_store}/documents")
     index = Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index")))

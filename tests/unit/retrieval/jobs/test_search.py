@@ -17,13 +17,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import search_stored
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.fuse import Fuse, FuseConfig
-from retrieval.jobs.index import (
-    Index,
-    IndexConfig,
-    LexicalIndexSettings,
-    VectorIndexSettings,
-    id_blocks,
-)
+from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings, id_blocks
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking, read_ranking_file
@@ -95,9 +89,7 @@ def search(folder: Path, **settings: Any) -> StoredRanking:
 
 
 @pytest.mark.parametrize(("shards", "queries_per_shard"), [(1, 100), (2, 7), (5, 1)])
-def test_the_run_does_not_depend_on_how_the_work_is_cut(
-    tmp_path: Path, collection: str, vectors: str, shards: int, queries_per_shard: int
-) -> None:
+def test_the_run_does_not_depend_on_how_the_work_is_cut(tmp_path, collection, vectors, shards, queries_per_shard):
     index = make_index(tmp_path, vectors, shards=shards)
     run = search(
         tmp_path,

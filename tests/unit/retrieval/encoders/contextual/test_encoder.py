@@ -203,19 +203,16 @@ def test_both_stages_count_in_the_fingerprint(tmp_path: Path) -> None:
     assert len(found) == 5
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: (p / "contextual.json").write_text('{"context_documents": 0}'), "contextual.json can't be read"),
-        (
-            lambda p: (p / "contextual.json").write_text(json.dumps(RELEASED)),
-            "contextual.safetensors can't be read: .* has no head.0.bias",
-        ),
-        (lambda p: (p / "contextual.safetensors").unlink(), "contextual.safetensors can't be read"),
-        (lambda p: (p / "contextual.safetensors").write_bytes(b"no"), "contextual.safetensors can't be read"),
-        (lambda p: (p / "first_stage" / "model.safetensors").unlink(), "first_stage can't be loaded"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda p: (p / "contextual.json").write_text('{"context_documents": 0}'), "contextual.json can't be read"),
+    (
+        lambda p: (p / "contextual.json").write_text(json.dumps(RELEASED)),
+        "contextual.safetensors can't be read: .* has no head.0.bias",
+    ),
+    (lambda p: (p / "contextual.safetensors").unlink(), "contextual.safetensors can't be read"),
+    (lambda p: (p / "contextual.safetensors").write_bytes(b"no"), "contextual.safetensors can't be read"),
+    (lambda p: (p / "first_stage" / "model.safetensors").unlink(), "first_stage can't be loaded"),
+])  # fmt: skip
 def test_a_folder_that_is_not_whole_is_refused(change, message: str, tmp_path: Path) -> None:
     contextual(dtype=torch.float32).save(tmp_path)
     change(tmp_path)

@@ -4,7 +4,7 @@ import ast
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,16 +201,11 @@ def test_in_bfloat16(tmp_path: Path) -> None:
     assert ((found * expected).sum(axis=1) > 0.99).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: save_file({"null": torch.zeros(7)}, folder / "contextual.safetensors"), "other weights than"),
-        (lambda folder: save_file({"vectors": torch.zeros(3, 7)}, folder / "context.safetensors"), r"shape \(3, 7\)"),
-    ],
-)
-def test_a_folder_whose_files_do_not_belong_together(
-    change: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda folder: save_file({"null": torch.zeros(7)}, folder / "contextual.safetensors"), "other weights than"),
+    (lambda folder: save_file({"vectors": torch.zeros(3, 7)}, folder / "context.safetensors"), r"shape \(3, 7\)"),
+])  # fmt: skip
+def test_a_folder_whose_files_do_not_belong_together(change, message, tmp_path):
     encoder = encoder_of(**RELEASED)
     folder = written(encoder, tmp_path, context_of(encoder))
     change(folder)
