@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,53 +12,34 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.base.modules import Dense, Normalize
 
 from raytriever.errors import UserError
-from retrieval.embedding import encode_texts
 from retrieval.encoders.modules import POOLING_MODES
 from retrieval.encoders.pooling import pool
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from tests.unit.retrieval.encoders.tiny_models import copy_without_weights, load_tiny
+from tests.unit.retrieval.encoders.tiny_models import (
+    TEXTS,
+    assert_sentence_transformers_agrees,
+    copy_without_weights,
+    edited,
+    load_tiny,
+    same_vectors_as_theirs,
+    save_sentence_transformer,
+    sentence_transformer,
+    vectors,
+)
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-TEXTS = [
-    "Parse the arguments of a command line.",
-    "def add(a, b):\n    return a + b\n",
-    "Ünïcode, ΑΒΓ and 漢字 — with dashes",
-    "word " * 100,  # longer than the limit
-    "x",
-    "UPPER and lower",
-]
 
 
-def sentence_transformers_folder(
-    base: Path,
-    folder: Path,
-    pooling: str = "mean",
-    dense: bool = False,
-    prompts: dict[str, str] | None = None,
-    max_length: int = 24,
-) -> Path:
-    """Written by sentence-transformers itself, in the layout of the installed release."""
+def dense_folder(base: Path, folder: Path, pooling: str = "mean", **settings: Any) -> Path:
+    """With two dense layers, the second without a bias, and normalisation."""
     torch.manual_seed(1)
-    modules: list[torch.nn.Module] = [Transformer(str(base), max_seq_length=max_length), Pooling(32, pooling)]
-    if dense:
-        modules += [Dense(32, 12), Dense(12, 8, bias=False, activation_function=torch.nn.Identity()), Normalize()]
-    SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(folder))
-    return folder
-
-
-def assert_equal_vectors(folder: Path, encoder: TextEncoder) -> None:
-    model = SentenceTransformer(str(folder), device="cpu")
-    roles: dict[Role, Any] = {"query": model.encode_query, "document": model.encode_document}
-    for role, encode in roles.items():
-        theirs = encode(TEXTS, batch_size=4, show_progress_bar=False)
-        np.testing.assert_allclose(encode_texts(encoder, TEXTS, role), theirs, atol=1e-5, rtol=0)
+    layers = [Dense(32, 12), Dense(12, 8, bias=False, activation_function=torch.nn.Identity()), Normalize()]
+    return save_sentence_transformer(base, folder, pooling, extra=layers, max_seq_length=24, **settings)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -68,28 +48,24 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pooling", POOLING_MODES)
-@pytest.mark.parametrize(
-    ("dense", "prompts"),
-    [(False, None), (True, {"query": "query: ", "document": "passage: "})],
-    ids=["plain", "dense, normalized, with prompts"],
-)
-def test_vectors_equal_those_of_sentence_transformers(tiny_encoder, tmp_path, pooling, dense, prompts):
-    folder = sentence_transformers_folder(tiny_encoder, tmp_path / "model", pooling, dense, prompts)
+@pytest.mark.parametrize("dense", [False, True], ids=["plain", "dense, normalized, with prompts"])
+def test_vectors_equal_those_of_sentence_transformers(tiny_encoder, tmp_path, pooling, dense) -> None:
+    if dense:
+        prompts = {"query": "query: ", "document": "passage: "}
+        folder = dense_folder(tiny_encoder, tmp_path / "model", pooling, prompts=prompts)
+    else:
+        folder = save_sentence_transformer(tiny_encoder, tmp_path / "model", pooling, max_seq_length=24)
     encoder = load_tiny(folder)
     contract = encoder.contract
-    assert (contract.pooling, contract.normalize, contract.dimension) == (
-        POOLING_MODES[pooling],
-        dense,
-        8 if dense else 32,
-    )
-    assert (contract.query_prompt, contract.document_prompt) == (("query: ", "passage: ") if prompts else ("", ""))
-    assert contract.max_length == 24
-    assert_equal_vectors(folder, encoder)
+    assert (contract.pooling, contract.max_length) == (POOLING_MODES[pooling], 24)
+    assert (contract.normalize, contract.dimension) == (dense, 8 if dense else 32)
+    assert (contract.query_prompt, contract.document_prompt) == (("query: ", "passage: ") if dense else ("", ""))
+    same_vectors_as_theirs(encoder, sentence_transformer(folder))
 
     encoder.save(tmp_path / "exported")
     exported = load_tiny(tmp_path / "exported")
     assert exported.contract == contract.model_copy(update={"model": exported.contract.model})
-    assert_equal_vectors(tmp_path / "exported", encoder)
+    same_vectors_as_theirs(encoder, sentence_transformer(tmp_path / "exported"))
     exported.save(tmp_path / "again")
     assert hashes(tmp_path / "again") == hashes(tmp_path / "exported")
 
@@ -99,29 +75,25 @@ def test_an_override_is_what_is_exported(tiny_encoder: Path, tmp_path: Path) -> 
     encoder = load_tiny(tiny_encoder, **settings)
     assert {key: getattr(encoder.contract, key) for key in settings} == settings
     encoder.save(tmp_path / "exported")
-    assert_equal_vectors(tmp_path / "exported", encoder)
-    written = json.loads((tmp_path / "exported" / "config_sentence_transformers.json").read_text())
-    assert written["prompts"] == {"query": "Q ", "document": "D "}
+    theirs = sentence_transformer(tmp_path / "exported")
+    same_vectors_as_theirs(encoder, theirs)
+    assert theirs.prompts == {"query": "Q ", "document": "D "}
 
 
 def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
     encoder = load_tiny(tiny_encoder, pooling="mean", query_prompt="Q ", prompts={"alike": "A ", "group": "G "})
     assert encoder.contract.fingerprint == encoder.contract.model_copy(update={"prompts": {}}).fingerprint
     encoder.save(tmp_path / "exported")
-    exported = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    exported = sentence_transformer(tmp_path / "exported")
     assert exported.prompts == {"query": "Q ", "document": "", "alike": "A ", "group": "G "}
     chosen = load_tiny(tmp_path / "exported", query_prompt_name="alike", prompts={"group": "other "})
     assert chosen.contract.query_prompt == "A "
     assert chosen.contract.prompts == {"alike": "A ", "group": "other "}
-    found = encode_texts(chosen, TEXTS, "query")
-    np.testing.assert_allclose(found, exported.encode(TEXTS, prompt_name="alike"), atol=1e-5)
-    np.testing.assert_allclose(found, encode_texts(encoder, TEXTS, "document", prompt="A "), atol=1e-6)
+    np.testing.assert_allclose(vectors(chosen, "query"), exported.encode(TEXTS, prompt_name="alike"), atol=1e-5)
+    np.testing.assert_allclose(vectors(chosen, "query"), vectors(encoder, prompt="A "), atol=1e-6)
     assert "prompts" not in load_tiny(tiny_encoder, pooling="mean").contract.model_dump()
-    with pytest.raises(
-        UserError, match=r"encoder\.document_prompt_name is 'alice'.* it has alike, document, group, query"
-    ):
+    message = r"encoder\.document_prompt_name is 'alice'.* it has alike, document, group, query"
+    with pytest.raises(UserError, match=message):
         load_tiny(tmp_path / "exported", document_prompt_name="alice")
 
 
@@ -143,21 +115,17 @@ def test_what_is_exported_does_not_depend_on_earlier_calls(tiny_encoder: Path, t
 
 
 def test_lower_casing_of_older_folders_is_kept(tiny_encoder: Path, tmp_path: Path) -> None:
-    base = tmp_path / "cased"
-    shutil.copytree(tiny_encoder, base)
-    tokenizer = json.loads((base / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["lowercase"] = False
-    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
-    cased = load_tiny(base, pooling="mean")
+    shutil.copytree(tiny_encoder, tmp_path / "cased")
+    edited(tmp_path / "cased" / "tokenizer.json", lambda tokenizer: tokenizer["normalizer"].update(lowercase=False))
+    cased = load_tiny(tmp_path / "cased", pooling="mean")
     cased.save(tmp_path / "lower")
-    path = tmp_path / "lower" / "sentence_bert_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_lower_case": True}))
+    edited(tmp_path / "lower" / "sentence_bert_config.json", lambda config: config.update(do_lower_case=True))
     lower = load_tiny(tmp_path / "lower")
     assert lower.tokenize_ids(["UPPER"], "query") == cased.tokenize_ids(["upper"], "query")
     assert lower.tokenize_ids(["UPPER"], "query") != cased.tokenize_ids(["UPPER"], "query")
-    assert_equal_vectors(tmp_path / "lower", lower)
     lower.save(tmp_path / "exported")
-    assert_equal_vectors(tmp_path / "exported", lower)
+    for name in ("lower", "exported"):
+        same_vectors_as_theirs(lower, sentence_transformer(tmp_path / name))
 
 
 @pytest.mark.parametrize("pooling", list(POOLING_MODES.values()))
@@ -188,25 +156,22 @@ def test_two_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
         return {len(ids) for _ in range(60) for ids in encoder.tokenize_ids(texts, "query", limit)}
 
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lengths, (one, other), (8, 24)))
-    assert found == [{8}, {24}]
+        assert list(threads.map(lengths, (one, other), (8, 24))) == [{8}, {24}]
 
 
 def test_half_precision_is_near(tiny_encoder: Path, tmp_path: Path) -> None:
-    folder = sentence_transformers_folder(tiny_encoder, tmp_path / "model", dense=True)
-    exact = encode_texts(load_tiny(folder), TEXTS, "document")
-    near = encode_texts(load_tiny(folder, dtype="bfloat16").to(torch.bfloat16), TEXTS, "document")
+    folder = dense_folder(tiny_encoder, tmp_path / "model")
+    exact = vectors(load_tiny(folder))
+    near = vectors(load_tiny(folder, dtype="bfloat16").to(torch.bfloat16))
     assert near.dtype == np.float32
     assert (exact * near).sum(axis=1).min() > 0.999
     assert not np.array_equal(exact, near)
 
 
-def test_dropout_can_be_set_for_training(tiny_encoder: Path) -> None:
-    located = locate_model(str(tiny_encoder))
-    settings = EncoderSettings(model=str(tiny_encoder), pooling="mean")
-    for dropout in (0.0, 0.37):
-        encoder = load_encoder(settings, located.path, located.fingerprint, dropout)
-        assert {m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)} == {dropout}
+@pytest.mark.parametrize("dropout", [0.0, 0.37])
+def test_dropout_can_be_set_for_training(tiny_encoder: Path, dropout: float) -> None:
+    encoder = load_encoder(EncoderSettings(model="any", pooling="mean"), tiny_encoder, "any", dropout)
+    assert {m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)} == {dropout}
 
 
 def test_a_pooler_that_the_folder_lacks_is_not_made_up(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -215,7 +180,7 @@ def test_a_pooler_that_the_folder_lacks_is_not_made_up(tiny_encoder: Path, tmp_p
     for name in ("one", "two"):
         load_tiny(folder, pooling="mean").save(tmp_path / name)
     assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
-    assert_equal_vectors(tmp_path / "one", load_tiny(tiny_encoder, pooling="mean"))
+    assert_sentence_transformers_agrees(tmp_path / "one", tiny_encoder, pooling="mean")
 
 
 @pytest.fixture(scope="module")
@@ -229,30 +194,17 @@ def minilm() -> tuple[Path, TextEncoder]:
 def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEncoder], tmp_path: Path) -> None:
     path, encoder = minilm
     assert encoder.contract.model_dump(exclude={"model", "revision"}) == {
-        "pooling": "mean",
-        "head": "full",
-        "normalize": True,
-        "query_prompt": "",
-        "document_prompt": "",
-        "max_length": 256,
-        "append_eos": False,
-        "dtype": "float32",
-        "dimension": 384,
-        "bidirectional": False,
-        "projection": None,
-        "form": "single",
-        "document_model": None,
-        "list_scorer": None,
-        "architecture": "plain",
+        "pooling": "mean", "head": "full", "normalize": True, "query_prompt": "", "document_prompt": "",
+        "max_length": 256, "append_eos": False, "dtype": "float32", "dimension": 384, "bidirectional": False,
+        "projection": None, "form": "single", "document_model": None, "list_scorer": None, "architecture": "plain",
         "context": None,
-    }
-    assert_equal_vectors(path, encoder)
+    }  # fmt: skip
     encoder.save(tmp_path / "exported")
-    assert_equal_vectors(tmp_path / "exported", encoder)
+    for folder in (path, tmp_path / "exported"):
+        same_vectors_as_theirs(encoder, sentence_transformer(folder))
 
 
 def test_a_real_encoder_in_bfloat16_is_near(minilm: tuple[Path, TextEncoder]) -> None:
     path, encoder = minilm
-    exact = encode_texts(encoder, TEXTS, "document")
     half = load_encoder(EncoderSettings(model=MINILM, dtype="bfloat16"), path, "any").eval().to(torch.bfloat16)
-    assert (exact * encode_texts(half, TEXTS, "document")).sum(axis=1).min() >= 0.9995
+    assert (vectors(encoder) * vectors(half)).sum(axis=1).min() >= 0.9995
