@@ -28,7 +28,7 @@ from tests.unit.retrieval.encoders.tiny_models import (
     save_sentence_transformer,
     tiny_model,
     tiny_model_class,
-    vectors,
+    vectors_of,
 )
 
 PROMPTS = {"query": "query: ", "document": "passage:"}
@@ -73,7 +73,7 @@ def test_plain_folders_equal_transformers(name: str, pooling: Pooling) -> None:
     appended = pooling == "last_token" and name in DECODERS
     assert encoder.contract.append_eos == (appended or name in ("roberta", "mpnet", "t5", "gemma3"))
     assert encoder.contract.max_length == POSITIONS
-    found = vectors(encoder)
+    found = vectors_of(encoder)
     assert np.abs(found).max() > 0.1
     np.testing.assert_allclose(found, literal_vectors(name, pooling, appended), atol=1e-5, rtol=0)
 
@@ -102,10 +102,10 @@ def test_gtr_has_a_dense_layer_without_bias_and_a_pooled_head_leaves_it_out(tmp_
     contract = encoder.contract
     assert (contract.dimension, contract.normalize, contract.head) == (WIDTH, False, "pooled")
     expected = literal_vectors("t5", "mean")
-    np.testing.assert_allclose(vectors(encoder), expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(vectors_of(encoder), expected, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match=r"head 'pooled' against 'full'; normalize False against True"):
         contract.require_same(load_tiny(tmp_path / "hub").contract, "one", "two")
-    unit = vectors(load_tiny(folder, head="pooled", normalize=True))
+    unit = vectors_of(load_tiny(folder, head="pooled", normalize=True))
     np.testing.assert_allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5, rtol=0)
 
 
@@ -127,7 +127,7 @@ def test_exports_give_the_same_vectors(tmp_path: Path, name: str) -> None:
 @each_architecture
 def test_padding_and_neighbours_change_nothing(name: str) -> None:
     encoder = load_tiny(tiny_model(name), pooling="last_token" if name in DECODERS else "mean")
-    together = vectors(encoder)
+    together = vectors_of(encoder)
     assert np.isfinite(together).all()
     alone = np.concatenate([encode_texts(encoder, [text], "document") for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=1e-5, rtol=0)
@@ -151,8 +151,8 @@ def test_a_text_without_tokens_has_a_vector() -> None:
 @each_architecture
 def test_bfloat16_is_near(name: str) -> None:
     encoder = load_tiny(tiny_model(name), pooling="mean", normalize=True)
-    exact = vectors(encoder)
-    assert (exact * vectors(encoder.to(torch.bfloat16))).sum(axis=1).min() > 0.999
+    exact = vectors_of(encoder)
+    assert (exact * vectors_of(encoder.to(torch.bfloat16))).sum(axis=1).min() > 0.999
 
 
 def test_weights_of_nomics_pretrained_model_are_found_under_their_own_names(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_weights_of_nomics_pretrained_model_are_found_under_their_own_names(tmp_
 def test_a_decoder_may_read_both_ways(tmp_path: Path, name: str) -> None:
     """As transformers reads a text alone where the configuration says so, which the exported folder's does."""
     encoder = load_tiny(tiny_model(name), pooling="mean", bidirectional=True)
-    found = vectors(encoder)
+    found = vectors_of(encoder)
     np.testing.assert_allclose(found, literal_vectors(name, "mean", causal=False), atol=1e-5, rtol=0)
     causal = load_tiny(tiny_model(name), pooling="mean")
-    assert np.abs(found - vectors(causal)).max() > 0.01
+    assert np.abs(found - vectors_of(causal)).max() > 0.01
     with pytest.raises(UserError, match="bidirectional True against False"):
         encoder.contract.require_same(causal.contract, "one", "two")
     encoder.save(tmp_path / "exported")

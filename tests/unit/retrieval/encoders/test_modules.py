@@ -25,7 +25,7 @@ from tests.unit.retrieval.encoders.tiny_models import (
     save_sentence_transformer,
     sentence_transformer,
     tiny_model,
-    vectors,
+    vectors_of,
 )
 
 Damage = Callable[[Path], Any]
@@ -132,8 +132,8 @@ def test_vectors_are_cut_at_truncate_dim(tmp_path: Path, normalize: bool) -> Non
     encoder.save(tmp_path / "export")
     theirs = sentence_transformer(folder).encode(TEXTS, normalize_embeddings=normalize)
     for each in (encoder, load_tiny(tmp_path / "export")):
-        assert vectors(each).shape == (len(TEXTS), 8) == (len(TEXTS), each.dimension)
-        np.testing.assert_allclose(vectors(each), theirs, atol=1e-5, rtol=0)
+        assert vectors_of(each).shape == (len(TEXTS), 8) == (len(TEXTS), each.dimension)
+        np.testing.assert_allclose(vectors_of(each), theirs, atol=1e-5, rtol=0)
 
 
 def test_a_plain_folder_needs_a_pooling_and_all_its_weights(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(co
     (copy / settings).write_text(json.dumps({"max_seq_length": 4, "model_args": {"trust_remote_code": True}}))
     encoder = load_tiny(copy)
     assert encoder.contract.max_length == 4
-    np.testing.assert_allclose(vectors(encoder, prompt=""), sentence_transformer(copy).encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_of(encoder, prompt=""), sentence_transformer(copy).encode(TEXTS), atol=1e-5)

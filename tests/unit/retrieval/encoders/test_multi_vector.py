@@ -1,12 +1,12 @@
 """Several vectors a document: which they are, what they are reduced to, and what is refused."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -19,20 +19,16 @@ from tests.unit.retrieval.encoders.tiny_models import (
     WIDTH,
     load_tiny,
     save_sentence_transformer,
-    save_tiny_model,
+    tiny_model,
+    vectors_of,
 )
 
 LAYERS = VectorForm(kind="layers", layers=(1, 2))
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("bert", tmp_path_factory.mktemp("base") / "bert")
-
-
-@pytest.fixture(scope="module")
-def encoder(base: Path) -> TextEncoder:
-    return load_tiny(base, pooling="cls")
+def encoder() -> TextEncoder:
+    return load_tiny(tiny_model("bert"), pooling="cls")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +46,9 @@ def hidden(encoder: TextEncoder, features: Mapping[str, Tensor]) -> tuple[Tensor
 
 def form(kind: str, reduction: str = "none", **settings: Any) -> VectorForm:
     return VectorForm.model_validate({"kind": kind, "reduction": reduction} | settings)
+
+
+ALL_TOKENS = form("all_tokens")
 
 
 @torch.no_grad()
@@ -105,23 +104,28 @@ def test_tokens_are_states_of_the_last_layer(encoder, features, hidden):
 def test_tokens_are_reduced_without_the_absent_ones(encoder, features, hidden):
     kept = features["attention_mask"][:, :4].unsqueeze(-1)
     average = (hidden[2][:, :4] * kept).sum(dim=1) / kept.sum(dim=1)
-    mixed = MultiVectorEncoder(encoder, form("first_tokens", "average", tokens=4))
-    torch.testing.assert_close(mixed(features), average)
-    whole = MultiVectorEncoder(encoder, form("all_tokens", "average"))
-    plain = load_tiny(Path(encoder.tokenizer.name_or_path), pooling="mean")
-    torch.testing.assert_close(whole(features), plain(features))
-    for kind, more in (("first_tokens", {"tokens": 4}), ("all_tokens", {})):
-        torch.testing.assert_close(MultiVectorEncoder(encoder, form(kind, "last", **more))(features), encoder(features))
+    plain = load_tiny(tiny_model("bert"), pooling="mean")
+    for each, expected in (
+        (form("first_tokens", "average", tokens=4), average),
+        (form("all_tokens", "average"), plain(features)),
+        (form("first_tokens", "last", tokens=4), encoder(features)),
+        (form("all_tokens", "last"), encoder(features)),
+    ):
+        torch.testing.assert_close(MultiVectorEncoder(encoder, each)(features), expected)
 
 
 @torch.no_grad()
 def test_what_stands_in_for_absent_tokens_changes_no_maximum(encoder, features):
-    several = MultiVectorEncoder(encoder, form("first_tokens", tokens=6))
+    """Computed at once, and stored as often as the longest text may have them."""
     queries = encoder(encoder.tokenize(TEXTS, "query"))
-    states, present = several.states(features)
-    scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
-    stored = torch.einsum("qd,nmd->qnm", queries, several(features))
-    torch.testing.assert_close(stored.amax(dim=2), scores.amax(dim=2))
+    few, every = (MultiVectorEncoder(encoder, each).eval() for each in (form("first_tokens", tokens=6), ALL_TOKENS))
+    stored = torch.from_numpy(vectors_of(every, token_budget=60))
+    assert stored.shape == (len(TEXTS), encoder.contract.max_length, WIDTH)
+    for several, whole in ((few, few(features)), (every, stored)):
+        states, present = several.states(features)
+        scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
+        found = torch.einsum("qd,nmd->qnm", queries, whole)
+        torch.testing.assert_close(found.amax(dim=2), scores.amax(dim=2))
 
 
 @torch.no_grad()
@@ -129,41 +133,33 @@ def test_a_mix_is_over_the_vectors_that_are_there() -> None:
     states, alpha = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, -1.0, 2.0])
     states[1, 2] = torch.nan  # some attentions leave it in padding
     present = torch.tensor([[True, True, True], [True, True, False]])
-    shares = [alpha.softmax(0), alpha[:2].softmax(0)]
-    expected = [shares[0] @ states[0], shares[1] @ states[1, :2]]
+    expected = [alpha.softmax(0) @ states[0], alpha[:2].softmax(0) @ states[1, :2]]
     torch.testing.assert_close(scalar_mix(states, present, alpha), torch.stack(expected))
 
 
-def test_alpha_is_learnt(encoder: TextEncoder, features: dict[str, Tensor]) -> None:
+def test_weights_are_the_queries_encoders_and_alpha_is_learnt(encoder, features) -> None:
+    several = MultiVectorEncoder(encoder, LAYERS)
+    assert {id(p) for p in several.parameters()} == {id(p) for p in encoder.parameters()}
+    assert several.state_dict().keys() == encoder.state_dict().keys()
+    assert (encoder.contract.form, several.contract.form) == ("single", "layers 1, 2")
     several = MultiVectorEncoder(encoder, form("layers", "scalar_mix", layers=(1, 2)))
     assert [name for name, _ in several.named_parameters() if "alpha" in name] == ["alpha"]
     several(features).sum().backward()
-    assert several.alpha is not None
-    assert several.alpha.grad is not None
     assert several.alpha.grad.abs().min() > 0
     torch.testing.assert_close(several.alpha.grad.sum(), torch.tensor(0.0), atol=1e-3, rtol=0)  # a softmax's
     encoder.zero_grad()
 
 
-def test_weights_are_shared_with_the_encoder_of_queries(encoder: TextEncoder) -> None:
-    several = MultiVectorEncoder(encoder, LAYERS)
-    assert {id(p) for p in several.parameters()} == {id(p) for p in encoder.parameters()}
-    assert several.state_dict().keys() == encoder.state_dict().keys()
-    assert (encoder.contract.form, several.contract.form) == ("single", "layers 1, 2")
-
-
 @torch.no_grad()
-def test_dense_layers_and_normalisation_follow(base: Path, tmp_path: Path, features: dict[str, Tensor], hidden) -> None:
+def test_dense_layers_and_normalisation_follow(tmp_path, features, hidden) -> None:
     """Each vector passes them, or the average; its states before them are what is averaged."""
-    from sentence_transformers.base.modules import Dense, Normalize
-
     torch.manual_seed(0)
     dense = Dense(WIDTH, 12)
-    folder = save_sentence_transformer(base, tmp_path / "model", "cls", extra=[dense, Normalize()])
+    folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "model", "cls", extra=[dense, Normalize()])
     encoder = load_tiny(folder)
 
-    def finished(vectors: Tensor) -> Tensor:
-        return nn.functional.normalize(torch.tanh(dense.linear(vectors)), dim=-1)
+    def finished(states: Tensor) -> Tensor:
+        return nn.functional.normalize(torch.tanh(dense.linear(states)), dim=-1)
 
     both = torch.stack([hidden[1][:, 0], hidden[2][:, 0]], dim=1)
     torch.testing.assert_close(MultiVectorEncoder(encoder, LAYERS)(features), finished(both))
@@ -184,27 +180,15 @@ def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder) -> None:
     assert encode_texts(several, [], "document").shape == (0, WIDTH)
 
 
-@torch.no_grad()
-def test_all_tokens_are_stored_as_often_as_the_longest_text_may_have_them(encoder, features) -> None:
-    several = MultiVectorEncoder(encoder, form("all_tokens")).eval()
-    stored = torch.from_numpy(encode_texts(several, TEXTS, "document", token_budget=60))
-    assert stored.shape == (len(TEXTS), encoder.contract.max_length, WIDTH)
-    states, present = several.states(features)
-    queries = encoder(encoder.tokenize(TEXTS, "query"))
-    scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
-    found = torch.einsum("qd,nmd->qnm", queries, stored)
-    torch.testing.assert_close(found.amax(dim=2), scores.amax(dim=2))
-
-
 @pytest.mark.parametrize("layers", [(1,), (1, 2, 3), (3,)])
 def test_the_last_layer_is_one_of_them(encoder: TextEncoder, layers: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=rf"layers is \[{', '.join(map(str, layers))}\]. It must end in 2.*1 to 1"):
         MultiVectorEncoder(encoder, form("layers", layers=layers))
 
 
-def test_tokens_need_a_first_one_to_compare_with(base: Path) -> None:
+def test_tokens_need_a_first_one_to_compare_with() -> None:
     with pytest.raises(UserError, match="encoder's pooling is mean"):
-        MultiVectorEncoder(load_tiny(base, pooling="mean"), form("first_tokens", tokens=2))
+        MultiVectorEncoder(load_tiny(tiny_model("bert"), pooling="mean"), form("first_tokens", tokens=2))
 
 
 @pytest.mark.parametrize(("settings", "message"), [

@@ -29,7 +29,7 @@ from tests.unit.retrieval.encoders.tiny_models import (
     same_vectors_as_theirs,
     save_sentence_transformer,
     sentence_transformer,
-    vectors,
+    vectors_of,
 )
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -89,8 +89,8 @@ def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_p
     chosen = load_tiny(tmp_path / "exported", query_prompt_name="alike", prompts={"group": "other "})
     assert chosen.contract.query_prompt == "A "
     assert chosen.contract.prompts == {"alike": "A ", "group": "other "}
-    np.testing.assert_allclose(vectors(chosen, "query"), exported.encode(TEXTS, prompt_name="alike"), atol=1e-5)
-    np.testing.assert_allclose(vectors(chosen, "query"), vectors(encoder, prompt="A "), atol=1e-6)
+    np.testing.assert_allclose(vectors_of(chosen, "query"), exported.encode(TEXTS, prompt_name="alike"), atol=1e-5)
+    np.testing.assert_allclose(vectors_of(chosen, "query"), vectors_of(encoder, prompt="A "), atol=1e-6)
     assert "prompts" not in load_tiny(tiny_encoder, pooling="mean").contract.model_dump()
     message = r"encoder\.document_prompt_name is 'alice'.* it has alike, document, group, query"
     with pytest.raises(UserError, match=message):
@@ -161,8 +161,8 @@ def test_two_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
 
 def test_half_precision_is_near(tiny_encoder: Path, tmp_path: Path) -> None:
     folder = dense_folder(tiny_encoder, tmp_path / "model")
-    exact = vectors(load_tiny(folder))
-    near = vectors(load_tiny(folder, dtype="bfloat16").to(torch.bfloat16))
+    exact = vectors_of(load_tiny(folder))
+    near = vectors_of(load_tiny(folder, dtype="bfloat16").to(torch.bfloat16))
     assert near.dtype == np.float32
     assert (exact * near).sum(axis=1).min() > 0.999
     assert not np.array_equal(exact, near)
@@ -207,4 +207,4 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
 def test_a_real_encoder_in_bfloat16_is_near(minilm: tuple[Path, TextEncoder]) -> None:
     path, encoder = minilm
     half = load_encoder(EncoderSettings(model=MINILM, dtype="bfloat16"), path, "any").eval().to(torch.bfloat16)
-    assert (vectors(encoder) * vectors(half)).sum(axis=1).min() >= 0.9995
+    assert (vectors_of(encoder) * vectors_of(half)).sum(axis=1).min() >= 0.9995

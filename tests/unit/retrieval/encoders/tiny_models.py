@@ -270,14 +270,14 @@ def load_tiny(folder: Path, **settings: Any) -> TextEncoder:
     return load_encoder(wanted, located.path, located.fingerprint).eval()
 
 
-def vectors(encoder: Any, role: Role = "document", **settings: Any) -> NDArray[np.float32]:
+def vectors_of(encoder: Any, role: Role = "document", **settings: Any) -> NDArray[np.float32]:
     """Of ``TEXTS``."""
     return encode_texts(encoder, TEXTS, role, **settings)
 
 
 def same_vectors(encoder: Any, other: Any, role: Role = "document", atol: float = 0.0) -> None:
     """Asserts that both encoders give ``TEXTS`` the same vectors, to the last bit or within ``atol``."""
-    np.testing.assert_allclose(vectors(encoder, role), vectors(other, role), atol=atol, rtol=0)
+    np.testing.assert_allclose(vectors_of(encoder, role), vectors_of(other, role), atol=atol, rtol=0)
 
 
 def sentence_transformer(folder: Path) -> Any:
@@ -294,7 +294,7 @@ def assert_sentence_transformers_agrees(folder: Path, expected: Path | None = No
 
 def same_vectors_as_theirs(encoder: Any, model: Any, document: Any = None) -> None:
     """``model``, of sentence-transformers, gives ``encoder``'s vectors, and ``document``'s where documents have one."""
-    of_queries, of_documents = vectors(encoder, "query"), vectors(document or encoder)
+    of_queries, of_documents = vectors_of(encoder, "query"), vectors_of(document or encoder)
     np.testing.assert_allclose(model.encode_query(TEXTS, batch_size=3), of_queries, atol=1e-5, rtol=0)
     np.testing.assert_allclose(model.encode_document(TEXTS, batch_size=3), of_documents, atol=1e-5, rtol=0)
 
