@@ -46,9 +46,5 @@ def test_record_batches_are_made_while_rows_come() -> None:
             yield str(number), "", "", []
         raise RuntimeError("read too far")
 
-    batches = record_batches(rows(), QUERIES)  # type: ignore[arg-type]
-    assert len(next(batches)) == collection._BATCH_ROWS
-
-
-def test_no_rows_make_no_batch() -> None:
+    assert len(next(record_batches(rows(), QUERIES))) == collection._BATCH_ROWS  # type: ignore[arg-type]
     assert list(record_batches([], DOCUMENTS)) == []

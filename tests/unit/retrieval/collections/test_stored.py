@@ -1,3 +1,5 @@
+"""A stored collection's rows, texts, judgments and answers; which of its files are opened for them, and when."""
+
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,36 +17,19 @@ from tests.unit.small_run import make_artifact
 ROWS_PER_FILE = (3, 1, 4)
 
 
-def documents(start: int, stop: int) -> pa.Table:
-    numbers = range(start, stop)
-    return pa.table(
-        {
-            "id": [f"d{n}" for n in numbers],
-            "title": ["" if n % 2 else f"title {n}" for n in numbers],
-            "text": [f"text {n}" for n in numbers],
-            "domain": ["any"] * len(numbers),
-        },
-        DOCUMENTS,
-    )
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
-    bounds = np.cumsum([0, *ROWS_PER_FILE])
+    documents = [{"id": f"d{n}", "title": "" if n % 2 else f"title {n}", "text": f"text {n}", "domain": "any"}
+                 for n in range(8)]  # fmt: skip
     files = {
-        f"documents/{number:05d}.parquet": documents(start, stop)
-        for number, (start, stop) in enumerate(pairwise(bounds))
+        f"documents/{number:05d}.parquet": pa.Table.from_pylist(documents[start:stop], DOCUMENTS)
+        for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *ROWS_PER_FILE])))
     }
     queries = {"id": ["q0", "q1"], "text": ["what", "who"], "domain": ["", ""], "answers": [[], ["an answer", "ç"]]}
     files["queries/00000.parquet"] = pa.table(queries, QUERIES)
-    files["judgments/00000.parquet"] = pa.Table.from_pylist(
-        [
-            {"query_id": "q0", "document_id": "d1", "relevance": 1, "split": "test"},
-            {"query_id": "q0", "document_id": "d2", "relevance": 0, "split": "test"},
-            {"query_id": "q0", "document_id": "d1", "relevance": 2, "split": "train"},
-        ],
-        JUDGMENTS,
-    )
+    judged = [("d1", 1, "test"), ("d2", 0, "test"), ("d1", 2, "train")]
+    rows = [{"query_id": "q0", "document_id": d, "relevance": grade, "split": split} for d, grade, split in judged]
+    files["judgments/00000.parquet"] = pa.Table.from_pylist(rows, JUDGMENTS)
     folder = tmp_path_factory.mktemp("stored") / "id=3"  # what looks like a partition is none
     return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 8))
 
@@ -74,27 +59,20 @@ def test_only_row_groups_with_a_wanted_row_are_read(stored: StoredCollection, mo
     assert asked == [1]
 
 
-def test_an_encoder_reads_title_and_text(stored: StoredCollection) -> None:
+def test_an_encoder_reads_title_and_text_or_the_text_alone(stored: StoredCollection) -> None:
     assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
     assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
-
-
-def test_an_encoder_reads_the_text_alone_where_titles_are_left_out(stored: StoredCollection) -> None:
     assert stored.texts("documents", np.array([2, 1]), with_title=False) == ["text 2", "text 1"]
     table = pa.table({"title": [" title ", "title"], "text": ["\n", " text "]})
     assert texts_of(table, "documents", with_title=False) == ["title", "text"]  # never nothing
 
 
-def test_answers_are_those_of_queries_that_have_some(stored: StoredCollection) -> None:
-    assert stored.answers() == {"q1": ["an answer", "ç"]}
-
-
-def test_judgments_are_those_of_a_split(stored: StoredCollection) -> None:
+def test_judgments_are_those_of_a_split_and_answers_of_queries_that_have_some(stored: StoredCollection) -> None:
     assert stored.judgments("test")["document_id"].to_pylist() == ["d1", "d2"]
-    with pytest.raises(
-        UserError, match=r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them\."
-    ):
+    message = r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them\."
+    with pytest.raises(UserError, match=message):
         stored.judgments("dev")
+    assert stored.answers() == {"q1": ["an answer", "ç"]}
 
 
 def test_an_empty_part_has_no_rows(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,11 +44,7 @@ def test_lines_end_at_line_feeds_only(tmp_path_factory: pytest.TempPathFactory, 
     folder = written(tmp_path_factory.mktemp("lines"), "\n".join([*texts, ""]).encode())
     expected = [texts[0].removeprefix("\ufeff"), *texts[1:]]
     assert lines_of(folder) == list(enumerate(expected, start=1))
-
-
-def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path: Path) -> None:
-    folder = written(tmp_path, b"\xef\xbb\xbfone\r\ntwo")
-    assert lines_of(folder) == [(1, "one"), (2, "two")]
+    assert lines_of(written(Path(folder.uri), b"\xef\xbb\xbfone\r\ntwo")) == [(1, "one"), (2, "two")]
 
 
 @pytest.mark.parametrize("buffer", [1, 3, 1 << 20])
@@ -74,17 +71,18 @@ def test_compressed_files_of_several_parts_are_read_through(tmp_path_factory, en
     assert lines_of(folder, f"file{ending}") == lines_of(folder, "plain")
 
 
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda whole: whole[:-1],
+    "cut in the second part": lambda whole: whole + whole[:9],
+    "not compressed": lambda _: b"some text\n" * 100,
+    "more behind": lambda whole: whole + b"more behind it",
+}
+
+
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-@pytest.mark.parametrize("damage", ["cut", "cut in the second part", "not compressed", "more behind"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_compressed_files_are_named(tmp_path: Path, ending: str, damage: str) -> None:
-    whole = packed(b"some text\n" * 100, ending)
-    data = {
-        "cut": whole[:-1],
-        "cut in the second part": whole + whole[:9],
-        "not compressed": b"some text\n" * 100,
-        "more behind": whole + b"more behind it",
-    }[damage]
-    (tmp_path / f"file{ending}").write_bytes(data)
+    (tmp_path / f"file{ending}").write_bytes(DAMAGE[damage](packed(b"some text\n" * 100, ending)))
     with pytest.raises(UserError, match=rf"file\{ending} can't be decompressed: .*If it is not whole, fetch it again"):
         list(numbered_lines(Folder(str(tmp_path)), f"file{ending}"))
 
@@ -97,24 +95,17 @@ def test_a_compressed_file_of_no_bytes_was_cut_off(place: str, ending: str) -> N
     assert list(numbered_lines(folder, "plain")) == list(numbered_lines(folder, f"empty{ending}")) == []
 
 
-def test_errors_of_plain_files_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        list(numbered_lines(Folder(str(tmp_path)), "file"))
-
-
 def test_files_are_found_plain_or_compressed(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        lines_of(folder)
     assert find_file(folder, "a.tsv") is None
     for name in ("a.tsv.zst", "a.tsv.gz", "a.tsv"):  # plain first, then .gz, then .zst
         folder.write_bytes(name, b"")
         assert find_file(folder, "a.tsv") == name
     assert find_file(folder, "a.tsv.gz") == "a.tsv.gz"
-    assert [plain_name(name) for name in ("a.tsv", "a.tsv.gz", "a.gz.tsv", "a.zst")] == [
-        "a.tsv",
-        "a.tsv",
-        "a.gz.tsv",
-        "a",
-    ]
+    plain = {"a.tsv": "a.tsv", "a.tsv.gz": "a.tsv", "a.gz.tsv": "a.gz.tsv", "a.zst": "a"}
+    assert {name: plain_name(name) for name in plain} == plain
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(st.characters(exclude_categories=["Cs"])))), st.booleans())
@@ -124,6 +115,11 @@ def test_objects_round_trip(tmp_path_factory, objects, ascii_only):
     found = list(json_objects(folder, "file"))
     assert [record.values for record in found] == objects
     assert [record.place.line for record in found] == [1 + 2 * number for number in range(len(objects))]
+
+
+def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
+    folder = written(tmp_path, rb'{"text": "\ud83d\ude00 \uD55C"}')
+    assert [record.values for record in json_objects(folder, "file")] == [{"text": "😀 한"}]
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -174,11 +170,6 @@ def test_files_are_found_by_name_and_by_pattern(place: str) -> None:
     for name in ("e.tsv", "e*.tsv", "sub"):
         with pytest.raises(UserError, match=rf"documents: {place}/{re.escape(name)} is not there, neither plain nor"):
             find_files(folder, ["b.tsv", name], "documents")
-
-
-def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
-    folder = written(tmp_path, rb'{"text": "\ud83d\ude00 \uD55C"}')
-    assert [record.values for record in json_objects(folder, "file")] == [{"text": "😀 한"}]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

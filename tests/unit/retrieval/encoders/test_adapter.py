@@ -12,11 +12,9 @@ import torch
 from numpy.typing import NDArray
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from raytriever.errors import UserError
-from retrieval.embedding import encode_texts
 from retrieval.encoders.pretrained import locate_model
 from tests.unit.retrieval.encoders.tiny_models import (
     DECODERS,
@@ -24,8 +22,12 @@ from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     edited,
     load_tiny,
+    same_vectors,
+    same_vectors_as_theirs,
     save_sentence_transformer,
-    save_tiny_model,
+    sentence_transformer,
+    tiny_model,
+    vectors_of,
 )
 
 
@@ -54,25 +56,29 @@ def literal_vectors(base: Path, adapter: Path) -> NDArray[np.float32]:
     return np.stack(vectors)
 
 
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def qwen() -> Path:
     """A base model."""
-    return save_tiny_model("qwen2", tmp_path_factory.mktemp("base") / "qwen2")
+    return tiny_model("qwen2")
+
+
+@pytest.fixture
+def adapter(qwen: Path, tmp_path: Path) -> Path:
+    """An adapter over it."""
+    return save_adapter(qwen, tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_merged_adapter_equals_the_unmerged_one(tmp_path: Path, name: str) -> None:
-    base = save_tiny_model(name, tmp_path / "base")
+    base = tiny_model(name)
     adapter = save_adapter(base, tmp_path / "adapter", use_rslora=True)
     encoder = load_tiny(adapter, pooling="last_token")
     assert not [parameter for parameter, _ in encoder.named_parameters() if "lora" in parameter]
-    found = encode_texts(encoder, TEXTS, "query")
+    found = vectors_of(encoder, "query")
     np.testing.assert_allclose(found, literal_vectors(base, adapter), atol=1e-5, rtol=0)
-    assert np.abs(found - encode_texts(load_tiny(base, pooling="last_token"), TEXTS, "query")).max() > 0.01
-
+    assert np.abs(found - vectors_of(load_tiny(base, pooling="last_token"), "query")).max() > 0.01
     encoder.save(tmp_path / "exported")
-    theirs = SentenceTransformer(str(tmp_path / "exported"), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(theirs, found, atol=1e-5, rtol=0)
+    same_vectors_as_theirs(encoder, sentence_transformer(tmp_path / "exported"))
 
 
 @pytest.mark.parametrize(("name", "settings"), [
@@ -81,26 +87,23 @@ def test_a_merged_adapter_equals_the_unmerged_one(tmp_path: Path, name: str) -> 
     ("qwen2", {"target_modules": ["down_proj"], "modules_to_save": ["norm"]}),
 ])  # fmt: skip
 def test_a_merged_encoder_is_trained_on_as_its_base_is(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
-    base = save_tiny_model(name, tmp_path / "base")
-    adapter = save_adapter(base, tmp_path / "adapter", **settings)
+    adapter = save_adapter(tiny_model(name), tmp_path / "adapter", **settings)
     plain, merged = (
         {key: parameter.requires_grad for key, parameter in load_tiny(path, pooling="mean").named_parameters()}
-        for path in (base, adapter)
+        for path in (tiny_model(name), adapter)
     )
     assert merged == plain
     assert {key for key, trained in plain.items() if not trained} == {key for key in plain if "pooler" in key}
 
 
-def test_a_folder_of_sentence_transformers_may_hold_an_adapter(qwen: Path, tmp_path: Path) -> None:
-    adapter = save_adapter(qwen, tmp_path / "adapter")
-    shutil.copy(qwen / "tokenizer.json", adapter)
-    shutil.copy(qwen / "tokenizer_config.json", adapter)
+def test_a_folder_of_sentence_transformers_may_hold_an_adapter(qwen: Path, adapter: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(qwen / name, adapter)
     folder = save_sentence_transformer(adapter, tmp_path / "model", "lasttoken", prompts={"query": "q: "})
     assert (folder / "adapter_model.safetensors").exists()
-    theirs = SentenceTransformer(str(folder), device="cpu").encode_query(TEXTS)
     encoder = load_tiny(folder)
     assert (encoder.contract.pooling, encoder.contract.append_eos) == ("last_token", False)
-    np.testing.assert_allclose(encode_texts(encoder, TEXTS, "query"), theirs, atol=1e-5, rtol=0)
+    same_vectors_as_theirs(encoder, sentence_transformer(folder))
 
 
 def test_an_adapter_alone_has_the_modules_of_its_base(qwen: Path, tmp_path: Path) -> None:
@@ -109,37 +112,29 @@ def test_an_adapter_alone_has_the_modules_of_its_base(qwen: Path, tmp_path: Path
     assert (contract.pooling, contract.query_prompt) == ("mean", "q: ")
 
 
-def test_an_adapter_of_a_model_with_a_head_fits_the_model_without(qwen: Path, tmp_path: Path) -> None:
-    adapter = save_adapter(qwen, tmp_path / "adapter")
-    expected = encode_texts(load_tiny(adapter, pooling="mean"), TEXTS, "query")
+def test_an_adapter_of_a_model_with_a_head_fits_the_model_without(adapter: Path) -> None:
+    merged = load_tiny(adapter, pooling="mean")
     weights = load_file(adapter / "adapter_model.safetensors")
     renamed = {name.replace("base_model.model.", "base_model.model.model."): value for name, value in weights.items()}
     save_file(renamed, adapter / "adapter_model.safetensors")
-    np.testing.assert_array_equal(encode_texts(load_tiny(adapter, pooling="mean"), TEXTS, "query"), expected)
+    same_vectors(load_tiny(adapter, pooling="mean"), merged)
 
 
 def test_the_fingerprint_covers_adapter_and_base(qwen: Path, tmp_path: Path) -> None:
-    other = save_tiny_model("qwen2", tmp_path / "other", seed=1)
-    one, two = (save_adapter(qwen, tmp_path / name, seed) for name, seed in (("one", 1), ("two", 2)))
-    fingerprints = {
-        locate_model(str(qwen)).fingerprint,
-        locate_model(str(one)).fingerprint,
-        locate_model(str(two)).fingerprint,
-        locate_model(str(one), base_model=str(other)).fingerprint,
-    }
-    assert len(fingerprints) == 4
-    assert locate_model(str(one), base_model=str(qwen)) == locate_model(str(one))
-    assert load_tiny(one, pooling="mean").contract.model == locate_model(str(one)).fingerprint
+    one, two = (str(save_adapter(qwen, tmp_path / name, seed)) for name, seed in (("one", 1), ("two", 2)))
+    located = [locate_model(path) for path in (str(qwen), one, two)]
+    located.append(locate_model(one, base_model=str(tiny_model("qwen2", 1))))
+    assert len({each.fingerprint for each in located}) == 4
+    assert locate_model(one, base_model=str(qwen)) == locate_model(one)
+    assert load_tiny(Path(one), pooling="mean").contract.model == locate_model(one).fingerprint
 
 
-def test_another_base_can_be_named(qwen: Path, tmp_path: Path) -> None:
-    adapter = save_adapter(qwen, tmp_path / "adapter")
-    expected = encode_texts(load_tiny(adapter, pooling="mean"), TEXTS, "query")
+def test_another_base_can_be_named(qwen: Path, adapter: Path) -> None:
+    merged = load_tiny(adapter, pooling="mean")
     edited(adapter / "adapter_config.json", lambda config: config.update(base_model_name_or_path="/gone/away"))
     with pytest.raises(UserError, match=r"base model of the LoRA adapter .* is missing.*'/gone/away' is no folder"):
         load_tiny(adapter, pooling="mean")
-    found = encode_texts(load_tiny(adapter, pooling="mean", base_model=str(qwen)), TEXTS, "query")
-    np.testing.assert_array_equal(found, expected)
+    same_vectors(load_tiny(adapter, pooling="mean", base_model=str(qwen)), merged)
     with pytest.raises(UserError, match="is no LoRA adapter over another"):
         load_tiny(qwen, pooling="mean", base_model=str(qwen))
 
@@ -169,8 +164,7 @@ def _one_less(folder: Path) -> None:
     (_changed(lambda config: config.pop("base_model_name_or_path")), "names no base_model_name_or_path"),
     (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not readable JSON"),
 ])  # fmt: skip
-def test_what_is_no_adapter_of_its_base_is_named(qwen, tmp_path, damage, message):
-    adapter = save_adapter(qwen, tmp_path / "adapter")
+def test_what_is_no_adapter_of_its_base_is_named(adapter, damage, message):
     damage(adapter)
     with pytest.raises(UserError, match=message) as raised:
         load_tiny(adapter, pooling="mean")
@@ -178,8 +172,7 @@ def test_what_is_no_adapter_of_its_base_is_named(qwen, tmp_path, damage, message
     assert "\n" not in str(raised.value)
 
 
-def test_tokens_of_an_adapter_are_its_own(qwen: Path, tmp_path: Path) -> None:
-    adapter = save_adapter(qwen, tmp_path / "adapter")
+def test_tokens_of_an_adapter_are_its_own(qwen: Path, adapter: Path) -> None:
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(qwen)
     plain = load_tiny(adapter, pooling="mean").tokenize_ids(["sea"], "query")
     tokenizer = AutoTokenizer.from_pretrained(qwen)

@@ -10,24 +10,19 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from raytriever.errors import UserError
-from retrieval.embedding import encode_texts
 from retrieval.encoders.adapter import add_adapter, merged_weights
 from retrieval.encoders.specification import LoraSettings
-from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, tiny_model, vectors_of
 
-ATTENTION = {  # its matrices in the first block
-    "bert": ["attention.output.dense", "attention.self.key", "attention.self.query", "attention.self.value"],
-    "roberta": ["attention.output.dense", "attention.self.key", "attention.self.query", "attention.self.value"],
+ROTARY = ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"]
+BERT = ["attention.output.dense", "attention.self.key", "attention.self.query", "attention.self.value"]
+ATTENTION = dict.fromkeys(ARCHITECTURES, ROTARY) | {  # its matrices in the first block
+    "bert": BERT,
+    "roberta": BERT,
     "mpnet": ["attention.attn.k", "attention.attn.o", "attention.attn.q", "attention.attn.v"],
     "distilbert": ["attention.k_lin", "attention.out_lin", "attention.q_lin", "attention.v_lin"],
     "modernbert": ["attn.Wo", "attn.Wqkv"],
-    "nomic_bert": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
     "t5": ["layer.0.SelfAttention.k", "layer.0.SelfAttention.o", "layer.0.SelfAttention.q", "layer.0.SelfAttention.v"],
-    "llama": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
-    "smollm2": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
-    "qwen2": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
-    "qwen3": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
-    "gemma3": ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"],
 }
 # matrices of a feed-forward layer; 3 where one of them is a gate
 FEED_FORWARD = dict.fromkeys(["bert", "roberta", "mpnet", "distilbert", "modernbert", "t5"], 2)
@@ -48,17 +43,17 @@ def adapted_modules(transformer: nn.Module) -> list[str]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_exported_encoder_equals_the_adapted_one(tmp_path: Path, name: str) -> None:
-    folder = save_tiny_model(name, tmp_path / "base")
+    folder = tiny_model(name)
     encoder = load_tiny(folder, pooling="mean")
     base = {key: value.clone() for key, value in encoder.transformer.state_dict().items()}
-    untrained = encode_texts(encoder, TEXTS, "query")
+    untrained = vectors_of(encoder, "query")
     assert add_adapter(encoder.transformer, LoraSettings(rank=3, targets="all_linear")) is encoder.transformer
-    np.testing.assert_array_equal(encode_texts(encoder, TEXTS, "query"), untrained)  # B is zero
+    np.testing.assert_array_equal(vectors_of(encoder, "query"), untrained)  # B is zero
     trainable = {key: value for key, value in encoder.transformer.named_parameters() if value.requires_grad}
     assert all("lora_" in key and value.dtype == torch.float32 for key, value in trainable.items())
 
     disturb(encoder.transformer)
-    found = encode_texts(encoder, TEXTS, "query")
+    found = vectors_of(encoder, "query")
     assert np.abs(found - untrained).max() > 0.1
     before = copy.deepcopy(encoder.transformer.state_dict())
     encoder.save(tmp_path / "exported")
@@ -70,38 +65,36 @@ def test_the_exported_encoder_equals_the_adapted_one(tmp_path: Path, name: str) 
     exported = load_tiny(tmp_path / "exported")
     assert exported.transformer.state_dict().keys() == base.keys()
     scale = np.abs(found).max()
-    np.testing.assert_allclose(encode_texts(exported, TEXTS, "query") / scale, found / scale, atol=2e-6, rtol=0)
+    np.testing.assert_allclose(vectors_of(exported, "query") / scale, found / scale, atol=2e-6, rtol=0)
     theirs = SentenceTransformer(str(tmp_path / "exported"), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(theirs / scale, found / scale, atol=2e-6, rtol=0)
 
 
-def test_in_float64_the_merged_weights_are_the_adapted_ones(tmp_path: Path) -> None:
-    encoder = load_tiny(save_tiny_model("bert", tmp_path / "bert"), pooling="mean")
+def test_in_float64_the_merged_weights_are_the_adapted_ones() -> None:
+    encoder = load_tiny(tiny_model("bert"), pooling="mean")
     transformer = add_adapter(encoder.transformer, LoraSettings(rank=3, alpha=7, targets="all_linear")).double()
     disturb(transformer)
     inputs = encoder.tokenize(TEXTS, "query")
     expected = transformer(**inputs).last_hidden_state
-    plain = load_tiny(tmp_path / "bert", pooling="mean").transformer.double()
+    plain = load_tiny(tiny_model("bert"), pooling="mean").transformer.double()
     plain.load_state_dict(merged_weights(transformer))
     torch.testing.assert_close(plain(**inputs).last_hidden_state, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_targets_by_kind(tmp_path: Path, name: str) -> None:
-    folder = save_tiny_model(name, tmp_path / "base")
-    transformer = load_tiny(folder, pooling="mean").transformer
+def test_targets_by_kind(name: str) -> None:
+    transformer, everything = (load_tiny(tiny_model(name), pooling="mean").transformer for _ in range(2))
     names = adapted_modules(add_adapter(transformer, LoraSettings(rank=2)))
     first = [target for target in names if next(part for part in target.split(".") if part.isdecimal()) == "0"]
     assert [target.split(".0.", 1)[1] for target in first] == ATTENTION[name]
-    everything = load_tiny(folder, pooling="mean").transformer
     blocks = len(names) // len(ATTENTION[name])
     linear = adapted_modules(add_adapter(everything, LoraSettings(rank=2, targets="all_linear")))
     assert len(linear) == len(names) + blocks * FEED_FORWARD.get(name, 3)
     assert not [target for target in linear if "pooler" in target]
 
 
-def test_targets_by_name_and_those_that_match_nothing(tmp_path: Path) -> None:
-    folder = save_tiny_model("bert", tmp_path / "bert")
+def test_targets_by_name_and_those_that_match_nothing() -> None:
+    folder = tiny_model("bert")
     transformer = load_tiny(folder, pooling="mean").transformer
     wanted = LoraSettings(targets=["query", "encoder.layer.1.output.dense"])
     assert adapted_modules(add_adapter(transformer, wanted)) == [
@@ -116,8 +109,8 @@ def test_targets_by_name_and_those_that_match_nothing(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for name, parameter in untouched.named_parameters() if "pooler" not in name)
 
 
-def test_the_first_values_depend_on_the_seed_alone(tmp_path: Path) -> None:
-    folder = save_tiny_model("qwen2", tmp_path / "qwen2")
+def test_the_first_values_depend_on_the_seed_alone() -> None:
+    folder = tiny_model("qwen2")
 
     def weights(seed: int) -> list[torch.Tensor]:
         transformer = load_tiny(folder, pooling="mean").transformer
