@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections import records, unfit_records
+from retrieval.collections.collection import JUDGMENTS
 from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
@@ -22,6 +24,7 @@ from retrieval.collections.records import (
     QueryRecord,
     Source,
 )
+from retrieval.collections.unfit_records import row_of_both
 from tests.unit.retrieval.collections.contents import contents, counts, dropped
 
 Rows = list[tuple[Any, ...]]
@@ -312,3 +315,12 @@ def test_folds_that_are_not_there_are_named() -> None:
     message = r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"
     format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")])
     refused(format_, message, Policies(cross_validation=FIRST_FOLD))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["all", "train", "test"]))))
+def test_the_first_row_of_a_query_of_both_is_found(judged: list[tuple[str, str]]) -> None:
+    of_split = {query for query, split in judged if split == "all"}
+    both = of_split & {query for query, split in judged if split != "all"}
+    rows = [{"query_id": query, "document_id": "d", "relevance": 1, "split": split} for query, split in judged]
+    expected = next((row for row, (query, _) in enumerate(judged) if query in both), None)
+    assert row_of_both(pa.Table.from_pylist(rows, JUDGMENTS), "all") == expected

@@ -1,8 +1,8 @@
+"""Answers in texts, against DPR's definition of a match written out; hits in whole rankings."""
+
 import json
-import os
 import unicodedata
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from raytriever.errors import UserError
 from retrieval.evaluation.answers import Match, ranking_hits
+from tests.unit.retrieval.real_data import real_data
 
 # letters with and without case, marks, digits, punctuation, symbols, white space, controls, a final sigma, a half pair
 CHARACTERS = (
@@ -124,16 +125,13 @@ def test_hits_in_a_ranking(data: st.DataObject, match: Match) -> None:
     assert all(one < next_one for one, next_one in pairwise(asked))  # each once, forwards
 
 
-@pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
-)
 @pytest.mark.parametrize(
     ("split", "without"),
     [("train", ["56dfa1d34a1a83140091ebd4"]), ("dev", [])],  # "four", annotated inside "fourth"
 )
 def test_prepared_negatives_of_real_questions_hold_no_answer(split: str, without: list[str]) -> None:
     """The folder's hard negatives were made with the answers removed, and every positive but one holds one."""
-    folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "squad_dpr"
+    folder = real_data("squad_dpr")
     lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     documents = {found["_id"]: found["text"] for found in map(json.loads, lines)}
     missed, found = [], []

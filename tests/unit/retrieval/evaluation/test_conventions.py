@@ -1,17 +1,15 @@
 """The numbers of trec_eval, BEIR, MTEB and CoIR, by their own code or by what it does, on runs that tell them apart."""
 
 import copy
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Like, describe_system, resolve, title_warning
-from retrieval.evaluation.judging import file_judgments
 from retrieval.evaluation.measures import evaluate
+from tests.unit.retrieval.real_data import real_qrels
 
 pytrec_eval = pytest.importorskip("pytrec_eval")
 
@@ -55,16 +53,9 @@ def made_up() -> Grades:
     return qrels
 
 
-def real(path: str) -> Grades:
-    data = os.environ.get("RAYTRIEVER_TEST_DATA")
-    if not data:
-        pytest.skip("RAYTRIEVER_TEST_DATA does not name the folder of real collections")
-    return file_judgments(str(Path(data) / path), ["RR"]).qrels
-
-
 @pytest.fixture(params=["made up", "cranfield/qrels/test.tsv", "trec_dl_qrels_only/qrels/dl2020.tsv"])
 def qrels(request: pytest.FixtureRequest) -> Grades:
-    return made_up() if request.param == "made up" else real(request.param)
+    return made_up() if request.param == "made up" else real_qrels(request.param)
 
 
 def beir(qrels: Grades, run: Run) -> dict[str, float]:
@@ -94,12 +85,9 @@ def test_mteb(qrels: Grades) -> None:
     theirs = calculate_retrieval_scores(run, qrels, [5, 10, 100])
     ours = evaluate(qrels, run, [*OURS, "RR@10", "Success@5"], CONVENTIONS["mteb"])
     expected = {
-        "nDCG@10": theirs.ndcg["NDCG@10"],
-        "AP@100": theirs.map["MAP@100"],
-        "R@100": theirs.recall["Recall@100"],
-        "P@5": theirs.precision["P@5"],
-        "Success@5": theirs.hit_rate["HitRate@5"],
-    }
+        "nDCG@10": theirs.ndcg["NDCG@10"], "AP@100": theirs.map["MAP@100"], "R@100": theirs.recall["Recall@100"],
+        "P@5": theirs.precision["P@5"], "Success@5": theirs.hit_rate["HitRate@5"],
+    }  # fmt: skip
     assert {name: round(ours.mean(name), 5) for name in expected} == expected
     assert ours.mean("RR@10") == pytest.approx(theirs.mrr["MRR@10"], abs=1e-6)
     place = {query: number for number, query in enumerate(ours.query_ids)}

@@ -55,8 +55,7 @@ def test_each_figure_is_printed_once_as_a_fraction():
 
 
 def test_measures_are_ours():
-    for measure in {line["measure"] for line in LINES} - {"main_score"}:
-        assert parse_measure(measure).name == measure
+    assert all(parse_measure(name).name == name for name in {line["measure"] for line in LINES} - {"main_score"})
 
 
 def test_printed_means_are_those_of_the_columns():

@@ -49,18 +49,15 @@ def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
 
 
 def test_the_table_has_means_letters_and_the_best_in_bold(systems: dict[str, PerQuery]) -> None:
-    table = result_section(evaluated(systems)).blocks[0]
+    section = result_section(evaluated(systems))
+    assert section.lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
+    table = section.blocks[0]
     assert isinstance(table, Table)
     cells = {row[1]: row[2] for row in table.rows}
     better, base = f"{systems['better'].mean('nDCG@10'):.4f}", f"{systems['base'].mean('nDCG@10'):.4f}"
     assert cells["better"] == Cell(better, "ac", is_strong=True)
     assert cells["base"] == Cell(base)
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
-
-
-def test_the_lead_says_what_was_measured(systems: dict[str, PerQuery]) -> None:
-    lead = result_section(evaluated(systems)).lead
-    assert lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
 
 
 def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(systems: dict[str, PerQuery]) -> None:
@@ -116,13 +113,10 @@ def test_the_conventions_are_in_the_page(systems: dict[str, PerQuery]) -> None:
     assert rows["'base'"] == "title and prompts unknown, the ranking does not say"
 
 
-def test_no_difference_is_no_negative_zero(systems: dict[str, PerQuery]) -> None:
+def test_no_difference_is_no_negative_zero_and_one_system_is_compared_with_nothing(systems) -> None:
     table = pair_table(evaluated({"base": systems["base"], "copy": systems["base"]}))
     tested = ["+0.00", "0", "40", "0", "1.0000", "1.0000", "<.0001"]
     assert table.rows[0][2:] == ["+0.0000", "+0.0000 to +0.0000", *tested]
-
-
-def test_one_system_is_compared_with_nothing(systems: dict[str, PerQuery]) -> None:
     section = result_section(evaluated({"base": systems["base"]}))
     assert len(section.blocks) == 2  # the means and the conventions
 
@@ -193,9 +187,12 @@ def test_a_wide_table_goes_on_below() -> None:
 
 
 def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **counts: Any) -> dict[str, Any]:
-    given = {name: PerQuery(IDS, {"RR@10": np.ones(60)}, depth=100, **counts) for name in ("mine",)}
+    given = {"mine": PerQuery(IDS, {"RR@10": np.ones(60)}, depth=100, **counts)}
     how = how_it_was_measured("split 'test'", like, CONVENTIONS[like], {}, made_with or {"mine": {}})
     return how | metrics_of(given, ["RR@10"])
+
+
+KEPT = "'mine' has 2 results whose id is the query's own: kept"
 
 
 @pytest.mark.parametrize(("like", "counts", "expected"), [
@@ -204,17 +201,12 @@ def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **coun
     ("beir", {"missing_queries": 1}, ["'mine' lacks 1 query, left out of its means."]),
     ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
     ("trec", {"unjudged_queries": 2}, ["'mine' has 2 queries without judgments, left out."]),
-    ("trec", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: kept."]),
+    ("trec", {"self_hits": 2}, [f"{KEPT}."]),
     ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
+    ("mteb", {"self_hits": 2}, [f"{KEPT} (MTEB removes them for single tasks, such as ArguAna and Quora)."]),
 ])  # fmt: skip
 def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected: list[str]) -> None:
     assert notes(metrics(like, **counts)) == expected
-
-
-def test_mteb_removes_own_ids_for_some_tasks() -> None:
-    assert notes(metrics("mteb", self_hits=1))[0].endswith(
-        "kept (MTEB removes them for single tasks, such as ArguAna and Quora)."
-    )
 
 
 def test_cutoffs_below_a_runs_end_and_uncounted_queries() -> None:

@@ -14,6 +14,7 @@ from raytriever.errors import UserError
 from retrieval.indexes import exact_search
 from retrieval.indexes.exact_search import exact_top_k, search_stored
 from retrieval.indexes.top_k import Ranking, merge_rankings
+from tests.unit.retrieval.indexes.rankings import assert_same
 
 Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], Ranking]
 pytestmark = pytest.mark.parametrize("search", [exact_top_k, search_stored])
@@ -29,13 +30,6 @@ def literal_ranking(scores: NDArray[np.float32], k: int) -> Ranking:
     return Ranking(rows, best)
 
 
-def assert_same(found: Ranking, expected: Ranking) -> None:
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.scores, expected.scores)
-    assert found.rows.dtype == np.int64
-    assert found.scores.dtype == np.float32
-
-
 def vectors(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -46,12 +40,10 @@ def test_equals_a_literal_sort_with_many_ties(search: Search, seed: int, queries
     generator = np.random.default_rng(seed)
     left = generator.integers(-1, 2, size=(queries, 3)).astype(np.float32)
     right = generator.integers(-1, 2, size=(documents, 3)).astype(np.float32)
+    blocks = {"_QUERY_TILES": (2, 4), "_DOCUMENT_TILE": 8, "_DOCUMENT_BYTES_AT_ONCE": 300, "_MARGIN": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact_search, "_QUERY_TILES", (2, 4))
-        patch.setattr(exact_search, "_DOCUMENT_TILE", 8)
-        patch.setattr(exact_search, "_DOCUMENT_BYTES_AT_ONCE", 300)
-        patch.setattr(exact_search, "_MARGIN", 1)
-        patch.setattr(exact_search, "_QUERIES_AT_ONCE", 4)
+        for name, size in (blocks | {"_QUERIES_AT_ONCE": 4}).items():
+            patch.setattr(exact_search, name, size)
         assert_same(search(left, right, k), literal_ranking(left @ right.T, k))
 
 
@@ -117,9 +109,6 @@ def test_vectors_that_are_not_finite_are_named(search: Search, value: float) -> 
         search(good, bad, 1)
     with pytest.raises(UserError, match=r"Vector 8500 of queries"):
         search(bad, good, 1)
-
-
-def test_products_beyond_float32_are_refused(search: Search) -> None:
-    huge = np.full((1, 2), 3e38, dtype=np.float32)
+    huge = np.full((1, 4), 3e38, dtype=np.float32)  # finite, but not their product
     with pytest.raises(UserError, match=r"may exceed float32"):
         search(huge, huge, 1)

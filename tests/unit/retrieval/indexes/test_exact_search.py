@@ -8,6 +8,7 @@ from raytriever.errors import UserError
 from retrieval.indexes import exact_search
 from retrieval.indexes.exact_search import pair_scores, search_stored
 from retrieval.indexes.top_k import Ranking
+from tests.unit.retrieval.indexes.rankings import assert_same
 
 
 def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -23,21 +24,28 @@ def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_nearly_every_query_is_proven_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def generator() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
+@pytest.fixture(scope="module")
+def documents(generator: np.random.Generator) -> NDArray[np.float32]:
+    """Of length 1."""
+    made = generator.standard_normal((20_000, 384)).astype(np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+def test_nearly_every_query_is_proven_at_once(documents, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = count_full_scans(monkeypatch)
-    generator = np.random.default_rng(1)
-    documents = generator.standard_normal((20_000, 384)).astype(np.float32)
-    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
     for k in (10, 100, 1000):
         search_stored(documents[:200], documents, k)
     assert len(asked) <= 6
 
 
-def test_one_long_document_sends_few_queries_to_the_full_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_long_document_sends_few_queries_to_the_full_scan(generator, documents, monkeypatch) -> None:
     """Its length widens the bound of every query: more than the next few documents have to be fetched."""
-    generator = np.random.default_rng(3)
-    documents = generator.standard_normal((20_000, 384)).astype(np.float32)
-    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    documents = documents.copy()
     documents[777] *= 100
     queries = documents[:200] + np.float32(0.02) * generator.standard_normal((200, 384)).astype(np.float32)
     asked = count_full_scans(monkeypatch)
@@ -45,14 +53,11 @@ def test_one_long_document_sends_few_queries_to_the_full_scan(monkeypatch: pytes
     assert len(asked) <= 10
     asked.clear()
     monkeypatch.setattr(exact_search, "_WIDER", 1)
-    expected = search_stored(queries, documents, 10)
+    assert_same(found, search_stored(queries, documents, 10))
     assert len(asked) >= 100
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.scores, expected.scores)
 
 
-def test_candidates_of_a_block_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(4)
+def test_candidates_of_a_block_are_bounded(generator, monkeypatch) -> None:
     queries, documents = (generator.standard_normal((count, 16)).astype(np.float32) for count in (50, 2000))
     expected = search_stored(queries, documents, 100)
     shapes: list[tuple[int, ...]] = []
@@ -64,25 +69,19 @@ def test_candidates_of_a_block_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(exact_search, "pair_scores", recorded)
     monkeypatch.setattr(exact_search, "CANDIDATES_AT_ONCE", 1000)
-    found = search_stored(queries, documents, 100)
+    assert_same(search_stored(queries, documents, 100), expected)
     assert len(shapes) > 5
     assert all(queries * width <= 1000 or queries == 1 for queries, width in shapes)
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.scores, expected.scores)
 
 
-def test_equals_a_sort_of_every_pairs_own_score() -> None:
-    generator = np.random.default_rng(2)
-    queries = generator.standard_normal((20, 384)).astype(np.float32)
-    documents = generator.standard_normal((5000, 384)).astype(np.float32)
+def test_equals_a_sort_of_every_pairs_own_score(generator, documents) -> None:
+    queries, documents = generator.standard_normal((20, 384)).astype(np.float32), documents[:5000].copy()
     documents[4000:4500] = documents[generator.integers(0, 20, 500)]  # copies far from their originals tie
     queries[:10] = documents[:10]
-    found = search_stored(queries, documents, 20)
     rows = np.tile(np.arange(5000), (20, 1))
     scores = pair_scores(queries, documents, rows)
     order = np.lexsort((rows, -scores), axis=1)[:, :20]
-    np.testing.assert_array_equal(found.rows, order)
-    np.testing.assert_array_equal(found.scores, np.take_along_axis(scores, order, axis=1))
+    assert_same(search_stored(queries, documents, 20), Ranking(order, np.take_along_axis(scores, order, axis=1)))
 
 
 @pytest.mark.parametrize(("queries", "documents", "k", "message"), [
