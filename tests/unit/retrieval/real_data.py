@@ -5,10 +5,6 @@ from pathlib import Path
 
 import pytest
 
-needs_real_data = pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA names no folder of real collections"
-)
-
 
 def real_data(name: str) -> Path:
     """The file or folder ``name`` of it; the test is skipped where there is none."""

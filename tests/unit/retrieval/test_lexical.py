@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from retrieval.evaluation.measures import evaluate
 from retrieval.indexes.top_k import merge_rankings
 from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, bm25_scores, sum_frequencies
+from tests.unit.retrieval.real_data import real_data, real_qrels
 from tests.unit.retrieval.whole_lexical import index_whole
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
@@ -183,26 +184,20 @@ def test_settings_are_checked(values: dict[str, object]) -> None:
         BM25Settings.model_validate(values)
 
 
-@pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
-)
 @pytest.mark.parametrize(
     ("name", "ndcg", "recall"), [("cranfield", 0.491, 0.739), ("cacm", 0.487, 0.646), ("cisi", 0.367, 0.418)]
 )
 def test_known_effectiveness_on_real_collections(name: str, ndcg: float, recall: float) -> None:
-    folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / name
-    documents = [json.loads(line) for line in (folder / "corpus.jsonl").open(encoding="utf-8")]
-    queries = [json.loads(line) for line in (folder / "queries.jsonl").open(encoding="utf-8")]
-    qrels: dict[str, dict[str, int]] = {}
-    for line in (folder / "qrels" / "test.tsv").read_text(encoding="utf-8").splitlines()[1:]:
-        query, document, grade = line.split("\t")
-        qrels.setdefault(query, {})[document] = int(grade)
+    documents, queries = (
+        [json.loads(line) for line in (real_data(name) / file).open(encoding="utf-8")]
+        for file in ("corpus.jsonl", "queries.jsonl")
+    )
     texts = (f"{document['title']} {document['text']}" for document in documents)
     found = index_whole(texts, BM25Settings()).search([query["text"] for query in queries], 100)
     run = {
         query["_id"]: {documents[row]["_id"]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
         for query, rows, scores in zip(queries, found.rows.tolist(), found.scores.tolist(), strict=True)
     }
-    result = evaluate(qrels, run, ["nDCG@10", "R@100"])
+    result = evaluate(real_qrels(f"{name}/qrels/test.tsv"), run, ["nDCG@10", "R@100"])
     assert result.mean("nDCG@10") == pytest.approx(ndcg, abs=0.0015)
     assert result.mean("R@100") == pytest.approx(recall, abs=0.0015)

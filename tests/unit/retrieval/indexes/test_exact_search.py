@@ -25,29 +25,25 @@ def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def generator() -> np.random.Generator:
-    return np.random.default_rng(1)
+def drawn() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Documents of length 1, and queries near the first 200 of them."""
+    generator = np.random.default_rng(3)
+    documents = generator.standard_normal((20_000, 384)).astype(np.float32)
+    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    return documents, documents[:200] + np.float32(0.02) * generator.standard_normal((200, 384)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def documents(generator: np.random.Generator) -> NDArray[np.float32]:
-    """Of length 1."""
-    made = generator.standard_normal((20_000, 384)).astype(np.float32)
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
-
-
-def test_nearly_every_query_is_proven_at_once(documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = count_full_scans(monkeypatch)
+def test_nearly_every_query_is_proven_at_once(drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, (documents, _) = count_full_scans(monkeypatch), drawn
     for k in (10, 100, 1000):
         search_stored(documents[:200], documents, k)
     assert len(asked) <= 6
 
 
-def test_one_long_document_sends_few_queries_to_the_full_scan(generator, documents, monkeypatch) -> None:
+def test_one_long_document_sends_few_queries_to_the_full_scan(drawn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its length widens the bound of every query: more than the next few documents have to be fetched."""
-    documents = documents.copy()
+    documents, queries = drawn[0].copy(), drawn[1]
     documents[777] *= 100
-    queries = documents[:200] + np.float32(0.02) * generator.standard_normal((200, 384)).astype(np.float32)
     asked = count_full_scans(monkeypatch)
     found = search_stored(queries, documents, 10)
     assert len(asked) <= 10
@@ -57,7 +53,8 @@ def test_one_long_document_sends_few_queries_to_the_full_scan(generator, documen
     assert len(asked) >= 100
 
 
-def test_candidates_of_a_block_are_bounded(generator, monkeypatch) -> None:
+def test_candidates_of_a_block_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(4)
     queries, documents = (generator.standard_normal((count, 16)).astype(np.float32) for count in (50, 2000))
     expected = search_stored(queries, documents, 100)
     shapes: list[tuple[int, ...]] = []
@@ -74,8 +71,9 @@ def test_candidates_of_a_block_are_bounded(generator, monkeypatch) -> None:
     assert all(queries * width <= 1000 or queries == 1 for queries, width in shapes)
 
 
-def test_equals_a_sort_of_every_pairs_own_score(generator, documents) -> None:
-    queries, documents = generator.standard_normal((20, 384)).astype(np.float32), documents[:5000].copy()
+def test_equals_a_sort_of_every_pairs_own_score() -> None:
+    generator = np.random.default_rng(2)
+    queries, documents = (generator.standard_normal((count, 384)).astype(np.float32) for count in (20, 5000))
     documents[4000:4500] = documents[generator.integers(0, 20, 500)]  # copies far from their originals tie
     queries[:10] = documents[:10]
     rows = np.tile(np.arange(5000), (20, 1))

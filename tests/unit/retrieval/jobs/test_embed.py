@@ -1,8 +1,8 @@
 """The embedding job without Ray: what is stored, under which contract, and what it refuses to mix."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.formats.beir import BeirFolder
-from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import TIMES, Artifact, ShardRecord
 from raytriever.errors import UserError
 from raytriever.stages.recipe_run import run_stage
@@ -29,7 +27,8 @@ from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
-from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, tiny_model
+from tests.unit.retrieval.made_up import beir_collection
 from tests.unit.small_run import make
 
 DOCUMENTS = [(f"d{number}", f"Title {number}", f"{SENTENCES[number % 4]} {number // 8}") for number in range(23)]
@@ -54,27 +53,14 @@ def small_tensors(one_thread: None) -> None:
     """Every test here computes in one thread."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("qwen2", tmp_path_factory.mktemp("model") / "qwen2")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("bert", tmp_path_factory.mktemp("model") / "bert")
+@pytest.fixture
+def model() -> Path:
+    return tiny_model("qwen2")
 
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
-    source = tmp_path_factory.mktemp("collection") / "source"
-    (source / "qrels").mkdir(parents=True)
-    documents = [{"_id": name, "title": title, "text": text} for name, title, text in DOCUMENTS]
-    (source / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    queries = [{"_id": name, "text": text} for name, text in QUERIES]
-    (source / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
-    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
-    output = str(source.parent / "stored")
-    return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=output)))
+    return beir_collection(tmp_path_factory.mktemp("collection"), DOCUMENTS, QUERIES, [("q0", "d0")])
 
 
 def stage(collection: str, model: Path, output: Path, encoder: dict[str, Any] | None = None, **settings: Any) -> Alone:
@@ -139,18 +125,18 @@ def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, mode
         vectors.contract.require_same(expected.contract, "one", "two")
 
 
-def test_a_vector_for_every_token_is_stored_and_searched(collection: str, bert: Path, tmp_path: Path) -> None:
+def test_a_vector_for_every_token_is_stored_and_searched(collection: str, tmp_path: Path) -> None:
     encoder = {"form": VectorForm(kind="all_tokens"), "pooling": "cls", "max_length": 24}
-    artifact = run(stage(collection, bert, tmp_path / "out", encoder, texts_per_shard=32))
-    documents = StoredVectors(str(tmp_path / "out")).part("documents")
-    assert documents.vectors_per_text == 24
+    artifact = run(stage(collection, tiny_model("bert"), tmp_path / "out", encoder, texts_per_shard=32))
+    stored = StoredVectors(artifact.uri)
+    assert stored.part("documents").vectors_per_text == 24
     of_documents = [shard.rows for shard in artifact.shards if shard.name.startswith("documents")]
     assert max(of_documents) == 2  # a sixteenth
     index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=artifact.uri), output=str(tmp_path / "index"))))
     settings = {"index": index, "collection": collection, "vectors": artifact.uri, "split": None, "top_k": 5}
     found = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings)))).ranking()
-    queries = StoredVectors(artifact.uri).part("queries").range(0, len(QUERIES)).astype(np.float32)
-    vectors = documents.range(0, len(DOCUMENTS)).astype(np.float32)
+    queries = stored.part("queries").range(0, len(QUERIES)).astype(np.float32)
+    vectors = stored.part("documents").range(0, len(DOCUMENTS)).astype(np.float32)
     scores = np.einsum("qd,nmd->qnm", queries, vectors).max(axis=2)
     np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], rtol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(scores, found.rows, axis=1), found.scores, rtol=1e-5)
@@ -159,16 +145,18 @@ def test_a_vector_for_every_token_is_stored_and_searched(collection: str, bert: 
 def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
     index = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index"))))
     first = make(Search(SearchConfig(index=index, collection=collection, split=None, output=str(tmp_path / "first"))))
-    reranked = []
+    rankings = []
     for name, chosen in (("all", {}), ("few", {"run": first, "depth": 3, "texts_per_shard": 2})):
         run(stage(collection, model, tmp_path / name, **chosen))
         config = {"run": first, "collection": collection, "vectors": str(tmp_path / name), "depth": 3}
-        reranked.append(make(Rerank(RerankConfig(output=str(tmp_path / f"{name}-run"), **config))))
-    everything, few = (StoredRanking(path) for path in reranked)
-    assert StoredVectors(str(tmp_path / "few")).part("documents").ids().to_pylist() != [name for name, *_ in DOCUMENTS]
-    assert 0 < len(StoredVectors(str(tmp_path / "few")).part("documents")) <= 15
-    np.testing.assert_array_equal(few.ranking().rows, everything.ranking().rows)
-    np.testing.assert_allclose(few.ranking().scores, everything.ranking().scores, atol=5e-3)
+        uri = make(Rerank(RerankConfig(output=str(tmp_path / f"{name}-run"), **config)))
+        rankings.append(StoredRanking(uri).ranking())
+    everything, few = rankings
+    embedded = StoredVectors(str(tmp_path / "few")).part("documents")
+    assert embedded.ids().to_pylist() != [name for name, *_ in DOCUMENTS]
+    assert 0 < len(embedded) <= 15
+    np.testing.assert_array_equal(few.rows, everything.rows)
+    np.testing.assert_allclose(few.scores, everything.scores, atol=5e-3)
     settings = VectorIndexSettings(vectors=str(tmp_path / "few"))
     with pytest.raises(UserError, match="vectors of a ranking's texts alone"):
         make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
@@ -229,30 +217,24 @@ def test_shards_are_encoded_while_others_are_written(collection, model, tmp_path
     ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
     ({"with_title": False}, "with_title"),
     ({"texts_per_shard": 8}, "texts_per_shard"),
+    ({"model": 1}, "encoder.model"),  # the seed of another one
 ])  # fmt: skip
-@pytest.mark.parametrize("stop_after", [1, 1_000])
-def test_vectors_of_another_encoder_are_not_added(collection, model, tmp_path, change, named, stop_after):
-    first = stage(collection, model, tmp_path / "out")
-    first.stop_after = stop_after
-    if stop_after == 1:
-        with pytest.raises(KeyboardInterrupt):
-            run(first)
-    else:
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_vectors_of_another_encoder_are_not_added(collection, tmp_path, change, named, unfinished):
+    first = stage(collection, tiny_model("qwen2"), tmp_path / "out")
+    if unfinished:
+        first.stop_after = 1
+    with pytest.raises(KeyboardInterrupt) if unfinished else nullcontext():
         run(first)
+    other = tiny_model("qwen2", change.get("model", 0))
+    settings = {name: value for name, value in change.items() if name != "model"}
     with pytest.raises(UserError, match=rf"holds a different (unfinished )?vectors artifact: .*{named}"):
-        run(stage(collection, model, tmp_path / "out", **change))
+        run(stage(collection, other, tmp_path / "out", **settings))
 
 
 def test_a_model_that_is_nowhere_is_named_by_its_setting(collection: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^encoder\.model: Encoder '/nowhere' is no folder"):
         stage(collection, Path("/nowhere"), tmp_path / "out").check_inputs({"encoder.model"})
-
-
-def test_vectors_of_another_model_are_not_added(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "out"))
-    other = save_tiny_model("qwen2", tmp_path / "other", seed=1)
-    with pytest.raises(UserError, match=r"holds a different vectors artifact: .*encoder.model"):
-        run(stage(collection, other, tmp_path / "out"))
 
 
 def test_auto_is_settled_once_and_recorded(collection, model, tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ def runs(folder: Path) -> dict[str, str]:
 
 def test_everything_that_decides_a_number_is_recorded_and_printed(collection: str, tmp_path: Path) -> None:
     system = {"with_title": True, "query_prompt": "query: ", "pooling": "mean", "top_k": 3}
+    systems = {"mine": system, "better": {}}
     stage, artifact = evaluated(
         tmp_path,
         collection=collection,
@@ -49,35 +50,34 @@ def test_everything_that_decides_a_number_is_recorded_and_printed(collection: st
         conventions={"ties": "run_order"},
     )
     names = ["nDCG(rel=1)@10", "nDCG(rel=2)@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
-    config = artifact.manifest["config"]
-    assert config["measures"] == names
-    assert (config["like"], config["relevance_levels"]) == ("coir", {"lenient": 1, "strict": 2})
-    assert config["conventions"] == {
+    conventions = {
         "ties": "run_order", "missing_queries": "leave_out", "queries_without_positives": "count_as_zero",
         "self_hits": "remove", "title": "left_out",
     }  # fmt: skip
-    assert artifact.manifest["facts"]["systems"] == {"mine": system, "better": {}}
+    recorded = {"measures": names, "like": "coir", "relevance_levels": {"lenient": 1, "strict": 2}}
+    recorded["conventions"] = conventions
+    assert {name: artifact.manifest["config"][name] for name in recorded} == recorded
+    assert artifact.manifest["facts"]["systems"] == systems
     metrics = artifact.read_json("metrics.json")
-    assert metrics["conventions"] == config["conventions"]
-    assert metrics["made_with"] == {"mine": system, "better": {}}
-    assert metrics["measures"] == names
-    assert metrics["missing_queries"] == {"mine": 2, "better": 0}
+    measured = {"conventions": conventions, "made_with": systems, "measures": names}
+    measured["missing_queries"] = {"mine": 2, "better": 0}
+    assert {name: metrics[name] for name in measured} == measured
     means = metrics["means"]
     # mine over q1 and q2: both positives of q1 in the first 2, none of q2; one at grade 2 in q1, none exists in q2
     assert (means["mine"]["R(rel=1)@2"], means["mine"]["R(rel=2)@2"]) == (0.5, 0.5)
     assert (means["better"]["R(rel=1)@2"], means["better"]["R(rel=2)@2"]) == (0.75, 0.5)
     assert means["mine"]["Accuracy@2"] == 0.5  # q1, q4 of q1, q2, q4, q5
     assert means["better"]["Accuracy@2"] == 1.0  # q1, q2, q4
-    lines = stage.announce(artifact)
-    text = "\n".join(lines)
+    text = "\n".join(stage.announce(artifact))
+    for line in ("6 queries of split 'test'", "'mine' lacks 2 queries, left out of its means.", "with_title=false"):
+        assert line in text
     sentences = " ".join(text.split())
-    assert "6 queries of split 'test'" in text
-    assert "'mine' lacks 2 queries, left out of its means." in text
-    assert "'mine' read documents with their titles, and 'coir' leaves it out" in sentences
-    assert "with_title=false" in text
-    for line in ("ties run_order", "self_hits remove", "'mine' with_title True, query_prompt 'query: '"):
+    for line in (
+        "'mine' read documents with their titles, and 'coir' leaves it out", "ties run_order", "self_hits remove",
+        "'mine' with_title True, query_prompt 'query: '",
+        "relevance_levels lenient from grade 1 on, strict from grade 2 on",
+    ):  # fmt: skip
         assert line in sentences
-    assert "relevance_levels lenient from grade 1 on, strict from grade 2 on" in sentences
 
 
 def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:

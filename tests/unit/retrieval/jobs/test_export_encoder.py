@@ -13,7 +13,6 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
-from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, module_cache, saved
 from tests.unit.retrieval.jobs.test_context import embed, fit
 from tests.unit.small_run import make, make_collection
@@ -33,8 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def settings_of(model: Path, folder: Path | str = "nowhere") -> dict[str, Any]:
+    return {"format": "contextual_encoder", "encoder": {"model": str(model)}, "output": str(folder)}
+
+
 def export(folder: Path, model: Path, **settings: Any) -> Artifact:
-    values = {"format": "contextual_encoder", "encoder": {"model": str(model)}, "output": str(folder)} | settings
+    values = settings_of(model, folder) | settings
     return Artifact(make(Export(validate(ExportConfig, values, "Settings of export"))), "export")
 
 
@@ -44,23 +47,12 @@ def test_vectors_are_those_of_the_index(collection: str, model: Path, tmp_path: 
     made.verify()
     assert set(made.manifest["inputs"]) == {"encoder.model", "context"}
     assert {"contextual_transformer.py", "context.safetensors", "first_stage/model.safetensors"} < set(made.names())
-    assert Export(ExportConfig.model_validate(_of(model))).summary(made).endswith("files of contextual_encoder")
+    assert Export(ExportConfig.model_validate(settings_of(model))).summary(made).endswith("files of contextual_encoder")
     with module_cache(tmp_path / "modules"):
         loaded = SentenceTransformer(made.uri, trust_remote_code=True, device="cpu")
-    texts = StoredCollection(collection).texts("queries", np.arange(6))
-    np.testing.assert_allclose(loaded.encode_query(texts), _queries(vectors), atol=2e-3)  # stored in half precision
-
-
-def _of(model: Path) -> dict[str, Any]:
-    return {"format": "contextual_encoder", "encoder": {"model": str(model)}, "output": "nowhere"}
-
-
-def _queries(vectors: StoredVectors) -> Any:
-    return vectors.part("queries").range(0, 6)
-
-
-def test_without_a_context(model: Path, tmp_path: Path) -> None:
-    names = export(tmp_path / "exported", model).names()
+    texts, stored = StoredCollection(collection).texts("queries", np.arange(6)), vectors.part("queries").range(0, 6)
+    np.testing.assert_allclose(loaded.encode_query(texts), stored, atol=2e-3)  # stored in half precision
+    names = export(tmp_path / "without", model).names()
     assert "modules.json" in names
     assert not [name for name in names if name.startswith("context.")]
 

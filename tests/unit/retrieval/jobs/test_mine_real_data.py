@@ -1,10 +1,7 @@
 """Hard negatives for real questions by BM25: no answers in them, and those that others made by the same recipe."""
 
 import json
-import os
 from pathlib import Path
-
-import pytest
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
@@ -14,15 +11,13 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.lexical import BM25Settings
 from tests.unit.pipelines.jobs.test_mine import make_run
 from tests.unit.retrieval.evaluation.test_answers import literal_has_answer
+from tests.unit.retrieval.real_data import real_data
 from tests.unit.retrieval.whole_lexical import index_whole
 from tests.unit.small_run import make
 
 
-@pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"
-)
 def test_negatives_of_real_questions(tmp_path: Path) -> None:
-    folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "squad_dpr"
+    folder = real_data("squad_dpr")
     uri = make(Collect(CollectConfig(source=BeirFolder(path=str(folder)), output=str(tmp_path / "collection"))))
     collection = StoredCollection(uri)
     documents = collection.rows_of("documents").read(["id", "title", "text"]).to_pylist()

@@ -17,7 +17,7 @@ from raytriever.stages.recipe_run import recipe_stages
 from retrieval.jobs.mteb import Mteb, MtebConfig
 from retrieval.mteb_encoder import RaytrieverEncoder
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
-from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import load_tiny, tiny_model
 from tests.unit.small_run import make
 
 with warnings.catch_warnings():
@@ -29,11 +29,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "made_up_tasks")
 
 TASKS = {"Flight": Flight, "FlightTopics": FlightTopics, "FlightSimilarity": FlightSimilarity}
 BENCHMARK = "Made up (eng, v1)"
-PROMPTS = {
-    "query_prompt": "the index of ",
-    "document_prompt": "return ",
-    "prompts": {"classification": "class ", "other": "with "},
-}
+PROMPTS = {"query_prompt": "the index of ", "document_prompt": "return "}
+PROMPTS |= {"prompts": {"classification": "class ", "other": "with "}}
 
 
 @pytest.fixture
@@ -49,10 +46,9 @@ def made_up_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("encoder")
-    save_tiny_model("bert", folder / "plain")
-    load_tiny(folder / "plain", pooling="mean", normalize=True, **PROMPTS).save(folder / "tiny")
-    return str(folder / "tiny")
+    folder = tmp_path_factory.mktemp("encoder") / "tiny"
+    load_tiny(tiny_model("bert"), pooling="mean", normalize=True, **PROMPTS).save(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -119,33 +115,26 @@ def test_scores_are_mtebs_own(encoder: str, tmp_path: Path) -> None:
     assert ["contextual,", "table", "2:", "cde-small-v1", "contextual", "0.8170", "0.5330", "0.8160", "0.6500"] in table
 
 
-def test_mteb_loads_its_files_which_are_the_same_each_time(encoder: str, tmp_path: Path) -> None:
+def test_mteb_loads_its_files_which_are_the_same_each_time_and_where_a_run_was_killed(encoder, tmp_path, monkeypatch):
     first, second = (make(job(tmp_path / name, encoder, name="our/name")) for name in ("a", "b"))
     assert Artifact(first).fingerprint == Artifact(second).fingerprint
     loaded = mteb.ResultCache(Path(first) / "mteb").load_results(include_remote=False)
     (model,) = loaded.model_results
     assert model.model_name == "our/name"
-    results = Artifact(first).read_json("results.json")["tasks"]
-    assert {task.task_name: task.get_score() for task in model.task_results} == pytest.approx(
-        {name: task["main_score"] for name, task in results.items()}, abs=1e-5
-    )
+    results = {name: task["main_score"] for name, task in Artifact(first).read_json("results.json")["tasks"].items()}
+    assert {task.task_name: task.get_score() for task in model.task_results} == pytest.approx(results, abs=1e-5)
 
-
-def test_a_killed_run_goes_on_with_the_tasks_that_are_left(encoder, tmp_path, monkeypatch):
-    whole = make(job(tmp_path / "whole", encoder))
-    stage = job(tmp_path / "run", encoder)
+    stage = job(tmp_path / "run", encoder, name="our/name")
     writer = ArtifactWriter(stage.config.output, stage.derivation())
     writer.begin()
-    first, *others, last = stage.plan()
-    assert (first.name, last.name, last.phase) == ("Flight", "results", 1)
-    made = [stage.make_shard(first)]
-    again = job(tmp_path / "run", encoder)  # another process
+    one, *others, last = stage.plan()
+    assert (one.name, last.name, last.phase) == ("Flight", "results", 1)
+    made = [stage.make_shard(one)]
+    again = job(tmp_path / "run", encoder, name="our/name")  # another process, which makes what is left
     monkeypatch.setattr(Flight, "load_data", lambda *_, **__: pytest.fail("made again"))
     made += [again.make_shard(shard) for shard in [*others, last]]
-    assert (
-        Artifact(writer.finish(made, again.facts(made), {"seconds": 1.0}).uri).fingerprint
-        == Artifact(whole).fingerprint
-    )
+    finished = writer.finish(made, again.facts(made), {"seconds": 1.0})
+    assert Artifact(finished.uri).fingerprint == Artifact(first).fingerprint
 
 
 @pytest.mark.parametrize("chosen", [{}, {"STS": "other", "Flight-query": "classification"}], ids=["usual", "chosen"])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import search_stored
 from retrieval.rankings import StoredRanking, read_ranking_file
 from retrieval.vectors import StoredVectors
+from tests.unit.retrieval.real_data import real_data
 from tests.unit.small_run import make
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -34,9 +34,7 @@ COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 t
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
     """The folder in which the recipe has run over the collections, with a tiny encoder and small codes."""
-    data = os.environ.get("RAYTRIEVER_TEST_DATA")
-    if not data:
-        pytest.skip("RAYTRIEVER_TEST_DATA does not name a folder of BEIR collections")
+    data = real_data("")
     folder = tmp_path_factory.mktemp("retrieval")
     settings = {
         "vectors.encoder.model": str(tiny_encoder),
@@ -48,7 +46,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path
         "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
     }
     for name in COLLECTIONS:
-        overrides = [f"{key}={value}" for key, value in (settings | {"corpus.source.path": f"{data}/{name}"}).items()]
+        overrides = [f"{key}={value}" for key, value in (settings | {"corpus.source.path": str(data / name)}).items()]
         for stage in recipe_stages(load_recipe("retrieval", overrides, str(folder / name))).values():
             make(stage)
     return folder
