@@ -1,7 +1,7 @@
 """Small collections from files in BEIR's form, and vectors of their texts, made up for tests."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,14 @@ def stored_vectors(
     folder: Path,
     collection: str | None,
     parts: dict[str, tuple[NDArray[Any], list[str]]],
-    files: int = 1,
+    files: int | Sequence[int] = 1,
     **contract: Any,
 ) -> str:
-    """An artifact of vectors and ids by part, each part in so many ``files``."""
+    """An artifact of vectors and ids by part, each part in so many ``files`` or in files of so many rows."""
     contents: dict[str, Any] = {}
     for part, (vectors, ids) in parts.items():
-        for number, rows in enumerate(np.array_split(np.arange(len(ids)), files)):
+        cuts = files if isinstance(files, int) else np.cumsum(files)[:-1]
+        for number, rows in enumerate(np.array_split(np.arange(len(ids)), cuts)):
             contents[f"{part}/{number:05d}.npy"] = vectors[rows]
             contents[f"{part}/{number:05d}.ids.parquet"] = pa.table({"id": [ids[row] for row in rows]})
     encoder = CONTRACT | {"dimension": vectors.shape[-1]} | contract

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,15 @@ from raytriever.errors import UserError
 from retrieval.mteb_encoder import RaytrieverEncoder
 from retrieval.mteb_tasks import result_name
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
-from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import load_tiny, tiny_model
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     mteb = pytest.importorskip("mteb", reason="MTEB is not installed")
     from tests.unit.retrieval.mteb_made_up import Flight, FlightReranking
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def evaluate(model: Any, task: Any, folder: Path | None = None) -> dict[str, float]:
@@ -43,21 +45,12 @@ def predictions(folder: Path, name: str) -> dict[str, dict[str, float]]:
     return of_split
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more are slower for a model this small
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny encoder as a sentence-transformers folder with both prompts."""
     folder = tmp_path_factory.mktemp("encoder")
-    save_tiny_model("bert", folder / "plain")
     prompts = {"query_prompt": "the index of ", "document_prompt": "return "}
-    load_tiny(folder / "plain", pooling="mean", normalize=True, **prompts).save(folder / "tiny")
+    load_tiny(tiny_model("bert"), pooling="mean", normalize=True, **prompts).save(folder / "tiny")
     return str(folder / "tiny")
 
 
