@@ -147,14 +147,6 @@ def test_threads_that_share_an_encoder_read_on_while_one_encodes(encoder: TextEn
     assert min(measured[name] for name in ("tokenizing", "encoding", "waiting")) > 0
 
 
-def test_tokenizing_at_once_cuts_at_one_length(encoder: TextEncoder) -> None:
-    text = " ".join(random_texts(24))
-    with ThreadPoolExecutor(3) as pool:
-        found = pool.map(lambda length: encoder.tokenize_ids([text] * 50, "document", length), [8, 12, 8, 16] * 20)
-        lengths = [{len(row) for row in ids} for ids in found]
-    assert lengths == [{8}, {12}, {8}, {16}] * 20
-
-
 def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:
     recorded = Recorded(encoder)
     recorded.tokenize_ids = lambda *_, **__: [][0]

@@ -1,4 +1,4 @@
-"""Stored vectors: one numbering of all shards, whose files are mapped when a row is asked for; whose vectors they are."""
+"""Stored vectors: one numbering of all shards, whose files are mapped when a row is asked for; of which encoder."""
 
 from pathlib import Path
 

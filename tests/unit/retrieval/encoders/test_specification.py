@@ -27,10 +27,6 @@ OTHERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_every_field_is_compared() -> None:
-    assert OTHERS.keys() | {"revision", "prompts"} == set(EncoderContract.model_fields)
-
-
 @pytest.mark.parametrize("field", OTHERS)
 def test_a_difference_is_an_error_that_names_it(field: str) -> None:
     other = CONTRACT.model_copy(update={field: OTHERS[field]})
@@ -39,6 +35,7 @@ def test_a_difference_is_an_error_that_names_it(field: str) -> None:
     message = str(raised.value)
     assert f"runs/index and runs/vectors come from different encoders: {field} " in message
     assert f"{getattr(CONTRACT, field)!r} against {OTHERS[field]!r}" in message
+    assert OTHERS.keys() | {"revision", "prompts"} == set(EncoderContract.model_fields)
 
 
 def test_the_same_files_may_be_asked_for_by_another_name() -> None:
@@ -108,7 +105,7 @@ def test_the_kernel_tells_of_the_cpu_without_torch(cpuinfo: str, release: str, f
     assert bfloat16_of_x86(cpuinfo, release) is found
 
 
-def test_auto_asks_the_processor_that_will_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_for_the_processor_that_will_compute(monkeypatch):
     cpu(monkeypatch, avx2=True)
     gpu(monkeypatch, (9, 0))
     assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("float32", "bfloat16")
@@ -117,9 +114,6 @@ def test_auto_asks_the_processor_that_will_compute(monkeypatch: pytest.MonkeyPat
     assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("bfloat16", "float32")
     gpu(monkeypatch, None)  # a head node without one: its workers are asked when they load
     assert has_bfloat16(gpu=True)
-
-
-def test_a_worker_without_the_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu(monkeypatch, avx2=True)
     gpu(monkeypatch, (7, 5))
     require_dtype("float32", "node-7")

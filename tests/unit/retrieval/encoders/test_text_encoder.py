@@ -70,7 +70,7 @@ def test_vectors_equal_those_of_sentence_transformers(tiny_encoder, tmp_path, po
     assert hashes(tmp_path / "again") == hashes(tmp_path / "exported")
 
 
-def test_an_override_is_what_is_exported(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_what_is_exported_is_what_overrides_say_whatever_was_called_before(tiny_encoder: Path, tmp_path: Path) -> None:
     settings = {"pooling": "cls", "normalize": True, "query_prompt": "Q ", "document_prompt": "D ", "max_length": 9}
     encoder = load_tiny(tiny_encoder, **settings)
     assert {key: getattr(encoder.contract, key) for key in settings} == settings
@@ -78,6 +78,11 @@ def test_an_override_is_what_is_exported(tiny_encoder: Path, tmp_path: Path) -> 
     theirs = sentence_transformer(tmp_path / "exported")
     same_vectors_as_theirs(encoder, theirs)
     assert theirs.prompts == {"query": "Q ", "document": "D "}
+    encoder = load_tiny(tiny_encoder, pooling="mean")
+    encoder.save(tmp_path / "unused")
+    encoder.tokenize(TEXTS, "query", max_length=5)
+    encoder.save(tmp_path / "used")
+    assert hashes(tmp_path / "used") == hashes(tmp_path / "unused")
 
 
 def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -104,14 +109,6 @@ def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_p
 def test_a_role_has_one_prompt(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         EncoderSettings.model_validate({"model": "any", **settings})
-
-
-def test_what_is_exported_does_not_depend_on_earlier_calls(tiny_encoder: Path, tmp_path: Path) -> None:
-    encoder = load_tiny(tiny_encoder, pooling="mean")
-    encoder.save(tmp_path / "unused")
-    encoder.tokenize(TEXTS, "query", max_length=5)
-    encoder.save(tmp_path / "used")
-    assert hashes(tmp_path / "used") == hashes(tmp_path / "unused")
 
 
 def test_lower_casing_of_older_folders_is_kept(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -147,16 +144,15 @@ def test_pooling_reads_only_what_the_mask_keeps(pooling: Any) -> None:
     torch.testing.assert_close(pool(states, mask, pooling), found)
 
 
-def test_two_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
+def test_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
     one, other = (load_tiny(tiny_encoder, pooling="mean") for _ in range(2))
     other.tokenizer = one.tokenizer  # as two towers of one model share theirs
-    texts = ["word " * 60] * 16
 
     def lengths(encoder: TextEncoder, limit: int) -> set[int]:
-        return {len(ids) for _ in range(60) for ids in encoder.tokenize_ids(texts, "query", limit)}
+        return {len(ids) for _ in range(40) for ids in encoder.tokenize_ids(["word " * 60] * 16, "query", limit)}
 
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(lengths, (one, other), (8, 24))) == [{8}, {24}]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lengths, (one, other, one), (8, 24, 12))) == [{8}, {24}, {12}]
 
 
 def test_half_precision_is_near(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -191,7 +187,7 @@ def minilm() -> tuple[Path, TextEncoder]:
     return located.path, load_encoder(EncoderSettings(model=MINILM), located.path, located.fingerprint).eval()
 
 
-def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEncoder], tmp_path: Path) -> None:
+def test_a_real_encoder_equals_sentence_transformers_and_is_near_in_bfloat16(minilm, tmp_path):
     path, encoder = minilm
     assert encoder.contract.model_dump(exclude={"model", "revision"}) == {
         "pooling": "mean", "head": "full", "normalize": True, "query_prompt": "", "document_prompt": "",
@@ -202,9 +198,5 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
     encoder.save(tmp_path / "exported")
     for folder in (path, tmp_path / "exported"):
         same_vectors_as_theirs(encoder, sentence_transformer(folder))
-
-
-def test_a_real_encoder_in_bfloat16_is_near(minilm: tuple[Path, TextEncoder]) -> None:
-    path, encoder = minilm
     half = load_encoder(EncoderSettings(model=MINILM, dtype="bfloat16"), path, "any").eval().to(torch.bfloat16)
     assert (vectors_of(encoder) * vectors_of(half)).sum(axis=1).min() >= 0.9995

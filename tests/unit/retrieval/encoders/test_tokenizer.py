@@ -109,12 +109,17 @@ def test_roberta_has_fewer_positions_than_its_table(tmp_path: Path, name: str) -
     assert load_tiny(stated).contract.max_length == POSITIONS
 
 
-def test_rotary_models_may_be_cut_later_where_their_folder_says_so(tmp_path: Path) -> None:
+def test_lengths_that_a_folder_sets(tmp_path: Path) -> None:
     folder = save_sentence_transformer(tiny_model("qwen2"), tmp_path / "model")
     assert load_tiny(folder).contract.max_length == POSITIONS
     edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2 * POSITIONS))
     assert load_tiny(folder).contract.max_length == 2 * POSITIONS
     assert_sentence_transformers_agrees(folder)
+    folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "short")
+    edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2))
+    with pytest.raises(UserError, match="the length that the encoder's folder cuts texts at is 2"):
+        load_tiny(folder)
+    assert load_tiny(folder, max_length=9).contract.max_length == 9
 
 
 def test_a_model_without_any_limit_is_cut_at_512(tmp_path: Path) -> None:
@@ -188,11 +193,3 @@ def test_some_of_a_text_is_left_where_it_is_cut(name: str, settings: dict[str, A
 def test_no_text_has_fewer_tokens_than_one(wanted: int) -> None:
     with pytest.raises(ValidationError, match="max_length"):
         EncoderSettings(model="any", max_length=wanted)
-
-
-def test_a_folder_that_leaves_nothing_of_a_text_is_refused(tmp_path: Path) -> None:
-    folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "model")
-    edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2))
-    with pytest.raises(UserError, match="the length that the encoder's folder cuts texts at is 2"):
-        load_tiny(folder)
-    assert load_tiny(folder, max_length=9).contract.max_length == 9

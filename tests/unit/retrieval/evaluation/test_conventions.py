@@ -117,34 +117,6 @@ def test_trec_eval_over_the_complete_set(qrels: Grades, level: int) -> None:
             assert ours.values[name][index] == pytest.approx(expected, abs=1e-6), name
 
 
-def literal(qrels: Grades, run: Run, like: Like) -> float:
-    """nDCG@10 with every convention spelled out."""
-    conventions = CONVENTIONS[like]
-    values = []
-    for query, grades in qrels.items():
-        if query not in run:
-            if conventions.missing_queries == "count_as_zero":
-                values.append(0.0)
-            continue
-        found = [(score, name) for name, score in run[query].items()]
-        if conventions.self_hits == "remove":
-            found = [(score, name) for score, name in found if name != query]
-        gains = np.array([max(0, grades.get(name, 0)) for _, name in sorted(found, reverse=True)][:10])
-        ideal = np.sort(np.maximum(0, list(grades.values())))[::-1][:10]
-        discounts = 1 / np.log2(np.arange(2, 12))
-        best = float(ideal @ discounts[: len(ideal)])
-        values.append(float(gains @ discounts[: len(gains)]) / best if best else 0.0)
-    return float(np.mean(values))
-
-
-@pytest.mark.parametrize("like", list(CONVENTIONS))
-def test_conventions_spelled_out(qrels: Grades, like: Like) -> None:
-    run = awkward(qrels, seed=3)
-    assert evaluate(qrels, run, ["nDCG@10"], CONVENTIONS[like]).mean("nDCG@10") == pytest.approx(
-        literal(qrels, run, like), abs=1e-9
-    )
-
-
 def test_single_switches_are_laid_over_a_tools() -> None:
     changed = resolve("beir", Conventions(self_hits="keep"))
     assert changed == CONVENTIONS["beir"].model_copy(update={"self_hits": "keep"})
