@@ -62,23 +62,20 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
     assert load_recipe(str(folder / "base.yaml"), []).stages["pairs"]["minimum_relevance"] == 2
 
 
-def test_the_command_lays_its_values_on_top(folder: Path) -> None:
-    mine = write(folder, "{based_on: base.yaml, set: {documents.source.path: here, pairs.split: dev}}")
-    stages = load_recipe(mine, ["documents.source.path=there"]).stages
-    assert stages["documents"]["source"] == {"kind": "beir", "path": "there"}
-    assert stages["pairs"]["split"] == "dev"
-
-
-def test_output_and_resources_are_the_recipes_own(folder: Path) -> None:
+def test_output_and_resources_are_the_recipes_own_and_the_command_lays_its_values_on_top(folder: Path) -> None:
     plain = load_recipe(write(folder, "based_on: base.yaml"), [])
     assert (plain.name, plain.output) == ("mine", "runs/mine")
     assert plain.stages["pairs"]["resources"] == {"workers": 2}  # the base's, where it has none
     other = load_recipe(write(folder, "{based_on: base.yaml, output: s3://b/run, resources: {workers: 8}, set: }"), [])
     assert other.folder("pairs") == "s3://b/run/pairs"
     assert other.stages["pairs"]["resources"] == {"workers": 8}
+    mine = write(folder, "{based_on: base.yaml, set: {documents.source.path: here, pairs.split: dev}}")
+    stages = load_recipe(mine, ["documents.source.path=there"]).stages
+    assert stages["documents"]["source"] == {"kind": "beir", "path": "there"}
+    assert stages["pairs"]["split"] == "dev"
 
 
-def test_a_base_may_have_a_base(folder: Path) -> None:
+def test_a_base_may_have_a_base_and_a_stage_that_is_null_is_left_out(folder: Path) -> None:
     write(folder, "{based_on: ../base.yaml, set: {pairs.minimum_relevance: 1, pairs.split: dev}}", "sub/middle.yaml")
     top = write(folder, "{based_on: sub/middle.yaml, set: {pairs.split: test}}")
     assert load_recipe(top, []).stages["pairs"] == {
@@ -88,9 +85,6 @@ def test_a_base_may_have_a_base(folder: Path) -> None:
         "split": "test",
         "resources": {"workers": 2},
     }
-
-
-def test_a_stage_that_is_null_is_left_out(folder: Path) -> None:
     assert list(load_recipe(write(folder, "{based_on: base.yaml, set: {pairs: null}}"), []).stages) == ["documents"]
 
 
@@ -138,14 +132,11 @@ def test_mistakes_are_named_with_their_file_and_key(folder: Path, text: str, mes
     assert message in refused(mine)
 
 
-def test_a_circle_of_recipes_is_named(folder: Path) -> None:
+def test_a_mistake_of_the_base_or_a_circle_is_named(folder: Path) -> None:
     write(folder, "based_on: c.yaml", "b.yaml")
     write(folder, "based_on: b.yaml", "c.yaml")
     first = write(folder, "based_on: b.yaml", "a.yaml")
     assert refused(first).startswith("Recipe c.yaml: 'based_on' is 'b.yaml', which leads back to itself (b → c → b).")
-
-
-def test_a_mistake_of_the_base_is_named_with_the_base(folder: Path) -> None:
     write(folder, "{stages: []}", "base.yaml")
     assert refused(write(folder, "based_on: base.yaml")).startswith("Recipe base.yaml: 'stages' is missing or empty")
 

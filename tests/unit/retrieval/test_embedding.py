@@ -77,7 +77,7 @@ def test_vectors_do_not_depend_on_the_batches(encoder, one_by_one, token_budget,
     np.testing.assert_allclose(together, one_by_one, atol=1e-6, rtol=0)
 
 
-def test_order_and_repeats_are_the_callers(encoder: TextEncoder) -> None:
+def test_order_and_repeats_are_the_callers_and_equal_texts_are_encoded_once(encoder: TextEncoder) -> None:
     texts = random_texts(12)
     wanted: Sequence[int] = [5, 0, 5, 11, 3, 3, 0]
     vectors = encode_texts(encoder, texts, "document")
@@ -85,9 +85,6 @@ def test_order_and_repeats_are_the_callers(encoder: TextEncoder) -> None:
     assert (found.dtype, found.shape) == (np.float32, (7, 32))
     np.testing.assert_allclose(found, vectors[wanted], atol=1e-6, rtol=0)
     np.testing.assert_array_equal(found[[0, 1, 4]], found[[2, 6, 5]])
-
-
-def test_equal_texts_are_encoded_once(encoder: TextEncoder) -> None:
     texts, recorded = random_texts(10), Recorded(encoder)
     encode_texts(recorded, texts * 3, "document", token_budget=64)  # type: ignore[arg-type]
     assert sum(rows for rows, _ in recorded.shapes) == 10
@@ -154,17 +151,11 @@ def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:
         encode_texts(recorded, ["a"], "document")  # type: ignore[arg-type]
 
 
-def test_a_role_has_its_prompt(encoder: TextEncoder) -> None:
+def test_a_role_has_its_prompt_and_nothing_is_kept_for_gradients(encoder: TextEncoder) -> None:
     query = encode_texts(encoder, ["open file"], "query")
     np.testing.assert_array_equal(query, encode_texts(encoder, ["query: open file"], "document"))
     assert not np.array_equal(query, encode_texts(encoder, ["open file"], "document"))
-
-
-def test_no_texts_give_no_vectors(encoder: TextEncoder) -> None:
     assert encode_texts(encoder, [], "query").shape == (0, 32)
-
-
-def test_nothing_is_kept_for_gradients(encoder: TextEncoder) -> None:
     assert all(parameter.requires_grad for name, parameter in encoder.named_parameters() if "pooler" not in name)
     vectors = encode_texts(encoder, ["open file"], "query")
     assert isinstance(vectors, np.ndarray)

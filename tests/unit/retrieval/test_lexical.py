@@ -96,14 +96,11 @@ def test_ties_are_in_row_order_also_at_the_cut(texts: list[str], query: str, k: 
     assert found.rows[0].tolist() == ([row for _, row in pairs] + [-1] * k)[:k]
 
 
-def test_ties_at_the_cut_among_many_texts() -> None:
+def test_ties_at_the_cut_among_many_texts_and_searching_leaves_the_index_as_it_was() -> None:
     index = index_whole(["red green", "red", "blue", "red red", "green"] * 100, PLAIN)
     found = index.search(["red"], 130).rows[0]
     assert found[:100].tolist() == list(range(3, 500, 5))
     assert found[100:].tolist() == list(range(1, 150, 5))
-
-
-def test_searching_leaves_the_index_as_it_was() -> None:
     index = index_whole(TEXTS, BM25Settings())
     first = index.search(["running dogs", "cat"], 6)
     index.search(["words never seen, running runners cats catting"], 6)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from raytriever.cluster.package import program_files
 from raytriever.settings.recipe import load_recipe, recipe_names
 from raytriever.stages.recipe_run import recipe_stages
 
+ROOT = Path(__file__).parents[3]
 NAMES = recipe_names()
 PAPERS = [name for name in NAMES if name.startswith("papers/")]
 Stages = dict[str, Any]
 
 
+@cache
 def stages_of(name: str) -> Stages:
     return recipe_stages(load_recipe(name, []))
 
@@ -181,13 +184,10 @@ PRINTED: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+# recipes whose rows no table of their paper has
 NOTHING_PRINTED = [f"papers/{name}" for name in ("coder_zero_shot", "contextual_small", "contextual_small_baseline")]
-"""Recipes whose rows no table of their paper has."""
-
-
 COMMANDS = re.findall(
-    r"`raytriever (?:run|sweep) (papers/[^`]*)`",
-    (Path(__file__).parents[3] / "docs" / "reproduction.md").read_text(encoding="utf-8"),
+    r"`raytriever (?:run|sweep) (papers/[^`]*)`", (ROOT / "docs" / "reproduction.md").read_text("utf-8")
 )
 _REVELA, _FORM = "suite.systems.Revela.published=revela/", "model.document_encoder.form"
 _REGULARISATION, _TRAINED = "model.objective.regularisation", "model.objective.training_form"
@@ -276,27 +276,29 @@ def test_what_is_left_out_of_a_softmax_is_what_the_paper_leaves_out(name: str, r
     assert filters
 
 
-def test_revela_dual_reads_the_sets_of_the_two_it_is_made_of() -> None:
-    dual = stages_of("papers/revela_dual")
-    for kind, batches, chunks, single in (
-        ("article", "article_batches", "chunks", "papers/revela"),
-        ("thread", "thread_batches", "thread_chunks", "papers/revela_code"),
-    ):
-        alone = stages_of(single)
-        for here, there in ((dual[batches], alone["batches"]), (dual[chunks], alone["chunks"])):
-            left_out = {"output", "collection", "batches_per_epoch"}
-            assert here.config.model_dump(exclude=left_out) == there.config.model_dump(exclude=left_out), kind
-        assert dual[batches].config.batches_per_epoch == 160_000  # a draw whose first so many are those of a longer one
+CHUNKS = {"articles": "articles", "chunks": "chunks", "batches": "batches"}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "Llama" in str(load_recipe(name, []).stages)])
-def test_a_gated_model_is_named_as_one(name: str) -> None:
-    text = (Path(__file__).parents[3] / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    assert "meta-llama/Llama-3.2-1B is gated: accept its licence" in " ".join(text.split())
+@pytest.mark.parametrize(("name", "stages", "other"), [
+    ("revela_dual", {"article_batches": "batches", "chunks": "chunks"}, "revela"),
+    ("revela_dual", {"thread_batches": "batches", "thread_chunks": "chunks"}, "revela_code"),
+    ("replug", CHUNKS, "revela"),
+    ("replug_code", CHUNKS, "revela_code"),
+])  # fmt: skip
+def test_sets_of_chunks_are_those_of_the_recipe_that_it_is_compared_with(name, stages, other) -> None:
+    ours, theirs = stages_of(f"papers/{name}"), stages_of(f"papers/{other}")
+    left_out = {"output", "collection", "batches_per_epoch"}
+    for here, there in stages.items():
+        assert ours[here].config.model_dump(exclude=left_out) == theirs[there].config.model_dump(exclude=left_out)
+        if name == "revela_dual" and there == "batches":
+            assert ours[here].config.batches_per_epoch == 160_000  # a draw whose first are those of a longer one
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_retromae_is_read_where_its_safetensors_are(name: str) -> None:
+def test_a_gated_model_is_named_as_one_and_retromae_is_read_where_its_safetensors_are(name: str) -> None:
+    if "Llama" in str(load_recipe(name, []).stages):
+        text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+        assert "meta-llama/Llama-3.2-1B is gated: accept its licence" in " ".join(text.split())
     for stage in stages_of(name).values():
         for model in (getattr(stage.config, key, None) for key in ("encoder", "document_encoder")):
             assert model is None or model.model != "Shitao/RetroMAE" or model.revision == "refs/pr/1"
@@ -316,14 +318,6 @@ def test_adaptive_margins_see_a_triplet_once() -> None:
     # a sample is drawn without replacement over epochs; some queries have more than a hundred negatives
     assert value(stages, "batches.choose_negatives") == "sample"
     assert value(stages, "batches.negatives_per_example") == 1
-
-
-def test_replug_has_the_chunks_of_revela() -> None:
-    for replug, revela in (("replug", "revela"), ("replug_code", "revela_code")):
-        one, other = (stages_of(f"papers/{name}") for name in (replug, revela))
-        for stage in ("articles", "chunks", "batches"):
-            left_out = {"output", "collection", "batches_per_epoch"}
-            assert one[stage].config.model_dump(exclude=left_out) == other[stage].config.model_dump(exclude=left_out)
 
 
 @pytest.mark.parametrize(("name", "batches"), [

@@ -76,12 +76,9 @@ def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
         rows.require_all()
 
 
-def test_a_part_that_was_not_embedded_is_named(tmp_path: Path) -> None:
+def test_a_part_that_was_not_embedded_and_encoders_that_differ_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no vectors of queries\. Embed with parts including 'queries'"):
         make(tmp_path / "v").part("queries")
-
-
-def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
     contract = make(tmp_path / "v").contract
     contract.require_same(contract.model_copy(), "a", "b")
     with pytest.raises(UserError) as raised:

@@ -47,7 +47,7 @@ def test_record_batches_keep_rows_and_order(rows: list[tuple[str, str, int, str]
     assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == rows
 
 
-def test_record_batches_are_bounded_in_rows_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_batches_are_bounded_and_made_while_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_BATCH_ROWS", 4)
     monkeypatch.setattr(collection, "_BATCH_CHARACTERS", 100)
     short = [(str(number), "", "", []) for number in range(10)]
@@ -55,8 +55,6 @@ def test_record_batches_are_bounded_in_rows_and_in_characters(monkeypatch: pytes
     long = [(str(number), "x" * 60, "", ["answer"]) for number in range(5)]
     assert [len(batch) for batch in record_batches(long, QUERIES)] == [2, 2, 1]
 
-
-def test_record_batches_are_made_while_rows_come() -> None:
     def rows() -> object:
         for number in range(collection._BATCH_ROWS + 1):
             yield str(number), "", "", []
@@ -86,11 +84,16 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
     return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 8))
 
 
-def test_rows_are_numbered_through_the_files(stored: StoredCollection) -> None:
+def test_rows_are_numbered_through_the_files_and_read_as_an_encoder_does(stored: StoredCollection) -> None:
     rows = stored.rows_of("documents")
     assert len(rows) == 8
     assert rows.read(["id"])["id"].to_pylist() == [f"d{n}" for n in range(8)]
     assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+    assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
+    assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
+    assert stored.texts("documents", np.array([2, 1]), with_title=False) == ["text 2", "text 1"]
+    table = pa.table({"title": [" title ", "title"], "text": ["\n", " text "]})
+    assert texts_of(table, "documents", with_title=False) == ["title", "text"]  # never nothing
 
 
 @settings(max_examples=30)
@@ -102,23 +105,6 @@ def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[i
     assert taken["text"].to_pylist() == [f"text {n}" for n in rows]
 
 
-def test_only_row_groups_with_a_wanted_row_are_read(stored: StoredCollection, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = stored.rows_of("documents")
-    open_file = rows._file
-    asked: list[int] = []
-    monkeypatch.setattr(rows, "_file", lambda number: (asked.append(number), open_file(number))[1])
-    assert rows.take(np.array([3, 3]), ["id"])["id"].to_pylist() == ["d3", "d3"]
-    assert asked == [1]
-
-
-def test_an_encoder_reads_title_and_text_or_the_text_alone(stored: StoredCollection) -> None:
-    assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
-    assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
-    assert stored.texts("documents", np.array([2, 1]), with_title=False) == ["text 2", "text 1"]
-    table = pa.table({"title": [" title ", "title"], "text": ["\n", " text "]})
-    assert texts_of(table, "documents", with_title=False) == ["title", "text"]  # never nothing
-
-
 def test_judgments_are_those_of_a_split_and_answers_of_queries_that_have_some(stored: StoredCollection) -> None:
     assert stored.judgments("test")["document_id"].to_pylist() == ["d1", "d2"]
     message = r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them\."
@@ -127,15 +113,18 @@ def test_judgments_are_those_of_a_split_and_answers_of_queries_that_have_some(st
     assert stored.answers() == {"q1": ["an answer", "ç"]}
 
 
-def test_an_empty_part_has_no_rows(tmp_path: Path) -> None:
+def test_an_empty_part_has_no_rows_and_another_artifact_is_refused(tmp_path: Path) -> None:
     files = {"queries/00000.parquet": QUERIES.empty_table()}
     artifact = Artifact(make_artifact(tmp_path / "a", "collection", {}, {}, files, 0))
     rows = ParquetRows(artifact, artifact.names("queries/"))
     assert len(rows) == 0
     assert rows.take(np.array([], dtype=np.int64), ["id"]).schema == pa.schema([QUERIES.field("id")])
+    uri = make_artifact(tmp_path / "a", "vectors", {}, {}, {"x": "1"}, 0)
+    with pytest.raises(UserError, match="one of kind 'collection' is needed"):
+        StoredCollection(uri)
 
 
-def test_files_are_opened_when_a_row_is_asked_for(stored: StoredCollection) -> None:
+def test_files_are_opened_when_a_row_is_asked_for_and_few_stay_open(stored, monkeypatch):
     names = stored.names("documents/")
     rows = ParquetRows(stored, [*names[:2], "absent.parquet"], [*ROWS_PER_FILE[:2], 7])
     assert len(rows) == 11
@@ -144,15 +133,12 @@ def test_files_are_opened_when_a_row_is_asked_for(stored: StoredCollection) -> N
         rows.take(np.array([4]), ["id"])
     with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, where its manifest says 2"):
         ParquetRows(stored, names, [3, 2, 3]).take(np.array([4]), ["id"])
-
-
-def test_another_artifact_is_refused(tmp_path: Path) -> None:
-    uri = make_artifact(tmp_path / "a", "vectors", {}, {}, {"x": "1"}, 0)
-    with pytest.raises(UserError, match="one of kind 'collection' is needed"):
-        StoredCollection(uri)
-
-
-def test_few_files_stay_open(stored: StoredCollection, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = stored.rows_of("documents")
+    open_file = rows._file
+    asked: list[int] = []
+    monkeypatch.setattr(rows, "_file", lambda number: (asked.append(number), open_file(number))[1])
+    assert rows.take(np.array([3, 3]), ["id"])["id"].to_pylist() == ["d3", "d3"]
+    assert asked == [1]
     monkeypatch.setattr("retrieval.collections.collection._MOST_OPEN_FILES", 1)
     rows = stored.rows_of("documents")
     open_files = len(list(Path("/proc/self/fd").iterdir()))

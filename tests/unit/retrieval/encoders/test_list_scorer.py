@@ -131,10 +131,14 @@ def test_it_begins_as_the_inner_product_and_every_weight_learns():
     assert not [name for name, parameter in scorer.named_parameters() if not parameter.grad.any()]
 
 
-def test_seeds_draw_the_weights():
+def test_seeds_draw_the_weights_and_dropout_acts_in_training_alone() -> None:
     first, same, other = (ListScorer(ListScorerForm(heads=2), DIMENSION, seed) for seed in (1, 1, 2))
     assert all(torch.equal(mine, yours) for mine, yours in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.read_query[0].weight, other.read_query[0].weight)
+    scorer, vectors = trained_scorer(dropout=0.5), some_vectors([6])
+    torch.manual_seed(0)
+    for training in (False, True):
+        assert torch.equal(scorer.train(training)(*vectors), scorer(*vectors)) is not training
 
 
 def test_gradients_are_those_of_finite_differences_and_padding_has_none():
@@ -157,13 +161,6 @@ def test_half_precision_changes_little_and_the_result_is_float32():
         rounded = scorer(queries, documents, places)
     assert exact.dtype == rounded.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
-
-
-def test_dropout_acts_in_training_alone():
-    scorer, vectors = trained_scorer(dropout=0.5), some_vectors([6])
-    torch.manual_seed(0)
-    for training in (False, True):
-        assert torch.equal(scorer.train(training)(*vectors), scorer(*vectors)) is not training
 
 
 def test_what_is_saved_scores_alike(tmp_path: Path):

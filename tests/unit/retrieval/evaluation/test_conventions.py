@@ -117,11 +117,14 @@ def test_trec_eval_over_the_complete_set(qrels: Grades, level: int) -> None:
             assert ours.values[name][index] == pytest.approx(expected, abs=1e-6), name
 
 
-def test_single_switches_are_laid_over_a_tools() -> None:
+def test_single_switches_are_laid_over_a_tools_and_a_system_is_a_line() -> None:
     changed = resolve("beir", Conventions(self_hits="keep"))
     assert changed == CONVENTIONS["beir"].model_copy(update={"self_hits": "keep"})
     assert resolve("mteb", Conventions()) == CONVENTIONS["mteb"]
     assert {c.ties for c in CONVENTIONS.values()} == {"document_id_descending"}
+    system = {"index": "flat", "with_title": False, "query_prompt": "", "pooling": "mean", "max_length": None}
+    assert describe_system(system) == "index 'flat', with_title False, query_prompt '', pooling 'mean'"
+    assert describe_system({}) == "title and prompts unknown, the ranking does not say"
 
 
 @pytest.mark.parametrize(("title", "system", "expected"), [
@@ -137,9 +140,3 @@ def test_a_title_that_should_not_be_there_is_told(title: Any, system: dict[str, 
     assert (warning is None) == (expected is None)
     if expected is not None:
         assert re.search(f"'mine' read documents {expected}", str(warning))
-
-
-def test_a_system_in_a_line() -> None:
-    system = {"index": "flat", "with_title": False, "query_prompt": "", "pooling": "mean", "max_length": None}
-    assert describe_system(system) == "index 'flat', with_title False, query_prompt '', pooling 'mean'"
-    assert describe_system({}) == "title and prompts unknown, the ranking does not say"

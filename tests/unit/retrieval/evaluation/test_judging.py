@@ -157,12 +157,16 @@ def test_a_run_of_an_equal_collection_fits_and_one_without_a_query_with_answers_
         judge_rankings({"mine": only_q3}, judgments, ["Accuracy@1"], TREC)
 
 
-def test_qrels_files_of_another_collection_are_refused(tmp_path: Path) -> None:
+def test_qrels_of_another_collection_or_not_enough_are_refused(tmp_path: Path) -> None:
     qrels = file_judgments(write_qrels_file(tmp_path / "qrels.txt", {"q1": {"7": 1, "8": 1}}), ["RR"])
     run = write_run_file(tmp_path / "run.trec", RUN)
     with pytest.raises(UserError, match="none of its documents, such as 'd3', is judged by the qrels, which name 2"):
         judge_rankings({"run": run}, qrels, ["RR"], TREC)
     judging._check_documents("run", {"q1": {}}, qrels)  # a run that found nothing is of no other collection
+    with pytest.raises(UserError, match="There is no qrels file"):
+        file_judgments(str(tmp_path / "none"), ["RR"])
+    with pytest.raises(UserError, match="Accuracy@5 reads the documents' texts: name a 'collection'"):
+        file_judgments(write_qrels_file(tmp_path / "qrels.txt"), ["RR", "Accuracy@5"])
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -178,13 +182,6 @@ def test_damaged_qrels_files(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         file_judgments(str(path), ["RR"])
-
-
-def test_qrels_that_are_not_there_or_not_enough(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="There is no qrels file"):
-        file_judgments(str(tmp_path / "none"), ["RR"])
-    with pytest.raises(UserError, match="Accuracy@5 reads the documents' texts: name a 'collection'"):
-        file_judgments(write_qrels_file(tmp_path / "qrels.txt"), ["RR", "Accuracy@5"])
 
 
 def test_a_collection_without_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

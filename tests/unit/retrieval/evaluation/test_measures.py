@@ -208,15 +208,12 @@ def test_other_tools_names_are_recognised(name: str, meant: str) -> None:
         parse_measure(name)
 
 
-def test_what_a_measure_is() -> None:
+def test_what_a_measure_is_and_nothing_to_measure() -> None:
     assert parse_measure("Success(rel=2)@5") == Measure("Success(rel=2)@5", "Success", 2, 5)
     kinds = {n: parse_measure(n) for n in ("Success@5", "Accuracy@20", "R@5", "nDCG")}
     assert [m.by_answers for m in kinds.values()] == [False, True, False, False]
     with pytest.raises(UserError, match="Accuracy@20 is measured by answers"):
         evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["Accuracy@20"])
-
-
-def test_nothing_to_measure() -> None:
     for qrels in ({}, {"q": {}}, {"q": {"d": 0}}):
         with pytest.raises(UserError, match="no judgment above 0"):
             evaluate(qrels, {"q": {"d": 1.0}}, ["RR"])

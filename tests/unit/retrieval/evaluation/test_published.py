@@ -43,7 +43,7 @@ def rows() -> dict[tuple[str, str, str], dict[tuple[str, str], Decimal]]:
     return found
 
 
-def test_each_figure_is_printed_once_as_a_fraction():
+def test_each_figure_is_printed_once_as_a_fraction_by_a_measure_of_ours() -> None:
     keys = [(line["paper"], line["table"], line["row"], line["collection"], line["measure"]) for line in LINES]
     assert len(set(keys)) == len(keys)
     assert {line["collection"] for line in LINES} == COLLECTIONS
@@ -52,9 +52,6 @@ def test_each_figure_is_printed_once_as_a_fraction():
         # batches of random chunks of code teach nothing, which is printed as 0.0
         nothing = line["table"] == "10" and line["row"].endswith("random")
         assert Decimal(line["figure"]) > 0 or nothing, line
-
-
-def test_measures_are_ours():
     assert all(parse_measure(name).name == name for name in {line["measure"] for line in LINES} - {"main_score"})
 
 

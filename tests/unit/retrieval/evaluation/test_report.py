@@ -133,12 +133,6 @@ def test_means_by_domain_follow_those_of_all_queries(systems: dict[str, PerQuery
     assert without == list(result_section(evaluated(systems)).blocks)
 
 
-def test_unanswered_queries_are_told(systems: dict[str, PerQuery]) -> None:
-    section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))
-    assert section.blocks[1] == "'base' lacks 3 queries, counted 0."
-    assert not [block for block in result_section(evaluated(systems)).blocks if isinstance(block, str)]
-
-
 def test_domains_in_a_terminal() -> None:
     values = {"ours": [1.0, 0.5, float("nan")], "a long name": [0.0, 0.25, 0.125]}
     systems = {name: PerQuery(IDS[:3], {"RR": np.array(of_system)}) for name, of_system in values.items()}
@@ -209,7 +203,7 @@ def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected:
     assert notes(metrics(like, **counts)) == expected
 
 
-def test_cutoffs_below_a_runs_end_and_uncounted_queries() -> None:
+def test_cutoffs_below_a_runs_end_and_queries_unanswered_or_uncounted_are_told(systems: dict[str, PerQuery]) -> None:
     values = np.where(np.arange(60) < 20, np.nan, 1.0)
     given = {"mine": PerQuery(IDS, {"R@1000": np.ones(60), "Accuracy@5": values}, depth=100)}
     how = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
@@ -217,6 +211,9 @@ def test_cutoffs_below_a_runs_end_and_uncounted_queries() -> None:
         "'mine' has at most 100 documents a query; a measure's cutoff of 1,000 sees no more.",
         "Accuracy@5 is over 40 of the 60 queries.",
     ]
+    section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))
+    assert section.blocks[1] == "'base' lacks 3 queries, counted 0."
+    assert not [block for block in result_section(evaluated(systems)).blocks if isinstance(block, str)]
 
 
 def test_every_convention_is_a_line() -> None:

@@ -1,4 +1,4 @@
-"""The defined order and torch's exact search, what is its own (see test_every_exact_search.py); fusion by its formula."""
+"""The defined order; what is torch's exact search's own (see test_every_exact_search.py); fusion by its formula."""
 
 from collections import defaultdict
 from fractions import Fraction
@@ -30,9 +30,6 @@ def test_order_of_every_kind_of_float() -> None:
     assert found.rows.tolist() == [[6, 8, 4, 9, 2, 0, 1, 3, 5, 7]]
     assert found.scores[0, 0] == np.float32(3e38)
     assert found.scores[0, -1] == np.float32(-3e38)
-
-
-def test_signed_zeros_tie() -> None:
     scores = torch.tensor([-0.0, 0.0, -0.0])
     keys = exact_search.order_keys(scores, torch.arange(3))
     assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]
@@ -118,13 +115,10 @@ def test_equals_the_formula_in_exact_fractions(data, k_constant, depth, widths):
         np.testing.assert_array_equal(fused.scores[query], scores)
 
 
-def test_worked_example() -> None:
+def test_worked_example_and_the_order_of_systems_does_not_matter() -> None:
     fused = reciprocal_rank_fusion([ranking([[7, 3, 5]]), ranking([[3, 9, -1]])])
     assert fused.rows[0, :5].tolist() == [3, 7, 9, 5, -1]
     np.testing.assert_allclose(fused.scores[0, :4], [1 / 62 + 1 / 61, 1 / 61, 1 / 62, 1 / 63], rtol=1e-6)
-
-
-def test_order_of_the_systems_does_not_matter() -> None:
     generator = np.random.default_rng(0)
     systems = [ranking([generator.permutation(300)[:100].tolist() for _ in range(50)]) for _ in range(5)]
     forward, backward = reciprocal_rank_fusion(systems), reciprocal_rank_fusion(systems[::-1])

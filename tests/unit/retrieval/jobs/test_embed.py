@@ -237,7 +237,7 @@ def test_a_model_that_is_nowhere_is_named_by_its_setting(collection: str, tmp_pa
         stage(collection, Path("/nowhere"), tmp_path / "out").check_inputs({"encoder.model"})
 
 
-def test_auto_is_settled_once_and_recorded(collection, model, tmp_path, monkeypatch):
+def test_auto_is_settled_once_by_the_processor_of_workers(collection, model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(specification, "has_bfloat16", lambda **_: True)
     job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, texts_per_shard=0)
     monkeypatch.setattr(specification, "has_bfloat16", lambda **_: False)
@@ -245,6 +245,15 @@ def test_auto_is_settled_once_and_recorded(collection, model, tmp_path, monkeypa
     assert job.resolved()["encoder"]["dtype"] == "bfloat16"
     assert (job.resolved()["texts_per_shard"], job.resolved()["token_budget"]) == (1_024, 2_048)
     with pytest.raises(UserError, match=r"The job runs in bfloat16, which the CPU of .* has no instructions for"):
+        job.load()
+    monkeypatch.setattr(specification, "has_bfloat16", lambda *, gpu: gpu)
+    settings = {"texts_per_shard": 0, "token_budget": 500, "resources": Resources(gpus_per_worker=1)}
+    job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, **settings)
+    assert job.config.encoder.dtype == "bfloat16"
+    assert (job.config.texts_per_shard, job.config.token_budget) == (16_384, 500)
+    assert stage(collection, model, tmp_path / "out", {"dtype": "auto"}).config.encoder.dtype == "float32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"gpus_per_worker is 1.0, but torch finds no GPU on"):
         job.load()
 
 
@@ -264,18 +273,6 @@ def test_encoders_that_waited_for_texts_say_what_to_set(collection, model, tmp_p
     (line,) = logged
     assert "a worker encodes 125 texts/s and a thread tokenizes 2,000; " in line
     assert ("more resources.cpus_per_worker tokenize faster" in line) == warned
-
-
-def test_a_gpu_is_asked_where_workers_have_one(collection, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(specification, "has_bfloat16", lambda *, gpu: gpu)
-    settings = {"texts_per_shard": 0, "token_budget": 500, "resources": Resources(gpus_per_worker=1)}
-    job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, **settings)
-    assert job.config.encoder.dtype == "bfloat16"
-    assert (job.config.texts_per_shard, job.config.token_budget) == (16_384, 500)
-    assert stage(collection, model, tmp_path / "out", {"dtype": "auto"}).config.encoder.dtype == "float32"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"gpus_per_worker is 1.0, but torch finds no GPU on"):
-        job.load()
 
 
 def test_bfloat16_is_what_is_computed_in(collection: str, model: Path, tmp_path: Path) -> None:

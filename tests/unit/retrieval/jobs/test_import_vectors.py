@@ -80,7 +80,7 @@ def test_arrays_and_tables_in_any_order_give_the_bytes_that_embedding_gives(
             assert pq.read_table(own / "00000.ids.parquet").equals(pq.read_table(theirs / "00000.ids.parquet"))
 
 
-def test_later_stages_take_them(collection: str, sides: Sides, tmp_path: Path) -> None:
+def test_one_side_is_enough_for_later_stages_too(collection: str, sides: Sides, tmp_path: Path) -> None:
     vectors = imported(collection, tmp_path, **sides)
     pairs = make(Pairs(PairsConfig(collection=collection, output=str(tmp_path / "pairs"))))
     config = {"pairs": pairs, "vectors": vectors, "cluster_size": 5, "smallest_domain": 4}
@@ -90,10 +90,7 @@ def test_later_stages_take_them(collection: str, sides: Sides, tmp_path: Path) -
     ranking = StoredRanking(make(Search(validate(SearchConfig, values | {"output": str(tmp_path / "run")}, "search"))))
     scores = sides["queries"][PAIRS:] @ sides["documents"].T
     assert ranking.ranking().rows[:, 0].tolist() == scores.argmax(axis=1).tolist()
-
-
-def test_one_side_is_enough(collection: str, sides: Sides, tmp_path: Path) -> None:
-    found = StoredVectors(imported(collection, tmp_path, documents=sides["documents"]))
+    found = StoredVectors(imported(collection, tmp_path, "one", documents=sides["documents"]))
     np.testing.assert_array_equal(found.part("documents").range(0, 54), sides["documents"])
     with pytest.raises(UserError, match="no vectors of queries"):
         found.part("queries")

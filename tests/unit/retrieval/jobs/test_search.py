@@ -157,10 +157,15 @@ def test_a_damaged_or_missing_shard_is_named(tmp_path: Path, collection: str, ve
         search(tmp_path, index=index, collection=collection, vectors=vectors)
 
 
-def test_an_index_and_queries_of_different_encoders_are_refused(tmp_path: Path, collection: str, index: str) -> None:
+def test_an_index_and_queries_that_do_not_belong_together_are_refused(tmp_path, collection, index, vectors):
     other = make_vectors(tmp_path / "other", collection, query_prompt="", max_length=32)
     with pytest.raises(UserError, match="come from different encoders: query_prompt 'query: ' against ''; max_length"):
-        search(tmp_path, index=index, collection=collection, vectors=other)
+        search(tmp_path / "x", index=index, collection=collection, vectors=other)
+    run = search(tmp_path, index=index, collection=collection, vectors=vectors)
+    encoder = CONTRACT | {"dimension": DIMENSION}
+    foreign = make_artifact(tmp_path / "f", "vectors", {"collection": "0" * 64}, {"encoder": encoder}, {}, 0)
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        rerank(tmp_path, run, foreign, collection)
 
 
 def test_a_hostile_artifact_links_no_file_outside_of_its_folder(tmp_path: Path) -> None:
@@ -210,14 +215,6 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     assert [shard.files for shard in fused.shards] == [shard.files for shard in in_blocks.shards]
     assert len(list(read_ranking_file(fused.path("run.trec")))) == len(run.query_ids()) > 3
     assert fused.system["with_title"] is True
-
-
-def test_rerank_refuses_another_collections_run(tmp_path: Path, collection: str, vectors: str, index: str) -> None:
-    run = search(tmp_path, index=index, collection=collection, vectors=vectors)
-    encoder = CONTRACT | {"dimension": DIMENSION}
-    foreign = make_artifact(tmp_path / "f", "vectors", {"collection": "0" * 64}, {"encoder": encoder}, {}, 0)
-    with pytest.raises(UserError, match="don't come from the same collection"):
-        rerank(tmp_path, run, foreign, collection)
 
 
 def test_the_queries_of_another_collection(tmp_path, collection, vectors, index, bm25) -> None:

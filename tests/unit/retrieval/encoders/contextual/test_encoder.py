@@ -47,7 +47,7 @@ def load(folder: Path) -> ContextualEncoder:
     return towers.query
 
 
-def test_no_vector_without_a_word_on_the_context() -> None:
+def test_vectors_need_a_context_and_those_of_different_ones_do_not_meet() -> None:
     encoder = contextual()
     with pytest.raises(UserError, match=r"trained with a context \(contextual, 8 vectors\) and none is set.*'null'"):
         vectors_of(encoder)
@@ -64,9 +64,6 @@ def test_no_vector_without_a_word_on_the_context() -> None:
     encoder.forget_context()
     with pytest.raises(UserError, match="none is set"):
         vectors_of(encoder)
-
-
-def test_vectors_of_different_contexts_do_not_meet() -> None:
     encoder, contracts = contextual(), []
     for context in (encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS[:5])):
         encoder.use_context(context)
@@ -178,12 +175,7 @@ def test_a_chosen_prompt_of_documents_is_that_of_the_context_too(tmp_path: Path)
     assert not torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, "read "))
 
 
-def test_a_plain_encoder_replaces_a_contextual_one(folder: Path) -> None:
-    load_tiny(saved("bert"), pooling="mean").save(folder)
-    assert towers_of(folder).contract.architecture == "plain"
-
-
-def test_both_stages_count_in_the_fingerprint(folder: Path) -> None:
+def test_both_stages_count_in_the_fingerprint_and_a_plain_encoder_replaces_them(folder: Path) -> None:
     found = {locate_model(str(folder)).fingerprint}
     for name in ("first_stage/model.safetensors", "contextual.safetensors"):
         weights = load_file(folder / name)
@@ -195,6 +187,8 @@ def test_both_stages_count_in_the_fingerprint(folder: Path) -> None:
         edited(folder / name, lambda said, change=change: said.update(change))
         found.add(locate_model(str(folder)).fingerprint)
     assert len(found) == 5
+    load_tiny(saved("bert"), pooling="mean").save(folder)
+    assert towers_of(folder).contract.architecture == "plain"
 
 
 RELEASED_FORM = json.dumps(RELEASED)

@@ -172,12 +172,6 @@ def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog:
     assert "fit_context(documents)" in caplog.text
 
 
-def test_code_is_run_where_it_is_trusted_alone(tmp_path: Path) -> None:
-    folder = written(encoder_of(), tmp_path)
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        SentenceTransformer(str(folder), device="cpu")
-
-
 def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
     encoder = encoder_of(**RELEASED)
     folder = written(encoder, tmp_path)
@@ -213,7 +207,7 @@ def test_a_folder_whose_files_do_not_belong_together(change, message, tmp_path):
         load(folder)
 
 
-def test_nothing_of_ours_is_needed(tmp_path: Path) -> None:
+def test_the_folders_own_code_is_run_where_it_is_trusted_and_needs_nothing_of_ours(tmp_path: Path) -> None:
     """The folder's code imports itself and what sentence-transformers needs anyway."""
     folder = written(encoder_of(), tmp_path)
     files = sorted(folder.glob("*.py"))
@@ -230,3 +224,5 @@ def test_nothing_of_ours_is_needed(tmp_path: Path) -> None:
     model = load(folder)
     assert type(model[0]).__module__.startswith("transformers_modules.")
     assert type(model[0]) is not ContextualTransformer
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(folder), device="cpu")
