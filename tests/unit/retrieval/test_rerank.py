@@ -11,7 +11,6 @@ from raytriever.errors import UserError
 from retrieval import rerank as module
 from retrieval.encoders.list_scorer import ListScorer
 from retrieval.encoders.specification import ListScorerForm
-from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking
 from retrieval.rerank import rerank, rerank_lists
 
@@ -46,17 +45,6 @@ def test_equals_a_literal_sort(seed: int, depth: int, k: int, vectors: int, byte
         assert found.rows[query].tolist() == expected + [-1] * (k - len(expected))
         assert found.scores[query].tolist() == [scores[row] for row in expected] + [-np.inf] * (k - len(expected))
     assert all((np.diff(wanted) > 0).all() for wanted in asked)
-
-
-def test_candidates_that_hold_the_best_give_the_exact_ranking() -> None:
-    generator = np.random.default_rng(0)
-    queries = generator.standard_normal((30, 48)).astype(np.float32)
-    documents = generator.standard_normal((500, 48)).astype(np.float32)
-    exact = exact_top_k(queries, documents, 50)
-    shuffled = generator.permuted(exact_top_k(queries, documents, 200).rows, axis=1)
-    found = rerank(Ranking(shuffled, np.zeros(shuffled.shape, dtype=np.float32)), queries, documents.__getitem__, 50)
-    np.testing.assert_array_equal(found.rows, exact.rows)
-    np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize("vectors", [1, 4])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytriever.artifacts.storage import Folder
@@ -139,29 +139,6 @@ def test_equal_records_of_a_format_that_repeats_are_one() -> None:
     assert dropped(source) == {"repeated_judgments": 2}
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 100])
-@pytest.mark.parametrize(("grades", "kept"), [
-    ((1, 3), 1),
-    ((3, 1, 3, 3), 3),
-    ((1, 1, 1), 1),
-    ((0, 2), 2),
-    ((2, 0, 0), 2),
-    ((-1, 0), 0),  # a hard negative stays one
-    ((0, -1, 0, -1), 0),
-    ((-2, -1, -2), -2),
-    ((-1, 0, 1), 1),
-])  # fmt: skip
-def test_of_several_grades_the_best_sign_and_then_the_first_stays(grades, kept, at_once, monkeypatch):
-    monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
-    judged = [("q1", "d1", grade, "t") for grade in grades]
-    # the same pair in another split, and other pairs, have grades of their own
-    beside = [("q1", "d1", 1, "u"), ("q2", "d1", 5, "t"), ("q2", "d2", -7, "t"), ("q1", "d2", 0, "t")]
-    source = Source(Listed(DOCUMENTS, QUERIES, [*judged, *beside], repeats=True), Policies())
-    found = contents(source)[2]
-    assert sorted(found) == sorted([("q1", "d1", kept, "t"), *beside])
-    assert dropped(source) == {"repeated_judgments": len(grades) - 1}
-
-
 @pytest.mark.parametrize("part", ["documents", "queries"])
 def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -> None:
     documents = [("e", " ", "\n"), *DOCUMENTS] if part == "documents" else DOCUMENTS
@@ -206,14 +183,16 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
     assert given_out == records._RECORDS_AT_ONCE
 
 
+SEVERAL_GRADES = [("a", "a", 0, "t"), ("a", "a", 3, "t"), ("a", "a", 1, "t"), ("a", "b", -2, "t"), ("a", "b", -1, "t")]
 names = st.sampled_from(["a", "b", "c", "d"])
 judged_rows = st.lists(
-    st.tuples(names, names, st.integers(-1, 2), st.sampled_from(["t", "u"])), min_size=1, max_size=30
+    st.tuples(names, names, st.integers(-2, 3), st.sampled_from(["t", "u"])), min_size=1, max_size=30
 )
 
 
 @settings(deadline=None)
 @given(st.lists(names, min_size=1), st.lists(names, min_size=1), judged_rows, st.sets(names), st.integers(1, 5))
+@example(["a", "b"], ["a"], SEVERAL_GRADES, set(), 1)
 def test_against_a_plain_reading(documents, queries, judged, empty, at_once):
     texts = {name: "" if name in empty else "x" for name in "abcd"}
     kept_documents = list(dict.fromkeys(name for name in documents if texts[name]))

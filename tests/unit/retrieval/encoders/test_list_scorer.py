@@ -104,18 +104,6 @@ def test_order_padding_and_neighbours_change_no_score(lengths, seed, padding):
         torch.testing.assert_close(alone[0], whole[row, :length], rtol=1e-10, atol=1e-12)
 
 
-def test_a_score_depends_on_the_other_candidates_and_on_the_query_twice():
-    scorer = trained_scorer()
-    queries, documents, places = some_vectors([6])
-    scores = scorer(queries, documents, places)
-    fewer = scorer(queries, documents, places[:, 1:])
-    assert (scores[0, 1:6] - fewer[0, :5]).abs().min() > 1e-4
-    assert (scorer(2 * queries, documents, places) - 2 * scores)[0, :6].abs().min() > 1e-4
-    of_two = torch.cat([places[:, :3], places[:, :3]], dim=1)  # each document twice
-    twice = scorer(queries, documents, of_two)
-    torch.testing.assert_close(twice[:, :3], twice[:, 3:], rtol=1e-12, atol=0)
-
-
 def test_it_begins_as_the_inner_product_and_every_weight_learns():
     scorer = ListScorer(ListScorerForm(heads=2, width=8, dropout=0.0), DIMENSION, seed=3).double()
     queries, documents, places = some_vectors([5, 3])

@@ -273,20 +273,6 @@ def test_states_and_gradients_equal_those_of_transformers(name: str) -> None:
     assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
 
 
-def test_the_last_state_alone_is_normed() -> None:
-    """A T5's last layer is its last_hidden_state, behind the final norm; the one before is its block's output."""
-    encoder = load_tiny(tiny_model("t5"), pooling="mean")
-    features = encoder.tokenize(TEXTS, "document")
-    blocks: list[Tensor] = []
-    for block in encoder.transformer.encoder.block:
-        block.register_forward_hook(lambda _block, _inputs, output: blocks.append(output[0]))
-    with torch.no_grad():
-        states = LayerStates(encoder.transformer, (1, 2))(encoder.transformer, features, "cls")
-        normed = encoder.transformer.encoder.final_layer_norm(blocks[1][:, 0])
-    torch.testing.assert_close(states, torch.stack([blocks[0][:, 0], normed], dim=1))
-    assert (states[:, 1] - blocks[1][:, 0]).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("name", ["bert", "t5", "modernbert", "qwen2"])
 @pytest.mark.parametrize("how", [checkpoint_activations, lambda model: compile_blocks(model, "eager")])
 def test_blocks_may_be_computed_again_or_compiled(name, how) -> None:

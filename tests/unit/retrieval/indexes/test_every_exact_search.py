@@ -76,14 +76,6 @@ def test_a_query_scores_the_same_alone_and_in_company(search: Search) -> None:
         assert_same(alone, Ranking(together.rows[place : place + 1], together.scores[place : place + 1]))
 
 
-def test_equal_documents_and_zero_queries_rank_by_row(search: Search) -> None:
-    documents = np.repeat(vectors(1, 33), 700, axis=0)
-    queries = np.stack([documents[0], np.zeros(33, np.float32), -documents[0]])
-    found = search(queries, documents, 30)
-    np.testing.assert_array_equal(found.rows, np.tile(np.arange(30), (3, 1)))
-    assert all(len(np.unique(scores)) == 1 for scores in found.scores)
-
-
 def test_equal_vectors_have_equal_scores_wherever_they_stand(search: Search) -> None:
     documents = vectors(9000, 768)
     copies = [0, 1, 63, 4095, 8191, 8192, 8999]

@@ -115,10 +115,7 @@ def test_equals_the_formula_in_exact_fractions(data, k_constant, depth, widths):
         np.testing.assert_array_equal(fused.scores[query], scores)
 
 
-def test_worked_example_and_the_order_of_systems_does_not_matter() -> None:
-    fused = reciprocal_rank_fusion([ranking([[7, 3, 5]]), ranking([[3, 9, -1]])])
-    assert fused.rows[0, :5].tolist() == [3, 7, 9, 5, -1]
-    np.testing.assert_allclose(fused.scores[0, :4], [1 / 62 + 1 / 61, 1 / 61, 1 / 62, 1 / 63], rtol=1e-6)
+def test_order_of_the_systems_does_not_matter() -> None:
     generator = np.random.default_rng(0)
     systems = [ranking([generator.permutation(300)[:100].tolist() for _ in range(50)]) for _ in range(5)]
     forward, backward = reciprocal_rank_fusion(systems), reciprocal_rank_fusion(systems[::-1])

@@ -1,4 +1,4 @@
-"""A context from its corpus to the index: fitted once, carried along, refused where it doesn't belong."""
+"""A context from its corpus to the index and an exported folder: fitted once, carried along, refused elsewhere."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.export import Export, ExportConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
@@ -25,9 +27,10 @@ from retrieval.jobs.context import Context, ContextConfig
 from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig
 from retrieval.vectors import StoredVectors
-from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
+from tests.unit.retrieval.encoders.contextual.made_up import contextual, module_cache, saved
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 J = 8
 
 
@@ -39,7 +42,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "contextual"
-    contextual(dtype=torch.float32, context_documents=J).save(folder)
+    contextual(dtype=torch.float32, context_documents=J, query_prompt="query: ").save(folder)
     return folder
 
 
@@ -178,3 +181,45 @@ def test_documents_and_their_context_are_read_alike(collection: str, model: Path
     queries = embed(tmp_path / "b", collection, model, context=uri, with_title=not fitted, parts=["queries"])
     documents = embed(tmp_path / "c", collection, model, context=uri, with_title=fitted)
     assert queries.contract == documents.contract
+
+
+def export(folder: Path, model: Path, **settings: Any) -> Artifact:
+    values = {"format": "contextual_encoder", "encoder": {"model": str(model)}, "output": str(folder)} | settings
+    stage = Export(validate(ExportConfig, values, "Settings of export"))
+    made = Artifact(make(stage), "export")
+    assert stage.summary(made).endswith("files of contextual_encoder")
+    return made
+
+
+def test_an_exported_folder_gives_the_vectors_of_the_index(collection, model, context, tmp_path):
+    vectors = embed(tmp_path / "vectors", collection, model, context=context)
+    made = export(tmp_path / "exported", model, context=vectors.uri)  # which carry it
+    made.verify()
+    assert set(made.manifest["inputs"]) == {"encoder.model", "context"}
+    assert {"contextual_transformer.py", "context.safetensors", "first_stage/model.safetensors"} < set(made.names())
+    with module_cache(tmp_path / "modules"):
+        loaded = SentenceTransformer(made.uri, trust_remote_code=True, device="cpu")
+    texts, stored = StoredCollection(collection).texts("queries", np.arange(6)), vectors.part("queries").range(0, 6)
+    np.testing.assert_allclose(loaded.encode_query(texts), stored, atol=2e-3)  # stored in half precision
+    names = export(tmp_path / "without", model).names()
+    assert "modules.json" in names
+    assert not [name for name in names if name.startswith("context.")]
+
+
+def test_what_does_not_go_together_is_not_exported(collection: str, model: Path, tmp_path: Path) -> None:
+    plain = {"encoder": None, "collection": collection, "format": "beir"}
+    contextual(dtype=torch.float32, residual_head=True).save(tmp_path / "other")
+    of_other = fit(tmp_path / "context", collection, tmp_path / "other")
+    not_alone = r"format .* writes .*: of collection, batches, encoder, set that alone"
+    for number, (encoder, settings, message) in enumerate((
+        (model, {"encoder": None}, not_alone),
+        (model, {"collection": collection}, not_alone),
+        (model, {"format": "beir"}, not_alone),
+        (model, plain | {"context": "x"}, "format beir of collection takes no context: leave that out"),
+        (model, {"split": "train"}, "contextual_encoder of encoder takes no split: leave that"),
+        (saved("bert"), {}, "reads no context, so its folder is one of sentence-transformers as it is"),
+        (model, {"context": of_other}, "was made by another encoder"),
+        (model, {"context": collection}, "holds no context"),
+    )):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            export(tmp_path / str(number), encoder, **settings)

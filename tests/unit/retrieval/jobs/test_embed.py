@@ -13,7 +13,7 @@ import torch
 
 from raytriever.artifacts.artifact import TIMES, Artifact, ShardRecord
 from raytriever.errors import UserError
-from raytriever.stages.recipe_run import run_stage
+from raytriever.stages.recipe_run import rankingstage
 from raytriever.stages.stage import Resources
 from retrieval.collections.collection import StoredCollection
 from retrieval.embedding import encode_texts
@@ -76,7 +76,7 @@ def stage(collection: str, model: Path, output: Path, encoder: dict[str, Any] | 
 
 
 def run(job: Alone) -> Artifact:
-    return run_stage(job, None)  # type: ignore[arg-type]
+    return rankingstage(job, None)  # type: ignore[arg-type]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -134,7 +134,9 @@ def test_a_vector_for_every_token_is_stored_and_searched(collection: str, tmp_pa
     assert max(of_documents) == 2  # a sixteenth
     index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=artifact.uri), output=str(tmp_path / "index"))))
     settings = {"index": index, "collection": collection, "vectors": artifact.uri, "split": None, "top_k": 5}
-    found = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings)))).ranking()
+    ranking = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings))))
+    assert ranking.system["form"] == "all tokens"
+    found = ranking.ranking()
     queries = stored.part("queries").range(0, len(QUERIES)).astype(np.float32)
     vectors = stored.part("documents").range(0, len(DOCUMENTS)).astype(np.float32)
     scores = np.einsum("qd,nmd->qnm", queries, vectors).max(axis=2)
@@ -142,7 +144,7 @@ def test_a_vector_for_every_token_is_stored_and_searched(collection: str, tmp_pa
     np.testing.assert_allclose(np.take_along_axis(scores, found.rows, axis=1), found.scores, rtol=1e-5)
 
 
-def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
+def test_a_rankings_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
     index = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index"))))
     first = make(Search(SearchConfig(index=index, collection=collection, split=None, output=str(tmp_path / "first"))))
     rankings = []
