@@ -57,6 +57,5 @@ def stored_vectors(
             contents[f"{part}/{number:05d}.ids.parquet"] = pa.table({"id": [ids[row] for row in rows]})
     encoder = CONTRACT | {"dimension": vectors.shape[-1]} | contract
     inputs = {} if collection is None else {"collection": StoredCollection(collection).fingerprint}
-    return make_artifact(
-        folder, "vectors", inputs, {"encoder": encoder}, contents, sum(len(ids) for _, ids in parts.values())
-    )
+    rows = sum(len(ids) for _, ids in parts.values())
+    return make_artifact(folder, "vectors", inputs, {"encoder": encoder}, contents, rows)

@@ -96,7 +96,6 @@ class FlightSimilarity(AbsTaskSTS):
     def load_data(self, *_: Any, **__: Any) -> None:
         first, second = texts(30, 3), texts(30, 4)
         scores = [5 * len({*a.split()} & {*b.split()}) / 6 for a, b in zip(first, second, strict=True)]
-        self.dataset = DatasetDict(
-            {"test": Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores})}
-        )
+        table = {"sentence1": first, "sentence2": second, "score": scores}
+        self.dataset = DatasetDict({"test": Dataset.from_dict(table)})
         self.data_loaded = True

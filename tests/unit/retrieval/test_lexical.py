@@ -146,9 +146,8 @@ def test_words_are_numbered_alike_in_every_process() -> None:
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", code, *TEXTS]
-        done = subprocess.run(
-            command, check=True, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True
-        )
+        called = {"cwd": Path(__file__).parents[3], "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(command, check=True, **called)
         printed.add(done.stdout)
     assert WordCounts.of(TEXTS, PLAIN).counts.indices.dtype == np.int32
     assert len(printed) == 1

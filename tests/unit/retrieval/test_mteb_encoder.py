@@ -98,9 +98,8 @@ def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
         found = ours.encode([{"text": texts[:1]}, {"text": texts[1:]}], prompt_type=role, **task)
         expected = exported.encode(texts, prompt_name=prompt, prompt=None if prompt else "")
         np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(
-        ours.similarity(found, found).diagonal(), ours.similarity_pairwise(found, found), rtol=1e-6
-    )
+    similar = ours.similarity(found, found).diagonal()
+    np.testing.assert_allclose(similar, ours.similarity_pairwise(found, found), rtol=1e-6)
     with pytest.raises(UserError, match="precision 'int8' is not supported"):
         ours.encode([], prompt_type=None, precision="int8", **task)
 

@@ -88,9 +88,8 @@ def test_lists_are_ranked_by_the_scores_of_each_list_alone(seed: int, depth: int
         line[count:] = -1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BYTES_AT_ONCE", bytes_at_once)
-        found = rerank_lists(
-            Ranking(rows, np.zeros(rows.shape, dtype=np.float32)), queries, documents.__getitem__, scorer, k
-        )
+        candidates = Ranking(rows, np.zeros(rows.shape, dtype=np.float32))
+        found = rerank_lists(candidates, queries, documents.__getitem__, scorer, k)
     assert scorer.training
     exact = random_scorer().double().eval()
     for query, line in enumerate(rows):

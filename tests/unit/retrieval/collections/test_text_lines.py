@@ -203,9 +203,8 @@ def test_a_text_above_the_limit_is_named_by_its_line(tmp_path: Path) -> None:
     values = {"source": source, "limits": {"document_characters": 1000}, "output": str(tmp_path / "out")}
     with pytest.raises(UserError, match=r"corpus.jsonl, line 1 holds 2,001 characters, above limits"):
         make(Collect(CollectConfig.model_validate(values)))
-    one, other = (
-        Collect(CollectConfig.model_validate({**values, "limits": {"document_characters": n}})) for n in (1, 2)
-    )
+    limits = ({"limits": {"document_characters": number}} for number in (1, 2))
+    one, other = (Collect(CollectConfig.model_validate(values | each)) for each in limits)
     assert one.derivation() == other.derivation()
 
 
@@ -250,9 +249,8 @@ def test_a_list_with_a_piece_cut_out_is_refused_or_read_as_json_loads_does(tmp_p
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_entries_are_counted_and_lines_too(tmp_path: Path, ending: str) -> None:
-    write_files(
-        str(tmp_path), {"a.json": '\ufeff \n[{"a": 1},\n\n {"a": 2}]\n', "b.json": '\n{"a": 1}\n{"a": 2}'}, ending
-    )
+    texts = {"a.json": '\ufeff \n[{"a": 1},\n\n {"a": 2}]\n', "b.json": '\n{"a": 1}\n{"a": 2}'}
+    write_files(str(tmp_path), texts, ending)
     entries = json_records(Folder(str(tmp_path)), f"a.json{ending}")
     assert [(str(place), value) for place, value in entries] == [
         (f"{tmp_path}/a.json{ending}, entry 1", {"a": 1}),

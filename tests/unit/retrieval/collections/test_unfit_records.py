@@ -185,9 +185,8 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
 
 SEVERAL_GRADES = [("a", "a", 0, "t"), ("a", "a", 3, "t"), ("a", "a", 1, "t"), ("a", "b", -2, "t"), ("a", "b", -1, "t")]
 names = st.sampled_from(["a", "b", "c", "d"])
-judged_rows = st.lists(
-    st.tuples(names, names, st.integers(-2, 3), st.sampled_from(["t", "u"])), min_size=1, max_size=30
-)
+judgment = st.tuples(names, names, st.integers(-2, 3), st.sampled_from(["t", "u"]))
+judged_rows = st.lists(judgment, min_size=1, max_size=30)
 
 
 @settings(deadline=None)

@@ -81,9 +81,8 @@ def test_plain_folders_equal_transformers(name: str, pooling: Pooling) -> None:
 @each_architecture
 def test_folders_of_sentence_transformers_equal_it(tmp_path: Path, name: str) -> None:
     pooling = "lasttoken" if name in DECODERS else "mean"
-    assert_sentence_transformers_agrees(
-        save_sentence_transformer(tiny_model(name), tmp_path / "model", pooling, prompts=PROMPTS)
-    )
+    folder = save_sentence_transformer(tiny_model(name), tmp_path / "model", pooling, prompts=PROMPTS)
+    assert_sentence_transformers_agrees(folder)
 
 
 def test_gtr_has_a_dense_layer_without_bias_and_a_pooled_head_leaves_it_out(tmp_path: Path) -> None:

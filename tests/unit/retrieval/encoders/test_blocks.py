@@ -115,9 +115,8 @@ SHARPNESS = 0.5  # of attention: standard deviation of its weights
 def model_of(name: str) -> Any:
     """Two layers whose attention looks at few tokens, as trained attention does."""
     architecture = ARCHITECTURES[name]
-    config = getattr(transformers, architecture.config)(
-        **architecture.settings | {"max_position_embeddings": 2048, "_attn_implementation": "eager"}
-    )
+    settings = architecture.settings | {"max_position_embeddings": 2048, "_attn_implementation": "eager"}
+    config = getattr(transformers, architecture.config)(**settings)
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(config).eval()
     with torch.no_grad():

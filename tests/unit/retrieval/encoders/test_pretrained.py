@@ -74,15 +74,15 @@ def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(object_sto
     assert not list(found.parent.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("hostile", [{"name": "../../../../outside.py"}, {"sha256": "../../outside.py"}])
+@pytest.mark.parametrize("bad", [{"name": "../../../../outside.py"}, {"sha256": "../../outside.py"}])
 def test_a_hostile_model_in_an_object_store_makes_no_file_outside_of_the_cache(
-    object_store, monkeypatch, tmp_path, hostile
+    object_store, monkeypatch, tmp_path, bad
 ):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "home" / "cache"))
     (tmp_path / "home" / "cache" / "files").mkdir(parents=True)
     uri = make_artifact(f"{object_store}/{tmp_path.name}", "model", {}, {}, {"config.json": "{}", "x.py": "evil"}, 1)
     manifest = json.loads(Folder(uri).read_bytes("manifest.json"))
-    manifest["shards"][0]["files"][1].update(hostile)
+    manifest["shards"][0]["files"][1].update(bad)
     Folder(uri).write_bytes("manifest.json", json.dumps(manifest).encode())
     Folder(object_store).write_bytes("outside.py", b"evil")
     assert "manifest.json is damaged (" in refused(lambda: locate_model(uri))
@@ -239,9 +239,8 @@ def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     located, own = locate_named(settings), locate_model(str(bare)).fingerprint
     assert located.path == bare
     assert located.fingerprint not in (own, locate_model(str(whole)).fingerprint)
-    edited(
-        other / "tokenizer.json", lambda said: said["model"]["vocab"].update({"##zzzz": len(said["model"]["vocab"])})
-    )
+    more = {"##zzzz": 400}
+    edited(other / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update(more))
     changed = settings.model_copy(update={"tokenizer": str(other)})
     with_more = locate_named(changed).fingerprint
     assert with_more != located.fingerprint

@@ -33,9 +33,8 @@ def awkward(qrels: Grades, seed: int = 0) -> Run:
         found = {*generator.choice(documents, min(60, len(documents)), replace=False).tolist(), *list(judged)[:40]}
         found |= {query} if generator.random() < 0.5 else set()
         levels = generator.integers(0, 12, len(found)) / np.float32(7)
-        scores = {
-            name: level + 0.4 * (judged.get(name, 0) > 0) for name, level in zip(sorted(found), levels, strict=True)
-        }
+        places = zip(sorted(found), levels, strict=True)
+        scores = {name: level + 0.4 * (judged.get(name, 0) > 0) for name, level in places}
         run[query] = {name: float(np.float32(scores[name])) for name in generator.permutation(sorted(scores)).tolist()}
     run[queries[0]] = {queries[0]: 1.0}  # of which nothing is left where own ids are removed
     run["nobody judged this"] = {documents[0]: 1.0}

@@ -87,9 +87,8 @@ def test_a_row_of_the_pairs_is_of_the_values(systems: dict[str, PerQuery]) -> No
         shown = ["<.0001" if p_value < 0.0001 else f"{p_value:.4f}" for p_value in p_values]
         assert row[2:] == [f"{difference.mean():+.4f}", f"{low:+.4f} to {high:+.4f}", f"{effect:+.2f}", *counts, *shown]
     assert len(table.header) == len(table.rows[0]) == 11
-    assert comparisons["base", "same"]["holm"]["equivalence"] == pytest.approx(
-        3 * comparisons["base", "same"]["details"]["equivalence"]["p_value"]
-    )
+    same = comparisons["base", "same"]
+    assert same["holm"]["equivalence"] == pytest.approx(3 * same["details"]["equivalence"]["p_value"])
 
 
 def test_differences_from_either_side_have_turned_intervals(systems: dict[str, PerQuery]) -> None:

@@ -50,9 +50,7 @@ def test_the_weighted_mean_over_domains_is_the_mean_over_queries(rows: list[tupl
     domains, values = zip(*rows, strict=True)
     system = per_query(RR=[NAN if value is None else value for value in values])
     found = domain_means({"x": system}, ["RR"], domains)
-    assert {name: values["queries"] for name, values in found.items()} == {
-        name: domains.count(name) for name in domains
-    }
+    assert {name: found[name]["queries"] for name in found} == {name: domains.count(name) for name in domains}
     counts = [values["counted_queries"]["x"]["RR"] for values in found.values()]
     assert sum(counts) == len([value for value in values if value is not None])
     if sum(counts):

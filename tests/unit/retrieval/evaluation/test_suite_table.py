@@ -28,9 +28,8 @@ def evaluations(*, shift: float = 0.1) -> dict[str, dict[str, PerQuery]]:
         ids = tuple(map(str, range(size)))
         base = draw.random(size)
         better = base + shift + 0.05 * draw.standard_normal(size)
-        found[name] = {
-            system: PerQuery(ids, {"nDCG@10": values}) for system, values in (("base", base), ("better", better))
-        }
+        both = (("base", base), ("better", better))
+        found[name] = {system: PerQuery(ids, {"nDCG@10": values}) for system, values in both}
     return found
 
 

@@ -129,9 +129,7 @@ def test_more_asked_for_than_there_is(factory, vectors, filled):
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
-    factory, vectors, queries, trained, filled, tmp_path
-):
+def test_bytes_and_files_are_reproducible_and_answer_alike(factory, vectors, queries, trained, filled, tmp_path):
     assert vector_index.train(vectors, factory, seed=5) == trained(factory)
     index = filled(factory)
     data = serialized(index)

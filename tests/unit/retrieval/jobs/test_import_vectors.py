@@ -58,9 +58,7 @@ def table(collection: str, part: Any, vectors: NDArray[Any], order: NDArray[np.i
     return pa.table({"id": ids, "vector": pa.array(list(vectors[order]), kind or pa.list_(pa.float32()))})
 
 
-def test_arrays_and_tables_in_any_order_give_the_bytes_that_embedding_gives(
-    collection, embedded, sides, tmp_path, monkeypatch
-):
+def test_files_in_any_order_give_the_bytes_that_embedding_gives(collection, embedded, sides, tmp_path, monkeypatch):
     monkeypatch.setattr(import_vectors, "_ROWS_AT_ONCE", 7)
     order = np.random.default_rng(1).permutation(PAIRS + 6)
     fixed = pa.list_(pa.float64(), 8)

@@ -34,9 +34,8 @@ def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(tmp_
     monkeypatch.setattr(index_job, "_IDS_AT_ONCE", 2)
     documents = ["a", "b", "c", "my file.py", "d"]
     collection = collected(tmp_path, documents, ["q"], ["q"])
-    vectors = stored_vectors(
-        tmp_path / "vectors", collection, {"documents": (np.ones((5, 2), dtype=np.float16), documents)}
-    )
+    ones = np.ones((5, 2), dtype=np.float16)
+    vectors = stored_vectors(tmp_path / "vectors", collection, {"documents": (ones, documents)})
     for settings in (LexicalIndexSettings(collection=collection), VectorIndexSettings(vectors=vectors)):
         with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
             Index(IndexConfig(index=settings, output=str(tmp_path / "index"))).check_inputs({"index"})
@@ -112,9 +111,7 @@ def test_too_few_documents_are_found_when_they_are_embedded(run, tmp_path, monke
         return map(stage.make_shard, pending)
 
     monkeypatch.setattr(Embed, "execute", embed)
-    said = (
-        r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, and the documents of .*/vectors have 60"
-    )
+    said = r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, and .* of .*/vectors have 60"
     for _ in range(2):  # made, and reused
         with pytest.raises(UserError, match=said):
             run(60, "vectors.encoder.pooling=mean")

@@ -200,9 +200,8 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
 
     reranked = rerank(tmp_path, run, vectors, collection, queries_per_shard=6)
     before, after = (read_ranking_file(each.path("run.trec")) for each in (run, reranked))
-    assert {query: set(found) for query, found in before.items()} == {
-        query: set(found) for query, found in after.items()
-    }
+    found = [{query: set(documents) for query, documents in each.items()} for each in (before, after)]
+    assert found[0] == found[1]
     queries, documents = values(vectors, "queries").astype(float), values(vectors, "documents").astype(float)
     for query, found in after.items():
         expected = {name: float(queries[int(query[1:])] @ documents[int(name[1:])]) for name in found}
