@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from retrieval.evaluation.measures import evaluate
 from retrieval.indexes.top_k import merge_rankings
 from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, bm25_scores, sum_frequencies
 from tests.unit.retrieval.real_data import real_data, real_qrels
-from tests.unit.retrieval.whole_lexical import index_whole
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
 TEXTS = [
@@ -38,6 +38,13 @@ ENGLISH_STOP_WORDS = re.findall(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they"
     " this to was will with",
 )
+
+
+def index_whole(texts: Iterable[str], settings: BM25Settings) -> LexicalIndex:
+    """An index of texts that are all there is, in one part."""
+    part = WordCounts.of(texts, settings)
+    scores = bm25_scores(part, part.frequencies(), part.counts.shape[0], settings)
+    return LexicalIndex(part.words, scores, settings)
 
 
 def analyse(text: str, settings: BM25Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""The recipe ``retrieval`` on real collections, its means checked by trec_eval and by formulas written out here."""
+"""The recipe `retrieval` on real collections, whose means trec_eval checks; hard negatives of real questions."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,22 @@ import numpy as np
 import pytest
 import pytrec_eval
 
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.mining.candidates import StoredCandidates, mined_lists
 from raytriever.artifacts.artifact import Artifact
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import search_stored
+from retrieval.lexical import BM25Settings
 from retrieval.rankings import StoredRanking, read_ranking_file
 from retrieval.vectors import StoredVectors
+from tests.unit.pipelines.jobs.test_mine import make_run
+from tests.unit.retrieval.evaluation.test_answers import literal_has_answer
 from tests.unit.retrieval.real_data import real_data
+from tests.unit.retrieval.test_lexical import index_whole
 from tests.unit.small_run import make
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -96,3 +104,34 @@ def test_every_run_says_what_made_it(output: Path) -> None:
     assert all(system["with_title"] is True for system in systems.values())
     manifest = json.loads((output / "cacm" / "evaluation" / "manifest.json").read_text())
     assert manifest["facts"]["systems"]["BM25"]["index"] == "BM25"
+
+
+def test_negatives_of_real_questions(tmp_path: Path) -> None:
+    folder = real_data("squad_dpr")
+    uri = make(Collect(CollectConfig(source=BeirFolder(path=str(folder)), output=str(tmp_path / "collection"))))
+    collection = StoredCollection(uri)
+    documents = collection.rows_of("documents").read(["id", "title", "text"]).to_pylist()
+    texts = {found["id"]: f"{found['title']} {found['text']}" for found in documents}
+    judged = set(collection.judgments("dev")["query_id"].to_pylist())
+    asked = collection.rows_of("queries").read(["id", "text"]).to_pylist()
+    queries = [row for row in asked if row["id"] in judged]
+    query_ids = [query["id"] for query in queries]
+    index = index_whole(texts.values(), BM25Settings())
+    ranking = index.search([query["text"] for query in queries], 40)
+    named = [{"_id": found["id"]} for found in documents]
+    run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
+    config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
+    mined: dict[str, list[str]] = {}
+    for rows, lists in mined_lists(StoredCandidates(make(Mine(config)))):
+        for row, places in zip(rows.tolist(), lists.to_pylist(), strict=True):
+            mined[asked[row]["id"]] = [documents[place]["id"] for place in places]
+    assert list(mined) == query_ids
+    same = total = 0
+    for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():
+        example = json.loads(line)
+        found = mined[example["query_id"]]
+        assert not set(found) & set(example["positive_ids"])
+        assert not any(literal_has_answer(texts[document], example["answers"]) for document in found)
+        same += len(set(found) & set(example["hard_negative_ids"]))
+        total += len(example["hard_negative_ids"])
+    assert same / total > 0.9
