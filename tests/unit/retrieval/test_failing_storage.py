@@ -214,16 +214,13 @@ def test_an_answer_now_and_then_that_fails_changes_nothing(server, object_store,
     assert made.fingerprint == run(tmp_path / "local", size=KIB)[0].fingerprint
 
 
-def test_a_store_that_is_down_for_seconds_is_asked_again(server: FailingServer, object_store: str) -> None:
+def test_a_store_that_is_down_for_seconds_is_asked_again_and_a_slow_one_waited_for(server, object_store):
     Folder(f"{object_store}/down").write_bytes("name", b"before")
     until = time.monotonic() + 2
     server.fails = lambda _: time.monotonic() < until
     assert Folder(f"{object_store}/down").exists("name")
     assert server.failed > 5
-
-
-def test_a_slow_answer_is_waited_for(server: FailingServer, object_store: str) -> None:
-    """The S3 library's own patience is 3 s."""
+    # The S3 library's own patience is 3 s.
     asked: list[str] = []
 
     def slowly(request: dict[str, Any]) -> bool:

@@ -65,12 +65,13 @@ def test_queries_of_an_encoder_that_was_trained_for_the_documents_may_search_the
         other.require_queries(scored, "documents", "vectors", by_list_scorer=True)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"pooling": "first"}, {"dtype": "float16"}, {"append_eos": "maybe"}, {"prompt": "q"}]
-)
-def test_settings_that_do_not_exist_are_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(setting))):
-        EncoderSettings(model="any", **setting)
+WRONG = {"pooling": "first", "dtype": "float16", "append_eos": "maybe", "prompt": "q"}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_settings_that_do_not_exist_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=setting):
+        EncoderSettings(model="any", **{setting: WRONG[setting]})
 
 
 def cpu(monkeypatch: pytest.MonkeyPatch, **capabilities: bool) -> None:
@@ -82,14 +83,32 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
 
-@pytest.mark.parametrize("instructions", ["avx512_bf16", "amx_bf16", "bf16"])
-def test_auto_is_bfloat16_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch, instructions: str) -> None:
-    gpu(monkeypatch, None)
-    cpu(monkeypatch, avx2=True, **{instructions: True})
-    assert resolve_dtype("auto") == "bfloat16"
-    cpu(monkeypatch, avx2=True, **{instructions: False})
-    assert resolve_dtype("auto") == "float32"
-    assert resolve_dtype("bfloat16") == "bfloat16"
+@pytest.mark.parametrize(("capabilities", "capability", "asked", "expected"), [
+    ({"avx512_bf16": True}, None, {}, "bfloat16"),
+    ({"amx_bf16": True}, None, {}, "bfloat16"),
+    ({"bf16": True}, None, {}, "bfloat16"),
+    ({"avx512_bf16": False, "amx_bf16": False, "bf16": False}, None, {}, "float32"),
+    ({}, (9, 0), {}, "float32"),
+    ({}, (9, 0), {"gpu": True}, "bfloat16"),
+    ({"amx_bf16": True}, (7, 0), {}, "bfloat16"),
+    ({"amx_bf16": True}, (7, 0), {"gpu": True}, "float32"),
+    ({}, None, {"gpu": True}, "bfloat16"),  # a head node without one: its workers are asked when they load
+])  # fmt: skip
+def test_auto_asks_the_processor_that_will_compute(monkeypatch, capabilities, capability, asked, expected):
+    cpu(monkeypatch, avx2=True, **capabilities)
+    gpu(monkeypatch, capability)
+    assert resolve_dtype("auto", **asked) == expected
+    assert has_bfloat16(**{"gpu": False} | asked) == (expected == "bfloat16")
+    assert resolve_dtype("bfloat16", **asked) == "bfloat16"
+
+
+def test_a_worker_without_the_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu(monkeypatch, avx2=True)
+    gpu(monkeypatch, (7, 5))
+    require_dtype("float32", "node-7")
+    for processor in ("CPU", "GPU"):
+        with pytest.raises(UserError, match=f"bfloat16, which the {processor} of node-7 has no instructions for"):
+            require_dtype("bfloat16", "node-7", gpu=processor == "GPU")
 
 
 @pytest.mark.parametrize(("cpuinfo", "release", "found"), [
@@ -103,21 +122,3 @@ def test_auto_is_bfloat16_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch, 
 ])  # fmt: skip
 def test_the_kernel_tells_of_the_cpu_without_torch(cpuinfo: str, release: str, found: bool | None) -> None:
     assert bfloat16_of_x86(cpuinfo, release) is found
-
-
-def test_bfloat16_is_for_the_processor_that_will_compute(monkeypatch):
-    cpu(monkeypatch, avx2=True)
-    gpu(monkeypatch, (9, 0))
-    assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("float32", "bfloat16")
-    gpu(monkeypatch, (7, 0))
-    cpu(monkeypatch, amx_bf16=True)
-    assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("bfloat16", "float32")
-    gpu(monkeypatch, None)  # a head node without one: its workers are asked when they load
-    assert has_bfloat16(gpu=True)
-    cpu(monkeypatch, avx2=True)
-    gpu(monkeypatch, (7, 5))
-    require_dtype("float32", "node-7")
-    with pytest.raises(UserError, match="bfloat16, which the CPU of node-7 has no instructions for"):
-        require_dtype("bfloat16", "node-7")
-    with pytest.raises(UserError, match="bfloat16, which the GPU of node-7 has no instructions for"):
-        require_dtype("bfloat16", "node-7", gpu=True)

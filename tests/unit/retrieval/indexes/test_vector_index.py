@@ -192,15 +192,12 @@ def test_opened_files_are_mapped_not_read(tmp_path: Path) -> None:
     assert float(grown) < 10  # the vectors are 37 MiB
 
 
-def test_half_precision_and_memory_mapped_vectors(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+def test_mapped_vectors_in_half_precision_and_many_blocks_are_added_in_order(tmp_path, vectors, monkeypatch):
     np.save(tmp_path / "vectors.npy", vectors.astype(np.float16))
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
     index = built(mapped)
     expected = exact_top_k(vectors[:5], vectors.astype(np.float16), 10)
     np.testing.assert_array_equal(vector_index.search_shard(index, vectors[:5], 10).rows, expected.rows)
-
-
-def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
     whole = serialized(built(vectors))
     monkeypatch.setattr(vector_index, "_ROWS_AT_ONCE", 77)
     empty = vector_index.train(vectors, "Flat", seed=0)
@@ -329,15 +326,12 @@ def test_what_learns_nothing_needs_no_vectors() -> None:
     assert index_factory.index_of_any_dimension("IVFF16") is None
 
 
-def test_faiss_is_imported_when_used_and_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faiss_is_imported_when_used_missed_by_name_and_explained_where_it_cannot_be_loaded(monkeypatch, tmp_path):
     code = "import sys, retrieval.indexes.vector_index; sys.exit('faiss' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match=r"raytriever\[cpu\] or raytriever\[gpu\]"):
         vector_index.train(np.ones((1, 2), dtype=np.float32), "Flat", seed=0)
-
-
-def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faiss.py").write_text("raise RuntimeError('nvidia-cuda-runtime-cu12 is missing')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "faiss")
