@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from retrieval.embedding import EncoderTurns, encode_texts, token_budget_batches
-from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings, Role
-from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
+from tests.unit.retrieval.encoders.tiny_models import load_tiny
 
 WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file", "the", "an", "of", "index", "value"]
 
@@ -40,10 +41,8 @@ def test_no_batch_leaves_room_for_the_next_text(lengths: list[int], budget: int)
 
 
 @pytest.fixture(scope="module")
-def encoder(tiny_encoder: object) -> TextEncoder:
-    located = locate_model(str(tiny_encoder))
-    settings = EncoderSettings(model=str(tiny_encoder), pooling="mean", query_prompt="query: ")
-    return load_encoder(settings, located.path, located.fingerprint).eval()
+def encoder(tiny_encoder: Path) -> TextEncoder:
+    return load_tiny(tiny_encoder, pooling="mean", query_prompt="query: ")
 
 
 def random_texts(number: int) -> list[str]:

@@ -6,6 +6,7 @@ What is finished stays whole, nothing unfinished looks complete, and the same co
 import itertools
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -85,27 +86,18 @@ def refused(act: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-class Disk:
-    """A small file system in memory, which can be resized and made read-only."""
+def remount(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def remount(self, options: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{options}", str(self.folder)], check=True)
-
-    def give(self, size: int) -> None:
-        """Room for ``size`` bytes altogether."""
-        self.remount(f"size={size}")
-
-    @property
-    def used(self) -> int:
-        found = os.statvfs(self.folder)
-        return (found.f_blocks - found.f_bfree) * found.f_frsize
+def used_bytes(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system in memory, which can be resized and made read-only."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("mounting a small disk needs Linux and root")
     folder = tmp_path / "disk"
@@ -113,56 +105,53 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        yield Disk(folder)
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_anywhere_costs_what_was_being_made(disk: Disk, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_anywhere_costs_what_was_being_made(disk: Path, tmp_path: Path) -> None:
     expected, _ = run(tmp_path / "elsewhere")
-    finished, _ = run(disk.folder / "finished", shards=1)
+    finished, _ = run(disk / "finished", shards=1)
     outcomes: list[object] = []
     for room in range(4 * KIB, 500 * KIB, 4 * KIB):
-        output = disk.folder / f"with {room}"
-        disk.give(disk.used + room)
+        output = disk / f"with {room}"
+        remount(disk, f"size={used_bytes(disk) + room}")
         problem = problem_of(output)
         assert is_artifact(str(output)) == (not problem)
         if problem:
             assert "No space left on device" in problem
-            assert str(disk.folder) in problem
+            assert str(disk) in problem
         kept = {path.stem for path in output.glob("shards/*.json")}
         outcomes.append(len(kept) if problem else "complete")
         assert not list(output.glob("**/.tmp-*/*"))
-        disk.give(ROOM)
+        remount(disk, f"size={ROOM}")
         again, made = run(output)
         assert not kept & set(made)
         assert again.fingerprint == expected.fingerprint
         again.verify()
-        for path in sorted(output.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
+        shutil.rmtree(output)
     assert set(outcomes) == {0, 1, 2, 3, "complete"}
     finished.verify()
 
 
-def test_a_read_only_disk_is_named_and_what_it_holds_is_used(disk: Disk) -> None:
-    finished, _ = run(disk.folder / "finished")
-    begun = Bytes(BytesConfig(output=str(disk.folder / "begun")))
+def test_a_read_only_disk_is_named_and_what_it_holds_is_used(disk: Path) -> None:
+    finished, _ = run(disk / "finished")
+    begun = Bytes(BytesConfig(output=str(disk / "begun")))
     begun.execute = lambda pending, *_: iter([begun.make_shard(pending[0])])  # type: ignore[method-assign]
     with pytest.raises(KeyError):  # as a kill would leave it
         run_stage(begun, None)  # type: ignore[arg-type]
-    before = sorted(path for path in disk.folder.rglob("*"))
-    disk.remount("ro")
+    before = sorted(disk.rglob("*"))
+    remount(disk, "ro")
     for name in ("new", "begun"):
-        message = refused(lambda name=name: run(disk.folder / name))
+        message = refused(lambda name=name: run(disk / name))
         assert "Read-only file system" in message
-        assert message.startswith(str(disk.folder / name))
-    again, made = run(disk.folder / "finished")
+        assert message.startswith(str(disk / name))
+    again, made = run(disk / "finished")
     assert (again.fingerprint, made) == (finished.fingerprint, [])
     again.verify()
-    assert sorted(path for path in disk.folder.rglob("*")) == before
-    disk.remount("rw")
-    assert run(disk.folder / "begun")[1] == ["00001", "00002"]
+    assert sorted(disk.rglob("*")) == before
+    remount(disk, "rw")
+    assert run(disk / "begun")[1] == ["00001", "00002"]
 
 
 class FailingServer:

@@ -26,7 +26,7 @@ from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     VOCABULARY,
     load_tiny,
-    save_tiny_model,
+    tiny_model,
 )
 from trainers.engine.gradient_cache import cut_by_length, encode_chunks
 
@@ -59,8 +59,8 @@ def kept_bytes(encoder: TextEncoder) -> int:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_activations_computed_again_leave_gradients_as_they_are(tmp_path: Path, name: str) -> None:
-    folder = save_tiny_model(name, tmp_path / name)
+def test_activations_computed_again_leave_gradients_as_they_are(name: str) -> None:
+    folder = tiny_model(name)
     plain, again = trainable(folder, 0.3), trainable(folder, 0.3)
     checkpoint_activations(again.transformer)
     expected, found = gradients(plain), gradients(again)
@@ -84,7 +84,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_blocks_give_the_same_gradients_and_export(tmp_path: Path) -> None:
-    folder = save_tiny_model("bert", tmp_path / "bert")
+    folder = tiny_model("bert")
     plain, compiled = trainable(folder, 0.0), trainable(folder, 0.0)
     passes: list[int] = []
 
@@ -138,15 +138,14 @@ def model_of(name: str) -> Any:
     return model
 
 
-def distance(model: nn.Module, other: nn.Module, length: int) -> float:
-    """Mean of 1 - cosine of the token states of one text."""
+def token_states(model: nn.Module, length: int) -> Tensor:
+    """Of one text, (length, width)."""
     tokens = torch.randint(5, 300, (1, length), generator=torch.Generator().manual_seed(length))
     with torch.no_grad():
-        states, others = (each(input_ids=tokens).last_hidden_state[0].double() for each in (model, other))
-    return float((1 - nn.functional.cosine_similarity(states, others, dim=-1)).mean())
+        return model(input_ids=tokens).last_hidden_state[0].double()
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", [name for name in ROTARY if name != "smollm2"])  # of the same class as llama
 def test_positions_keep_their_precision(name: str) -> None:
     exact = model_of(name)
     placed, cast = copy.deepcopy(exact), copy.deepcopy(exact).to(torch.bfloat16)
@@ -155,10 +154,13 @@ def test_positions_keep_their_precision(name: str) -> None:
     tables = {key: table for key, table in placed.named_buffers() if table.is_floating_point()}
     assert any("inv_freq" in key for key in tables)
     assert all(table.equal(exact.get_buffer(key)) for key, table in tables.items())
-    of_weights = [distance(exact, placed, length) for length in (128, 512, 2048)]
-    of_all = [distance(exact, cast, length) for length in (128, 512, 2048)]
-    assert max(of_weights) < 0.05, of_weights
-    assert of_all[2] > 2 * of_weights[2], (of_weights, of_all)
+    for length in (128, 512, 2048):
+        expected = token_states(exact, length)
+        models = (placed, cast) if length == 2048 else (placed,)
+        found = [(1 - nn.functional.cosine_similarity(expected, token_states(model, length), dim=-1)).mean()
+                 for model in models]  # fmt: skip
+        assert found[0] < 0.05, (length, found)
+    assert found[1] > 2 * found[0], found
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in ROTARY])
