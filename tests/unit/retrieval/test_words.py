@@ -118,16 +118,12 @@ def test_words_begin_at_characters_that_are_no_space_and_each_run_has_one(text: 
 
 
 @given(texts, st.lists(st.integers(0, 400)))
-def test_words_of_parts_are_counted_as_those_of_texts_of_their_own(text: str, places: list[int]) -> None:
+def test_words_of_parts_are_those_of_texts_of_their_own_and_white_space_is_passed_over(text, places):
     cuts = np.array(sorted({min(place, len(text)) for place in places} | {len(text)}), np.int64)
     starts = TextWords(text).word_starts(cuts)
     counts = np.diff(np.searchsorted(starts, cuts), prepend=0).tolist()
     bounds = [0, *cuts.tolist()]
     assert counts == [count_words(text[start:stop]) for start, stop in pairwise(bounds)]
-
-
-@given(texts, st.lists(st.integers(0, 400)))
-def test_it_passes_over_white_space_alone(text: str, places: list[int]) -> None:
     offsets = np.array([min(place, len(text)) for place in places], np.int64)
     for before, after in zip(offsets.tolist(), TextWords(text).after_space(offsets).tolist(), strict=True):
         assert not text[before:after].strip()

@@ -49,14 +49,6 @@ def test_a_place_reads_as_in_a_message() -> None:
     assert str(Place("s3://x/y.parquet", 4, "row")) == "s3://x/y.parquet, row 4"
 
 
-@given(st.lists(st.lists(st.text('ab\0"\\', max_size=3), min_size=1, max_size=3), min_size=2, max_size=2))
-def test_texts_have_one_id_where_they_are_equal(texts: list[list[str]]) -> None:
-    first, second = texts
-    assert (text_id(*first) == text_id(*second)) == (first == second)
-    assert len(text_id(*first)) == 16
-    assert int(text_id(*first), 16) >= 0
-
-
 @given(st.lists(st.text(), max_size=3))
 def test_the_id_is_of_the_texts_as_json_and_never_changes(texts: list[str]) -> None:
     data = json.dumps(texts, ensure_ascii=False).encode()

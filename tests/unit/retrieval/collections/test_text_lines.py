@@ -189,12 +189,6 @@ def test_a_line_above_the_limit_is_refused_before_it_is_in_memory(tmp_path: Path
     assert [number for number, _ in lines_of(folder, f"file{ending}")] == [1, 2]
 
 
-def test_an_entry_of_a_json_list_has_the_limit_of_a_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(json.dumps([{"a": "x"}, {"a": "x" * 30_000_000}]))
-    with reading_within(Limits(line_bytes=1_000_000)), pytest.raises(UserError, match=r"longer than limits.line_bytes"):
-        list(json_records(Folder(str(tmp_path)), "file"))
-
-
 def test_a_text_above_the_limit_is_named_by_its_line(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"corpus.jsonl": json.dumps({"_id": "0", "title": "", "text": "x" * 2000}) + "\n"})
     write_files(str(tmp_path), {"queries.jsonl": json.dumps({"_id": "q", "text": "what"}) + "\n"})
@@ -260,8 +254,16 @@ def test_entries_are_counted_and_lines_too(tmp_path: Path, ending: str) -> None:
     assert [(place.unit, place.line) for place, _ in lines] == [("line", 2), ("line", 3)]
 
 
-def test_empty_files_and_lists(tmp_path: Path) -> None:
+def test_json_files_that_are_empty_damaged_or_above_the_limit_of_a_line(tmp_path: Path) -> None:
     assert read(tmp_path, "") == read(tmp_path, " \n") == read(tmp_path, "[]") == read(tmp_path, "\n[ \n ]\n") == []
+    write_files(str(tmp_path), {"a.json": json.dumps([{"a": str(number)} for number in range(9999)])}, ".gz")
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(UserError, match=r"a\.json\.gz.*not whole"):
+        list(json_records(Folder(str(tmp_path)), "a.json.gz"))
+    (tmp_path / "file").write_text(json.dumps([{"a": "x"}, {"a": "x" * 30_000_000}]))
+    with reading_within(Limits(line_bytes=1_000_000)), pytest.raises(UserError, match=r"longer than limits.line_bytes"):
+        list(json_records(Folder(str(tmp_path)), "file"))
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -283,14 +285,6 @@ def test_empty_files_and_lists(tmp_path: Path) -> None:
 def test_what_is_no_list_of_objects_is_named(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, text)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"a.json": json.dumps([{"a": str(number)} for number in range(9999)])}, ".gz")
-    path = tmp_path / "a.json.gz"
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(UserError, match=r"a\.json\.gz.*not whole"):
-        list(json_records(Folder(str(tmp_path)), "a.json.gz"))
 
 
 def test_memory_does_not_grow_with_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,19 +280,16 @@ def test_splits_of_the_same_queries_are_not_cross_validated(order, at_once, monk
     assert dropped(source) == {"judgments_of_unknown_documents": 1}
 
 
-def test_folds_of_no_judgments_are_refused_at_once() -> None:
-    format_ = Listed(DOCUMENTS, QUERIES, None)
-    message = r"judged queries, but with /docs no judgments are read\. Give them too, or"
-    refused(format_, message, Policies(cross_validation=FIRST_FOLD))
-    assert format_.started == []
-
-
-def test_folds_that_are_not_there_are_named() -> None:
+def test_folds_that_are_not_there_are_named_and_of_no_judgments_at_once() -> None:
     with pytest.raises(ValueError, match="fold is 5, but 5 folds are numbered 0 to 4"):
         CrossValidation(fold=5)
     message = r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"
     format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")])
     refused(format_, message, Policies(cross_validation=FIRST_FOLD))
+    format_ = Listed(DOCUMENTS, QUERIES, None)
+    message = r"judged queries, but with /docs no judgments are read\. Give them too, or"
+    refused(format_, message, Policies(cross_validation=FIRST_FOLD))
+    assert format_.started == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["all", "train", "test"]))))

@@ -118,12 +118,18 @@ def test_an_adapter_alone_has_the_modules_of_its_base(qwen: Path, tmp_path: Path
     assert (contract.pooling, contract.query_prompt) == ("mean", "q: ")
 
 
-def test_an_adapter_of_a_model_with_a_head_fits_the_model_without(adapter: Path) -> None:
+def test_an_adapter_of_a_model_with_a_head_fits_the_model_without_and_another_base_can_be_named(adapter, qwen):
     merged = load_tiny(adapter, pooling="mean")
     weights = load_file(adapter / "adapter_model.safetensors")
     renamed = {name.replace("base_model.model.", "base_model.model.model."): value for name, value in weights.items()}
     save_file(renamed, adapter / "adapter_model.safetensors")
     same_vectors(load_tiny(adapter, pooling="mean"), merged)
+    edited(adapter / "adapter_config.json", lambda config: config.update(base_model_name_or_path="/gone/away"))
+    with pytest.raises(UserError, match=r"base model of the LoRA adapter .* is missing.*'/gone/away' is no folder"):
+        load_tiny(adapter, pooling="mean")
+    same_vectors(load_tiny(adapter, pooling="mean", base_model=str(qwen)), merged)
+    with pytest.raises(UserError, match="is no LoRA adapter over another"):
+        load_tiny(qwen, pooling="mean", base_model=str(qwen))
 
 
 def test_the_fingerprint_covers_adapter_and_base(qwen: Path, tmp_path: Path) -> None:
@@ -133,16 +139,6 @@ def test_the_fingerprint_covers_adapter_and_base(qwen: Path, tmp_path: Path) -> 
     assert len({each.fingerprint for each in located}) == 4
     assert locate_model(one, base_model=str(qwen)) == locate_model(one)
     assert load_tiny(Path(one), pooling="mean").contract.model == locate_model(one).fingerprint
-
-
-def test_another_base_can_be_named(qwen: Path, adapter: Path) -> None:
-    merged = load_tiny(adapter, pooling="mean")
-    edited(adapter / "adapter_config.json", lambda config: config.update(base_model_name_or_path="/gone/away"))
-    with pytest.raises(UserError, match=r"base model of the LoRA adapter .* is missing.*'/gone/away' is no folder"):
-        load_tiny(adapter, pooling="mean")
-    same_vectors(load_tiny(adapter, pooling="mean", base_model=str(qwen)), merged)
-    with pytest.raises(UserError, match="is no LoRA adapter over another"):
-        load_tiny(qwen, pooling="mean", base_model=str(qwen))
 
 
 def _pickled(folder: Path) -> None:

@@ -79,10 +79,16 @@ def test_plain_folders_equal_transformers(name: str, pooling: Pooling) -> None:
 
 
 @each_architecture
-def test_folders_of_sentence_transformers_equal_it(tmp_path: Path, name: str) -> None:
+def test_folders_of_sentence_transformers_and_exports_give_the_same_vectors(tmp_path: Path, name: str) -> None:
     pooling = "lasttoken" if name in DECODERS else "mean"
     folder = save_sentence_transformer(tiny_model(name), tmp_path / "model", pooling, prompts=PROMPTS)
     assert_sentence_transformers_agrees(folder)
+    # Plain SentenceTransformer appends the end-of-sequence token too, and pads where the original couldn't.
+    settings = {"pooling": "last_token", "query_prompt": "query: ", "max_length": 20}
+    encoder = load_tiny(tiny_model(name), **settings)
+    encoder.save(tmp_path / "exported")
+    assert_sentence_transformers_agrees(tmp_path / "exported", tiny_model(name), **settings)
+    assert_export_agrees(encoder, tmp_path / "exported")
 
 
 def test_gtr_has_a_dense_layer_without_bias_and_a_pooled_head_leaves_it_out(tmp_path: Path) -> None:
@@ -111,16 +117,6 @@ def test_gtr_has_a_dense_layer_without_bias_and_a_pooled_head_leaves_it_out(tmp_
 def test_a_pooled_head_of_a_folder_without_dense_layers_is_only_not_normalised(tmp_path: Path) -> None:
     folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "model", extra=[Normalize()])
     assert load_tiny(folder, head="pooled").contract == load_tiny(folder, normalize=False).contract
-
-
-@each_architecture
-def test_exports_give_the_same_vectors(tmp_path: Path, name: str) -> None:
-    """Plain SentenceTransformer appends the end-of-sequence token too, and pads where the original couldn't."""
-    settings = {"pooling": "last_token", "query_prompt": "query: ", "max_length": 20}
-    encoder = load_tiny(tiny_model(name), **settings)
-    encoder.save(tmp_path / "exported")
-    assert_sentence_transformers_agrees(tmp_path / "exported", tiny_model(name), **settings)
-    assert_export_agrees(encoder, tmp_path / "exported")
 
 
 @each_architecture

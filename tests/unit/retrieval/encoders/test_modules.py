@@ -144,15 +144,12 @@ def test_a_plain_folder_needs_a_pooling_and_all_its_weights(tmp_path: Path) -> N
         load_tiny(folder, pooling="mean")
 
 
-def test_a_pooling_that_is_not_supported_can_be_replaced(copy: Path) -> None:
-    edit("1_Pooling/config.json", pooling_mode=["cls", "mean"])(copy)
-    assert load_tiny(copy, pooling="cls").contract.pooling == "cls"
-
-
-def test_a_prompt_left_out_of_the_pooling_matters_only_where_there_is_one(copy: Path) -> None:
+def test_a_prompt_left_out_matters_only_where_there_is_one_and_a_pooling_can_be_replaced(copy: Path) -> None:
     edit("1_Pooling/config.json", include_prompt=False)(copy)
     edit("config_sentence_transformers.json", prompts={})(copy)
     assert_sentence_transformers_agrees(copy)
+    edit("1_Pooling/config.json", pooling_mode=["cls", "mean"])(copy)
+    assert load_tiny(copy, pooling="cls").contract.pooling == "cls"
 
 
 @pytest.mark.parametrize(("prompts", "expected"), [

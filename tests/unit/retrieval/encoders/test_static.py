@@ -135,7 +135,7 @@ def test_model2vecs_folders_are_read(whole_texts: Tokenizer, tmp_path: Path, sto
     assert_allclose(encoder.transformer.embedding.weight.detach(), whole, atol=2e-3)  # type: ignore[union-attr]
 
 
-def test_a_step_moves_the_vectors_of_its_tokens_alone(table: StaticEncoder) -> None:
+def test_a_step_moves_the_vectors_of_its_tokens_alone_and_placing_none(table: StaticEncoder) -> None:
     rows = table.transformer
     assert isinstance(rows, TokenTable)
     table(table.tokenize(TEXTS[:1], "document")).sum().backward()
@@ -144,9 +144,6 @@ def test_a_step_moves_the_vectors_of_its_tokens_alone(table: StaticEncoder) -> N
     assert gradient.is_sparse
     own = {token for row in table.tokenize_ids(TEXTS[:1], "document") for token in row}
     assert set(gradient.coalesce().indices()[0].tolist()) == own
-
-
-def test_a_table_keeps_its_precision(table: StaticEncoder) -> None:
     before = vectors(table)
     place_module(table, "cpu", torch.bfloat16)
     assert_allclose(vectors(table), before, atol=0)

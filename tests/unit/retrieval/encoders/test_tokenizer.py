@@ -109,7 +109,7 @@ def test_roberta_has_fewer_positions_than_its_table(tmp_path: Path, name: str) -
     assert load_tiny(stated).contract.max_length == POSITIONS
 
 
-def test_lengths_that_a_folder_sets(tmp_path: Path) -> None:
+def test_lengths_that_a_folder_sets_and_does_not(tmp_path: Path) -> None:
     folder = save_sentence_transformer(tiny_model("qwen2"), tmp_path / "model")
     assert load_tiny(folder).contract.max_length == POSITIONS
     edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2 * POSITIONS))
@@ -120,21 +120,15 @@ def test_lengths_that_a_folder_sets(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the length that the encoder's folder cuts texts at is 2"):
         load_tiny(folder)
     assert load_tiny(folder, max_length=9).contract.max_length == 9
-
-
-def test_a_model_without_any_limit_is_cut_at_512(tmp_path: Path) -> None:
-    folder = without_length("t5", tmp_path / "t5")
-    assert load_tiny(folder, pooling="mean").contract.max_length == 512
-    assert load_tiny(folder, pooling="mean", max_length=1000).contract.max_length == 1000
-
-
-def test_lengths_of_queries_and_documents(tmp_path: Path) -> None:
     one = save_sentence_transformer(tiny_model("bert"), tmp_path / "one", query_length=9, document_length=9)
     assert load_tiny(one).contract.max_length == 9
     two = save_sentence_transformer(tiny_model("bert"), tmp_path / "two", query_length=9, document_length=30)
     with pytest.raises(UserError, match=r"queries and documents at different lengths \(\[9, 30\] tokens\)"):
         load_tiny(two)
     assert load_tiny(two, max_length=30).contract.max_length == 30
+    folder = without_length("t5", tmp_path / "t5")
+    assert load_tiny(folder, pooling="mean").contract.max_length == 512
+    assert load_tiny(folder, pooling="mean", max_length=1000).contract.max_length == 1000
 
 
 @pytest.mark.parametrize("name", ["llama", "smollm2", "qwen2"])

@@ -68,12 +68,16 @@ def test_shards_merged_equal_one_search_to_the_last_bit(search: Search, cuts: li
     assert_same(merge_rankings(shards, 20), search(queries, documents, 20))
 
 
-def test_a_query_scores_the_same_alone_and_in_company(search: Search) -> None:
+def test_a_query_scores_the_same_alone_in_company_and_against_mapped_documents(search: Search, tmp_path: Path) -> None:
     queries, documents = vectors(130, 96), vectors(2500, 96, seed=1)
     together = search(queries, documents, 500)
     for place in (0, 64, 129):
         alone = search(queries[place : place + 1], documents, 500)
         assert_same(alone, Ranking(together.rows[place : place + 1], together.scores[place : place + 1]))
+    documents = vectors(300, 8)
+    np.save(tmp_path / "documents.npy", documents)
+    mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
+    assert_same(search(documents[:5], mapped, 7), search(documents[:5], documents, 7))
 
 
 def test_equal_vectors_have_equal_scores_wherever_they_stand(search: Search) -> None:
@@ -84,13 +88,6 @@ def test_equal_vectors_have_equal_scores_wherever_they_stand(search: Search) -> 
         found = search(np.repeat(documents[17:18], queries, axis=0), documents, 8)
         assert (found.rows == sorted([*copies, 17])).all()
         assert len(np.unique(found.scores)) == 1
-
-
-def test_memory_mapped_documents(search: Search, tmp_path: Path) -> None:
-    documents = vectors(300, 8)
-    np.save(tmp_path / "documents.npy", documents)
-    mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
-    assert_same(search(documents[:5], mapped, 7), search(documents[:5], documents, 7))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
