@@ -14,7 +14,7 @@ import torch
 
 from raytriever.artifacts.artifact import TIMES, Artifact, ShardRecord
 from raytriever.errors import UserError
-from raytriever.stages.recipe_run import rankingstage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
 from retrieval.collections.collection import StoredCollection
 from retrieval.embedding import encode_texts
@@ -33,6 +33,7 @@ from tests.unit.retrieval.encoders.tiny_models import POSITIONS, SENTENCES, edit
 from tests.unit.retrieval.made_up import beir_collection
 from tests.unit.small_run import make
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DOCUMENTS = [(f"d{number}", f"Title {number}", f"{SENTENCES[number % 4]} {number // 8}") for number in range(23)]
 QUERIES = [(f"q{number}", f"which page is {number}") for number in range(5)]
 
@@ -50,11 +51,6 @@ class Alone(Embed):
             yield self.make_shard(shard)
 
 
-@pytest.fixture(autouse=True)
-def small_tensors(one_thread: None) -> None:
-    """Every test here computes in one thread."""
-
-
 @pytest.fixture
 def model() -> Path:
     return tiny_model("qwen2")
@@ -67,23 +63,25 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def stage(collection: str, model: Path, output: Path, encoder: dict[str, Any] | None = None, **settings: Any) -> Alone:
     wanted = {"pooling": "last_token", "dtype": "float32", "query_prompt": "query: "} | (encoder or {})
-    return Alone(
-        EmbedConfig(
-            collection=collection,
-            encoder=EncoderSettings(model=str(model), **wanted),
-            output=str(output),
-            **({"texts_per_shard": 7} | settings),
-        )
-    )
+    config = {"encoder": EncoderSettings(model=str(model), **wanted), "texts_per_shard": 7} | settings
+    return Alone(EmbedConfig(collection=collection, output=str(output), **config))
 
 
 def run(job: Alone) -> Artifact:
-    return rankingstage(job, None)  # type: ignore[arg-type]
+    return run_stage(job, None)  # type: ignore[arg-type]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file() and path.name not in TIMES]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, collection: str) -> Path:
+    """What the job makes of the collection without further settings."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(stage(collection, tiny_model("qwen2"), folder))
+    return folder
 
 
 @pytest.mark.parametrize("with_title", [True, False])
@@ -107,11 +105,10 @@ def test_the_vectors_of_every_text_are_stored_in_order(collection, model, tmp_pa
 
 
 @pytest.mark.parametrize("reduction", ["none", "average"])
-def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, model, tmp_path, reduction):
-    run(stage(collection, model, tmp_path / "plain"))
+def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, model, plain, tmp_path, reduction):
     form = VectorForm.model_validate({"kind": "layers", "layers": [1, 2], "reduction": reduction})
-    run(stage(collection, model, tmp_path / "several", {"form": form}))
-    vectors, expected = (StoredVectors(str(tmp_path / name)) for name in ("several", "plain"))
+    run(stage(collection, model, tmp_path, {"form": form}))
+    vectors, expected = StoredVectors(str(tmp_path)), StoredVectors(str(plain))
     documents = vectors.part("documents")
     encoder = MultiVectorEncoder(load_tiny(model, pooling="last_token"), form).eval()
     texts = StoredCollection(collection).texts("documents", np.arange(len(DOCUMENTS)), with_title=True)
@@ -120,8 +117,7 @@ def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, mode
     if reduction == "none":
         assert documents.vectors_per_text == 2
         np.testing.assert_array_equal(found[:, 1], expected.part("documents").range(0, len(DOCUMENTS)))
-    queries = (each.part("queries").range(0, len(QUERIES)) for each in (vectors, expected))
-    np.testing.assert_array_equal(*queries)
+    np.testing.assert_array_equal(*(each.part("queries").range(0, len(QUERIES)) for each in (vectors, expected)))
     assert vectors.contract.form == str(form)
     with pytest.raises(UserError, match=f"form '{form}' against 'single'"):
         vectors.contract.require_same(expected.contract, "one", "two")
@@ -166,38 +162,33 @@ def test_a_rankings_texts_alone_rank_it_as_all_texts_do(collection: str, model: 
         make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
 
 
-def test_queries_of_some_splits_are_embedded_alone(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "all"))
-    run(stage(collection, model, tmp_path / "few", splits=["test"]))
-    everything, few = (StoredVectors(str(tmp_path / name)) for name in ("all", "few"))
+def test_queries_of_some_splits_are_embedded_alone(collection: str, model: Path, plain: Path, tmp_path: Path) -> None:
+    run(stage(collection, model, tmp_path, splits=["test"]))
+    everything, few = (StoredVectors(str(folder)) for folder in (plain, tmp_path))
     assert few.part("queries").ids().to_pylist() == ["q0"]  # the one that the split judges
-    chosen = np.array([0])
-    np.testing.assert_allclose(few.part("queries").gather(chosen), everything.part("queries").gather(chosen), atol=5e-3)
-    np.testing.assert_array_equal(few.part("documents").range(0, 23), everything.part("documents").range(0, 23))
+    np.testing.assert_allclose(*(each.part("queries").gather(np.array([0])) for each in (few, everything)), atol=5e-3)
+    np.testing.assert_array_equal(*(each.part("documents").range(0, 23) for each in (few, everything)))
     with pytest.raises(UserError, match=r"no vector of row 3 .* or for other splits"):
         few.part("queries").gather(np.array([3]))
 
 
-def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "undisturbed"))
-    interrupted = stage(collection, model, tmp_path / "interrupted")
+def test_a_restart_continues_and_ends_in_the_same_bytes(collection, model, plain, tmp_path) -> None:
+    interrupted = stage(collection, model, tmp_path)
     interrupted.stop_after = 2
     with pytest.raises(KeyboardInterrupt):
         run(interrupted)
-    kept = contents(tmp_path / "interrupted")
+    kept = contents(tmp_path)
     assert "queries/00000.npy" in kept
-    assert "documents/00000.npy" not in kept
-    assert "manifest.json" not in kept
-    again = stage(collection, model, tmp_path / "interrupted")
+    assert not {"documents/00000.npy", "manifest.json"} & kept.keys()
+    again = stage(collection, model, tmp_path)
     again.stop_after = 3  # what is left, and no shard more
     run(again)
-    assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
+    assert contents(tmp_path) == contents(plain)
 
 
-def test_shards_are_encoded_while_others_are_written(collection, model, tmp_path, monkeypatch):
+def test_shards_are_encoded_while_others_are_written(collection, model, plain, tmp_path, monkeypatch):
     """Nothing is written before the vectors of three shards are there, in threads as of one worker."""
-    run(stage(collection, model, tmp_path / "alone"))
-    job, save, encoded = stage(collection, model, tmp_path / "out"), np.save, Barrier(3, timeout=30)
+    job, save, encoded = stage(collection, model, tmp_path), np.save, Barrier(3, timeout=30)
 
     def wait(*arguments: Any) -> None:
         encoded.wait()
@@ -208,7 +199,7 @@ def test_shards_are_encoded_while_others_are_written(collection, model, tmp_path
     with ThreadPoolExecutor(job.shards_at_once) as pool:
         records = list(pool.map(job.make_shard, job.plan()[:3]))
     for file in (file for record in records for file in record.files):
-        assert (tmp_path / "out" / file.name).read_bytes() == (tmp_path / "alone" / file.name).read_bytes()
+        assert (tmp_path / file.name).read_bytes() == (plain / file.name).read_bytes()
     assert job.measured["texts"] == 21
 
 

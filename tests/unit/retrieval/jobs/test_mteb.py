@@ -16,6 +16,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
+from retrieval import mteb_encoder
 from retrieval.jobs.mteb import Mteb, MtebConfig
 from retrieval.mteb_encoder import RaytrieverEncoder
 from retrieval.mteb_tasks import result_name
@@ -72,35 +73,33 @@ def look_ahead(output: Path, model: str, **changes: Any) -> None:
     stage.check_inputs({"encoder.model"})
 
 
+QUIET = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
+
+
 def scores(encoder: RaytrieverEncoder, *kinds: Any) -> dict[str, float]:
     tasks = [kind() for kind in kinds or TASKS.values()]
     encoder.use_tasks(tasks)
-    done = mteb.evaluate(encoder, tasks, cache=None, co2_tracker=False, show_progress_bar=False)
-    return {result.task_name: result.get_score() for result in done.task_results}
+    return {result.task_name: result.get_score() for result in mteb.evaluate(encoder, tasks, **QUIET).task_results}
 
 
-class Recorded:
-    """What the encoder's tokenizer was given, by the task whose texts they are."""
+def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None], str | None]:
+    """What the encoder's tokenizer is given, by the task whose texts they are and their role."""
+    prompts: dict[tuple[str, str | None], str | None] = {}
+    asked: list[tuple[str, str | None]] = []
+    encode, encode_texts = RaytrieverEncoder.encode, mteb_encoder.encode_texts
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.prompts: dict[tuple[str, str | None], str | None] = {}
-        encode = RaytrieverEncoder.encode
+    def noted(encoder: RaytrieverEncoder, inputs: Any, *, task_metadata: Any, **named: Any) -> Any:
+        role = named.get("prompt_type")
+        asked.append((task_metadata.name, role and role.value))
+        return encode(encoder, inputs, task_metadata=task_metadata, **named)
 
-        def recorded(encoder: RaytrieverEncoder, inputs: Any, *, task_metadata: Any, **named: Any) -> Any:
-            from retrieval import mteb_encoder
+    def with_prompt(*given: Any, prompt: str | None = None, **more: Any) -> Any:
+        prompts[asked[-1]] = prompt
+        return encode_texts(*given, prompt=prompt, **more)
 
-            role = named.get("prompt_type")
-
-            def encode_texts(*given: Any, prompt: str | None = None, **more: Any) -> Any:
-                self.prompts[task_metadata.name, role and role.value] = prompt
-                return original(*given, prompt=prompt, **more)
-
-            original = mteb_encoder.encode_texts
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(mteb_encoder, "encode_texts", encode_texts)
-                return encode(encoder, inputs, task_metadata=task_metadata, **named)
-
-        monkeypatch.setattr(RaytrieverEncoder, "encode", recorded)
+    monkeypatch.setattr(RaytrieverEncoder, "encode", noted)
+    monkeypatch.setattr(mteb_encoder, "encode_texts", with_prompt)
+    return prompts
 
 
 def test_scores_are_mtebs_own(encoder: str, tmp_path: Path) -> None:
@@ -142,9 +141,9 @@ def test_mteb_loads_its_files_which_are_the_same_each_time_and_where_a_run_was_k
 
 @pytest.mark.parametrize("chosen", [{}, {"STS": "other", "Flight-query": "classification"}], ids=["usual", "chosen"])
 def test_texts_have_the_prompt_of_their_type_of_task(encoder, tmp_path, monkeypatch, chosen):
-    recorded = Recorded(monkeypatch)
+    prompts = recorded_prompts(monkeypatch)
     make(job(tmp_path / "run", encoder, task_prompts=chosen))
-    assert recorded.prompts == {
+    assert prompts == {
         ("Flight", "query"): "class " if chosen else "the index of ",
         ("Flight", "document"): "return ",
         ("FlightTopics", None): "class ",
@@ -234,17 +233,8 @@ def test_the_recipe_names_all_tasks_of_the_benchmark(monkeypatch: pytest.MonkeyP
 
 def evaluated(model: Any, task: Any, folder: Path | None = None) -> dict[str, float]:
     """Scores of the test split; ``folder``: where MTEB writes the rankings."""
-    done = mteb.evaluate(
-        model,
-        task,
-        cache=None,
-        co2_tracker=False,
-        show_progress_bar=False,
-        prediction_folder=folder,
-        encode_kwargs={"batch_size": 16},
-    )
-    scores: dict[str, float] = done.task_results[0].scores["test"][0]
-    return scores
+    done = mteb.evaluate(model, task, **QUIET, prediction_folder=folder, encode_kwargs={"batch_size": 16})
+    return done.task_results[0].scores["test"][0]
 
 
 def predictions(folder: Path, name: str) -> dict[str, dict[str, float]]:
