@@ -1,4 +1,4 @@
-"""The defined order; what is each exact search's own (see test_every_exact_search.py); fusion by its formula."""
+"""The defined order; what is each exact search's own (see test_exact_search.py); fusion by its formula."""
 
 from collections import defaultdict
 from fractions import Fraction
