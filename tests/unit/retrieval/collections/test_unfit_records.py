@@ -25,7 +25,7 @@ from retrieval.collections.records import (
     Source,
 )
 from retrieval.collections.unfit_records import row_of_both
-from tests.unit.retrieval.collections.contents import contents, counts, dropped
+from tests.unit.retrieval.collections.contents import contents, contents_and_dropped, counts, dropped
 
 Rows = list[tuple[Any, ...]]
 DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
@@ -212,11 +212,11 @@ def test_against_a_plain_reading(documents, queries, judged, empty, at_once):
             with pytest.raises(UserError, match=r"holds no documents|No judgments to keep"):
                 contents(source)
             return
-        found = contents(source)
+        found, left_out = contents_and_dropped(source)
     assert [row[0] for row in found[0]] == kept_documents
     assert [row[0] for row in found[1]] == list(dict.fromkeys(queries))
     assert found[2] == expected
-    assert len(judged) == len(found[2]) + sum(n for reason, n in dropped(source).items() if "judgments" in reason)
+    assert len(judged) == len(found[2]) + sum(n for reason, n in left_out.items() if "judgments" in reason)
 
 
 def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:

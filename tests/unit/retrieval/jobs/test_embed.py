@@ -205,13 +205,7 @@ def test_shards_are_encoded_while_others_are_written(collection, model, plain, t
 
 @pytest.mark.parametrize(("change", "named"), [
     ({"encoder": {"dtype": "bfloat16"}}, "dtype"),
-    ({"encoder": {"query_prompt": "q: "}}, "query_prompt"),
-    ({"encoder": {"max_length": 9}}, "max_length"),
-    ({"encoder": {"append_eos": False}}, "append_eos"),
-    ({"encoder": {"revision": "other"}}, "revision"),
     ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
-    ({"with_title": False}, "with_title"),
-    ({"texts_per_shard": 8}, "texts_per_shard"),
     ({"model": 1}, "encoder.model"),  # the seed of another one
 ])  # fmt: skip
 @pytest.mark.parametrize("unfinished", [True, False])
