@@ -119,7 +119,7 @@ def test_an_empty_part_has_no_rows_and_another_artifact_is_refused(tmp_path: Pat
     rows = ParquetRows(artifact, artifact.names("queries/"))
     assert len(rows) == 0
     assert rows.take(np.array([], dtype=np.int64), ["id"]).schema == pa.schema([QUERIES.field("id")])
-    uri = make_artifact(tmp_path / "a", "vectors", {}, {}, {"x": "1"}, 0)
+    uri = make_artifact(tmp_path / "b", "vectors", {}, {}, {"x": "1"}, 0)
     with pytest.raises(UserError, match="one of kind 'collection' is needed"):
         StoredCollection(uri)
 

@@ -58,8 +58,8 @@ def test_a_folder_gives_back_what_was_written(tmp_path: Path, form: VectorForm, 
     query, document = encoders(form, towers)
     write_towers(query, document, tmp_path)
     found = load(tmp_path)
-    same_vectors(found.query, query, "query")
-    same_vectors(found.document, document)
+    same_vectors(found.of("query"), query, "query")
+    same_vectors(found.of("document"), document)
     left = VectorForm() if form == LAST else form  # a plain encoder
     assert found.contract.form == str(left)
     apart = {"model", "form"}
