@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "made_up_tasks")
 
 TASKS = {"Flight": Flight, "FlightTopics": FlightTopics, "FlightSimilarity": FlightSimilarity}
 BENCHMARK = "Made up (eng, v1)"
-PROMPTS = {"query_prompt": "the index of ", "document_prompt": "return "}
-PROMPTS |= {"prompts": {"classification": "class ", "other": "with "}}
+OF_ROLES = {"query_prompt": "the index of ", "document_prompt": "return "}
+OF_TASKS = {"prompts": {"classification": "class ", "other": "with "}}
 
 
 @pytest.fixture
@@ -48,11 +48,14 @@ def made_up_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mteb, "get_benchmarks", lambda: [SimpleNamespace(name=BENCHMARK)])
 
 
+def saved_encoder(folder: Path, **prompts: Any) -> str:
+    load_tiny(tiny_model("bert"), pooling="mean", normalize=True, **prompts).save(folder / "tiny")
+    return str(folder / "tiny")
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("encoder") / "tiny"
-    load_tiny(tiny_model("bert"), pooling="mean", normalize=True, **PROMPTS).save(folder)
-    return str(folder)
+    return saved_encoder(tmp_path_factory.mktemp("encoder"), **OF_ROLES, **OF_TASKS)
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +247,10 @@ def predictions(folder: Path, name: str) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("task", [Flight(), FlightReranking()], ids=["retrieval", "re-ranking"])
-def test_the_same_as_the_exported_encoder(encoder: str, tmp_path: Path, task: Any) -> None:
+def test_the_same_as_the_exported_encoder(tmp_path: Path, task: Any) -> None:
     from sentence_transformers import SentenceTransformer
 
+    encoder = saved_encoder(tmp_path, **OF_ROLES)
     models = {
         "encoder": RaytrieverEncoder(encoder, device="cpu", dtype="float32"),
         "exported": SentenceTransformer(encoder, device="cpu"),
