@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from retrieval.words import UNSPACED, TextWords, count_words, words_of
 from tests.unit.pipelines.chunking.texts import texts
 
-PLAIN = re.compile(r"\b\w\w+\b")
+PLAIN, LETTER = re.compile(r"\b\w\w+\b"), re.compile(r"\w")
+VARIATION, WITHOUT_SPACES = regex.compile(r"\p{Variation_Selector}"), regex.compile(f"[{UNSPACED}]")
 LATIN = st.characters(max_codepoint=0x24F) | st.characters(min_codepoint=0x1E00, max_codepoint=0x1EFF)
 SIGNS = st.characters(min_codepoint=0x2000, max_codepoint=0x206F) | st.sampled_from("→€™√█😀 \n_-.(")
 ODD = st.sampled_from(
@@ -27,8 +28,8 @@ def literal(text: str) -> list[str]:
     words, word, alone = [], "", False  # alone: a character of a script without spaces
     for character in unicodedata.normalize("NFC", text) + " ":
         is_mark = unicodedata.category(character) in ("Mn", "Mc")
-        is_mark &= not regex.match(r"\p{Variation_Selector}", character)
-        is_letter, is_unspaced = bool(re.match(r"\w", character)), bool(regex.match(f"[{UNSPACED}]", character))
+        is_mark &= not VARIATION.match(character)
+        is_letter, is_unspaced = bool(LETTER.match(character)), bool(WITHOUT_SPACES.match(character))
         if word and (is_mark or (is_letter and not is_unspaced and not alone)):
             word += character
             continue
