@@ -18,9 +18,12 @@ PAPERS = [name for name in NAMES if name.startswith("papers/")]
 Stages = dict[str, Any]
 
 
+recipe_of = cache(lambda name: load_recipe(name, []))
+
+
 @cache
 def stages_of(name: str) -> Stages:
-    return recipe_stages(load_recipe(name, []))
+    return recipe_stages(recipe_of(name))
 
 
 def value(stages: Stages, key: str) -> Any:
@@ -295,7 +298,7 @@ def test_sets_of_chunks_are_those_of_the_recipe_that_it_is_compared_with(name, s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gated_model_is_named_as_one_and_retromae_is_read_where_its_safetensors_are(name: str) -> None:
-    if "Llama" in str(load_recipe(name, []).stages):
+    if "Llama" in str(recipe_of(name).stages):
         text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
         assert "meta-llama/Llama-3.2-1B is gated: accept its licence" in " ".join(text.split())
     for stage in stages_of(name).values():
@@ -363,5 +366,5 @@ def test_coder_trains_the_encoder_behind_its_documents(name: str) -> None:
 def test_all_recipes_travel_with_the_program_and_write_to_folders_of_their_own() -> None:
     sent = {Path(name) for name, _ in program_files()}
     assert sent >= {Path("recipes") / f"{name}.yaml" for name in NAMES}
-    outputs = [load_recipe(name, []).output for name in NAMES]
+    outputs = [recipe_of(name).output for name in NAMES]
     assert len(set(outputs)) == len(outputs)

@@ -57,16 +57,24 @@ def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
     return Evaluated(values | metrics, comparisons, 0.05)
 
 
-def test_the_table_has_means_letters_and_the_best_in_bold(systems: dict[str, PerQuery]) -> None:
+def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(systems: dict[str, PerQuery]) -> None:
     section = result_section(evaluated(systems))
     assert section.lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
-    table = section.blocks[0]
+    table, conventions = section.blocks[0], section.blocks[-1]
     assert isinstance(table, Table)
     cells = {row[1]: row[2] for row in table.rows}
     better, base = f"{systems['better'].mean('nDCG@10'):.4f}", f"{systems['base'].mean('nDCG@10'):.4f}"
     assert cells["better"] == Cell(better, "ac", is_strong=True)
     assert cells["base"] == Cell(base)
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
+    assert isinstance(conventions, Details)
+    assert conventions.summary == "Conventions of trec, where nothing else was set"
+    assert isinstance(conventions.content, Table)
+    assert {
+        "ties": "document_id_descending", "missing_queries": "count_as_zero",
+        "relevance_levels": "relevant from grade 1 on",
+        "'base'": "title and prompts unknown, the ranking does not say",
+    }.items() <= dict(conventions.content.rows).items()  # fmt: skip
 
 
 def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(systems: dict[str, PerQuery]) -> None:
@@ -107,18 +115,6 @@ def test_differences_from_either_side_have_turned_intervals(systems: dict[str, P
     )
     assert forth["mean_difference"] == -back["mean_difference"]
     assert forth["interval"] == pytest.approx((-back["interval"][1], -back["interval"][0]), abs=2e-3)
-
-
-def test_the_conventions_are_in_the_page(systems: dict[str, PerQuery]) -> None:
-    block = result_section(evaluated(systems)).blocks[-1]
-    assert isinstance(block, Details)
-    assert block.summary == "Conventions of trec, where nothing else was set"
-    assert isinstance(block.content, Table)
-    assert {
-        "ties": "document_id_descending", "missing_queries": "count_as_zero",
-        "relevance_levels": "relevant from grade 1 on",
-        "'base'": "title and prompts unknown, the ranking does not say",
-    }.items() <= dict(block.content.rows).items()  # fmt: skip
 
 
 def test_no_difference_is_no_negative_zero_and_one_system_is_compared_with_nothing(systems) -> None:

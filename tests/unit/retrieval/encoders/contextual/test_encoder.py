@@ -207,7 +207,7 @@ def test_a_folder_that_is_not_whole_is_refused(change, message: str, folder: Pat
         load(folder)
 
 
-def test_first_stages_of_fewer_layers_and_tokens() -> None:
+def test_first_stages_of_fewer_layers_and_tokens_and_of_another_width() -> None:
     plain = load_tiny(saved("modernbert"), pooling="mean", max_length=24)
     encoder = contextual_from(plain, ContextualForm(), first_stage_layers=2, context_max_length=6).eval()
     config = encoder.first_stage.transformer.config
@@ -220,9 +220,6 @@ def test_first_stages_of_fewer_layers_and_tokens() -> None:
             keep_layers(plain.transformer, count)
     with pytest.raises(UserError, match="context_max_length is 25, over the first stage's limit of 24 tokens"):
         contextual_from(plain, ContextualForm(), context_max_length=25)
-
-
-def test_stages_of_different_width_are_refused() -> None:
     wide = load_tiny(saved("bert"), pooling="mean")
     wide.contract = wide.contract.model_copy(update={"dimension": 384})
     encoder = contextual()
