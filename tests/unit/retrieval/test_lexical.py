@@ -22,17 +22,12 @@ from pydantic import ValidationError
 from retrieval.evaluation.measures import evaluate
 from retrieval.indexes.top_k import merge_rankings
 from retrieval.lexical import BM25Settings, LexicalIndex, WordCounts, bm25_scores, sum_frequencies
+from tests.unit.retrieval.indexes.rankings import assert_same
 from tests.unit.retrieval.real_data import real_data, real_qrels
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
-TEXTS = [
-    "The cats are running on the roof",
-    "a dog runs after the cat, the cat runs from the dog",
-    "",
-    "Über die Dächer laufen Katzen",
-    "roof roof roof",
-    "the of and",
-]
+TEXTS = ["The cats are running on the roof", "a dog runs after the cat, the cat runs from the dog", ""]
+TEXTS += ["Über die Dächer laufen Katzen", "roof roof roof", "the of and"]
 ENGLISH_STOP_WORDS = re.findall(
     r"\w+",
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they"
@@ -85,14 +80,12 @@ def test_scores_are_lucenes_bm25(config: BM25Settings, query: str) -> None:
 
 
 words = st.sampled_from(["red", "green", "blue", "black", "white"])
+some_texts = st.lists(st.lists(words, max_size=4).map(" ".join), min_size=1, max_size=25)
+some_query = st.lists(words, max_size=3).map(" ".join)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    texts=st.lists(st.lists(words, max_size=4).map(" ".join), min_size=1, max_size=25),
-    query=st.lists(words, max_size=3).map(" ".join),
-    k=st.integers(1, 30),
-)
+@given(texts=some_texts, query=some_query, k=st.integers(1, 30))
 def test_ties_are_in_row_order_also_at_the_cut(texts: list[str], query: str, k: int) -> None:
     index = index_whole(texts, PLAIN)
     every = index.search([query], len(texts))
@@ -112,16 +105,11 @@ def test_ties_at_the_cut_among_many_texts_and_searching_leaves_the_index_as_it_w
     first = index.search(["running dogs", "cat"], 6)
     index.search(["words never seen, running runners cats catting"], 6)
     again = index.search(["running dogs", "cat"], 6)
-    np.testing.assert_array_equal(first.rows, again.rows)
-    np.testing.assert_array_equal(first.scores, again.scores)
+    assert_same(first, again)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    texts=st.lists(st.lists(words, max_size=4).map(" ".join), min_size=1, max_size=25),
-    cuts=st.lists(st.integers(1, 24), max_size=3),
-    query=st.lists(words, max_size=3).map(" ".join),
-)
+@given(texts=some_texts, cuts=st.lists(st.integers(1, 24), max_size=3), query=some_query)
 def test_parts_score_as_the_whole(texts: list[str], cuts: list[int], query: str) -> None:
     bounds = [0, *sorted({cut for cut in cuts if cut < len(texts)}), len(texts)]
     parts = [WordCounts.of(texts[start:stop], PLAIN) for start, stop in pairwise(bounds)]
@@ -130,9 +118,7 @@ def test_parts_score_as_the_whole(texts: list[str], cuts: list[int], query: str)
     for part, start in zip(parts, bounds, strict=False):
         scores = bm25_scores(part, frequencies, len(texts), PLAIN)
         rankings.append(LexicalIndex(part.words, scores, PLAIN).search([query], 5, first_row=start))
-    expected, found = index_whole(texts, PLAIN).search([query], 5), merge_rankings(rankings, 5)
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.scores, expected.scores)
+    assert_same(merge_rankings(rankings, 5), index_whole(texts, PLAIN).search([query], 5))
 
 
 @pytest.mark.parametrize("config", [BM25Settings(), PLAIN, BM25Settings(k1=1.2, b=0.75)], ids=repr)
@@ -179,12 +165,12 @@ def test_texts_of_any_script_are_found(values: dict[str, str], texts: list[str],
     assert index.search(queries, 2).rows.tolist() == [[0, -1], [1, -1]]
 
 
-@pytest.mark.parametrize(
-    "values", [{"k1": -1}, {"b": 1.5}, {"stemmer": "klingon"}, {"stop_words": "klingon"}, {"delta": 1}]
-)
-def test_settings_are_checked(values: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(values))):
-        BM25Settings.model_validate(values)
+@pytest.mark.parametrize(("setting", "value"), [
+    ("k1", -1), ("b", 1.5), ("stemmer", "klingon"), ("stop_words", "klingon"), ("delta", 1),
+])  # fmt: skip
+def test_settings_are_checked(setting: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=setting):
+        BM25Settings.model_validate({setting: value})
 
 
 @pytest.mark.parametrize(

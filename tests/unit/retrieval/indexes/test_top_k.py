@@ -121,8 +121,7 @@ def test_order_of_the_systems_does_not_matter() -> None:
     generator = np.random.default_rng(0)
     systems = [ranking([generator.permutation(300)[:100].tolist() for _ in range(50)]) for _ in range(5)]
     forward, backward = reciprocal_rank_fusion(systems), reciprocal_rank_fusion(systems[::-1])
-    np.testing.assert_array_equal(forward.rows, backward.rows)
-    np.testing.assert_array_equal(forward.scores, backward.scores)
+    assert_same(forward, backward)
 
 
 def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -21,6 +21,7 @@ from retrieval.rankings import StoredRanking, read_ranking_file
 from retrieval.vectors import StoredVectors
 from tests.unit.pipelines.jobs.test_mine import make_run
 from tests.unit.retrieval.evaluation.test_answers import literal_has_answer
+from tests.unit.retrieval.indexes.rankings import assert_same
 from tests.unit.retrieval.real_data import real_data
 from tests.unit.retrieval.test_lexical import index_whole
 from tests.unit.small_run import make
@@ -82,8 +83,7 @@ def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(outpu
     queries = vectors.part("queries").gather(collection.require("queries", exact.query_ids()))
     documents = vectors.part("documents")
     expected = search_stored(queries, documents.range(0, len(documents)), 200)
-    np.testing.assert_array_equal(exact.ranking().rows, expected.rows)
-    np.testing.assert_array_equal(exact.ranking().scores, expected.scores)
+    assert_same(exact.ranking(), expected)
     pairs = zip(expected.rows[:, :10].tolist(), coded.ranking().rows[:, :10].tolist(), strict=True)
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in pairs]) > 0.9
 

@@ -20,6 +20,7 @@ from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking, read_ranking_file
 from tests.unit.pipelines.jobs.test_group import collection_of
+from tests.unit.retrieval.indexes.rankings import assert_same
 from tests.unit.retrieval.made_up import CONTRACT, beir_collection, stored_vectors
 from tests.unit.small_run import make, make_artifact
 
@@ -98,8 +99,7 @@ def test_the_run_does_not_depend_on_how_the_work_is_cut(tmp_path, collection, ve
     searched = {"index": index, "collection": collection, "vectors": vectors, "split": None, "top_k": 30}
     run = search(tmp_path, **searched, queries_per_shard=queries_per_shard)
     exact = search_stored(values(vectors, "queries"), values(vectors, "documents").astype(np.float32), 30)
-    np.testing.assert_array_equal(run.ranking().rows, exact.rows)
-    np.testing.assert_array_equal(run.ranking().scores, exact.scores)
+    assert_same(run.ranking(), exact)
     assert run.query_ids() == [f"q{row}" for row in range(QUERIES)]
     assert pa.concat_arrays(id_blocks(Artifact(index))).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
     lines = read_ranking_file(run.path("run.trec"))
