@@ -48,16 +48,8 @@ class Flight(AbsTaskRetrieval):
         ]
         judged = {f"q{row}": {corpus[row]["id"]: 2, corpus[row + 20]["id"]: 1} for row in range(QUERIES - 1)}
         ranked = {f"q{row}": [corpus[n]["id"] for n in generator.permutation(60)[:30]] for row in range(1, QUERIES)}
-        self.dataset = {
-            "default": {
-                "test": {
-                    "corpus": Dataset.from_list(corpus),
-                    "queries": Dataset.from_list(queries),
-                    "relevant_docs": judged,
-                    "top_ranked": ranked if self.candidates else None,
-                }
-            }
-        }
+        split = {"corpus": Dataset.from_list(corpus), "queries": Dataset.from_list(queries), "relevant_docs": judged}
+        self.dataset = {"default": {"test": split | {"top_ranked": ranked if self.candidates else None}}}
         self.data_loaded = True
 
 

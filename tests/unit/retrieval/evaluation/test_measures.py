@@ -15,15 +15,8 @@ from retrieval.evaluation.measures import Measure, PerQuery, at_levels, evaluate
 
 Grades = dict[str, int]
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR", "AP", "AP@5", "R@20", "P@3", "Success@5", "Rprec", "Judged@10"]
-LEVELS = [
-    "nDCG(rel=2)@10",
-    "RR(rel=2)@10",
-    "AP(rel=2)",
-    "R(rel=2)@20",
-    "P(rel=2)@3",
-    "Success(rel=3)@5",
-    "Rprec(rel=2)",
-]
+LEVELS = ["nDCG(rel=2)@10", "RR(rel=2)@10", "AP(rel=2)", "R(rel=2)@20", "P(rel=2)@3", "Success(rel=3)@5"]
+LEVELS += ["Rprec(rel=2)"]
 
 
 def ndcg(ranked: list[str], grades: Grades, cutoff: int) -> float:
