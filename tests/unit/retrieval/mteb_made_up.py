@@ -48,16 +48,8 @@ class Flight(AbsTaskRetrieval):
         ]
         judged = {f"q{row}": {corpus[row]["id"]: 2, corpus[row + 20]["id"]: 1} for row in range(QUERIES - 1)}
         ranked = {f"q{row}": [corpus[n]["id"] for n in generator.permutation(60)[:30]] for row in range(1, QUERIES)}
-        self.dataset = {
-            "default": {
-                "test": {
-                    "corpus": Dataset.from_list(corpus),
-                    "queries": Dataset.from_list(queries),
-                    "relevant_docs": judged,
-                    "top_ranked": ranked if self.candidates else None,
-                }
-            }
-        }
+        split = {"corpus": Dataset.from_list(corpus), "queries": Dataset.from_list(queries), "relevant_docs": judged}
+        self.dataset = {"default": {"test": split | {"top_ranked": ranked if self.candidates else None}}}
         self.data_loaded = True
 
 
@@ -96,7 +88,6 @@ class FlightSimilarity(AbsTaskSTS):
     def load_data(self, *_: Any, **__: Any) -> None:
         first, second = texts(30, 3), texts(30, 4)
         scores = [5 * len({*a.split()} & {*b.split()}) / 6 for a, b in zip(first, second, strict=True)]
-        self.dataset = DatasetDict(
-            {"test": Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores})}
-        )
+        table = {"sentence1": first, "sentence2": second, "score": scores}
+        self.dataset = DatasetDict({"test": Dataset.from_dict(table)})
         self.data_loaded = True

@@ -62,23 +62,20 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
     assert load_recipe(str(folder / "base.yaml"), []).stages["pairs"]["minimum_relevance"] == 2
 
 
-def test_the_command_lays_its_values_on_top(folder: Path) -> None:
-    mine = write(folder, "{based_on: base.yaml, set: {documents.source.path: here, pairs.split: dev}}")
-    stages = load_recipe(mine, ["documents.source.path=there"]).stages
-    assert stages["documents"]["source"] == {"kind": "beir", "path": "there"}
-    assert stages["pairs"]["split"] == "dev"
-
-
-def test_output_and_resources_are_the_recipes_own(folder: Path) -> None:
+def test_output_and_resources_are_the_recipes_own_and_the_command_lays_its_values_on_top(folder: Path) -> None:
     plain = load_recipe(write(folder, "based_on: base.yaml"), [])
     assert (plain.name, plain.output) == ("mine", "runs/mine")
     assert plain.stages["pairs"]["resources"] == {"workers": 2}  # the base's, where it has none
     other = load_recipe(write(folder, "{based_on: base.yaml, output: s3://b/run, resources: {workers: 8}, set: }"), [])
     assert other.folder("pairs") == "s3://b/run/pairs"
     assert other.stages["pairs"]["resources"] == {"workers": 8}
+    mine = write(folder, "{based_on: base.yaml, set: {documents.source.path: here, pairs.split: dev}}")
+    stages = load_recipe(mine, ["documents.source.path=there"]).stages
+    assert stages["documents"]["source"] == {"kind": "beir", "path": "there"}
+    assert stages["pairs"]["split"] == "dev"
 
 
-def test_a_base_may_have_a_base(folder: Path) -> None:
+def test_a_base_may_have_a_base_and_a_stage_that_is_null_is_left_out(folder: Path) -> None:
     write(folder, "{based_on: ../base.yaml, set: {pairs.minimum_relevance: 1, pairs.split: dev}}", "sub/middle.yaml")
     top = write(folder, "{based_on: sub/middle.yaml, set: {pairs.split: test}}")
     assert load_recipe(top, []).stages["pairs"] == {
@@ -88,9 +85,6 @@ def test_a_base_may_have_a_base(folder: Path) -> None:
         "split": "test",
         "resources": {"workers": 2},
     }
-
-
-def test_a_stage_that_is_null_is_left_out(folder: Path) -> None:
     assert list(load_recipe(write(folder, "{based_on: base.yaml, set: {pairs: null}}"), []).stages) == ["documents"]
 
 
@@ -105,53 +99,44 @@ def test_a_base_that_comes_along_is_found_by_name(folder: Path) -> None:
     assert deeper.stages == load_recipe("papers/revela", []).stages
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{based_on: base.yaml, stages: {}}", "'based_on' takes another recipe's stages, and 'stages' gives its own."),
-        ("{stages: {a: {job: collect}}, set: {a.x: 1}}", "'set' changes another recipe's stages. Name that recipe in"),
-        ("{based_on: base.yaml, sets: {}}", "'sets' is not a setting. Did you mean 'set'?"),
-        ("{base: base.yaml}", "'base' is not a setting. Did you mean 'based_on'?"),
-        ("{based_on: [base.yaml]}", "'based_on' is ['base.yaml']; the name of a recipe or the path of one"),
-        ("{based_on: quickstrat}", "'quickstrat', and there is no such recipe. Did you mean 'quickstart'?"),
-        ("{based_on: absent.yaml}", "'absent.yaml', and there is no such recipe."),
-        ("{based_on: mine.yaml}", "'mine.yaml', which leads back to itself (mine → mine)."),
-        ("{based_on: base.yaml, set: 3}", "'set' is 3; a mapping was expected, such as model.training.max_steps: 100."),
-        (
-            "{based_on: base.yaml, set: {pears.split: dev}}",
-            "set 'pears.split': 'pears' is no stage of Recipe base.yaml. Did you mean 'pairs'?",
-        ),
-        (
-            "{based_on: base.yaml, set: {resources.workers: 3}}",
-            "set 'resources.workers': 'resources' is no stage of Recipe base.yaml. It stands beside 'set'.",
-        ),
-        (
-            "{based_on: base.yaml, set: {1: 2}}",
-            "set '1': '1' is no stage of Recipe base.yaml. Allowed: documents, pairs",
-        ),
-        (
-            "{based_on: base.yaml, set: {pairs.minimum_relevance.x: 1}}",
-            "set 'pairs.minimum_relevance.x': pairs.minimum_relevance is 2 and has no settings below it.",
-        ),
-        ("{based_on: base.yaml, set: {pairs: 1}}", "stage 'pairs' is 1, a mapping of settings was expected."),
-        ("{based_on: base.yaml, set: {pairs.output: x}}", "'pairs.output' is not a setting; a stage's folder is"),
-        ("{based_on: base.yaml, set: {pairs.split: a, pairs.split: b}}", "'pairs.split' is given twice"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("{based_on: base.yaml, stages: {}}", "'based_on' takes another recipe's stages, and 'stages' gives its own."),
+    ("{stages: {a: {job: collect}}, set: {a.x: 1}}", "'set' changes another recipe's stages. Name that recipe in"),
+    ("{based_on: base.yaml, sets: {}}", "'sets' is not a setting. Did you mean 'set'?"),
+    ("{base: base.yaml}", "'base' is not a setting. Did you mean 'based_on'?"),
+    ("{based_on: [base.yaml]}", "'based_on' is ['base.yaml']; the name of a recipe or the path of one"),
+    ("{based_on: quickstrat}", "'quickstrat', and there is no such recipe. Did you mean 'quickstart'?"),
+    ("{based_on: absent.yaml}", "'absent.yaml', and there is no such recipe."),
+    ("{based_on: mine.yaml}", "'mine.yaml', which leads back to itself (mine → mine)."),
+    ("{based_on: base.yaml, set: 3}", "'set' is 3; a mapping was expected, such as model.training.max_steps: 100."),
+    (
+        "{based_on: base.yaml, set: {pears.split: dev}}",
+        "set 'pears.split': 'pears' is no stage of Recipe base.yaml. Did you mean 'pairs'?",
+    ),
+    (
+        "{based_on: base.yaml, set: {resources.workers: 3}}",
+        "set 'resources.workers': 'resources' is no stage of Recipe base.yaml. It stands beside 'set'.",
+    ),
+    ("{based_on: base.yaml, set: {1: 2}}", "set '1': '1' is no stage of Recipe base.yaml. Allowed: documents, pairs"),
+    (
+        "{based_on: base.yaml, set: {pairs.minimum_relevance.x: 1}}",
+        "set 'pairs.minimum_relevance.x': pairs.minimum_relevance is 2 and has no settings below it.",
+    ),
+    ("{based_on: base.yaml, set: {pairs: 1}}", "stage 'pairs' is 1, a mapping of settings was expected."),
+    ("{based_on: base.yaml, set: {pairs.output: x}}", "'pairs.output' is not a setting; a stage's folder is"),
+    ("{based_on: base.yaml, set: {pairs.split: a, pairs.split: b}}", "'pairs.split' is given twice"),
+])  # fmt: skip
 def test_mistakes_are_named_with_their_file_and_key(folder: Path, text: str, message: str) -> None:
     mine = write(folder, text)
     assert refused(mine).startswith("Recipe mine.yaml")
     assert message in refused(mine)
 
 
-def test_a_circle_of_recipes_is_named(folder: Path) -> None:
+def test_a_mistake_of_the_base_or_a_circle_is_named(folder: Path) -> None:
     write(folder, "based_on: c.yaml", "b.yaml")
     write(folder, "based_on: b.yaml", "c.yaml")
     first = write(folder, "based_on: b.yaml", "a.yaml")
     assert refused(first).startswith("Recipe c.yaml: 'based_on' is 'b.yaml', which leads back to itself (b → c → b).")
-
-
-def test_a_mistake_of_the_base_is_named_with_the_base(folder: Path) -> None:
     write(folder, "{stages: []}", "base.yaml")
     assert refused(write(folder, "based_on: base.yaml")).startswith("Recipe base.yaml: 'stages' is missing or empty")
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -15,35 +16,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from retrieval.embedding import EncoderTurns, encode_texts, token_budget_batches
-from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings, Role
-from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
+from tests.unit.retrieval.encoders.tiny_models import load_tiny
 
 WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file", "the", "an", "of", "index", "value"]
 
 
 @given(lengths=st.lists(st.integers(0, 40), max_size=60), budget=st.integers(1, 200))
-def test_batches_cover_each_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_batches_cover_each_text_once_within_the_budget_and_leave_no_room(lengths: list[int], budget: int) -> None:
     batches = token_budget_batches(lengths, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     longest = [max(lengths[index] for index in batch) for batch in batches]
     assert longest == sorted(longest, reverse=True)
     for batch, width in zip(batches, longest, strict=True):
         assert len(batch) == 1 or len(batch) * width <= budget
-
-
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), budget=st.integers(40, 200))
-def test_no_batch_leaves_room_for_the_next_text(lengths: list[int], budget: int) -> None:
-    batches = token_budget_batches(lengths, budget)
-    for batch in batches[:-1]:
-        assert (len(batch) + 1) * max(lengths[index] for index in batch) > budget
+        assert (len(batch) + 1) * width > budget or batch is batches[-1]
 
 
 @pytest.fixture(scope="module")
-def encoder(tiny_encoder: object) -> TextEncoder:
-    located = locate_model(str(tiny_encoder))
-    settings = EncoderSettings(model=str(tiny_encoder), pooling="mean", query_prompt="query: ")
-    return load_encoder(settings, located.path, located.fingerprint).eval()
+def encoder(tiny_encoder: Path) -> TextEncoder:
+    return load_tiny(tiny_encoder, pooling="mean", query_prompt="query: ")
 
 
 def random_texts(number: int) -> list[str]:
@@ -72,14 +65,12 @@ def one_by_one(encoder: TextEncoder) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("piece_size", [None, 1, 5, 24, 100])
 @pytest.mark.parametrize("token_budget", [1, 64, 100_000])
-def test_vectors_do_not_depend_on_the_batches(
-    encoder: TextEncoder, one_by_one: NDArray[np.float32], token_budget: int, piece_size: int | None
-) -> None:
+def test_vectors_do_not_depend_on_the_batches(encoder, one_by_one, token_budget, piece_size):
     together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget, piece_size=piece_size)
     np.testing.assert_allclose(together, one_by_one, atol=1e-6, rtol=0)
 
 
-def test_order_and_repeats_are_the_callers(encoder: TextEncoder) -> None:
+def test_order_and_repeats_are_the_callers_and_equal_texts_are_encoded_once(encoder: TextEncoder) -> None:
     texts = random_texts(12)
     wanted: Sequence[int] = [5, 0, 5, 11, 3, 3, 0]
     vectors = encode_texts(encoder, texts, "document")
@@ -87,9 +78,6 @@ def test_order_and_repeats_are_the_callers(encoder: TextEncoder) -> None:
     assert (found.dtype, found.shape) == (np.float32, (7, 32))
     np.testing.assert_allclose(found, vectors[wanted], atol=1e-6, rtol=0)
     np.testing.assert_array_equal(found[[0, 1, 4]], found[[2, 6, 5]])
-
-
-def test_equal_texts_are_encoded_once(encoder: TextEncoder) -> None:
     texts, recorded = random_texts(10), Recorded(encoder)
     encode_texts(recorded, texts * 3, "document", token_budget=64)  # type: ignore[arg-type]
     assert sum(rows for rows, _ in recorded.shapes) == 10
@@ -149,14 +137,6 @@ def test_threads_that_share_an_encoder_read_on_while_one_encodes(encoder: TextEn
     assert min(measured[name] for name in ("tokenizing", "encoding", "waiting")) > 0
 
 
-def test_tokenizing_at_once_cuts_at_one_length(encoder: TextEncoder) -> None:
-    text = " ".join(random_texts(24))
-    with ThreadPoolExecutor(3) as pool:
-        found = pool.map(lambda length: encoder.tokenize_ids([text] * 50, "document", length), [8, 12, 8, 16] * 20)
-        lengths = [{len(row) for row in ids} for ids in found]
-    assert lengths == [{8}, {12}, {8}, {16}] * 20
-
-
 def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:
     recorded = Recorded(encoder)
     recorded.tokenize_ids = lambda *_, **__: [][0]
@@ -164,17 +144,11 @@ def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:
         encode_texts(recorded, ["a"], "document")  # type: ignore[arg-type]
 
 
-def test_a_role_has_its_prompt(encoder: TextEncoder) -> None:
+def test_a_role_has_its_prompt_and_nothing_is_kept_for_gradients(encoder: TextEncoder) -> None:
     query = encode_texts(encoder, ["open file"], "query")
     np.testing.assert_array_equal(query, encode_texts(encoder, ["query: open file"], "document"))
     assert not np.array_equal(query, encode_texts(encoder, ["open file"], "document"))
-
-
-def test_no_texts_give_no_vectors(encoder: TextEncoder) -> None:
     assert encode_texts(encoder, [], "query").shape == (0, 32)
-
-
-def test_nothing_is_kept_for_gradients(encoder: TextEncoder) -> None:
     assert all(parameter.requires_grad for name, parameter in encoder.named_parameters() if "pooler" not in name)
     vectors = encode_texts(encoder, ["open file"], "query")
     assert isinstance(vectors, np.ndarray)

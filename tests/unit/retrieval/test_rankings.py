@@ -42,13 +42,7 @@ def test_the_lines_of_a_run() -> None:
     document_ids=st.lists(name, min_size=9, max_size=9, unique=True),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_runs_come_back_as_the_same_float32(
-    tmp_path_factory: pytest.TempPathFactory,
-    scores: np.ndarray,
-    query_ids: list[str],
-    document_ids: list[str],
-    seed: int,
-) -> None:
+def test_runs_come_back_as_the_same_float32(tmp_path_factory, scores, query_ids, document_ids, seed):
     generator = np.random.default_rng(seed)
     rows = np.stack([generator.permutation(9)[:4] for _ in range(3)])
     scores = -np.sort(-scores, axis=1)
@@ -62,24 +56,18 @@ def test_runs_come_back_as_the_same_float32(
         assert np.array(list(run[query].values()), dtype=np.float32).tobytes() == values.tobytes()
 
 
-def test_files_of_other_tools(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.write_bytes(b"q1\tQ0\td1\t0\t1e2\tx\r\n\nq1   0 d\xc2\xa02 7 -3 x\nq0 Q0 d1 1 inf x")
-    assert read_ranking_file(path) == {"q1": {"d1": 100.0, "d\u00a02": -3.0}, "q0": {"d1": np.inf}}
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path) -> None:
-    path, mark = tmp_path / "file", b"\xef\xbb\xbf"
-    path.write_bytes(mark + b"q1 Q0 d1 1 2.5 x\n\xef\xbb\xbfq2 Q0 d1 1 2 x\n")
-    assert read_ranking_file(path) == {
-        "q1": {"d1": 2.5},
-        "\ufeffq2": {"d1": 2.0},
-    }  # a mark is one at the beginning alone
-    path.write_bytes(mark + b"1\t2\t1\n")
-    assert read_ranking_file(path) == {"1": {"2": -1.0}}
-    for text in (mark, b""):
-        path.write_bytes(text)
-        assert read_ranking_file(path) == {}
+@pytest.mark.parametrize(("text", "expected"), [
+    (b"q1\tQ0\td1\t0\t1e2\tx\r\n\nq1   0 d\xc2\xa02 7 -3 x\nq0 Q0 d1 1 inf x",  # of another tool
+     {"q1": {"d1": 100.0, "d\u00a02": -3.0}, "q0": {"d1": np.inf}}),
+    (b"\xef\xbb\xbfq1 Q0 d1 1 2.5 x\n\xef\xbb\xbfq2 Q0 d1 1 2 x\n",  # a mark is one at the beginning alone
+     {"q1": {"d1": 2.5}, "\ufeffq2": {"d1": 2.0}}),
+    (b"\xef\xbb\xbf1\t2\t1\n", {"1": {"2": -1.0}}),
+    (b"\xef\xbb\xbf", {}),
+    (b"", {}),
+])  # fmt: skip
+def test_files_of_other_tools_and_with_a_byte_order_mark(tmp_path, text, expected):
+    (tmp_path / "run").write_bytes(text)
+    assert read_ranking_file(tmp_path / "run") == expected
 
 
 @pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", pa.Codec("zstd").compress)])
@@ -92,31 +80,29 @@ def test_compressed_runs(ending: str, compress: Callable[[bytes], Any], tmp_path
         read_ranking_file(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            b"q Q0 d 1 1.0 t\nq Q0 d2 2 0.5\n",
-            "line 2 has 5 columns; 6 are needed: query Q0 document rank score tag",
-        ),
-        (b"q Q0 d 1 high t\n", r"line 1: column 5 \(score\) is 'high', no number"),
-        (b"q Q0 d 1 nan t\n", r"line 1: column 5 \(score\) is 'nan'"),
-        (b"q Q0 d 1 2 t\n\nq Q0 e 1 2 t\nq Q0 d 2 1 t\n", "line 4 names document 'd' again for query 'q'"),
-        (b"q Q0 \xff 1 1.0 t\n", "line 1 is not UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (b"q Q0 d 1 1.0 t\nq Q0 d2 2 0.5\n", "line 2 has 5 columns; 6 are needed: query Q0 document rank score tag"),
+    (b"q Q0 d 1 high t\n", r"line 1: column 5 \(score\) is 'high', no number"),
+    (b"q Q0 d 1 nan t\n", r"line 1: column 5 \(score\) is 'nan'"),
+    (b"q Q0 d 1 2 t\n\nq Q0 e 1 2 t\nq Q0 d 2 1 t\n", "line 4 names document 'd' again for query 'q'"),
+    (b"q Q0 \xff 1 1.0 t\n", "line 1 is not UTF-8"),
+    (b"1\t2\t1\n1\t3\n", "line 2 has 2 columns; 3 are needed: query document rank"),  # from here MS MARCO's
+    (b"1\t2\t0\n", r"line 1: column 3 \(rank\) is '0', no positive integer"),
+    (b"1\t2\t1\n1\t3\t2.0\n", r"line 2: column 3 \(rank\) is '2.0', no positive integer"),
+    (b"1\t2\t-1\n", r"line 1: column 3 \(rank\) is '-1'"),
+    (b"1\t2\t1\n1\t2\t2\n", "line 2 names document '2' again for query '1'"),
+])  # fmt: skip
 def test_wrong_runs(text: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.run"
-    path.write_bytes(text)
+    with pytest.raises(UserError, match=r"wrong.run can't be read: .*No such file"):
+        read_ranking_file(tmp_path / "wrong.run")
+    (tmp_path / "wrong.run").write_bytes(text)
     with pytest.raises(UserError, match=f"wrong.run, {message}"):
-        read_ranking_file(path)
+        read_ranking_file(tmp_path / "wrong.run")
 
 
 @settings(max_examples=40, deadline=None)
 @given(ranks=st.dictionaries(name, st.dictionaries(name, st.integers(1, 2**31), min_size=1), min_size=1, max_size=4))
-def test_runs_of_ms_marco_are_ordered_by_rank(
-    tmp_path_factory: pytest.TempPathFactory, ranks: dict[str, dict[str, int]]
-) -> None:
+def test_runs_of_ms_marco_are_ordered_by_rank(tmp_path_factory, ranks):
     path = tmp_path_factory.mktemp("runs") / "run.tsv"
     lines = [f"{query}\t{document}\t{rank}\n" for query, ranked in ranks.items() for document, rank in ranked.items()]
     path.write_text("".join(lines), encoding="utf-8")
@@ -125,28 +111,6 @@ def test_runs_of_ms_marco_are_ordered_by_rank(
     for query, scores in run.items():
         best = max(scores, key=scores.__getitem__)
         assert ranks[query][best] == min(ranks[query].values())
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"1\t2\t1\n1\t3\n", "line 2 has 2 columns; 3 are needed: query document rank"),
-        (b"1\t2\t0\n", r"line 1: column 3 \(rank\) is '0', no positive integer"),
-        (b"1\t2\t1\n1\t3\t2.0\n", r"line 2: column 3 \(rank\) is '2.0', no positive integer"),
-        (b"1\t2\t-1\n", r"line 1: column 3 \(rank\) is '-1'"),
-        (b"1\t2\t1\n1\t2\t2\n", "line 2 names document '2' again for query '1'"),
-    ],
-)
-def test_wrong_runs_of_ms_marco(text: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.tsv"
-    path.write_bytes(text)
-    with pytest.raises(UserError, match=f"wrong.tsv, {message}"):
-        read_ranking_file(path)
-
-
-def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none.run can't be read: .*No such file"):
-        read_ranking_file(tmp_path / "none.run")
 
 
 @pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])

@@ -11,26 +11,35 @@ from raytriever.errors import UserError
 from retrieval import rerank as module
 from retrieval.encoders.list_scorer import ListScorer
 from retrieval.encoders.specification import ListScorerForm
-from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking
 from retrieval.rerank import rerank, rerank_lists
 
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def some_candidates(generator: np.random.Generator, depth: int) -> Ranking:
+    """Rows of 20 documents for 7 queries, up to ``depth`` of them."""
+    rows = np.stack([generator.permutation(20)[:depth] for _ in range(7)]).astype(np.int64)
+    for line, found in zip(rows, generator.integers(0, depth + 1, size=7), strict=True):
+        line[found:] = -1
+    return Ranking(rows, np.zeros(rows.shape, dtype=np.float32))
+
+
+def assert_sorted(found: Ranking, query: int, scores: dict[int, float], k: int) -> None:
+    """By score descending, then by row."""
+    expected = sorted(scores, key=lambda row: (-scores[row], row))[:k]
+    padding = k - len(expected)
+    assert found.rows[query].tolist() == expected + [-1] * padding
+    assert found.scores[query].tolist() == [scores[row] for row in expected] + [-np.inf] * padding
+
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    depth=st.integers(1, 12),
-    k=st.integers(1, 14),
-    vectors=st.integers(1, 3),
-    bytes_at_once=st.sampled_from([1, 200, 10_000]),
-)
+@given(SEEDS, st.integers(1, 12), st.integers(1, 14), st.integers(1, 3), st.sampled_from([1, 200, 10_000]))
 def test_equals_a_literal_sort(seed: int, depth: int, k: int, vectors: int, bytes_at_once: int) -> None:
     generator = np.random.default_rng(seed)
     queries = generator.integers(-2, 3, size=(7, 3)).astype(np.float32)
     documents = generator.integers(-2, 3, size=(20, vectors, 3)).astype(np.float32)
-    rows = np.stack([generator.permutation(20)[:depth] for _ in queries]).astype(np.int64)
-    for line, found in zip(rows, generator.integers(0, depth + 1, size=7), strict=True):
-        line[found:] = -1
+    candidates = some_candidates(generator, depth)
     asked: list[NDArray[np.int64]] = []
 
     def fetch(wanted: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -39,30 +48,15 @@ def test_equals_a_literal_sort(seed: int, depth: int, k: int, vectors: int, byte
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BYTES_AT_ONCE", bytes_at_once)
-        found = rerank(Ranking(rows, np.zeros(rows.shape, dtype=np.float32)), queries, fetch, k)
-    for query, line in enumerate(rows):
+        found = rerank(candidates, queries, fetch, k)
+    for query, line in enumerate(candidates.rows):
         scores = {int(row): float((documents[row] @ queries[query]).max()) for row in line if row >= 0}
-        expected = sorted(scores, key=lambda row: (-scores[row], row))[:k]
-        assert found.rows[query].tolist() == expected + [-1] * (k - len(expected))
-        assert found.scores[query].tolist() == [scores[row] for row in expected] + [-np.inf] * (k - len(expected))
+        assert_sorted(found, query, scores, k)
     assert all((np.diff(wanted) > 0).all() for wanted in asked)
 
 
-def test_candidates_that_hold_the_best_give_the_exact_ranking() -> None:
-    generator = np.random.default_rng(0)
-    queries = generator.standard_normal((30, 48)).astype(np.float32)
-    documents = generator.standard_normal((500, 48)).astype(np.float32)
-    exact = exact_top_k(queries, documents, 50)
-    shuffled = generator.permuted(exact_top_k(queries, documents, 200).rows, axis=1)
-    found = rerank(Ranking(shuffled, np.zeros(shuffled.shape, dtype=np.float32)), queries, documents.__getitem__, 50)
-    np.testing.assert_array_equal(found.rows, exact.rows)
-    np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
-
-
 @pytest.mark.parametrize("vectors", [1, 4])
-def test_a_block_holds_as_many_queries_as_their_vectors_have_room(
-    vectors: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_holds_as_many_queries_as_their_vectors_have_room(vectors, monkeypatch):
     """Candidates of queries are distinct, so each counts: 3 queries of 5 documents of 6 numbers a block, or less."""
     monkeypatch.setattr(module, "_BYTES_AT_ONCE", 3 * 5 * 6 * 4 + 100)
     documents = np.random.default_rng(0).standard_normal((50, vectors, 6)).astype(np.float32)
@@ -86,35 +80,24 @@ def random_scorer() -> ListScorer:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    depth=st.integers(1, 12),
-    k=st.integers(1, 14),
-    bytes_at_once=st.sampled_from([1, 10_000, 1 << 20]),
-)
+@given(SEEDS, st.integers(1, 12), st.integers(1, 14), st.sampled_from([1, 10_000, 1 << 20]))
 def test_lists_are_ranked_by_the_scores_of_each_list_alone(seed: int, depth: int, k: int, bytes_at_once: int) -> None:
     generator, scorer = np.random.default_rng(seed), random_scorer()
     queries = generator.standard_normal((7, 3)).astype(np.float32)
     documents = generator.standard_normal((20, 3)).astype(np.float32)
     documents[9] = documents[4]  # equal vectors of two documents: equal scores, in the order of their rows
-    rows = np.stack([generator.permutation(20)[:depth] for _ in queries]).astype(np.int64)
-    for line, count in zip(rows, generator.integers(0, depth + 1, size=7), strict=True):
-        line[count:] = -1
+    candidates = some_candidates(generator, depth)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BYTES_AT_ONCE", bytes_at_once)
-        found = rerank_lists(
-            Ranking(rows, np.zeros(rows.shape, dtype=np.float32)), queries, documents.__getitem__, scorer, k
-        )
+        found = rerank_lists(candidates, queries, documents.__getitem__, scorer, k)
     assert scorer.training
     exact = random_scorer().double().eval()
-    for query, line in enumerate(rows):
+    for query, line in enumerate(candidates.rows):
         chosen = np.sort(line[line >= 0])
         vectors = torch.from_numpy(np.concatenate([documents[chosen], np.zeros((1, 3))]))
         values = exact(torch.from_numpy(queries[query : query + 1]).double(), vectors, torch.arange(len(chosen))[None])
         scores = dict(zip(chosen.tolist(), values[0].detach().numpy().astype(np.float32).tolist(), strict=True))
-        expected = sorted(scores, key=lambda row: (-scores[row], row))[:k]
-        assert found.rows[query].tolist() == expected + [-1] * (k - len(expected))
-        assert found.scores[query].tolist() == [scores[row] for row in expected] + [-np.inf] * (k - len(expected))
+        assert_sorted(found, query, scores, k)
 
 
 def test_scores_that_are_no_numbers_are_refused() -> None:

@@ -1,3 +1,5 @@
+"""Stored vectors: one numbering of all shards, whose files are mapped when a row is asked for; of which encoder."""
+
 from pathlib import Path
 
 import numpy as np
@@ -8,28 +10,16 @@ from hypothesis import strategies as st
 
 from raytriever.errors import UserError
 from retrieval.vectors import StoredVectors, VectorRows
+from tests.unit.retrieval.made_up import CONTRACT, stored_vectors
 from tests.unit.small_run import make_artifact
 
-CONTRACT = {
-    "model": "m" * 16,
-    "pooling": "mean",
-    "normalize": True,
-    "query_prompt": "",
-    "document_prompt": "",
-    "max_length": 16,
-    "dtype": "float32",
-    "dimension": 3,
-}
 SIZES = (4, 1, 3)
 VALUES = np.random.default_rng(0).normal(size=(sum(SIZES), 3)).astype(np.float16)
 
 
 def make(folder: Path) -> StoredVectors:
-    files = {}
-    for number, part in enumerate(np.split(np.arange(len(VALUES)), np.cumsum(SIZES)[:-1])):
-        files[f"documents/{number:05d}.npy"] = VALUES[part]
-        files[f"documents/{number:05d}.ids.parquet"] = pa.table({"id": [f"d{row}" for row in part]})
-    return StoredVectors(make_artifact(folder, "vectors", {}, {"encoder": CONTRACT}, files, len(VALUES)))
+    ids = [f"d{row}" for row in range(len(VALUES))]
+    return StoredVectors(stored_vectors(folder, None, {"documents": (VALUES, ids)}, files=SIZES))
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +44,17 @@ def test_rows_come_in_the_order_asked_for(rows: VectorRows, wanted: list[int]) -
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100])
-def test_blocks_cover_every_row_once(rows: VectorRows, size: int) -> None:
+def test_blocks_cover_every_row_once_and_shards_are_mapped_not_read(rows: VectorRows, size: int) -> None:
     blocks = list(rows.blocks(size))
     assert [start for start, _ in blocks] == list(range(0, 8, size))
     assert max(len(block) for _, block in blocks) <= size
     np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), VALUES.astype(np.float32))
+    assert all(isinstance(rows._file(number), np.memmap) for number in range(len(SIZES)))
 
 
 def test_a_text_may_have_several_vectors(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float16).reshape(4, 2, 3)
-    files = {"documents/00000.npy": values, "documents/00000.ids.parquet": pa.table({"id": list("abcd")})}
-    artifact = make_artifact(tmp_path / "v", "vectors", {}, {"encoder": CONTRACT}, files, 4)
-    rows = StoredVectors(artifact).part("documents")
+    rows = StoredVectors(stored_vectors(tmp_path / "v", None, {"documents": (values, list("abcd"))})).part("documents")
     assert (len(rows), rows.dimension, rows.vectors_per_text) == (4, 3, 2)
     np.testing.assert_array_equal(rows.gather(np.array([3, 0])), values[[3, 0]].astype(np.float32))
     assert [(start, block.shape) for start, block in rows.blocks(2, 1, 4)] == [(1, (2, 2, 3)), (3, (1, 2, 3))]
@@ -78,8 +67,8 @@ def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
         "documents/00001.npy": VALUES[2:3],
         "documents/00001.ids.parquet": pa.table({"id": ["d40"], "row": [40]}),
     }
-    artifact = make_artifact(tmp_path / "v", "vectors", {}, {"encoder": CONTRACT}, files, 3)
-    rows = StoredVectors(artifact).part("documents")
+    facts = {"encoder": CONTRACT | {"dimension": 3}}
+    rows = StoredVectors(make_artifact(tmp_path / "v", "vectors", {}, facts, files, 3)).part("documents")
     np.testing.assert_array_equal(rows.gather(np.array([40, 3, 40])), VALUES[[2, 0, 2]].astype(np.float32))
     with pytest.raises(UserError, match=r"holds no vector of row 41 \(2 of 3 are missing\)"):
         rows.gather(np.array([9, 41, 0]))
@@ -87,16 +76,9 @@ def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
         rows.require_all()
 
 
-def test_shards_are_mapped_not_read(rows: VectorRows) -> None:
-    assert all(isinstance(rows._file(number), np.memmap) for number in range(len(SIZES)))
-
-
-def test_a_part_that_was_not_embedded_is_named(tmp_path: Path) -> None:
+def test_a_part_that_was_not_embedded_and_encoders_that_differ_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no vectors of queries\. Embed with parts including 'queries'"):
         make(tmp_path / "v").part("queries")
-
-
-def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
     contract = make(tmp_path / "v").contract
     contract.require_same(contract.model_copy(), "a", "b")
     with pytest.raises(UserError) as raised:
@@ -107,9 +89,7 @@ def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_files_are_opened_for_rows_that_are_asked_for_and_few_stay_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_opened_for_rows_that_are_asked_for_and_few_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.vectors._MOST_MAPS", 2)
     opened: list[str] = []
     load = np.load

@@ -28,8 +28,13 @@ def contents(source: Source, *, bytes_per_shard: int = 32 << 20, limits: Limits 
 
 def dropped(source: Source, *, bytes_per_shard: int = 32 << 20) -> dict[str, int]:
     """What it leaves out, by reasons."""
-    records = _collected(source, bytes_per_shard)[1]
-    return dict(sum((Counter(record.dropped) for record in records), Counter[str]()))
+    return contents_and_dropped(source, bytes_per_shard)[1]
+
+
+def contents_and_dropped(source: Source, bytes_per_shard: int = 32 << 20) -> tuple[Contents, dict[str, int]]:
+    """Both, of one collecting."""
+    stored, records = _collected(source, bytes_per_shard)
+    return stored, dict(sum((Counter(record.dropped) for record in records), Counter[str]()))
 
 
 def counts(source: Source) -> dict[str, int]:

@@ -1,30 +1,37 @@
-"""What all collections share: passage text and record batches."""
+"""Passage text and record batches; a stored collection's rows, texts and judgments, and when files are opened."""
 
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
 from retrieval.collections import collection
 from retrieval.collections.collection import (
     DOCUMENTS,
     JUDGMENTS,
     QUERIES,
+    ParquetRows,
+    StoredCollection,
     passage_text,
     record_batches,
+    texts_of,
 )
+from tests.unit.small_run import make_artifact
 
 
-@pytest.mark.parametrize(
-    ("title", "text", "expected"),
-    [
-        ("Title", "text", "Title text"),
-        ("", "text", "text"),
-        ("Title", "", "Title"),
-        ("", "  code\n    indented\n", "code\n    indented"),
-        (" ", "\t", ""),
-    ],
-)
+@pytest.mark.parametrize(("title", "text", "expected"), [
+    ("Title", "text", "Title text"),
+    ("", "text", "text"),
+    ("Title", "", "Title"),
+    ("", "  code\n    indented\n", "code\n    indented"),
+    (" ", "\t", ""),
+])  # fmt: skip
 def test_passage_text_joins_as_beir_does(title: str, text: str, expected: str) -> None:
     assert passage_text(title, text) == expected
 
@@ -40,7 +47,7 @@ def test_record_batches_keep_rows_and_order(rows: list[tuple[str, str, int, str]
     assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == rows
 
 
-def test_record_batches_are_bounded_in_rows_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_batches_are_bounded_and_made_while_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_BATCH_ROWS", 4)
     monkeypatch.setattr(collection, "_BATCH_CHARACTERS", 100)
     short = [(str(number), "", "", []) for number in range(10)]
@@ -48,16 +55,94 @@ def test_record_batches_are_bounded_in_rows_and_in_characters(monkeypatch: pytes
     long = [(str(number), "x" * 60, "", ["answer"]) for number in range(5)]
     assert [len(batch) for batch in record_batches(long, QUERIES)] == [2, 2, 1]
 
-
-def test_record_batches_are_made_while_rows_come() -> None:
     def rows() -> object:
         for number in range(collection._BATCH_ROWS + 1):
             yield str(number), "", "", []
         raise RuntimeError("read too far")
 
-    batches = record_batches(rows(), QUERIES)  # type: ignore[arg-type]
-    assert len(next(batches)) == collection._BATCH_ROWS
-
-
-def test_no_rows_make_no_batch() -> None:
+    assert len(next(record_batches(rows(), QUERIES))) == collection._BATCH_ROWS  # type: ignore[arg-type]
     assert list(record_batches([], DOCUMENTS)) == []
+
+
+ROWS_PER_FILE = (3, 1, 4)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
+    documents = [{"id": f"d{n}", "title": "" if n % 2 else f"title {n}", "text": f"text {n}", "domain": "any"}
+                 for n in range(8)]  # fmt: skip
+    files = {
+        f"documents/{number:05d}.parquet": pa.Table.from_pylist(documents[start:stop], DOCUMENTS)
+        for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *ROWS_PER_FILE])))
+    }
+    queries = {"id": ["q0", "q1"], "text": ["what", "who"], "domain": ["", ""], "answers": [[], ["an answer", "ç"]]}
+    files["queries/00000.parquet"] = pa.table(queries, QUERIES)
+    judged = [("d1", 1, "test"), ("d2", 0, "test"), ("d1", 2, "train")]
+    rows = [{"query_id": "q0", "document_id": d, "relevance": grade, "split": split} for d, grade, split in judged]
+    files["judgments/00000.parquet"] = pa.Table.from_pylist(rows, JUDGMENTS)
+    folder = tmp_path_factory.mktemp("stored") / "id=3"  # what looks like a partition is none
+    return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 8))
+
+
+def test_rows_are_numbered_through_the_files_and_read_as_an_encoder_does(stored: StoredCollection) -> None:
+    rows = stored.rows_of("documents")
+    assert len(rows) == 8
+    assert rows.read(["id"])["id"].to_pylist() == [f"d{n}" for n in range(8)]
+    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+    assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
+    assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
+    assert stored.texts("documents", np.array([2, 1]), with_title=False) == ["text 2", "text 1"]
+    table = pa.table({"title": [" title ", "title"], "text": ["\n", " text "]})
+    assert texts_of(table, "documents", with_title=False) == ["title", "text"]  # never nothing
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(st.integers(0, 7), max_size=12))
+def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[int]) -> None:
+    taken = stored.rows_of("documents").take(np.array(rows, dtype=np.int64), ["text", "id"])
+    assert taken.column_names == ["text", "id"]
+    assert taken["id"].to_pylist() == [f"d{n}" for n in rows]
+    assert taken["text"].to_pylist() == [f"text {n}" for n in rows]
+
+
+def test_judgments_are_those_of_a_split_and_answers_of_queries_that_have_some(stored: StoredCollection) -> None:
+    assert stored.judgments("test")["document_id"].to_pylist() == ["d1", "d2"]
+    message = r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them\."
+    with pytest.raises(UserError, match=message):
+        stored.judgments("dev")
+    assert stored.answers() == {"q1": ["an answer", "ç"]}
+
+
+def test_an_empty_part_has_no_rows_and_another_artifact_is_refused(tmp_path: Path) -> None:
+    files = {"queries/00000.parquet": QUERIES.empty_table()}
+    artifact = Artifact(make_artifact(tmp_path / "a", "collection", {}, {}, files, 0))
+    rows = ParquetRows(artifact, artifact.names("queries/"))
+    assert len(rows) == 0
+    assert rows.take(np.array([], dtype=np.int64), ["id"]).schema == pa.schema([QUERIES.field("id")])
+    uri = make_artifact(tmp_path / "b", "vectors", {}, {}, {"x": "1"}, 0)
+    with pytest.raises(UserError, match="one of kind 'collection' is needed"):
+        StoredCollection(uri)
+
+
+def test_files_are_opened_when_a_row_is_asked_for_and_few_stay_open(stored, monkeypatch):
+    names = stored.names("documents/")
+    rows = ParquetRows(stored, [*names[:2], "absent.parquet"], [*ROWS_PER_FILE[:2], 7])
+    assert len(rows) == 11
+    assert rows.take(np.array([3, 1]), ["id"])["id"].to_pylist() == ["d3", "d1"]
+    with pytest.raises(UserError, match=r"absent\.parquet is missing"):
+        rows.take(np.array([4]), ["id"])
+    with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, where its manifest says 2"):
+        ParquetRows(stored, names, [3, 2, 3]).take(np.array([4]), ["id"])
+    rows = stored.rows_of("documents")
+    open_file = rows._file
+    asked: list[int] = []
+    monkeypatch.setattr(rows, "_file", lambda number: (asked.append(number), open_file(number))[1])
+    assert rows.take(np.array([3, 3]), ["id"])["id"].to_pylist() == ["d3", "d3"]
+    assert asked == [1]
+    monkeypatch.setattr("retrieval.collections.collection._MOST_OPEN_FILES", 1)
+    rows = stored.rows_of("documents")
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    for wanted in ([7, 0, 3], [0], [5, 4]):
+        assert rows.take(np.array(wanted), ["id"])["id"].to_pylist() == [f"d{n}" for n in wanted]
+    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files + 1

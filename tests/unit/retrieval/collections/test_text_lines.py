@@ -1,14 +1,16 @@
-"""Lines and JSON objects of files, and what is said where they are broken."""
+"""Lines, JSON objects and lists, and judgments in files, and what is said where they are broken."""
 
 import gzip
 import json
 import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.jobs.collect import Collect, CollectConfig
@@ -17,12 +19,15 @@ from raytriever.errors import UserError
 from retrieval.collections import text_lines
 from retrieval.collections.reading import Limits, reading_within
 from retrieval.collections.text_lines import (
+    HEADER,
     find_file,
     find_files,
     json_objects,
     json_records,
     numbered_lines,
     plain_name,
+    read_qrels,
+    read_trec_qrels,
     tab_separated,
 )
 from tests.unit.retrieval.collections.packed_files import write_files
@@ -43,17 +48,11 @@ def test_lines_end_at_line_feeds_only(tmp_path_factory: pytest.TempPathFactory, 
     folder = written(tmp_path_factory.mktemp("lines"), "\n".join([*texts, ""]).encode())
     expected = [texts[0].removeprefix("\ufeff"), *texts[1:]]
     assert lines_of(folder) == list(enumerate(expected, start=1))
-
-
-def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path: Path) -> None:
-    folder = written(tmp_path, b"\xef\xbb\xbfone\r\ntwo")
-    assert lines_of(folder) == [(1, "one"), (2, "two")]
+    assert lines_of(written(Path(folder.uri), b"\xef\xbb\xbfone\r\ntwo")) == [(1, "one"), (2, "two")]
 
 
 @pytest.mark.parametrize("buffer", [1, 3, 1 << 20])
-def test_bytes_outside_utf8_are_named_by_line_and_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
-) -> None:
+def test_bytes_outside_utf8_are_named_by_line_and_offset(tmp_path, monkeypatch, buffer):
     monkeypatch.setattr(text_lines, "_BUFFER_BYTES", buffer)
     folder = written(tmp_path, "grün\n".encode() + "Käse\n".encode("latin-1"))
     lines = numbered_lines(folder, "file")
@@ -69,26 +68,25 @@ def packed(data: bytes, ending: str) -> bytes:
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @settings(max_examples=30, deadline=None)
 @given(parts=st.lists(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"])), min_size=1))
-def test_compressed_files_of_several_parts_are_read_through(
-    tmp_path_factory: pytest.TempPathFactory, ending: str, parts: list[str]
-) -> None:
+def test_compressed_files_of_several_parts_are_read_through(tmp_path_factory, ending, parts):
     folder = Folder(str(tmp_path_factory.mktemp("packed")))
     folder.write_bytes("plain", "".join(parts).encode())
     folder.write_bytes(f"file{ending}", b"".join(packed(part.encode(), ending) for part in parts))
     assert lines_of(folder, f"file{ending}") == lines_of(folder, "plain")
 
 
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda whole: whole[:-1],
+    "cut in the second part": lambda whole: whole + whole[:9],
+    "not compressed": lambda _: b"some text\n" * 100,
+    "more behind": lambda whole: whole + b"more behind it",
+}
+
+
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-@pytest.mark.parametrize("damage", ["cut", "cut in the second part", "not compressed", "more behind"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_compressed_files_are_named(tmp_path: Path, ending: str, damage: str) -> None:
-    whole = packed(b"some text\n" * 100, ending)
-    data = {
-        "cut": whole[:-1],
-        "cut in the second part": whole + whole[:9],
-        "not compressed": b"some text\n" * 100,
-        "more behind": whole + b"more behind it",
-    }[damage]
-    (tmp_path / f"file{ending}").write_bytes(data)
+    (tmp_path / f"file{ending}").write_bytes(DAMAGE[damage](packed(b"some text\n" * 100, ending)))
     with pytest.raises(UserError, match=rf"file\{ending} can't be decompressed: .*If it is not whole, fetch it again"):
         list(numbered_lines(Folder(str(tmp_path)), f"file{ending}"))
 
@@ -101,30 +99,22 @@ def test_a_compressed_file_of_no_bytes_was_cut_off(place: str, ending: str) -> N
     assert list(numbered_lines(folder, "plain")) == list(numbered_lines(folder, f"empty{ending}")) == []
 
 
-def test_errors_of_plain_files_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        list(numbered_lines(Folder(str(tmp_path)), "file"))
-
-
 def test_files_are_found_plain_or_compressed(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        lines_of(folder)
     assert find_file(folder, "a.tsv") is None
     for name in ("a.tsv.zst", "a.tsv.gz", "a.tsv"):  # plain first, then .gz, then .zst
         folder.write_bytes(name, b"")
         assert find_file(folder, "a.tsv") == name
     assert find_file(folder, "a.tsv.gz") == "a.tsv.gz"
-    assert [plain_name(name) for name in ("a.tsv", "a.tsv.gz", "a.gz.tsv", "a.zst")] == [
-        "a.tsv",
-        "a.tsv",
-        "a.gz.tsv",
-        "a",
-    ]
+    plain = {"a.tsv": "a.tsv", "a.tsv.gz": "a.tsv", "a.gz.tsv": "a.gz.tsv", "a.zst": "a"}
+    assert {name: plain_name(name) for name in plain} == plain
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(st.characters(exclude_categories=["Cs"])))), st.booleans())
-def test_objects_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, str]], ascii_only: bool
-) -> None:
+@example([{"text": "\U0001f600 \ud55c"}], True)  # an escaped surrogate pair
+def test_objects_round_trip(tmp_path_factory, objects, ascii_only):
     lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
     folder = written(tmp_path_factory.mktemp("objects"), "\n \n".join(lines).encode())
     found = list(json_objects(folder, "file"))
@@ -132,20 +122,14 @@ def test_objects_round_trip(
     assert [record.place.line for record in found] == [1 + 2 * number for number in range(len(objects))]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            '{"_id": "1", "text": "cut o',
-            r"file, line 2 is not valid JSON \(.*\): '\{\"_id\": \"1\", \"text\": \"cut o'",
-        ),
-        ("x" * 500, r"line 2 is not valid JSON .*: 'x{60}…'"),
-        ('["a", "list"]', r"line 2 is '\[\"a\", \"list\"\]', but every line must be one JSON object"),
-        ("17", r"line 2 is '17', but every line must be one JSON object"),
-        (r'{"text": "half \ud83d"}', r"line 2 is not valid JSON .*surrogates not allowed"),
-        ("[" * 200_000, r"line 2 is not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ('{"_id": "1", "text": "cut o', r"file, line 2 is not valid JSON \(.*\): '\{\"_id\": \"1\", \"text\": \"cut o'"),
+    ("x" * 500, r"line 2 is not valid JSON .*: 'x{60}…'"),
+    ('["a", "list"]', r"line 2 is '\[\"a\", \"list\"\]', but every line must be one JSON object"),
+    ("17", r"line 2 is '17', but every line must be one JSON object"),
+    (r'{"text": "half \ud83d"}', r"line 2 is not valid JSON .*surrogates not allowed"),
+    ("[" * 200_000, r"line 2 is not valid JSON"),
+])  # fmt: skip
 def test_broken_lines_are_named_and_quoted(tmp_path: Path, line: str, message: str) -> None:
     folder = written(tmp_path, f"{{}}\n{line}\n".encode())
     with pytest.raises(UserError, match=message):
@@ -156,9 +140,7 @@ fields = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=[
 
 
 @given(st.lists(st.tuples(fields, fields, fields), min_size=1))
-def test_tab_separated_fields_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]
-) -> None:
+def test_tab_separated_fields_round_trip(tmp_path_factory, rows):
     lines = "\n".join(["\t".join(("x", *row)) for row in rows])
     folder = written(tmp_path_factory.mktemp("tsv"), lines.encode())
     found = [(place.line, fields) for place, fields in tab_separated(folder, "file", ["a", "b", "c", "d"])]
@@ -190,11 +172,6 @@ def test_files_are_found_by_name_and_by_pattern(place: str) -> None:
             find_files(folder, ["b.tsv", name], "documents")
 
 
-def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
-    folder = written(tmp_path, rb'{"text": "\ud83d\ude00 \uD55C"}')
-    assert [record.values for record in json_objects(folder, "file")] == [{"text": "😀 한"}]
-
-
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_a_line_above_the_limit_is_refused_before_it_is_in_memory(tmp_path: Path, ending: str) -> None:
     data = b"short\n" + b"x" * 50_000_000 + b"\n"
@@ -212,12 +189,6 @@ def test_a_line_above_the_limit_is_refused_before_it_is_in_memory(tmp_path: Path
     assert [number for number, _ in lines_of(folder, f"file{ending}")] == [1, 2]
 
 
-def test_an_entry_of_a_json_list_has_the_limit_of_a_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(json.dumps([{"a": "x"}, {"a": "x" * 30_000_000}]))
-    with reading_within(Limits(line_bytes=1_000_000)), pytest.raises(UserError, match=r"longer than limits.line_bytes"):
-        list(json_records(Folder(str(tmp_path)), "file"))
-
-
 def test_a_text_above_the_limit_is_named_by_its_line(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"corpus.jsonl": json.dumps({"_id": "0", "title": "", "text": "x" * 2000}) + "\n"})
     write_files(str(tmp_path), {"queries.jsonl": json.dumps({"_id": "q", "text": "what"}) + "\n"})
@@ -226,7 +197,161 @@ def test_a_text_above_the_limit_is_named_by_its_line(tmp_path: Path) -> None:
     values = {"source": source, "limits": {"document_characters": 1000}, "output": str(tmp_path / "out")}
     with pytest.raises(UserError, match=r"corpus.jsonl, line 1 holds 2,001 characters, above limits"):
         make(Collect(CollectConfig.model_validate(values)))
-    one, other = (
-        Collect(CollectConfig.model_validate({**values, "limits": {"document_characters": n}})) for n in (1, 2)
-    )
-    assert one.derivation() == other.derivation()
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+OBJECTS = st.lists(st.dictionaries(st.text(), VALUES, max_size=4), max_size=6)
+
+
+def read(folder: Path, text: str | bytes, name: str = "x.json") -> list[tuple[str, dict[str, Any]]]:
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return [(f"{place.unit} {place.line}", value) for place, value in json_records(Folder(str(folder)), name)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(objects=OBJECTS, block=st.integers(1, 40), escaped=st.booleans(), indent=st.sampled_from([None, 0, 3]))
+def test_a_list_is_what_json_loads_gives(tmp_path_factory, objects, block, escaped, indent):
+    text = json.dumps(objects, ensure_ascii=escaped, indent=indent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_lines, "_BLOCK_CHARACTERS", block)
+        assert [value for _, value in read(tmp_path_factory.mktemp("list"), text)] == objects
+
+
+@settings(max_examples=60, deadline=None)
+@given(objects=OBJECTS, start=st.integers(0, 200), end=st.integers(0, 200))
+def test_a_list_with_a_piece_cut_out_is_refused_or_read_as_json_loads_does(tmp_path_factory, objects, start, end):
+    whole = json.dumps(objects, indent=1)
+    text = "[" + (whole[1 : 1 + start] + whole[1 + start + end :])
+    folder = tmp_path_factory.mktemp("cut")
+    try:
+        expected = json.loads(text)
+        json.dumps(expected, ensure_ascii=False).encode()  # an escape cut out may leave half a surrogate pair
+    except ValueError:
+        expected = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_lines, "_BLOCK_CHARACTERS", 7)
+        if expected is not None and all(isinstance(value, dict) for value in expected):
+            assert [value for _, value in read(folder, text)] == expected
+        else:
+            with pytest.raises(UserError, match=r"x\.json is not a JSON list of objects: "):
+                read(folder, text)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_entries_are_counted_and_lines_too(tmp_path: Path, ending: str) -> None:
+    texts = {"a.json": '\ufeff \n[{"a": 1},\n\n {"a": 2}]\n', "b.json": '\n{"a": 1}\n{"a": 2}'}
+    write_files(str(tmp_path), texts, ending)
+    entries = json_records(Folder(str(tmp_path)), f"a.json{ending}")
+    assert [(str(place), value) for place, value in entries] == [
+        (f"{tmp_path}/a.json{ending}, entry 1", {"a": 1}),
+        (f"{tmp_path}/a.json{ending}, entry 2", {"a": 2}),
+    ]
+    lines = json_records(Folder(str(tmp_path)), f"b.json{ending}")
+    assert [(place.unit, place.line) for place, _ in lines] == [("line", 2), ("line", 3)]
+
+
+def test_json_files_that_are_empty_damaged_or_above_the_limit_of_a_line(tmp_path: Path) -> None:
+    assert read(tmp_path, "") == read(tmp_path, " \n") == read(tmp_path, "[]") == read(tmp_path, "\n[ \n ]\n") == []
+    write_files(str(tmp_path), {"a.json": json.dumps([{"a": str(number)} for number in range(9999)])}, ".gz")
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(UserError, match=r"a\.json\.gz.*not whole"):
+        list(json_records(Folder(str(tmp_path)), "a.json.gz"))
+    (tmp_path / "file").write_text(json.dumps([{"a": "x"}, {"a": "x" * 30_000_000}]))
+    with reading_within(Limits(line_bytes=1_000_000)), pytest.raises(UserError, match=r"longer than limits.line_bytes"):
+        list(json_records(Folder(str(tmp_path)), "file"))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ('[{"a": 1}\n {"a": 2}]', r"is not a JSON list of objects: '\{' stands where , or \] must \(entry 2\)"),
+    ('[{"a": 1},\n 2]', r"'2' stands where \{ must \(entry 2\)"),
+    ('[{"a": 1},\n]', r"'\]' stands where \{ must"),
+    ('[{"a": 1},', r"the list has no end \(entry 2\)"),
+    ('[{"a": 1}', "the list has no end"),
+    ('[{"a": 1}] {}', "'{' stands where its end must"),
+    ('[{"a":\n 1', r"Expecting ',' delimiter \(entry 1\)"),
+    ('[{"a": \nwhat}]', "Expecting value"),
+    ('[{"a": "un\ntil"}]', r"Invalid control character \(entry 1\)"),
+    ('[{"a": "' + "x" * 100, "Unterminated string"),
+    ('[{"a": "\\ud800"}]', "surrogates not allowed"),
+    ('[{"a": ' + "[" * 100_000, "recursion|Expecting"),
+    (b'[{"a": "\xff"}]', "line 1 is not UTF-8: byte 0xff"),
+    ('{"a": 1}\n[]', "line 2 is .*every line must be one JSON object"),
+])  # fmt: skip
+def test_what_is_no_list_of_objects_is_named(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, text)
+
+
+def test_memory_does_not_grow_with_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_lines, "_BLOCK_CHARACTERS", 1 << 16)
+    entry = json.dumps({"a": "x" * 2000})
+    peaks = []
+    for entries in (200, 20_000):  # 0.4 and 40 MB
+        (tmp_path / "x.json").write_text("[" + ",".join([entry] * entries) + "]", encoding="utf-8")
+        tracemalloc.start()
+        assert sum(1 for _ in json_records(Folder(str(tmp_path)), "x.json")) == entries
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + (1 << 20)
+
+
+def test_a_long_object_is_not_read_over_and_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_lines, "_BLOCK_CHARACTERS", 1 << 10)
+    decoded: list[int] = []
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> Any:
+            decoded.append(len(s) - idx)
+            return super().raw_decode(s, idx)
+
+    monkeypatch.setattr(text_lines, "_DECODER", Counting())
+    text = json.dumps([{"a": ["x" * 10] * 300_000}])
+    assert len(read(tmp_path, text)) == 1
+    assert sum(decoded) < 4 * len(text)
+
+
+READ = {"tsv": read_qrels, "trec": read_trec_qrels}
+
+
+def judgments(folder: Path, form: str, text: str) -> list[tuple[int, str, str, int]]:
+    (folder / f"test.{form}").write_bytes(text.encode())
+    return [(place.line, *values) for place, *values in READ[form](Folder(str(folder)), f"test.{form}")]
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), [
+    ("tsv", f'{HEADER}\r\nq 1\td\u2028\t0\r\n\r\nq 1\te\t-2\r\nq2\t"e"\t+2147483647',
+     [(2, "q 1", "d\u2028", 0), (4, "q 1", "e", -2), (5, "q2", '"e"', 2147483647)]),
+    ("tsv", "", []),
+    ("tsv", f"{HEADER}\n", []),
+    ("trec", "301 0 FBIS-1 1\r\n\r\n 301\tQ0\td\u00a02\t-2 \nq  0   d3 \t +2147483647",
+     [(1, "301", "FBIS-1", 1), (3, "301", "d\u00a02", -2), (4, "q", "d3", 2147483647)]),
+    ("trec", "", []),
+    ("trec", "\n \n", []),
+])  # fmt: skip
+def test_scores_of_any_sign_and_spaces_in_ids_survive(tmp_path, form, text, expected):
+    assert judgments(tmp_path, form, text) == expected
+
+
+@pytest.mark.parametrize(("form", "text", "message"), [
+    ("tsv", "q1\td1\t1\n",
+     r"test\.tsv, line 1 is 'q1\\td1\\t1'.*begins with the header 'query-id\\tcorpus-id\\tscore'"),
+    ("tsv", "q1 0 d1 1\n", r"line 1 is 'q1 0 d1 1'"),
+    ("tsv", f"{HEADER}\nq1\td1\n", r"line 2 has 2 tab-separated fields: 'q1\\td1'"),
+    ("tsv", f"{HEADER}\nq1\t0\td1\t1\n", r"line 2 has 4 tab-separated fields"),
+    ("tsv", f"{HEADER}\nq1 d1 1\n", r"line 2 has 1 tab-separated fields"),
+    ("tsv", f"{HEADER}\nq1\td1\t1.0\n", r"line 2: the score is '1\.0'\. It must be an integer"),
+    ("tsv", f"{HEADER}\nq1\td1\t1_0\n", r"line 2: the score is '1_0'"),
+    ("tsv", f"{HEADER}\nq1\td1\t\n", r"line 2: the score is ''"),
+    ("tsv", f"{HEADER}\nq1\td1\t٣\n", r"line 2: the score is '٣'"),
+    ("tsv", f"{HEADER}\nq1\td1\t2147483648\n", r"line 2: the score is '2147483648'"),
+    ("trec", f"{HEADER}\n", r"test\.trec, line 1 has 3 columns: .* It must have 4, with spaces or tabs"),
+    ("trec", "q 0 d 1\nq 0 d\n", r"line 2 has 3 columns: 'q 0 d'"),
+    ("trec", "q 0 d 1\n\nq 0 d 1 x\n", r"line 3 has 5 columns"),
+    ("trec", "q 0 d 1.0\n", r"line 1: the relevance is '1\.0'\. It must be an integer of 32 bits"),
+    ("trec", "q 0 d 2147483648\n", r"line 1: the relevance is '2147483648'"),
+])  # fmt: skip
+def test_malformed_lines_are_named(tmp_path, form, text, message):
+    with pytest.raises(UserError, match=message):
+        judgments(tmp_path, form, text)

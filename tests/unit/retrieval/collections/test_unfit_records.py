@@ -1,16 +1,19 @@
 """What every format gets: unique ids, no empty records, no judgments of what is not there, bounded memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections import records, unfit_records
+from retrieval.collections.collection import JUDGMENTS
 from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
@@ -21,8 +24,10 @@ from retrieval.collections.records import (
     QueryRecord,
     Source,
 )
-from tests.unit.retrieval.collections.contents import contents, counts, dropped
+from retrieval.collections.unfit_records import row_of_both
+from tests.unit.retrieval.collections.contents import contents, contents_and_dropped, counts, dropped
 
+Rows = list[tuple[Any, ...]]
 DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
 
 
@@ -31,34 +36,26 @@ class Listed(Format):
 
     documents_name, queries_name = "/docs", "/queries"
 
-    def __init__(
-        self,
-        documents: list[tuple[str, str, str]],
-        queries: list[tuple[str, str]],
-        judgments: list[tuple[str, str, int, str]] | None,
-        *,
-        repeats: bool = False,
-    ) -> None:
+    def __init__(self, documents: Rows, queries: Rows, judgments: Rows | None, *, repeats: bool = False) -> None:
         super().__init__(Folder("/"))
         self.repeats = repeats
         self.judgments_name = "" if judgments is None else "/qrels"
-        self.rows = documents, queries, judgments or []
+        self.rows = {"/docs": documents, "/queries": queries, "/qrels": judgments or []}
         self.started: list[str] = []
 
+    def _records(self, name: str, make: Callable[..., Any]) -> Iterator[Any]:
+        self.started.append(name)
+        for line, row in enumerate(self.rows[name], start=1):
+            yield make(Place(name, line), *row)
+
     def documents(self) -> Iterator[DocumentRecord]:
-        self.started.append("documents")
-        for line, row in enumerate(self.rows[0], start=1):
-            yield DocumentRecord(Place("/docs", line), *row)
+        return self._records("/docs", DocumentRecord)
 
     def queries(self) -> Iterator[QueryRecord]:
-        self.started.append("queries")
-        for line, row in enumerate(self.rows[1], start=1):
-            yield QueryRecord(Place("/queries", line), *row, answers=("yes",))
+        return self._records("/queries", partial(QueryRecord, answers=("yes",)))
 
     def judgments(self) -> Iterator[JudgmentRecord]:
-        self.started.append("judgments")
-        for line, row in enumerate(self.rows[2], start=1):
-            yield JudgmentRecord(Place("/qrels", line), *row)
+        return self._records("/qrels", JudgmentRecord)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"rows": 1}
@@ -80,7 +77,7 @@ def test_records_become_rows_in_their_order() -> None:
     assert documents == [("d1", "", "one", ""), ("d2", "two", "", "")]
     assert queries == [("q1", "first", "", ["yes"]), ("q2", "second", "", ["yes"])]
     assert judgments == [("q2", "d1", 3, "test"), ("q1", "d2", -1, "train")]
-    assert format_.started == ["documents", "queries", "judgments"]  # each once
+    assert format_.started == ["/docs", "/queries", "/qrels"]  # each once
     assert (counts(source), dropped(source)) == ({}, {})
 
 
@@ -92,18 +89,30 @@ def test_a_corpus_needs_no_queries_and_no_judgments() -> None:
     refused(Listed(DOCUMENTS, QUERIES, []), r"No judgments to keep in /qrels: 0 were left out \(there are none\)")
 
 
-def test_a_repeated_id_is_refused_with_both_places() -> None:
+def test_a_repeated_id_or_judgment_is_refused_with_both_places() -> None:
     ids = [(f"d{number}", "", "x") for number in range(10_000)]
     refused(Listed([*ids, ids[17]], QUERIES, None), "/docs, line 10001: id 'd17' is already that of line 18")
     refused(Listed(DOCUMENTS, [*QUERIES, ("q1", "other")], None), "/queries, line 3: id 'q1' is already that of line 1")
     empty = [("d1", "", ""), ("d1", "", "full")]
     refused(Listed(empty, QUERIES, None), "/docs, line 2: id 'd1' is already that of line 1", DROP)
-
-
-def test_a_repeated_judgment_is_refused_with_both_places() -> None:
     judged = [("q1", "d1", 1, "a"), ("q1", "d1", 1, "b"), ("q1", "d1", 0, "a")]
     message = "/qrels, line 3 judges query 'q1' and document 'd1', as line 1 does. Keep one of the two"
     refused(Listed(DOCUMENTS, QUERIES, judged), message)
+
+
+def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
+    other = [*DOCUMENTS, *DOCUMENTS, ("d2", "", "two!")]
+    message = "/docs, line 5: id 'd2' is already that of line 2 with another text. Ids must be unique"
+    refused(Listed(other, QUERIES, None, repeats=True), message)
+    asked = [*QUERIES, *QUERIES, ("q1", "second")]
+    refused(Listed(DOCUMENTS, asked, None, repeats=True), "/queries, line 5: id 'q1' is already that of line 1 with")
+
+    class OneLine(Listed):
+        def documents(self) -> Iterator[DocumentRecord]:
+            return (DocumentRecord(Place("/docs", 1), *row) for row in self.rows["/docs"])
+
+    message = "/docs, line 1: id 'd1' is already that of line 1 with another text"
+    refused(OneLine([("d1", "", "one"), ("d1", "", "two")], QUERIES, None, repeats=True), message)
 
 
 def test_pairs_whose_ids_join_to_the_same_string_are_different() -> None:
@@ -128,57 +137,6 @@ def test_equal_records_of_a_format_that_repeats_are_one() -> None:
     # what is a positive anywhere in a split is no negative there
     assert judgments == [judged[1], judged[2], judged[4], judged[5]]
     assert dropped(source) == {"repeated_judgments": 2}
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 100])
-@pytest.mark.parametrize(
-    ("grades", "kept"),
-    [
-        ((1, 3), 1),
-        ((3, 1, 3, 3), 3),
-        ((1, 1, 1), 1),
-        ((0, 2), 2),
-        ((2, 0, 0), 2),
-        ((-1, 0), 0),  # a hard negative stays one
-        ((0, -1, 0, -1), 0),
-        ((-2, -1, -2), -2),
-        ((-1, 0, 1), 1),
-    ],
-)
-def test_of_several_grades_the_best_sign_and_then_the_first_stays(
-    grades: tuple[int, ...], kept: int, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
-    judged = [("q1", "d1", grade, "t") for grade in grades]
-    # the same pair in another split, and other pairs, have grades of their own
-    beside = [("q1", "d1", 1, "u"), ("q2", "d1", 5, "t"), ("q2", "d2", -7, "t"), ("q1", "d2", 0, "t")]
-    source = Source(Listed(DOCUMENTS, QUERIES, [*judged, *beside], repeats=True), Policies())
-    found = contents(source)[2]
-    assert sorted(found) == sorted([("q1", "d1", kept, "t"), *beside])
-    assert dropped(source) == {"repeated_judgments": len(grades) - 1}
-
-
-def test_judgments_keep_their_order() -> None:
-    judged = [("q1", "d1", -1, "t"), ("q1", "d2", 0, "t"), ("q2", "d1", 2, "t"), ("q2", "d2", -1, "t")]
-    source = Source(Listed(DOCUMENTS, QUERIES, judged, repeats=True), Policies())
-    assert contents(source)[2] == judged
-    assert dropped(source) == {}
-
-
-def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
-    other = [*DOCUMENTS, *DOCUMENTS, ("d2", "", "two!")]
-    message = "/docs, line 5: id 'd2' is already that of line 2 with another text. Ids must be unique"
-    refused(Listed(other, QUERIES, None, repeats=True), message)
-    asked = [*QUERIES, *QUERIES, ("q1", "second")]
-    refused(Listed(DOCUMENTS, asked, None, repeats=True), "/queries, line 5: id 'q1' is already that of line 1 with")
-
-    class OneLine(Listed):
-        def documents(self) -> Iterator[DocumentRecord]:
-            for row in self.rows[0]:
-                yield DocumentRecord(Place("/docs", 1), *row)
-
-    message = "/docs, line 1: id 'd1' is already that of line 1 with another text"
-    refused(OneLine([("d1", "", "one"), ("d1", "", "two")], QUERIES, None, repeats=True), message)
 
 
 @pytest.mark.parametrize("part", ["documents", "queries"])
@@ -225,17 +183,16 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
     assert given_out == records._RECORDS_AT_ONCE
 
 
+SEVERAL_GRADES = [("a", "a", 0, "t"), ("a", "a", 3, "t"), ("a", "a", 1, "t"), ("a", "b", -2, "t"), ("a", "b", -1, "t")]
 names = st.sampled_from(["a", "b", "c", "d"])
-judged_rows = st.lists(
-    st.tuples(names, names, st.integers(-1, 2), st.sampled_from(["t", "u"])), min_size=1, max_size=30
-)
+judgment = st.tuples(names, names, st.integers(-2, 3), st.sampled_from(["t", "u"]))
+judged_rows = st.lists(judgment, min_size=1, max_size=30)
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(names, min_size=1), st.lists(names, min_size=1), judged_rows, st.sets(names), st.integers(1, 5))
-def test_against_a_plain_reading(
-    documents: list[str], queries: list[str], judged: list[tuple[str, str, int, str]], empty: set[str], at_once: int
-) -> None:
+@example(["a", "b"], ["a"], SEVERAL_GRADES, set(), 1)
+def test_against_a_plain_reading(documents, queries, judged, empty, at_once):
     texts = {name: "" if name in empty else "x" for name in "abcd"}
     kept_documents = list(dict.fromkeys(name for name in documents if texts[name]))
     best = {(split, query, document): 2 for query, document, _, split in judged}  # 0: positive, 1: zero, 2: below
@@ -255,11 +212,11 @@ def test_against_a_plain_reading(
             with pytest.raises(UserError, match=r"holds no documents|No judgments to keep"):
                 contents(source)
             return
-        found = contents(source)
+        found, left_out = contents_and_dropped(source)
     assert [row[0] for row in found[0]] == kept_documents
     assert [row[0] for row in found[1]] == list(dict.fromkeys(queries))
     assert found[2] == expected
-    assert len(judged) == len(found[2]) + sum(n for reason, n in dropped(source).items() if "judgments" in reason)
+    assert len(judged) == len(found[2]) + sum(n for reason, n in left_out.items() if "judgments" in reason)
 
 
 def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
@@ -302,40 +259,43 @@ def test_two_folds_share_a_split_out_between_selecting_and_testing() -> None:
 SHARED = [("q1", "d1", 1, "test"), ("q2", "d1", 1, "test"), ("q1", "d1", 1, "train"), ("q2", "x", 1, "dev")]
 
 
+FIRST_FOLD = CrossValidation(fold=0)
+
+
 @pytest.mark.parametrize("at_once", [1, 100])
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
-def test_splits_of_the_same_queries_are_not_cross_validated(
-    order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_of_the_same_queries_are_not_cross_validated(order, at_once, monkeypatch) -> None:
     monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
-    folded = Policies(cross_validation=CrossValidation(fold=0))
+    folded = Policies(cross_validation=FIRST_FOLD)
     message = r"/qrels, line \d judges query 'q1' in split '(test|train)', and it is judged in .*split.* too\."
     rows_read = [SHARED[place] for place in order]
     for repeats in (False, True):
         refused(Listed(DOCUMENTS, QUERIES, rows_read, repeats=repeats), rf"{message}.*\(splits: \[test\]", folded)
     alone = Source(Listed(DOCUMENTS, QUERIES, SHARED[:2]), folded)
     assert [row[0] for row in contents(alone)[2]] == ["q1", "q2"]
-
-
-def test_judgments_that_are_left_out_are_of_no_other_split() -> None:
-    folded = Policies(cross_validation=CrossValidation(fold=0), unknown_ids="drop")
-    source = Source(Listed(DOCUMENTS, QUERIES, [SHARED[1], SHARED[3]]), folded)
+    # judgments that are left out are of no other split
+    dropping = Policies(cross_validation=FIRST_FOLD, unknown_ids="drop")
+    source = Source(Listed(DOCUMENTS, QUERIES, [SHARED[1], SHARED[3]]), dropping)
     assert [row[0] for row in contents(source)[2]] == ["q2"]
     assert dropped(source) == {"judgments_of_unknown_documents": 1}
 
 
-def test_folds_of_no_judgments_are_refused_at_once() -> None:
+def test_folds_that_are_not_there_are_named_and_of_no_judgments_at_once() -> None:
+    with pytest.raises(ValueError, match="fold is 5, but 5 folds are numbered 0 to 4"):
+        CrossValidation(fold=5)
+    message = r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"
+    format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")])
+    refused(format_, message, Policies(cross_validation=FIRST_FOLD))
     format_ = Listed(DOCUMENTS, QUERIES, None)
-    with pytest.raises(UserError, match=r"judged queries, but with /docs no judgments are read\. Give them too, or"):
-        contents(Source(format_, Policies(cross_validation=CrossValidation(fold=0))))
+    message = r"judged queries, but with /docs no judgments are read\. Give them too, or"
+    refused(format_, message, Policies(cross_validation=FIRST_FOLD))
     assert format_.started == []
 
 
-def test_folds_that_are_not_there_are_named() -> None:
-    with pytest.raises(ValueError, match="fold is 5, but 5 folds are numbered 0 to 4"):
-        CrossValidation(fold=5)
-    source = Source(
-        Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")]), Policies(cross_validation=CrossValidation(fold=0))
-    )
-    with pytest.raises(UserError, match=r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"):
-        contents(source)
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["all", "train", "test"]))))
+def test_the_first_row_of_a_query_of_both_is_found(judged: list[tuple[str, str]]) -> None:
+    of_split = {query for query, split in judged if split == "all"}
+    both = of_split & {query for query, split in judged if split != "all"}
+    rows = [{"query_id": query, "document_id": "d", "relevance": 1, "split": split} for query, split in judged]
+    expected = next((row for row, (query, _) in enumerate(judged) if query in both), None)
+    assert row_of_both(pa.Table.from_pylist(rows, JUDGMENTS), "all") == expected

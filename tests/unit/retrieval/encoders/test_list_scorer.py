@@ -1,6 +1,5 @@
 """The scoring module against a formulation of loops, and what has to hold for any list."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 from raytriever.errors import UserError
 from retrieval.encoders.list_scorer import ListScorer, list_scorer_beside, load_list_scorer, save_list_scorer
 from retrieval.encoders.specification import ListScorerForm
+from tests.unit.retrieval.encoders.tiny_models import edited
 
 DIMENSION, DOCUMENTS = 6, 20
 
@@ -104,49 +104,40 @@ def test_order_padding_and_neighbours_change_no_score(lengths, seed, padding):
         torch.testing.assert_close(alone[0], whole[row, :length], rtol=1e-10, atol=1e-12)
 
 
-def test_a_score_depends_on_the_other_candidates_and_on_the_query_twice():
-    scorer = trained_scorer()
-    queries, documents, places = some_vectors([6])
-    scores = scorer(queries, documents, places)
-    fewer = scorer(queries, documents, places[:, 1:])
-    assert (scores[0, 1:6] - fewer[0, :5]).abs().min() > 1e-4
-    assert (scorer(2 * queries, documents, places) - 2 * scores)[0, :6].abs().min() > 1e-4
-    of_two = torch.cat([places[:, :3], places[:, :3]], dim=1)  # each document twice
-    twice = scorer(queries, documents, of_two)
-    torch.testing.assert_close(twice[:, :3], twice[:, 3:], rtol=1e-12, atol=0)
-
-
 def test_it_begins_as_the_inner_product_and_every_weight_learns():
     scorer = ListScorer(ListScorerForm(heads=2, width=8, dropout=0.0), DIMENSION, seed=3).double()
     queries, documents, places = some_vectors([5, 3])
     queries.requires_grad_()
-    present = places < DOCUMENTS
     inner_products = torch.einsum("bd,bnd->bn", queries, documents[places])
     torch.testing.assert_close(scorer(queries, documents, places), inner_products, rtol=1e-12, atol=1e-12)
     optimizer = torch.optim.SGD(scorer.parameters(), 0.1)
     for _ in range(2):  # the first step moves W alone, which is zero before
         optimizer.zero_grad()
-        torch.logsumexp(scorer(queries, documents, places)[present], 0).backward()
+        torch.logsumexp(scorer(queries, documents, places)[places < DOCUMENTS], 0).backward()
         optimizer.step()
     assert queries.grad.abs().sum() > 0
     assert not [name for name, parameter in scorer.named_parameters() if not parameter.grad.any()]
 
 
-def test_padding_gets_and_gives_no_gradient():
-    scorer = trained_scorer()
-    queries, documents, places = some_vectors([2, 9])
-    documents.requires_grad_()
-    scorer(queries, documents, places)[0].sum().backward()
-    named = set(places[0, :2].tolist())
-    assert {row for row in range(DOCUMENTS) if documents.grad[row].any()} == named
+def test_seeds_draw_the_weights_and_dropout_acts_in_training_alone() -> None:
+    first, same, other = (ListScorer(ListScorerForm(heads=2), DIMENSION, seed) for seed in (1, 1, 2))
+    assert all(torch.equal(mine, yours) for mine, yours in zip(first.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(first.read_query[0].weight, other.read_query[0].weight)
+    scorer, vectors = trained_scorer(dropout=0.5), some_vectors([6])
+    torch.manual_seed(0)
+    for training in (False, True):
+        assert torch.equal(scorer.train(training)(*vectors), scorer(*vectors)) is not training
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_are_those_of_finite_differences_and_padding_has_none():
     scorer = trained_scorer(layers=1)
     queries, documents, places = some_vectors([3, 1])
-    assert torch.autograd.gradcheck(
-        lambda q, d: scorer(q, d, places), (queries.requires_grad_(), documents.requires_grad_())
-    )
+    vectors = (queries.requires_grad_(), documents.requires_grad_())
+    assert torch.autograd.gradcheck(lambda q, d: scorer(q, d, places), vectors)
+    queries, documents, places = some_vectors([2, 9])
+    documents.requires_grad_()
+    trained_scorer()(queries, documents, places)[0].sum().backward()
+    assert {row for row in range(DOCUMENTS) if documents.grad[row].any()} == set(places[0, :2].tolist())
 
 
 def test_half_precision_changes_little_and_the_result_is_float32():
@@ -160,15 +151,6 @@ def test_half_precision_changes_little_and_the_result_is_float32():
     assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-def test_dropout_acts_in_training_alone():
-    scorer = trained_scorer(dropout=0.5)
-    vectors = some_vectors([6])
-    torch.manual_seed(0)
-    assert torch.equal(scorer(*vectors), scorer(*vectors))
-    scorer.train()
-    assert not torch.equal(scorer(*vectors), scorer(*vectors))
-
-
 def test_what_is_saved_scores_alike(tmp_path: Path):
     scorer = trained_scorer(feed_forward=5).float()
     save_list_scorer(scorer, tmp_path)
@@ -180,36 +162,34 @@ def test_what_is_saved_scores_alike(tmp_path: Path):
     assert list_scorer_beside(tmp_path / "elsewhere") is None
 
 
-def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"holds no scoring module \(scoring.json\).*scoring.kind 'transformer'"):
-        load_list_scorer(tmp_path)
-    save_list_scorer(trained_scorer(), tmp_path)
-    settings, weights = tmp_path / "scoring.json", tmp_path / "scoring.safetensors"
-    written = json.loads(settings.read_text())
-    settings.write_text(json.dumps(written | {"form": written["form"] | {"layers": 3}}))
-    with pytest.raises(UserError, match=r"scoring.safetensors can't be read: .* has no blocks.2"):
-        load_list_scorer(tmp_path)
-    settings.write_text(json.dumps({"form": written["form"]}))
-    with pytest.raises(UserError, match=r"scoring.json can't be read: it has no 'dimension'"):
-        load_list_scorer(tmp_path)
-    settings.write_text(json.dumps(written))
+def deeper(folder: Path) -> None:
+    edited(folder / "scoring.json", lambda said: said["form"].update(layers=3))
+
+
+def without_dimension(folder: Path) -> None:
+    edited(folder / "scoring.json", lambda said: said.pop("dimension"))
+
+
+def without_out(folder: Path) -> None:
+    weights = folder / "scoring.safetensors"
     save_file({name: value for name, value in load_file(weights).items() if name != "out"}, weights)
-    with pytest.raises(UserError, match="has no out"):
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda path: (path / "scoring.json").unlink(), r"holds no scoring module \(scoring.json\).*kind 'transformer'"),
+    (deeper, r"scoring.safetensors can't be read: .* has no blocks.2"),
+    (without_dimension, r"scoring.json can't be read: it has no 'dimension'"),
+    (without_out, "has no out"),
+    (lambda path: (path / "scoring.safetensors").write_bytes(b"no"), r"scoring.safetensors can't be read"),
+])  # fmt: skip
+def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path, damage, message):
+    save_list_scorer(trained_scorer(), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
         load_list_scorer(tmp_path)
-    weights.write_bytes(b"no tensors")
-    with pytest.raises(UserError, match=r"scoring.safetensors can't be read"):
-        load_list_scorer(tmp_path)
 
 
-def test_heads_share_the_width():
-    with pytest.raises(UserError, match="width is 10, which 8 heads can't share"):
-        ListScorer(ListScorerForm(width=10), DIMENSION)
-    with pytest.raises(UserError, match="width is 6, which 8 heads can't share"):
-        ListScorer(ListScorerForm(), DIMENSION)
-
-
-def test_seeds_draw_the_weights():
-    first, same, other = (ListScorer(ListScorerForm(heads=2), DIMENSION, seed) for seed in (1, 1, 2))
-    for mine, yours in zip(first.parameters(), same.parameters(), strict=True):
-        assert torch.equal(mine, yours)
-    assert not torch.equal(first.read_query[0].weight, other.read_query[0].weight)
+@pytest.mark.parametrize(("form", "width"), [({"width": 10}, 10), ({}, 6)])
+def test_heads_share_the_width(form, width):
+    with pytest.raises(UserError, match=f"width is {width}, which 8 heads can't share"):
+        ListScorer(ListScorerForm(**form), DIMENSION)

@@ -1,38 +1,42 @@
-"""Several vectors a document: which they are, what they are reduced to, and what is refused."""
+"""Several vectors a document: which they are, what they are reduced to, what is refused; states of chosen layers."""
 
+import copy
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.embedding import encode_texts
-from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, scalar_mix
-from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.multi_vector import LayerStates, MultiVectorEncoder, VectorForm, scalar_mix
+from retrieval.encoders.pooling import pool
+from retrieval.encoders.specification import EncoderSettings, LoraSettings, Pooling
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from tests.unit.retrieval.encoders.tiny_models import (
+    ARCHITECTURES,
     TEXTS,
     WIDTH,
     load_tiny,
     save_sentence_transformer,
-    save_tiny_model,
+    tiny_model,
+    vectors_of,
 )
 
 LAYERS = VectorForm(kind="layers", layers=(1, 2))
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("bert", tmp_path_factory.mktemp("base") / "bert")
-
-
-@pytest.fixture(scope="module")
-def encoder(base: Path) -> TextEncoder:
-    return load_tiny(base, pooling="cls")
+def encoder() -> TextEncoder:
+    return load_tiny(tiny_model("bert"), pooling="cls")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,9 @@ def hidden(encoder: TextEncoder, features: Mapping[str, Tensor]) -> tuple[Tensor
 
 def form(kind: str, reduction: str = "none", **settings: Any) -> VectorForm:
     return VectorForm.model_validate({"kind": kind, "reduction": reduction} | settings)
+
+
+ALL_TOKENS = form("all_tokens")
 
 
 @torch.no_grad()
@@ -105,23 +112,28 @@ def test_tokens_are_states_of_the_last_layer(encoder, features, hidden):
 def test_tokens_are_reduced_without_the_absent_ones(encoder, features, hidden):
     kept = features["attention_mask"][:, :4].unsqueeze(-1)
     average = (hidden[2][:, :4] * kept).sum(dim=1) / kept.sum(dim=1)
-    mixed = MultiVectorEncoder(encoder, form("first_tokens", "average", tokens=4))
-    torch.testing.assert_close(mixed(features), average)
-    whole = MultiVectorEncoder(encoder, form("all_tokens", "average"))
-    plain = load_tiny(Path(encoder.tokenizer.name_or_path), pooling="mean")
-    torch.testing.assert_close(whole(features), plain(features))
-    for kind, more in (("first_tokens", {"tokens": 4}), ("all_tokens", {})):
-        torch.testing.assert_close(MultiVectorEncoder(encoder, form(kind, "last", **more))(features), encoder(features))
+    plain = load_tiny(tiny_model("bert"), pooling="mean")
+    for each, expected in (
+        (form("first_tokens", "average", tokens=4), average),
+        (form("all_tokens", "average"), plain(features)),
+        (form("first_tokens", "last", tokens=4), encoder(features)),
+        (form("all_tokens", "last"), encoder(features)),
+    ):
+        torch.testing.assert_close(MultiVectorEncoder(encoder, each)(features), expected)
 
 
 @torch.no_grad()
 def test_what_stands_in_for_absent_tokens_changes_no_maximum(encoder, features):
-    several = MultiVectorEncoder(encoder, form("first_tokens", tokens=6))
+    """Computed at once, and stored as often as the longest text may have them."""
     queries = encoder(encoder.tokenize(TEXTS, "query"))
-    states, present = several.states(features)
-    scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
-    stored = torch.einsum("qd,nmd->qnm", queries, several(features))
-    torch.testing.assert_close(stored.amax(dim=2), scores.amax(dim=2))
+    few, every = (MultiVectorEncoder(encoder, each).eval() for each in (form("first_tokens", tokens=6), ALL_TOKENS))
+    stored = torch.from_numpy(vectors_of(every, token_budget=60))
+    assert stored.shape == (len(TEXTS), encoder.contract.max_length, WIDTH)
+    for several, whole in ((few, few(features)), (every, stored)):
+        states, present = several.states(features)
+        scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
+        found = torch.einsum("qd,nmd->qnm", queries, whole)
+        torch.testing.assert_close(found.amax(dim=2), scores.amax(dim=2))
 
 
 @torch.no_grad()
@@ -129,41 +141,33 @@ def test_a_mix_is_over_the_vectors_that_are_there() -> None:
     states, alpha = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, -1.0, 2.0])
     states[1, 2] = torch.nan  # some attentions leave it in padding
     present = torch.tensor([[True, True, True], [True, True, False]])
-    shares = [alpha.softmax(0), alpha[:2].softmax(0)]
-    expected = [shares[0] @ states[0], shares[1] @ states[1, :2]]
+    expected = [alpha.softmax(0) @ states[0], alpha[:2].softmax(0) @ states[1, :2]]
     torch.testing.assert_close(scalar_mix(states, present, alpha), torch.stack(expected))
 
 
-def test_alpha_is_learnt(encoder: TextEncoder, features: dict[str, Tensor]) -> None:
+def test_weights_are_the_queries_encoders_and_alpha_is_learnt(encoder, features) -> None:
+    several = MultiVectorEncoder(encoder, LAYERS)
+    assert {id(p) for p in several.parameters()} == {id(p) for p in encoder.parameters()}
+    assert several.state_dict().keys() == encoder.state_dict().keys()
+    assert (encoder.contract.form, several.contract.form) == ("single", "layers 1, 2")
     several = MultiVectorEncoder(encoder, form("layers", "scalar_mix", layers=(1, 2)))
     assert [name for name, _ in several.named_parameters() if "alpha" in name] == ["alpha"]
     several(features).sum().backward()
-    assert several.alpha is not None
-    assert several.alpha.grad is not None
     assert several.alpha.grad.abs().min() > 0
     torch.testing.assert_close(several.alpha.grad.sum(), torch.tensor(0.0), atol=1e-3, rtol=0)  # a softmax's
     encoder.zero_grad()
 
 
-def test_weights_are_shared_with_the_encoder_of_queries(encoder: TextEncoder) -> None:
-    several = MultiVectorEncoder(encoder, LAYERS)
-    assert {id(p) for p in several.parameters()} == {id(p) for p in encoder.parameters()}
-    assert several.state_dict().keys() == encoder.state_dict().keys()
-    assert (encoder.contract.form, several.contract.form) == ("single", "layers 1, 2")
-
-
 @torch.no_grad()
-def test_dense_layers_and_normalisation_follow(base: Path, tmp_path: Path, features: dict[str, Tensor], hidden) -> None:
+def test_dense_layers_and_normalisation_follow(tmp_path, features, hidden) -> None:
     """Each vector passes them, or the average; its states before them are what is averaged."""
-    from sentence_transformers.base.modules import Dense, Normalize
-
     torch.manual_seed(0)
     dense = Dense(WIDTH, 12)
-    folder = save_sentence_transformer(base, tmp_path / "model", "cls", extra=[dense, Normalize()])
+    folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "model", "cls", extra=[dense, Normalize()])
     encoder = load_tiny(folder)
 
-    def finished(vectors: Tensor) -> Tensor:
-        return nn.functional.normalize(torch.tanh(dense.linear(vectors)), dim=-1)
+    def finished(states: Tensor) -> Tensor:
+        return nn.functional.normalize(torch.tanh(dense.linear(states)), dim=-1)
 
     both = torch.stack([hidden[1][:, 0], hidden[2][:, 0]], dim=1)
     torch.testing.assert_close(MultiVectorEncoder(encoder, LAYERS)(features), finished(both))
@@ -184,49 +188,31 @@ def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder) -> None:
     assert encode_texts(several, [], "document").shape == (0, WIDTH)
 
 
-@torch.no_grad()
-def test_all_tokens_are_stored_as_often_as_the_longest_text_may_have_them(encoder, features) -> None:
-    several = MultiVectorEncoder(encoder, form("all_tokens")).eval()
-    stored = torch.from_numpy(encode_texts(several, TEXTS, "document", token_budget=60))
-    assert stored.shape == (len(TEXTS), encoder.contract.max_length, WIDTH)
-    states, present = several.states(features)
-    queries = encoder(encoder.tokenize(TEXTS, "query"))
-    scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
-    found = torch.einsum("qd,nmd->qnm", queries, stored)
-    torch.testing.assert_close(found.amax(dim=2), scores.amax(dim=2))
-
-
 @pytest.mark.parametrize("layers", [(1,), (1, 2, 3), (3,)])
-def test_the_last_layer_is_one_of_them(encoder: TextEncoder, layers: tuple[int, ...]) -> None:
+def test_the_last_layer_is_one_of_them_and_tokens_need_a_first_one(encoder, layers):
     with pytest.raises(UserError, match=rf"layers is \[{', '.join(map(str, layers))}\]. It must end in 2.*1 to 1"):
         MultiVectorEncoder(encoder, form("layers", layers=layers))
-
-
-def test_tokens_need_a_first_one_to_compare_with(base: Path) -> None:
     with pytest.raises(UserError, match="encoder's pooling is mean"):
-        MultiVectorEncoder(load_tiny(base, pooling="mean"), form("first_tokens", tokens=2))
+        MultiVectorEncoder(load_tiny(tiny_model("bert"), pooling="mean"), form("first_tokens", tokens=2))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "layers"}, r"kind 'layers' needs layers: set layers, such as \[10, 12\]"),
-        ({"kind": "single", "layers": [1]}, r"layers is \(1,\), which kind 'single' doesn't have: leave layers out"),
-        (
-            {"kind": "first_tokens", "layers": [5, 6], "tokens": 8},
-            r"layers is \(5, 6\), which kind 'first_tokens' doesn't have: leave layers out",
-        ),
-        ({"kind": "layers", "layers": [0, 2]}, r"layers \[0, 2\] must be ascending and distinct, from 1"),
-        ({"kind": "layers", "layers": [2, 1]}, r"layers \[2, 1\] must be ascending"),
-        ({"kind": "layers", "layers": [2, 2]}, r"layers \[2, 2\] must be ascending and distinct"),
-        ({"kind": "first_tokens"}, "kind 'first_tokens' needs tokens: set tokens, such as 8"),
-        ({"kind": "first_tokens", "tokens": -1}, "greater than or equal to 0"),
-        ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3, which kind 'layers' doesn't have: leave"),
-        ({"reduction": "average"}, "reduction is 'average', but kind 'single' has one vector"),
-        ({"kind": "all_tokens", "reduction": "scalar_mix"}, "all_tokens has no fixed number"),
-        ({"kind": "layer", "layers": [2]}, "kind"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"kind": "layers"}, r"kind 'layers' needs layers: set layers, such as \[10, 12\]"),
+    ({"kind": "single", "layers": [1]}, r"layers is \(1,\), which kind 'single' doesn't have: leave layers out"),
+    (
+        {"kind": "first_tokens", "layers": [5, 6], "tokens": 8},
+        r"layers is \(5, 6\), which kind 'first_tokens' doesn't have: leave layers out",
+    ),
+    ({"kind": "layers", "layers": [0, 2]}, r"layers \[0, 2\] must be ascending and distinct, from 1"),
+    ({"kind": "layers", "layers": [2, 1]}, r"layers \[2, 1\] must be ascending"),
+    ({"kind": "layers", "layers": [2, 2]}, r"layers \[2, 2\] must be ascending and distinct"),
+    ({"kind": "first_tokens"}, "kind 'first_tokens' needs tokens: set tokens, such as 8"),
+    ({"kind": "first_tokens", "tokens": -1}, "greater than or equal to 0"),
+    ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3, which kind 'layers' doesn't have: leave"),
+    ({"reduction": "average"}, "reduction is 'average', but kind 'single' has one vector"),
+    ({"kind": "all_tokens", "reduction": "scalar_mix"}, "all_tokens has no fixed number"),
+    ({"kind": "layer", "layers": [2]}, "kind"),
+])  # fmt: skip
 def test_forms_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(VectorForm, settings, "recipe.yaml")
@@ -236,3 +222,123 @@ def test_forms_in_words() -> None:
     forms = [VectorForm(), LAYERS, form("layers", "scalar_mix", layers=(2,)), form("first_tokens", "average", tokens=8)]
     words = ["single", "layers 1, 2", "scalar_mix of layers 2", "average of first 8 tokens"]
     assert [str(each) for each in forms] == words
+
+
+def bert(pooling: str = "cls") -> tuple[TextEncoder, dict[str, Tensor], LayerStates]:
+    """An encoder, its features of all texts, and what gives the states of both its layers."""
+    encoder = load_tiny(tiny_model("bert"), pooling=pooling)
+    return encoder, encoder.tokenize(TEXTS, "document"), LayerStates(encoder.transformer, (1, 2))
+
+
+def all_layers(encoder: TextEncoder) -> LayerStates:
+    config: Any = encoder.transformer.config
+    return LayerStates(encoder.transformer, tuple(range(1, config.num_hidden_layers + 1)))
+
+
+def of_transformers(encoder: TextEncoder, features: dict[str, Tensor]) -> Tensor:
+    """(n, L, hidden), layers 1 to L."""
+    output = encoder.transformer(**features, output_hidden_states=True)
+    assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
+    states = [pool(each, features["attention_mask"], encoder.contract.pooling) for each in output.hidden_states[1:]]
+    return torch.stack(states, dim=1)
+
+
+def gradients(encoder: TextEncoder, states: Tensor) -> dict[str, Tensor]:
+    """Of a number that depends on every layer in another way."""
+    encoder.zero_grad()
+    weights = torch.linspace(0.5, 2.0, states[0].numel()).reshape(states.shape[1:])
+    (states * weights).sin().sum().backward()
+    return {name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None}
+
+
+def assert_gradients_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert ours
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_states_and_gradients_equal_those_of_transformers(name: str) -> None:
+    """In double precision: decoders are computed without the mask that they have here, by another kernel."""
+    encoder = load_tiny(tiny_model(name), pooling="mean").double()
+    for pooling in get_args(Pooling):
+        encoder.contract = encoder.contract.model_copy(update={"pooling": pooling})
+        features = encoder.tokenize(TEXTS, "document")
+        layers, expected = all_layers(encoder), of_transformers(encoder, features)
+        states = layers(encoder.transformer, features, pooling)
+        torch.testing.assert_close(states, expected, atol=0, rtol=0)
+        with torch.inference_mode():
+            torch.testing.assert_close(layers(encoder.transformer, features, pooling), states.detach())
+    assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "modernbert", "qwen2"])
+@pytest.mark.parametrize("how", [checkpoint_activations, lambda model: compile_blocks(model, "eager")])
+def test_blocks_may_be_computed_again_or_compiled(name, how) -> None:
+    """In double precision, as above."""
+    plain = load_tiny(tiny_model(name), pooling="mean").double()
+    settings = EncoderSettings(model="any", pooling="mean")
+    changed = load_encoder(settings, tiny_model(name), "", dropout=0.0).train().double()
+    features = plain.tokenize(TEXTS, "document")
+    expected, layers = of_transformers(plain, features), all_layers(changed)
+    how(changed.transformer)
+    changed(features)  # a pass in which no layer is asked for comes first
+    states = layers(changed.transformer, features, "mean")
+    torch.testing.assert_close(states, expected)
+    assert_gradients_equal(gradients(changed, states), gradients(plain, expected))
+
+
+def test_the_transformer_may_be_compiled_and_the_gradient_cache_encodes_again() -> None:
+    encoder, features, layers = bert()
+    expected = of_transformers(encoder, features)
+    compiled = torch.compile(encoder.transformer, backend="eager")
+    compiled(**features)
+    for _ in range(2):
+        torch.testing.assert_close(layers(compiled, features, "cls"), expected)
+    checkpoint_activations(encoder.transformer)
+    states = checkpoint(layers, encoder.transformer, features, "cls", use_reentrant=False)
+    torch.testing.assert_close(states, expected)
+    assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
+
+
+def test_lora_is_trained_through_every_layer() -> None:
+    encoder, features, layers = bert()
+    add_adapter(encoder.transformer, LoraSettings(rank=2))
+    torch.manual_seed(0)
+    for name, parameter in encoder.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    expected = of_transformers(encoder, features)
+    states = layers(encoder.transformer, features, "cls")
+    torch.testing.assert_close(states, expected)
+    first = {name: grad for name, grad in gradients(encoder, states[:, :1]).items() if grad.abs().max() > 0}
+    assert first
+    assert all("lora_" in name and ".0." in name for name in first)  # the first layer's state needs the first block
+    after = all_layers(encoder)(encoder.transformer, features, "cls")  # made after the adapter
+    torch.testing.assert_close(after, expected)
+
+
+def test_autocast_gives_float32_near_the_exact_states() -> None:
+    encoder, features, layers = bert("mean")
+    expected = of_transformers(encoder, features)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = layers(encoder.transformer, features, "mean")
+    assert states.dtype == torch.float32
+    assert 1e-4 < (states - expected).abs().max() < 0.1
+
+
+def test_a_copy_keeps_states_of_its_own() -> None:
+    encoder, features, layers = bert()
+    transformer, copied = copy.deepcopy((encoder.transformer, layers))
+    with torch.no_grad():
+        transformer.encoder.layer[0].output.LayerNorm.bias.add_(1.0)
+        ours, theirs = layers(encoder.transformer, features, "cls"), copied(transformer, features, "cls")
+    torch.testing.assert_close(theirs[:, 0], ours[:, 0] + 1.0)
+
+
+def test_layers_that_share_their_weights_are_refused() -> None:
+    sizes = {"embedding_size": 8, "hidden_size": 16, "intermediate_size": 16}
+    config = transformers.AlbertConfig(vocab_size=50, num_hidden_layers=3, num_attention_heads=2, **sizes)
+    with pytest.raises(UserError, match="AlbertModel has 3 layers but 1 blocks"):
+        LayerStates(transformers.AlbertModel(config), (1, 3))

@@ -27,7 +27,7 @@ from retrieval.encoders.pretrained import (
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from tests.unit.retrieval.encoders.contextual.made_up import module_cache
-from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import edited, load_tiny, tiny_model
 from tests.unit.small_run import make_artifact
 
 
@@ -58,9 +58,7 @@ def test_a_model_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "pip install package-that-is-absent" in refused(lambda: locate_model("org/packaged"))
 
 
-def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(
-    object_store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(object_store, monkeypatch):
     contents = {"config.json": "{}", "1_Pooling/config.json": '{"pooling_mode": "mean"}'}
     uri = make_artifact(f"{object_store}/located", "model", {}, {}, contents, 1)
     found = locate_model(uri).path
@@ -76,15 +74,15 @@ def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(
     assert not list(found.parent.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("hostile", [{"name": "../../../../outside.py"}, {"sha256": "../../outside.py"}])
+@pytest.mark.parametrize("bad", [{"name": "../../../../outside.py"}, {"sha256": "../../outside.py"}])
 def test_a_hostile_model_in_an_object_store_makes_no_file_outside_of_the_cache(
-    object_store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hostile: dict[str, str]
-) -> None:
+    object_store, monkeypatch, tmp_path, bad
+):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "home" / "cache"))
     (tmp_path / "home" / "cache" / "files").mkdir(parents=True)
     uri = make_artifact(f"{object_store}/{tmp_path.name}", "model", {}, {}, {"config.json": "{}", "x.py": "evil"}, 1)
     manifest = json.loads(Folder(uri).read_bytes("manifest.json"))
-    manifest["shards"][0]["files"][1].update(hostile)
+    manifest["shards"][0]["files"][1].update(bad)
     Folder(uri).write_bytes("manifest.json", json.dumps(manifest).encode())
     Folder(object_store).write_bytes("outside.py", b"evil")
     assert "manifest.json is damaged (" in refused(lambda: locate_model(uri))
@@ -114,28 +112,22 @@ def test_an_installed_package_is_taken_before_the_hub(monkeypatch: pytest.Monkey
         locate_model(name, "main")
 
 
-def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def snapshot(model: str, *, local_files_only: bool = False, **_: Any) -> str:
+@pytest.mark.parametrize("file", ["model-00001-of-00002.safetensors", "0_Transformer/model.safetensors"])
+def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(tmp_path, monkeypatch, file) -> None:
+    def snapshot(_model: str, *, local_files_only: bool = False, **_: Any) -> str:
         assert local_files_only, "the hub was asked for what the cache holds"
-        return str(tmp_path / model.split("/")[1])
+        return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    for name, file in (("large", "model-00001-of-00002.safetensors"), ("older", "0_Transformer/model.safetensors")):
-        path = tmp_path / name / file
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"weights")
-        located = locate_model(f"org/{name}")
-        assert located.path == tmp_path / name
-        fingerprint = located.fingerprint
-        path.write_bytes(b"other weights")
-        assert locate_model(f"org/{name}").fingerprint != fingerprint
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"weights")
+    located = locate_model("org/model")
+    assert located.path == tmp_path
+    (tmp_path / file).write_bytes(b"other weights")
+    assert locate_model("org/model").fingerprint != located.fingerprint
 
 
-def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(
-    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(tiny_encoder, monkeypatch):
     asked, offline = [], False
 
     def snapshot(model: str, *, revision: str | None, **_: Any) -> str:
@@ -194,12 +186,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the model org/mine, whose code is its own, and org/adapter over it."""
     hub = Hub(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot)
-    mine = save_tiny_model("bert", hub.hub / "org--mine")
+    mine = Path(shutil.copytree(tiny_model("bert"), hub.hub / "org--mine"))
     for name, code in CODE.items():
         (mine / name).write_text(code)
-    config = json.loads((mine / "config.json").read_text()) | {"model_type": "mine", "architectures": ["MineModel"]}
-    config["auto_map"] = {"AutoConfig": "configuration_mine.MineConfig", "AutoModel": "modeling_mine.MineModel"}
-    (mine / "config.json").write_text(json.dumps(config))
+    auto_map = {"AutoConfig": "configuration_mine.MineConfig", "AutoModel": "modeling_mine.MineModel"}
+    own = {"model_type": "mine", "architectures": ["MineModel"], "auto_map": auto_map}
+    edited(mine / "config.json", lambda config: config.update(own))
     with module_cache(tmp_path / "modules"):
         yield hub
 
@@ -234,11 +226,9 @@ def test_a_models_own_code_is_fetched_where_it_is_trusted_and_nowhere_else(hub: 
 
 
 def test_code_of_another_model_is_not_looked_for(hub: Hub) -> None:
-    path = hub.hub / "org--mine" / "config.json"
-    config = json.loads(path.read_text())
-    config["auto_map"] = {"AutoModel": "other/code--modeling_mine.MineModel", "AutoTokenizer": ["tokens.Fast", None]}
-    path.write_text(json.dumps(config))
-    (path.parent / "tokens.py").write_text("")
+    auto_map = {"AutoModel": "other/code--modeling_mine.MineModel", "AutoTokenizer": ["tokens.Fast", None]}
+    folder = edited(hub.hub / "org--mine" / "config.json", lambda config: config.update(auto_map=auto_map))
+    (folder / "tokens.py").write_text("")
     for _ in range(2):
         locate_named(settings_of("org/mine", trust_remote_code=True))
     assert hub.asked == 1
@@ -260,15 +250,14 @@ def test_an_adapter_over_a_model_with_code_of_its_own(hub: Hub, tmp_path: Path) 
 
 def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     """As nomic-bert-2048 has that of bert-base-uncased: it counts as the encoder's own, and is exported with it."""
-    whole, other = (save_tiny_model("bert", tmp_path / name) for name in ("whole", "other"))
-    bare = shutil.copytree(whole, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
-    settings = EncoderSettings(model=str(bare), pooling="mean", tokenizer=str(whole))
+    whole, other = tiny_model("bert"), Path(shutil.copytree(tiny_model("bert"), tmp_path / "other"))
+    bare = Path(shutil.copytree(whole, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*")))
+    settings = settings_of(str(bare), tokenizer=str(whole))
     located, own = locate_named(settings), locate_model(str(bare)).fingerprint
     assert located.path == bare
     assert located.fingerprint not in (own, locate_model(str(whole)).fingerprint)
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["##zzzz"] = len(tokenizer["model"]["vocab"])
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    more = {"##zzzz": 400}
+    edited(other / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update(more))
     changed = settings.model_copy(update={"tokenizer": str(other)})
     with_more = locate_named(changed).fingerprint
     assert with_more != located.fingerprint
@@ -276,18 +265,14 @@ def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     assert locate_named(changed).fingerprint == with_more
 
     with pytest.raises(UserError, match=r"bare holds no tokenizer .* name the folder that has it in 'tokenizer'"):
-        load_encoder(EncoderSettings(model=str(bare), pooling="mean"), bare, own)
+        load_encoder(settings_of(str(bare)), bare, own)
     with pytest.raises(UserError, match=r"other has 401 tokens, and the model embeddings of 400"):
         load_encoder(changed, bare, with_more)
     encoder = load_encoder(settings, bare, located.fingerprint)
     assert encoder.contract.model == located.fingerprint
     encoder.save(tmp_path / "export")
-    exported = load_encoder(EncoderSettings(model="x"), tmp_path / "export", "x")
-    assert exported.tokenize_ids(["the sea"], "query") == encoder.tokenize_ids(["the sea"], "query")
-    named = EncoderSettings(model=str(whole), pooling="mean")
-    assert encoder.tokenize_ids(["the sea"], "query") == load_encoder(named, whole, "x").tokenize_ids(
-        ["the sea"], "query"
-    )
+    for same in (load_tiny(tmp_path / "export"), load_tiny(whole, pooling="mean")):
+        assert same.tokenize_ids(["the sea"], "query") == encoder.tokenize_ids(["the sea"], "query")
 
 
 def test_a_model_that_the_hub_has_as_a_pickle_alone_is_refused_before_anything_is_loaded(hub: Hub) -> None:
@@ -298,20 +283,21 @@ def test_a_model_that_the_hub_has_as_a_pickle_alone_is_refused_before_anything_i
     assert not list(hub.cache.rglob("*.bin"))
 
 
-def test_of_a_tokenizer_on_the_hub_its_files_alone_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, asked = save_tiny_model("bert", tmp_path / "model"), []
+def test_of_a_tokenizer_on_the_hub_its_files_alone_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
 
     def download(name: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool = False) -> str:
         asked.append((name, revision, allow_patterns))
         if local_files_only:
             raise LocalEntryNotFoundError("not cached")
-        return str(folder)
+        return str(tiny_model("bert"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert refused(lambda: pretrained.find_tokenizer("./nowhere")).startswith("Tokenizer './nowhere' is no folder")
-    assert pretrained.find_tokenizer("google-bert/bert-base-uncased") == folder
+    wanted = "google-bert/bert-base-uncased"
+    assert pretrained.find_tokenizer(wanted) == tiny_model("bert")
     assert len(asked) == 2
     for name, revision, patterns in asked:
-        assert (name, revision) == ("google-bert/bert-base-uncased", PINNED_REVISIONS["google-bert/bert-base-uncased"])
+        assert (name, revision) == (wanted, PINNED_REVISIONS[wanted])
         assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*patterns}
         assert not any("safetensors" in pattern or "*" in pattern for pattern in patterns)

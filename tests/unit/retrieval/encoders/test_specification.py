@@ -16,41 +16,15 @@ from retrieval.encoders.specification import (
 )
 
 CONTRACT = EncoderContract(
-    model="a" * 64,
-    revision="main",
-    pooling="mean",
-    head="full",
-    normalize=True,
-    query_prompt="query: ",
-    document_prompt="",
-    max_length=128,
-    append_eos=False,
-    dtype="float32",
-    dimension=32,
-)
+    model="a" * 64, revision="main", pooling="mean", head="full", normalize=True, query_prompt="query: ",
+    document_prompt="", max_length=128, append_eos=False, dtype="float32", dimension=32,
+)  # fmt: skip
 OTHERS: dict[str, Any] = {
-    "model": "b" * 64,
-    "pooling": "last_token",
-    "head": "pooled",
-    "normalize": False,
-    "query_prompt": "q: ",
-    "document_prompt": "d: ",
-    "max_length": 256,
-    "append_eos": True,
-    "dtype": "bfloat16",
-    "dimension": 64,
-    "bidirectional": True,
-    "form": "layers 4, 6",
-    "projection": "linear",
-    "document_model": "c" * 64,
-    "list_scorer": "transformer over lists",
-    "architecture": "contextual, 64 vectors",
-    "context": "d" * 64,
-}
-
-
-def test_every_field_is_compared() -> None:
-    assert OTHERS.keys() | {"revision", "prompts"} == set(EncoderContract.model_fields)
+    "model": "b" * 64, "pooling": "last_token", "head": "pooled", "normalize": False, "query_prompt": "q: ",
+    "document_prompt": "d: ", "max_length": 256, "append_eos": True, "dtype": "bfloat16", "dimension": 64,
+    "bidirectional": True, "form": "layers 4, 6", "projection": "linear", "document_model": "c" * 64,
+    "list_scorer": "transformer over lists", "architecture": "contextual, 64 vectors", "context": "d" * 64,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", OTHERS)
@@ -61,10 +35,14 @@ def test_a_difference_is_an_error_that_names_it(field: str) -> None:
     message = str(raised.value)
     assert f"runs/index and runs/vectors come from different encoders: {field} " in message
     assert f"{getattr(CONTRACT, field)!r} against {OTHERS[field]!r}" in message
+    assert OTHERS.keys() | {"revision", "prompts"} == set(EncoderContract.model_fields)
 
 
 def test_the_same_files_may_be_asked_for_by_another_name() -> None:
-    CONTRACT.require_same(CONTRACT.model_copy(update={"revision": "0123abc"}), "one", "two")
+    renamed = CONTRACT.model_copy(update={"revision": "0123abc"})
+    CONTRACT.require_same(renamed, "one", "two")
+    assert renamed.fingerprint == CONTRACT.fingerprint
+    assert CONTRACT.model_copy(update={"normalize": not CONTRACT.normalize}).fingerprint != CONTRACT.fingerprint
 
 
 def test_queries_of_an_encoder_that_was_trained_for_the_documents_may_search_them() -> None:
@@ -72,37 +50,28 @@ def test_queries_of_an_encoder_that_was_trained_for_the_documents_may_search_the
     CONTRACT.require_queries(CONTRACT, "index", "queries")
     CONTRACT.require_queries(queries, "index", "queries")
     queries.require_queries(queries, "its own index", "queries")  # what it made of documents itself
-    other = CONTRACT.model_copy(update={"pooling": "cls" if CONTRACT.pooling != "cls" else "mean"})
+    other = CONTRACT.model_copy(update={"pooling": "cls"})
     with pytest.raises(UserError, match=r"queries was trained for documents of another encoder .* behind index"):
         other.require_queries(queries, "index", "queries")
     with pytest.raises(UserError, match="come from different encoders: pooling"):
         other.require_queries(CONTRACT, "index", "queries")
     with pytest.raises(UserError, match=r"come from different encoders: .*document_model"):
         CONTRACT.require_same(queries, "one", "two")
-
-
-def test_queries_for_a_scoring_module_search_nothing_and_are_ranked_by_it() -> None:
-    changes = {"model": "another", "document_model": CONTRACT.fingerprint, "list_scorer": "transformer over lists"}
-    queries = CONTRACT.model_copy(update=changes)
+    scored = queries.model_copy(update={"list_scorer": "transformer over lists"})  # searches nothing, is ranked by it
     with pytest.raises(UserError, match=r"queries of vectors was trained with a scoring module \(transformer over"):
-        CONTRACT.require_queries(queries, "index", "vectors")
-    CONTRACT.require_queries(queries, "documents", "vectors", by_list_scorer=True)
-    other = CONTRACT.model_copy(update={"max_length": 9})
+        CONTRACT.require_queries(scored, "index", "vectors")
+    CONTRACT.require_queries(scored, "documents", "vectors", by_list_scorer=True)
     with pytest.raises(UserError, match="was trained for documents of another encoder"):
-        other.require_queries(queries, "documents", "vectors", by_list_scorer=True)
+        other.require_queries(scored, "documents", "vectors", by_list_scorer=True)
 
 
-def test_fingerprints_are_of_what_is_compared() -> None:
-    assert CONTRACT.model_copy(update={"revision": "abc"}).fingerprint == CONTRACT.fingerprint
-    assert CONTRACT.model_copy(update={"normalize": not CONTRACT.normalize}).fingerprint != CONTRACT.fingerprint
+WRONG = {"pooling": "first", "dtype": "float16", "append_eos": "maybe", "prompt": "q"}
 
 
-@pytest.mark.parametrize(
-    "setting", [{"pooling": "first"}, {"dtype": "float16"}, {"append_eos": "maybe"}, {"prompt": "q"}]
-)
-def test_settings_that_do_not_exist_are_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(setting))):
-        EncoderSettings(model="any", **setting)
+@pytest.mark.parametrize("setting", WRONG)
+def test_settings_that_do_not_exist_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=setting):
+        EncoderSettings(model="any", **{setting: WRONG[setting]})
 
 
 def cpu(monkeypatch: pytest.MonkeyPatch, **capabilities: bool) -> None:
@@ -114,48 +83,42 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
 
-@pytest.mark.parametrize("instructions", ["avx512_bf16", "amx_bf16", "bf16"])
-def test_auto_is_bfloat16_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch, instructions: str) -> None:
-    gpu(monkeypatch, None)
-    cpu(monkeypatch, avx2=True, **{instructions: True})
-    assert resolve_dtype("auto") == "bfloat16"
-    cpu(monkeypatch, avx2=True, **{instructions: False})
-    assert resolve_dtype("auto") == "float32"
-    assert resolve_dtype("bfloat16") == "bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "release", "found"),
-    [
-        ("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n", "6.8.0-45-generic", True),
-        ("flags\t\t: fpu amx_bf16\nflags\t\t: fpu\n", "4.4.0", True),
-        ("flags\t\t: fpu avx512f\n", "5.16.1", False),
-        ("flags\t\t: fpu avx512f\n", "5.15.0-100-generic", None),  # amx_bf16 had no name yet
-        ("flags\t\t: fpu\n", "unknown", None),
-        ("Features\t: fp asimd bf16\n", "6.8.0", None),
-        ("", "6.8.0", None),
-    ],
-)
-def test_the_kernel_tells_of_the_cpu_without_torch(cpuinfo: str, release: str, found: bool | None) -> None:
-    assert bfloat16_of_x86(cpuinfo, release) is found
-
-
-def test_auto_asks_the_processor_that_will_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu(monkeypatch, avx2=True)
-    gpu(monkeypatch, (9, 0))
-    assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("float32", "bfloat16")
-    gpu(monkeypatch, (7, 0))
-    cpu(monkeypatch, amx_bf16=True)
-    assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("bfloat16", "float32")
-    gpu(monkeypatch, None)  # a head node without one: its workers are asked when they load
-    assert has_bfloat16(gpu=True)
+@pytest.mark.parametrize(("capabilities", "capability", "asked", "expected"), [
+    ({"avx512_bf16": True}, None, {}, "bfloat16"),
+    ({"amx_bf16": True}, None, {}, "bfloat16"),
+    ({"bf16": True}, None, {}, "bfloat16"),
+    ({"avx512_bf16": False, "amx_bf16": False, "bf16": False}, None, {}, "float32"),
+    ({}, (9, 0), {}, "float32"),
+    ({}, (9, 0), {"gpu": True}, "bfloat16"),
+    ({"amx_bf16": True}, (7, 0), {}, "bfloat16"),
+    ({"amx_bf16": True}, (7, 0), {"gpu": True}, "float32"),
+    ({}, None, {"gpu": True}, "bfloat16"),  # a head node without one: its workers are asked when they load
+])  # fmt: skip
+def test_auto_asks_the_processor_that_will_compute(monkeypatch, capabilities, capability, asked, expected):
+    cpu(monkeypatch, avx2=True, **capabilities)
+    gpu(monkeypatch, capability)
+    assert resolve_dtype("auto", **asked) == expected
+    assert has_bfloat16(**{"gpu": False} | asked) == (expected == "bfloat16")
+    assert resolve_dtype("bfloat16", **asked) == "bfloat16"
 
 
 def test_a_worker_without_the_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu(monkeypatch, avx2=True)
     gpu(monkeypatch, (7, 5))
     require_dtype("float32", "node-7")
-    with pytest.raises(UserError, match="bfloat16, which the CPU of node-7 has no instructions for"):
-        require_dtype("bfloat16", "node-7")
-    with pytest.raises(UserError, match="bfloat16, which the GPU of node-7 has no instructions for"):
-        require_dtype("bfloat16", "node-7", gpu=True)
+    for processor in ("CPU", "GPU"):
+        with pytest.raises(UserError, match=f"bfloat16, which the {processor} of node-7 has no instructions for"):
+            require_dtype("bfloat16", "node-7", gpu=processor == "GPU")
+
+
+@pytest.mark.parametrize(("cpuinfo", "release", "found"), [
+    ("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n", "6.8.0-45-generic", True),
+    ("flags\t\t: fpu amx_bf16\nflags\t\t: fpu\n", "4.4.0", True),
+    ("flags\t\t: fpu avx512f\n", "5.16.1", False),
+    ("flags\t\t: fpu avx512f\n", "5.15.0-100-generic", None),  # amx_bf16 had no name yet
+    ("flags\t\t: fpu\n", "unknown", None),
+    ("Features\t: fp asimd bf16\n", "6.8.0", None),
+    ("", "6.8.0", None),
+])  # fmt: skip
+def test_the_kernel_tells_of_the_cpu_without_torch(cpuinfo: str, release: str, found: bool | None) -> None:
+    assert bfloat16_of_x86(cpuinfo, release) is found

@@ -1,5 +1,7 @@
 """The end-of-sequence token and the length limit: what the settings, the folder and the model say, and who wins."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,25 @@ from tests.unit.retrieval.encoders.tiny_models import (
     edited,
     load_tiny,
     save_sentence_transformer,
-    save_tiny_model,
+    tiny_model,
 )
 
 LONG = " ".join(SENTENCES)
+EOS = {"qwen2": 0, "llama": 2, "t5": 1, "roberta": 2, "bert": -1}
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A plain folder of some architectures."""
-    folder = tmp_path_factory.mktemp("bases")
-    return {name: save_tiny_model(name, folder / name) for name in ("bert", "roberta", "t5", "llama", "qwen2")}
+def changed(name: str, folder: Path, file: str, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """A copy of the tiny model whose JSON file ``file`` is another one."""
+    shutil.copytree(tiny_model(name), folder)
+    return edited(folder / file, change)
+
+
+def without_length(name: str, folder: Path) -> Path:
+    return changed(name, folder, "tokenizer_config.json", lambda config: config.pop("model_max_length"))
+
+
+def without_first_token(folder: Path) -> Path:
+    return changed("bert", folder, "tokenizer.json", lambda tokenizer: tokenizer.update(post_processor=None))
 
 
 def ends(folder: Path, **settings: Any) -> tuple[bool, list[int], list[int]]:
@@ -40,57 +50,54 @@ def ends(folder: Path, **settings: Any) -> tuple[bool, list[int], list[int]]:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 @pytest.mark.parametrize("append_eos", [True, "auto"])
-def test_a_decoder_reads_its_last_token_behind_an_eos_token(
-    bases: dict[str, Path], name: str, append_eos: bool | str
-) -> None:
-    eos = {"llama": 2, "qwen2": 0}[name]
-    bare = load_tiny(bases[name], pooling="last_token", append_eos=False).tokenize_ids(["the sea"], "document")[0]
+def test_a_decoder_reads_its_last_token_behind_an_eos_token(name: str, append_eos: bool | str) -> None:
+    eos, settings = EOS[name], {"pooling": "last_token", "append_eos": append_eos}
+    bare = load_tiny(tiny_model(name), pooling="last_token", append_eos=False).tokenize_ids(["the sea"], "document")[0]
     assert bare[0] == (1 if name == "llama" else bare[0])  # Llama's own beginning of a text
     assert bare[-1] != eos
-    assert ends(bases[name], pooling="last_token", append_eos=append_eos) == (True, [bare[-1], eos], [eos])
-    full = load_tiny(bases[name], pooling="last_token", append_eos=append_eos).tokenize_ids(["the sea"], "document")[0]
-    assert full == [*bare, eos]
+    assert ends(tiny_model(name), **settings) == (True, [bare[-1], eos], [eos])
+    assert load_tiny(tiny_model(name), **settings).tokenize_ids(["the sea"], "document") == [[*bare, eos]]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "expected"),
-    [
-        ("qwen2", {"pooling": "mean"}, False),
-        ("qwen2", {"pooling": "mean", "append_eos": True}, True),
-        ("llama", {"pooling": "mean", "append_eos": True}, True),
-        ("t5", {"pooling": "mean"}, True),  # its tokenizer does it
-        ("t5", {"pooling": "last_token", "append_eos": True}, True),
-        ("roberta", {"pooling": "cls"}, True),
-        ("bert", {"pooling": "last_token"}, False),  # a [SEP] ends its texts already
-    ],
-)
-def test_an_eos_token_is_appended_once_and_only_where_it_is_due(
-    bases: dict[str, Path], name: str, settings: dict[str, Any], expected: bool
-) -> None:
-    appended, short, long = ends(bases[name], **settings)
-    assert appended == expected
-    eos = {"qwen2": 0, "llama": 2, "t5": 1, "roberta": 2, "bert": -1}[name]
-    assert (short[-1] == eos, long == [eos], short[-2] == eos) == (expected, expected, False)
+@pytest.mark.parametrize(("name", "settings", "expected"), [
+    ("qwen2", {"pooling": "mean"}, False),
+    ("qwen2", {"pooling": "mean", "append_eos": True}, True),
+    ("llama", {"pooling": "mean", "append_eos": True}, True),
+    ("t5", {"pooling": "mean"}, True),  # its tokenizer does it
+    ("t5", {"pooling": "last_token", "append_eos": True}, True),
+    ("roberta", {"pooling": "cls"}, True),
+    ("bert", {"pooling": "last_token"}, False),  # a [SEP] ends its texts already
+])  # fmt: skip
+def test_an_eos_token_is_appended_once_and_only_where_it_is_due(name, settings, expected) -> None:
+    appended, short, long = ends(tiny_model(name), **settings)
+    eos = EOS[name]
+    assert (appended, short[-1] == eos, long == [eos], short[-2] == eos) == (expected, expected, expected, False)
 
 
-def test_a_folder_of_sentence_transformers_is_believed(bases: dict[str, Path], tmp_path: Path) -> None:
-    folder = save_sentence_transformer(bases["qwen2"], tmp_path / "model", "lasttoken")
+def test_a_folder_of_sentence_transformers_is_believed(tmp_path: Path) -> None:
+    folder = save_sentence_transformer(tiny_model("qwen2"), tmp_path / "model", "lasttoken")
     assert ends(folder)[0] is False
     assert ends(folder, append_eos=True)[::2] == (True, [0])
 
 
-def test_eos_tokens_that_cannot_be_are_refused(bases: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match=r"append_eos is false, but the tokenizer in .* ends every text in '</s>'"):
-        load_tiny(bases["t5"], pooling="mean", append_eos=False)
-    with pytest.raises(UserError, match="has no end-of-sequence token to append"):
-        load_tiny(bases["bert"], pooling="last_token", append_eos=True)
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("t5", {"pooling": "mean", "append_eos": False}, r"append_eos is false, but the .* ends every text in '</s>'"),
+    ("bert", {"pooling": "last_token", "append_eos": True}, "has no end-of-sequence token to append"),
+    ("qwen2", {"pooling": "mean", "max_length": 96}, "max_length is 96, over the limit of the encoder, 48"),
+    ("t5", {"pooling": "cls"}, r"puts no special token before a text.* Set pooling to last_token or mean"),
+    ("llama", {"pooling": "cls"}, r"is cls, .*Model is causal: .* Set pooling to last_token or mean"),
+    ("smollm2", {"pooling": "cls"}, r"is cls, .*Model is causal: .* Set pooling to last_token or mean"),
+    ("qwen2", {"pooling": "cls"}, r"is cls, .*Model is causal: .* Set pooling to last_token or mean"),
+])  # fmt: skip
+def test_what_a_tokenizer_cannot_do_is_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_tiny(tiny_model(name), **settings)
 
 
 @pytest.mark.parametrize("name", ["roberta", "mpnet"])
 def test_roberta_has_fewer_positions_than_its_table(tmp_path: Path, name: str) -> None:
     """Positions start behind ``padding_idx``; where nothing else says so, sentence-transformers runs over the end."""
-    folder = save_tiny_model(name, tmp_path / name)
-    edited(folder / "tokenizer_config.json", lambda config: config.pop("model_max_length"))
+    folder = without_length(name, tmp_path / name)
     assert ARCHITECTURES[name].settings["max_position_embeddings"] == POSITIONS + 2
     encoder = load_tiny(folder, pooling="mean")
     assert encoder.contract.max_length == POSITIONS
@@ -102,46 +109,35 @@ def test_roberta_has_fewer_positions_than_its_table(tmp_path: Path, name: str) -
     assert load_tiny(stated).contract.max_length == POSITIONS
 
 
-def test_rotary_models_may_be_cut_later_where_their_folder_says_so(bases: dict[str, Path], tmp_path: Path) -> None:
-    folder = save_sentence_transformer(bases["qwen2"], tmp_path / "model")
+def test_lengths_that_a_folder_sets_and_does_not(tmp_path: Path) -> None:
+    folder = save_sentence_transformer(tiny_model("qwen2"), tmp_path / "model")
     assert load_tiny(folder).contract.max_length == POSITIONS
     edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2 * POSITIONS))
     assert load_tiny(folder).contract.max_length == 2 * POSITIONS
     assert_sentence_transformers_agrees(folder)
-    with pytest.raises(UserError, match="max_length is 96, over the limit of the encoder, 48"):
-        load_tiny(bases["qwen2"], pooling="mean", max_length=2 * POSITIONS)
-
-
-def test_a_model_without_any_limit_is_cut_at_512(tmp_path: Path) -> None:
-    folder = save_tiny_model("t5", tmp_path / "t5")
-    edited(folder / "tokenizer_config.json", lambda config: config.pop("model_max_length"))
-    assert load_tiny(folder, pooling="mean").contract.max_length == 512
-    assert load_tiny(folder, pooling="mean", max_length=1000).contract.max_length == 1000
-
-
-def test_lengths_of_queries_and_documents(bases: dict[str, Path], tmp_path: Path) -> None:
-    one = save_sentence_transformer(bases["bert"], tmp_path / "one", query_length=9, document_length=9)
+    folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "short")
+    edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2))
+    with pytest.raises(UserError, match="the length that the encoder's folder cuts texts at is 2"):
+        load_tiny(folder)
+    assert load_tiny(folder, max_length=9).contract.max_length == 9
+    one = save_sentence_transformer(tiny_model("bert"), tmp_path / "one", query_length=9, document_length=9)
     assert load_tiny(one).contract.max_length == 9
-    two = save_sentence_transformer(bases["bert"], tmp_path / "two", query_length=9, document_length=30)
+    two = save_sentence_transformer(tiny_model("bert"), tmp_path / "two", query_length=9, document_length=30)
     with pytest.raises(UserError, match=r"queries and documents at different lengths \(\[9, 30\] tokens\)"):
         load_tiny(two)
     assert load_tiny(two, max_length=30).contract.max_length == 30
+    folder = without_length("t5", tmp_path / "t5")
+    assert load_tiny(folder, pooling="mean").contract.max_length == 512
+    assert load_tiny(folder, pooling="mean", max_length=1000).contract.max_length == 1000
 
 
 @pytest.mark.parametrize("name", ["llama", "smollm2", "qwen2"])
 def test_the_first_token_of_a_causal_model_stands_for_nothing(tmp_path: Path, name: str) -> None:
     """Llama's tokenizer puts a special token first: its state is the same for all texts."""
-    folder = save_tiny_model(name, tmp_path / name)
-    with pytest.raises(UserError, match=r"is cls, .*Model is causal: .* Set pooling to last_token or mean"):
-        load_tiny(folder, pooling="cls")
-    stated = save_sentence_transformer(folder, tmp_path / "model", "cls")
+    stated = save_sentence_transformer(tiny_model(name), tmp_path / "model", "cls")
     with pytest.raises(UserError, match="is causal"):
         load_tiny(stated)
     assert load_tiny(stated, pooling="mean").contract.pooling == "mean"
-
-
-def without_first_token(folder: Path) -> Path:
-    return edited(folder / "tokenizer.json", lambda tokenizer: tokenizer.update(post_processor=None))
 
 
 def knows_no_letter(tokenizer: dict[str, Any]) -> None:
@@ -151,61 +147,43 @@ def knows_no_letter(tokenizer: dict[str, Any]) -> None:
 
 
 def test_without_a_special_token_before_a_text_there_is_no_pooling_of_it(tmp_path: Path) -> None:
-    bare = without_first_token(save_tiny_model("bert", tmp_path / "bert"))
-    unknown = edited(save_tiny_model("bert", tmp_path / "unknown") / "tokenizer.json", knows_no_letter)
-    behind = save_tiny_model("t5", tmp_path / "t5")  # which ends texts in a special token
-    for folder in (bare, unknown, behind):
-        with pytest.raises(UserError, match=r"puts no special token before a text.* Set pooling to last_token or mean"):
+    bare = without_first_token(tmp_path / "bert")
+    unknown = changed("bert", tmp_path / "unknown", "tokenizer.json", knows_no_letter)
+    message = r"puts no special token before a text.* Set pooling to last_token or mean"
+    for folder in (bare, unknown):
+        with pytest.raises(UserError, match=message):
             load_tiny(folder, pooling="cls")
         assert load_tiny(folder, pooling="mean").contract.pooling == "mean"
+    for form in ({"kind": "all_tokens"}, {"kind": "first_tokens", "tokens": 2}):  # which need that token too
+        settings = EncoderSettings.model_validate({"model": str(bare), "pooling": "cls", "form": form})
+        with pytest.raises(UserError, match="puts no special token before a text"):
+            load_towers(settings, bare, "")
 
 
-@pytest.mark.parametrize("form", [{"kind": "all_tokens"}, {"kind": "first_tokens", "tokens": 2}])
-def test_forms_of_tokens_need_that_token_too(tmp_path: Path, form: dict[str, Any]) -> None:
-    folder = without_first_token(save_tiny_model("bert", tmp_path / "bert"))
-    settings = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
-    with pytest.raises(UserError, match="puts no special token before a text"):
-        load_towers(settings, folder, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "special"),
-    [
-        ("bert", {"pooling": "cls"}, 2),
-        ("t5", {"pooling": "mean"}, 1),
-        ("llama", {"pooling": "mean"}, 1),
-        ("llama", {"pooling": "last_token"}, 2),  # with the end-of-sequence token that is appended
-        ("qwen2", {"pooling": "mean"}, 0),
-    ],
-)
-def test_some_of_a_text_is_left_where_it_is_cut(
-    bases: dict[str, Path], name: str, settings: dict[str, Any], special: int
-) -> None:
+@pytest.mark.parametrize(("name", "settings", "special"), [
+    ("bert", {"pooling": "cls"}, 2),
+    ("t5", {"pooling": "mean"}, 1),
+    ("llama", {"pooling": "mean"}, 1),
+    ("llama", {"pooling": "last_token"}, 2),  # with the end-of-sequence token that is appended
+    ("qwen2", {"pooling": "mean"}, 0),
+])  # fmt: skip
+def test_some_of_a_text_is_left_where_it_is_cut(name: str, settings: dict[str, Any], special: int) -> None:
     for wanted in range(1, special + 1):
         with pytest.raises(UserError, match=rf"max_length is {wanted}, .* {special} special .* to {special + 1} or"):
-            load_tiny(bases[name], max_length=wanted, **settings)
-    shortest = load_tiny(bases[name], max_length=special + 1, **settings)
+            load_tiny(tiny_model(name), max_length=wanted, **settings)
+    shortest = load_tiny(tiny_model(name), max_length=special + 1, **settings)
     assert [len(ids) for ids in shortest.tokenize_ids([LONG, "x"], "document")] == [special + 1] * 2
-    encoder = load_tiny(bases[name], **settings)
+    encoder = load_tiny(tiny_model(name), **settings)
     for wanted in range(special + 1):  # below what the tokenizer adds, it would cut nothing at all
         with pytest.raises(UserError, match=f"that a query is cut at is {wanted}, .* Set it to {special + 1} or more"):
             encoder.tokenize_ids([LONG], "query", wanted)
     encoder.require_length(special + 1, "objective.query_max_length")
-    with pytest.raises(UserError, match=f"objective.query_max_length is {special}, but"):
-        encoder.require_length(special, "objective.query_max_length")
-    with pytest.raises(UserError, match=f"objective.query_max_length is {POSITIONS + 1}, but"):
-        encoder.require_length(POSITIONS + 1, "objective.query_max_length")
+    for wrong in (special, POSITIONS + 1):
+        with pytest.raises(UserError, match=f"objective.query_max_length is {wrong}, but"):
+            encoder.require_length(wrong, "objective.query_max_length")
 
 
 @pytest.mark.parametrize("wanted", [0, -1])
 def test_no_text_has_fewer_tokens_than_one(wanted: int) -> None:
     with pytest.raises(ValidationError, match="max_length"):
         EncoderSettings(model="any", max_length=wanted)
-
-
-def test_a_folder_that_leaves_nothing_of_a_text_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
-    folder = save_sentence_transformer(bases["bert"], tmp_path / "model")
-    edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2))
-    with pytest.raises(UserError, match="the length that the encoder's folder cuts texts at is 2"):
-        load_tiny(folder)
-    assert load_tiny(folder, max_length=9).contract.max_length == 9

@@ -1,6 +1,7 @@
 """Tiny models with random weights of every architecture, saved as the hub has them: config, safetensors, tokenizer.
 
 folder = save_tiny_model("llama", tmp_path / "llama")
+folder = tiny_model("llama")  # shared by all tests: copy it before you change it
 folder = save_sentence_transformer(base, tmp_path / "model", pooling="lasttoken")
 encoder = load_tiny(folder, pooling="mean")
 """
@@ -9,19 +10,22 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from retrieval.embedding import encode_texts
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 SENTENCES = [
@@ -206,6 +210,15 @@ def save_tiny_model(
     return folder
 
 
+_MODELS = TemporaryDirectory(prefix="tiny-models-")  # removed when the process ends
+
+
+@cache
+def tiny_model(name: str, seed: int = 0) -> Path:
+    """The folder that ``save_tiny_model`` writes, one for all tests of the process: to be read, not changed."""
+    return save_tiny_model(name, Path(_MODELS.name) / f"{name}-{seed}", seed=seed)
+
+
 def tiny_model_class(name: str) -> Any:
     """The class that reads the model's folder in plain transformers."""
     return transformers.T5EncoderModel if name == "t5" else transformers.AutoModel
@@ -257,16 +270,33 @@ def load_tiny(folder: Path, **settings: Any) -> TextEncoder:
     return load_encoder(wanted, located.path, located.fingerprint).eval()
 
 
-def assert_sentence_transformers_agrees(folder: Path, expected: Path | None = None, **settings: Any) -> None:
-    """``SentenceTransformer(folder)`` gives our encoder's vectors, ours from ``expected`` where that is given."""
+def vectors_of(encoder: Any, role: Role = "document", **settings: Any) -> NDArray[np.float32]:
+    """Of ``TEXTS``."""
+    return encode_texts(encoder, TEXTS, role, **settings)
+
+
+def same_vectors(encoder: Any, other: Any, role: Role = "document", atol: float = 0.0) -> None:
+    """Asserts that both encoders give ``TEXTS`` the same vectors, to the last bit or within ``atol``."""
+    np.testing.assert_allclose(vectors_of(encoder, role), vectors_of(other, role), atol=atol, rtol=0)
+
+
+def sentence_transformer(folder: Path) -> Any:
+    """The folder as sentence-transformers loads it."""
     from sentence_transformers import SentenceTransformer
 
-    model, encoder = SentenceTransformer(str(folder), device="cpu"), load_tiny(expected or folder, **settings)
-    for ours, theirs in (
-        (encode_texts(encoder, TEXTS, "query"), model.encode_query(TEXTS, batch_size=3)),
-        (encode_texts(encoder, TEXTS, "document"), model.encode_document(TEXTS, batch_size=3)),
-    ):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def assert_sentence_transformers_agrees(folder: Path, expected: Path | None = None, **settings: Any) -> None:
+    """``SentenceTransformer(folder)`` gives our encoder's vectors, ours from ``expected`` where that is given."""
+    same_vectors_as_theirs(load_tiny(expected or folder, **settings), sentence_transformer(folder))
+
+
+def same_vectors_as_theirs(encoder: Any, model: Any, document: Any = None) -> None:
+    """``model``, of sentence-transformers, gives ``encoder``'s vectors, and ``document``'s where documents have one."""
+    of_queries, of_documents = vectors_of(encoder, "query"), vectors_of(document or encoder)
+    np.testing.assert_allclose(model.encode_query(TEXTS, batch_size=3), of_queries, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(model.encode_document(TEXTS, batch_size=3), of_documents, atol=1e-5, rtol=0)
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:

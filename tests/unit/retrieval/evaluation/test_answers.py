@@ -1,8 +1,8 @@
+"""Answers in texts, against DPR's definition of a match written out; hits in whole rankings."""
+
 import json
-import os
 import unicodedata
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from raytriever.errors import UserError
 from retrieval.evaluation.answers import Match, ranking_hits
+from tests.unit.retrieval.real_data import real_data
 
 # letters with and without case, marks, digits, punctuation, symbols, white space, controls, a final sigma, a half pair
 CHARACTERS = (
@@ -57,44 +58,38 @@ def test_every_run_of_tokens_is_found(document: str, cut: tuple[int, int]) -> No
     assert has_answer(document, [answer]) == bool(tokens[start:stop])
 
 
-@pytest.mark.parametrize(
-    ("document", "answer", "expected"),
-    [
-        ("the U.S. Army", "u.s.", True),
-        ("the U. S. Army", "U.S.", True),  # tokens, not characters
-        ("the US Army", "U.S.", False),
-        ("at a party", "art", False),
-        ("in 1984,", "1984", True),
-        ("in 19845", "1984", False),
-        ("snake_case", "case", True),  # an underscore is punctuation
-        ("it costs $5", "5", True),
-        ("it costs $5", "$ 5", True),
-        ("caf\u00e9", "CAFE\u0301", True),
-        ("cafe", "caf\u00e9", False),
-        ("stra\u00dfe", "STRASSE", False),  # lower case, not case folding
-        ("the end of\nthe\tline", "of the line", True),
-        ("zero\u200bwidth", "zero width", True),
-        ("anything", "", False),
-        ("anything", " \u200b\n", False),
-        ("", "anything", False),
-        ("\u6f22\u5b57", "\u6f22", False),  # a run of letters is one token in any script
-    ],
-)
+@pytest.mark.parametrize(("document", "answer", "expected"), [
+    ("the U.S. Army", "u.s.", True),
+    ("the U. S. Army", "U.S.", True),  # tokens, not characters
+    ("the US Army", "U.S.", False),
+    ("at a party", "art", False),
+    ("in 1984,", "1984", True),
+    ("in 19845", "1984", False),
+    ("snake_case", "case", True),  # an underscore is punctuation
+    ("it costs $5", "5", True),
+    ("it costs $5", "$ 5", True),
+    ("caf\u00e9", "CAFE\u0301", True),
+    ("cafe", "caf\u00e9", False),
+    ("stra\u00dfe", "STRASSE", False),  # lower case, not case folding
+    ("the end of\nthe\tline", "of the line", True),
+    ("zero\u200bwidth", "zero width", True),
+    ("anything", "", False),
+    ("anything", " \u200b\n", False),
+    ("", "anything", False),
+    ("\u6f22\u5b57", "\u6f22", False),  # a run of letters is one token in any script
+])  # fmt: skip
 def test_string_match(document: str, answer: str, expected: bool) -> None:
     assert has_answer(document, [answer]) is expected
 
 
-@pytest.mark.parametrize(
-    ("document", "pattern", "expected"),
-    [
-        ("Died in 1732.", r"17\d\d", True),
-        ("first\nSecond line", r"^second", True),
-        ("caf\u00e9", "cafe\u0301", True),
-        ("anything", "", False),
-        ("a.b", r"a\.b|c", True),
-        ("acb", r"a\.b", False),
-    ],
-)
+@pytest.mark.parametrize(("document", "pattern", "expected"), [
+    ("Died in 1732.", r"17\d\d", True),
+    ("first\nSecond line", r"^second", True),
+    ("caf\u00e9", "cafe\u0301", True),
+    ("anything", "", False),
+    ("a.b", r"a\.b|c", True),
+    ("acb", r"a\.b", False),
+])  # fmt: skip
 def test_regex_match(document: str, pattern: str, expected: bool) -> None:
     assert has_answer(document, ["nothing", pattern], "regex") is expected
 
@@ -130,17 +125,13 @@ def test_hits_in_a_ranking(data: st.DataObject, match: Match) -> None:
     assert all(one < next_one for one, next_one in pairwise(asked))  # each once, forwards
 
 
-@pytest.mark.skipif(
-    "RAYTRIEVER_TEST_DATA" not in os.environ,
-    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
-)
 @pytest.mark.parametrize(
     ("split", "without"),
     [("train", ["56dfa1d34a1a83140091ebd4"]), ("dev", [])],  # "four", annotated inside "fourth"
 )
 def test_prepared_negatives_of_real_questions_hold_no_answer(split: str, without: list[str]) -> None:
     """The folder's hard negatives were made with the answers removed, and every positive but one holds one."""
-    folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "squad_dpr"
+    folder = real_data("squad_dpr")
     lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     documents = {found["_id"]: found["text"] for found in map(json.loads, lines)}
     missed, found = [], []

@@ -103,24 +103,21 @@ def test_what_is_printed(folder: Path) -> None:
     assert "Conventions of trec" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "0 systems can't be compared: name at least 2."),
-        (["%/first:a"], "1 system can't be compared"),
-        (["%/first", "%/first:a"], "Two systems are called 'a'. Name them: first=PATH second=PATH."),
-        (["%/first", "a=%/second:c"], "Two systems are called 'a'."),
-        (["a=%/second:c", "%/first"], "Two systems are called 'a'."),
-        (["%/first:x", "%/second"], "/first did not evaluate 'x'. Allowed: a, b."),
-        (["mine=%/first", "%/second:c"], "/first has 2 systems: a, b. Choose one: mine="),
-        (["%/nowhere", "%/first"], "/nowhere"),
-        (["%/collection", "%/first"], "of kind 'collection', one of kind 'evaluation' is needed"),
-        (["%/first", "--baseline", "aa"], "--baseline aa: no such system. Did you mean 'a'?"),
-        (["%/first", "%/second", "--measure", "RR"], "--measure RR: not all were evaluated by it. Allowed: nDCG@10"),
-        (["%/first", "--margin", "0"], "'--margin'"),
-        (["%/first", "--level", "1"], "'--level'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "0 systems can't be compared: name at least 2."),
+    (["%/first:a"], "1 system can't be compared"),
+    (["%/first", "%/first:a"], "Two systems are called 'a'. Name them: first=PATH second=PATH."),
+    (["%/first", "a=%/second:c"], "Two systems are called 'a'."),
+    (["a=%/second:c", "%/first"], "Two systems are called 'a'."),
+    (["%/first:x", "%/second"], "/first did not evaluate 'x'. Allowed: a, b."),
+    (["mine=%/first", "%/second:c"], "/first has 2 systems: a, b. Choose one: mine="),
+    (["%/nowhere", "%/first"], "/nowhere"),
+    (["%/collection", "%/first"], "of kind 'collection', one of kind 'evaluation' is needed"),
+    (["%/first", "--baseline", "aa"], "--baseline aa: no such system. Did you mean 'a'?"),
+    (["%/first", "%/second", "--measure", "RR"], "--measure RR: not all were evaluated by it. Allowed: nDCG@10"),
+    (["%/first", "--margin", "0"], "'--margin'"),
+    (["%/first", "--level", "1"], "'--level'"),
+])  # fmt: skip
 def test_refusals(folder: Path, arguments: list[str], message: str) -> None:
     assert message in refused(folder, *arguments)
 

@@ -1,24 +1,15 @@
 """The numbers of trec_eval, BEIR, MTEB and CoIR, by their own code or by what it does, on runs that tell them apart."""
 
 import copy
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from retrieval.evaluation.conventions import (
-    CONVENTIONS,
-    Conventions,
-    Like,
-    describe_system,
-    resolve,
-    title_warning,
-)
-from retrieval.evaluation.judging import file_judgments
+from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Like, describe_system, resolve, title_warning
 from retrieval.evaluation.measures import evaluate
+from tests.unit.retrieval.real_data import real_qrels
 
 pytrec_eval = pytest.importorskip("pytrec_eval")
 
@@ -42,9 +33,8 @@ def awkward(qrels: Grades, seed: int = 0) -> Run:
         found = {*generator.choice(documents, min(60, len(documents)), replace=False).tolist(), *list(judged)[:40]}
         found |= {query} if generator.random() < 0.5 else set()
         levels = generator.integers(0, 12, len(found)) / np.float32(7)
-        scores = {
-            name: level + 0.4 * (judged.get(name, 0) > 0) for name, level in zip(sorted(found), levels, strict=True)
-        }
+        places = zip(sorted(found), levels, strict=True)
+        scores = {name: level + 0.4 * (judged.get(name, 0) > 0) for name, level in places}
         run[query] = {name: float(np.float32(scores[name])) for name in generator.permutation(sorted(scores)).tolist()}
     run[queries[0]] = {queries[0]: 1.0}  # of which nothing is left where own ids are removed
     run["nobody judged this"] = {documents[0]: 1.0}
@@ -62,16 +52,9 @@ def made_up() -> Grades:
     return qrels
 
 
-def real(path: str) -> Grades:
-    data = os.environ.get("RAYTRIEVER_TEST_DATA")
-    if not data:
-        pytest.skip("RAYTRIEVER_TEST_DATA does not name the folder of real collections")
-    return file_judgments(str(Path(data) / path), ["RR"]).qrels
-
-
 @pytest.fixture(params=["made up", "cranfield/qrels/test.tsv", "trec_dl_qrels_only/qrels/dl2020.tsv"])
 def qrels(request: pytest.FixtureRequest) -> Grades:
-    return made_up() if request.param == "made up" else real(request.param)
+    return made_up() if request.param == "made up" else real_qrels(request.param)
 
 
 def beir(qrels: Grades, run: Run) -> dict[str, float]:
@@ -101,12 +84,9 @@ def test_mteb(qrels: Grades) -> None:
     theirs = calculate_retrieval_scores(run, qrels, [5, 10, 100])
     ours = evaluate(qrels, run, [*OURS, "RR@10", "Success@5"], CONVENTIONS["mteb"])
     expected = {
-        "nDCG@10": theirs.ndcg["NDCG@10"],
-        "AP@100": theirs.map["MAP@100"],
-        "R@100": theirs.recall["Recall@100"],
-        "P@5": theirs.precision["P@5"],
-        "Success@5": theirs.hit_rate["HitRate@5"],
-    }
+        "nDCG@10": theirs.ndcg["NDCG@10"], "AP@100": theirs.map["MAP@100"], "R@100": theirs.recall["Recall@100"],
+        "P@5": theirs.precision["P@5"], "Success@5": theirs.hit_rate["HitRate@5"],
+    }  # fmt: skip
     assert {name: round(ours.mean(name), 5) for name in expected} == expected
     assert ours.mean("RR@10") == pytest.approx(theirs.mrr["MRR@10"], abs=1e-6)
     place = {query: number for number, query in enumerate(ours.query_ids)}
@@ -136,60 +116,26 @@ def test_trec_eval_over_the_complete_set(qrels: Grades, level: int) -> None:
             assert ours.values[name][index] == pytest.approx(expected, abs=1e-6), name
 
 
-def literal(qrels: Grades, run: Run, like: Like) -> float:
-    """nDCG@10 with every convention spelled out."""
-    conventions = CONVENTIONS[like]
-    values = []
-    for query, grades in qrels.items():
-        if query not in run:
-            if conventions.missing_queries == "count_as_zero":
-                values.append(0.0)
-            continue
-        found = [(score, name) for name, score in run[query].items()]
-        if conventions.self_hits == "remove":
-            found = [(score, name) for score, name in found if name != query]
-        gains = np.array([max(0, grades.get(name, 0)) for _, name in sorted(found, reverse=True)][:10])
-        ideal = np.sort(np.maximum(0, list(grades.values())))[::-1][:10]
-        discounts = 1 / np.log2(np.arange(2, 12))
-        best = float(ideal @ discounts[: len(ideal)])
-        values.append(float(gains @ discounts[: len(gains)]) / best if best else 0.0)
-    return float(np.mean(values))
-
-
-@pytest.mark.parametrize("like", list(CONVENTIONS))
-def test_conventions_spelled_out(qrels: Grades, like: Like) -> None:
-    run = awkward(qrels, seed=3)
-    assert evaluate(qrels, run, ["nDCG@10"], CONVENTIONS[like]).mean("nDCG@10") == pytest.approx(
-        literal(qrels, run, like), abs=1e-9
-    )
-
-
-def test_single_switches_are_laid_over_a_tools() -> None:
+def test_single_switches_are_laid_over_a_tools_and_a_system_is_a_line() -> None:
     changed = resolve("beir", Conventions(self_hits="keep"))
     assert changed == CONVENTIONS["beir"].model_copy(update={"self_hits": "keep"})
     assert resolve("mteb", Conventions()) == CONVENTIONS["mteb"]
     assert {c.ties for c in CONVENTIONS.values()} == {"document_id_descending"}
+    system = {"index": "flat", "with_title": False, "query_prompt": "", "pooling": "mean", "max_length": None}
+    assert describe_system(system) == "index 'flat', with_title False, query_prompt '', pooling 'mean'"
+    assert describe_system({}) == "title and prompts unknown, the ranking does not say"
 
 
-@pytest.mark.parametrize(
-    ("title", "system", "expected"),
-    [
-        ("either", {"with_title": True}, None),
-        ("used", {"with_title": True}, None),
-        ("left_out", {"with_title": False}, None),
-        ("left_out", {}, None),
-        ("left_out", {"with_title": True}, "with their titles, and 'coir' leaves it out.*with_title=false"),
-        ("used", {"with_title": False}, "without their titles, and 'coir' uses it.*with_title=true"),
-    ],
-)
+@pytest.mark.parametrize(("title", "system", "expected"), [
+    ("either", {"with_title": True}, None),
+    ("used", {"with_title": True}, None),
+    ("left_out", {"with_title": False}, None),
+    ("left_out", {}, None),
+    ("left_out", {"with_title": True}, "with their titles, and 'coir' leaves it out.*with_title=false"),
+    ("used", {"with_title": False}, "without their titles, and 'coir' uses it.*with_title=true"),
+])  # fmt: skip
 def test_a_title_that_should_not_be_there_is_told(title: Any, system: dict[str, Any], expected: str | None) -> None:
     warning = title_warning("mine", system, title, "coir")
     assert (warning is None) == (expected is None)
     if expected is not None:
         assert re.search(f"'mine' read documents {expected}", str(warning))
-
-
-def test_a_system_in_a_line() -> None:
-    system = {"index": "flat", "with_title": False, "query_prompt": "", "pooling": "mean", "max_length": None}
-    assert describe_system(system) == "index 'flat', with_title False, query_prompt '', pooling 'mean'"
-    assert describe_system({}) == "title and prompts unknown, the ranking does not say"

@@ -55,16 +55,14 @@ def test_a_split_and_a_qrels_file_judge_alike(collection: str, tmp_path: Path) -
 def test_an_artifact_knows_which_queries_found_nothing(collection: str, tmp_path: Path) -> None:
     run = RUN | {"q3": {}}
     artifact = make_run_artifact(tmp_path / "run", collection, run, {"with_title": False})
-    assert read_any_ranking(artifact) == run
-    assert made_with(artifact) == {"with_title": False}
-    judgments = collection_judgments(collection, "test", ["RR"])
-    found = judge_rankings({"run": artifact}, judgments, ["RR"], CONVENTIONS["beir"])["run"]
-    np.testing.assert_array_equal(found.values["RR"], [1.0, 1 / 3, 0.0, np.nan])  # q6 was not searched
-    assert found.missing_queries == 1
     as_file = write_run_file(tmp_path / "run.trec", run)
-    assert made_with(as_file) == {}
-    found = judge_rankings({"run": as_file}, judgments, ["RR"], CONVENTIONS["beir"])["run"]
-    np.testing.assert_array_equal(found.values["RR"], [1.0, 1 / 3, np.nan, np.nan])
+    assert read_any_ranking(artifact) == run
+    assert (made_with(artifact), made_with(as_file)) == ({"with_title": False}, {})
+    judgments = collection_judgments(collection, "test", ["RR"])
+    found = judge_rankings({"run": artifact, "file": as_file}, judgments, ["RR"], CONVENTIONS["beir"])
+    np.testing.assert_array_equal(found["run"].values["RR"], [1.0, 1 / 3, 0.0, np.nan])  # q6 was not searched
+    assert found["run"].missing_queries == 1
+    np.testing.assert_array_equal(found["file"].values["RR"], [1.0, 1 / 3, np.nan, np.nan])
 
 
 def test_a_run_in_ms_marcos_form(tmp_path: Path) -> None:
@@ -80,13 +78,15 @@ def test_accuracy_looks_for_answers(collection: str, tmp_path: Path) -> None:
     fewer = {query: found for query, found in RUN.items() if query not in ("q2", "q4")}
     paths = {"all": write_run_file(tmp_path / "all.trec", RUN), "fewer": write_run_file(tmp_path / "fewer.trec", fewer)}
     found = judge_rankings(paths, judgments, measures, TREC)
-    ids = ("q1", "q2", "q3", "q4", "q5", "q6")
-    assert found["all"].query_ids == found["fewer"].query_ids == ids
+    assert found["all"].query_ids == found["fewer"].query_ids == ("q1", "q2", "q3", "q4", "q5", "q6")
     nan = np.nan
-    np.testing.assert_array_equal(found["all"].values["RR"], [1, 1 / 3, 0, nan, nan, 0])
-    np.testing.assert_array_equal(found["all"].values["Accuracy@1"], [1, 0, nan, 0, 0, nan])
-    np.testing.assert_array_equal(found["all"].values["Accuracy@2"], [1, 0, nan, 1, 0, nan])
-    np.testing.assert_array_equal(found["all"].values["Accuracy@3"], [1, 1, nan, 1, 0, nan])
+    for measure, expected in {
+        "RR": [1, 1 / 3, 0, nan, nan, 0],
+        "Accuracy@1": [1, 0, nan, 0, 0, nan],
+        "Accuracy@2": [1, 0, nan, 1, 0, nan],
+        "Accuracy@3": [1, 1, nan, 1, 0, nan],
+    }.items():
+        np.testing.assert_array_equal(found["all"].values[measure], expected)
     assert found["all"].mean("Accuracy@3") == 0.75
     np.testing.assert_array_equal(found["fewer"].values["Accuracy@3"], [1, 0, nan, 0, 0, nan])
     left_out = resolve("trec", Conventions(missing_queries="leave_out"))
@@ -105,9 +105,7 @@ def test_answers_alone_need_no_judgments(collection: str, tmp_path: Path) -> Non
         collection_judgments(collection, "open questions", ["Accuracy@2", "RR"])
 
 
-def test_results_that_are_the_query_itself_are_counted_for_answers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_that_are_the_query_itself_are_counted_for_answers_too(tmp_path, monkeypatch):
     """q1 is judged and has answers, q3 is judged alone, q4 has answers alone, q6 is judged without either."""
     for query in ("q1", "q3", "q4"):
         monkeypatch.setitem(DOCUMENTS, query, "Paris Rome")
@@ -134,64 +132,56 @@ def test_regular_expressions_as_answers(collection: str, tmp_path: Path) -> None
     assert found.values["Accuracy@1"].tolist() == [1.0, 0.0]
 
 
-def test_runs_that_do_not_fit_are_refused_by_name(collection: str, tmp_path: Path) -> None:
-    judgments = collection_judgments(collection, "test", ["RR"])
-    unknown = write_run_file(tmp_path / "unknown.trec", {"q1": {"d1": 3.0, "x9": 2.0, "x10": 1.0}})
-    with pytest.raises(UserError, match=r"Ranking 'mine' \(.*unknown.trec\): 2 of 3 documents are not in .*'x10'"):
-        judge_rankings({"mine": unknown}, judgments, ["RR"], TREC)
-    other = make_collection(tmp_path / "other")
-    artifact = make_run_artifact(tmp_path / "run", other, RUN)
-    judge_rankings({"mine": artifact}, judgments, ["RR"], TREC)  # an equal collection is the same one
-    (tmp_path / "twice.trec").write_text("q1 Q0 d1 1 2.0 x\nq1 Q0 d1 2 1.0 x\n")
-    with pytest.raises(UserError, match=r"twice\.trec, line 2 names document 'd1' again for query 'q1'"):
-        judge_rankings({"mine": str(tmp_path / "twice.trec")}, judgments, ["RR"], TREC)
-    elsewhere = write_run_file(tmp_path / "elsewhere.trec", {"Q7": {"d1": 1.0}})
-    with pytest.raises(UserError, match=r"Ranking 'mine' .*\(1 query, such as 'Q7'\) has none of the 4 judged"):
-        judge_rankings({"mine": elsewhere}, judgments, ["RR"], TREC)
-    (tmp_path / "empty.trec").write_text("")
-    with pytest.raises(UserError, match=r"Ranking 'mine' .*The ranking is empty: it has no query"):
-        judge_rankings({"mine": str(tmp_path / "empty.trec")}, judgments, ["RR"], TREC)
+UNFIT = {  # lines of run files
+    r"Ranking 'mine' \(.*run.trec\): 2 of 3 documents are not in .*'x10'": ("q1 d1 3", "q1 x9 2", "q1 x10 1"),
+    r"run\.trec, line 2 names document 'd1' again for query 'q1'": ("q1 d1 2", "q1 d1 1"),
+    r"Ranking 'mine' .*\(1 query, such as 'Q7'\) has none of the 4 judged": ("Q7 d1 1",),
+    r"Ranking 'mine' .*The ranking is empty: it has no query": (),
+}
+
+
+@pytest.mark.parametrize("message", UNFIT)
+def test_runs_that_do_not_fit_are_refused_by_name(collection: str, tmp_path: Path, message: str) -> None:
+    judgments, path = collection_judgments(collection, "test", ["RR"]), tmp_path / "run.trec"
+    path.write_text("".join("{} Q0 {} 1 {} x\n".format(*line.split()) for line in UNFIT[message]))
+    with pytest.raises(UserError, match=message):
+        judge_rankings({"mine": str(path)}, judgments, ["RR"], TREC)
+
+
+def test_a_run_of_an_equal_collection_fits_and_one_without_a_query_with_answers_does_not(collection, tmp_path):
+    artifact = make_run_artifact(tmp_path / "run", make_collection(tmp_path / "other"), RUN)
+    judge_rankings({"mine": artifact}, collection_judgments(collection, "test", ["RR"]), ["RR"], TREC)
     only_q3 = write_run_file(tmp_path / "q3.trec", {"q3": {"d1": 1.0}})
     judgments = collection_judgments(collection, "test", ["Accuracy@1"])
     with pytest.raises(UserError, match="it has none of the 4 queries with answers"):
         judge_rankings({"mine": only_q3}, judgments, ["Accuracy@1"], TREC)
 
 
-def test_qrels_files_of_another_collection_are_refused(tmp_path: Path) -> None:
+def test_qrels_of_another_collection_or_not_enough_are_refused(tmp_path: Path) -> None:
     qrels = file_judgments(write_qrels_file(tmp_path / "qrels.txt", {"q1": {"7": 1, "8": 1}}), ["RR"])
     run = write_run_file(tmp_path / "run.trec", RUN)
     with pytest.raises(UserError, match="none of its documents, such as 'd3', is judged by the qrels, which name 2"):
         judge_rankings({"run": run}, qrels, ["RR"], TREC)
+    judging._check_documents("run", {"q1": {}}, qrels)  # a run that found nothing is of no other collection
+    with pytest.raises(UserError, match="There is no qrels file"):
+        file_judgments(str(tmp_path / "none"), ["RR"])
+    with pytest.raises(UserError, match="Accuracy@5 reads the documents' texts: name a 'collection'"):
+        file_judgments(write_qrels_file(tmp_path / "qrels.txt"), ["RR", "Accuracy@5"])
 
 
-def test_a_run_that_found_nothing_is_of_no_other_collection(tmp_path: Path) -> None:
-    qrels = file_judgments(write_qrels_file(tmp_path / "qrels.txt", {"q1": {"7": 1, "8": 1}}), ["RR"])
-    judging._check_documents("run", {"q1": {}}, qrels)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no judgment"),
-        ("q1 0 d1 1\nq1 0 d1 2\n", r"qrels.txt, line 2 judges document 'd1' again for query 'q1'"),
-        ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n", r"line 3 judges document 'd1' again"),
-        ("q1 0 d1 1\nq1 0 d1\n", r"line 2 has 3 columns"),
-        ("q1 0 d1 high\n", r"line 1: the relevance is 'high'"),
-        ("q1\td1\t1\n", r"line 1 is .*begins with the header"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "holds no judgment"),
+    ("q1 0 d1 1\nq1 0 d1 2\n", r"qrels.txt, line 2 judges document 'd1' again for query 'q1'"),
+    ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n", r"line 3 judges document 'd1' again"),
+    ("q1 0 d1 1\nq1 0 d1\n", r"line 2 has 3 columns"),
+    ("q1 0 d1 high\n", r"line 1: the relevance is 'high'"),
+    ("q1\td1\t1\n", r"line 1 is .*begins with the header"),
+])  # fmt: skip
 def test_damaged_qrels_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "qrels.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         file_judgments(str(path), ["RR"])
-
-
-def test_qrels_that_are_not_there_or_not_enough(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="There is no qrels file"):
-        file_judgments(str(tmp_path / "none"), ["RR"])
-    with pytest.raises(UserError, match="Accuracy@5 reads the documents' texts: name a 'collection'"):
-        file_judgments(write_qrels_file(tmp_path / "qrels.txt"), ["RR", "Accuracy@5"])
 
 
 def test_a_collection_without_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,17 @@
-"""What is shown of evaluations: tables in a terminal and in a section, their numbers against the values behind them."""
+"""What evaluations store, and what is shown of them: tables, their numbers against the values behind them."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from raytriever.artifacts.artifact import to_strict_json
 from raytriever.reports.report import Details, Plot
 from raytriever.reports.table import Cell, Table
 from retrieval.evaluation.conventions import CONVENTIONS, Like
@@ -20,7 +26,7 @@ from retrieval.evaluation.report import (
     result_section,
 )
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
-from retrieval.evaluation.stored import domain_means, how_it_was_measured, metrics_of
+from retrieval.evaluation.stored import domain_means, how_it_was_measured, metrics_of, per_query_table
 
 QUERIES = 40
 IDS = tuple(f"q{number:02d}" for number in range(60))
@@ -41,26 +47,34 @@ def systems() -> dict[str, PerQuery]:
     }
 
 
+def measured(like: Like = "trec", made_with: dict[str, Any] | None = None) -> dict[str, Any]:
+    return how_it_was_measured("split 'test'", like, CONVENTIONS[like], {}, made_with or {})
+
+
 def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
     comparisons = compare_systems(systems, ["nDCG@10"], 0, 0.05, comparable_pairs(systems, ["nDCG@10"]))
-    how = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {name: {} for name in systems})
-    values = how | metrics_of(systems, ["nDCG@10"])
+    values = measured(made_with={name: {} for name in systems}) | metrics_of(systems, ["nDCG@10"])
     return Evaluated(values | metrics, comparisons, 0.05)
 
 
-def test_the_table_has_means_letters_and_the_best_in_bold(systems: dict[str, PerQuery]) -> None:
-    table = result_section(evaluated(systems)).blocks[0]
+def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(systems: dict[str, PerQuery]) -> None:
+    section = result_section(evaluated(systems))
+    assert section.lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
+    table, conventions = section.blocks[0], section.blocks[-1]
     assert isinstance(table, Table)
     cells = {row[1]: row[2] for row in table.rows}
     better, base = f"{systems['better'].mean('nDCG@10'):.4f}", f"{systems['base'].mean('nDCG@10'):.4f}"
     assert cells["better"] == Cell(better, "ac", is_strong=True)
     assert cells["base"] == Cell(base)
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
-
-
-def test_the_lead_says_what_was_measured(systems: dict[str, PerQuery]) -> None:
-    lead = result_section(evaluated(systems)).lead
-    assert lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
+    assert isinstance(conventions, Details)
+    assert conventions.summary == "Conventions of trec, where nothing else was set"
+    assert isinstance(conventions.content, Table)
+    assert {
+        "ties": "document_id_descending", "missing_queries": "count_as_zero",
+        "relevance_levels": "relevant from grade 1 on",
+        "'base'": "title and prompts unknown, the ranking does not say",
+    }.items() <= dict(conventions.content.rows).items()  # fmt: skip
 
 
 def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(systems: dict[str, PerQuery]) -> None:
@@ -90,9 +104,8 @@ def test_a_row_of_the_pairs_is_of_the_values(systems: dict[str, PerQuery]) -> No
         shown = ["<.0001" if p_value < 0.0001 else f"{p_value:.4f}" for p_value in p_values]
         assert row[2:] == [f"{difference.mean():+.4f}", f"{low:+.4f} to {high:+.4f}", f"{effect:+.2f}", *counts, *shown]
     assert len(table.header) == len(table.rows[0]) == 11
-    assert comparisons["base", "same"]["holm"]["equivalence"] == pytest.approx(
-        3 * comparisons["base", "same"]["details"]["equivalence"]["p_value"]
-    )
+    same = comparisons["base", "same"]
+    assert same["holm"]["equivalence"] == pytest.approx(3 * same["details"]["equivalence"]["p_value"])
 
 
 def test_differences_from_either_side_have_turned_intervals(systems: dict[str, PerQuery]) -> None:
@@ -104,25 +117,10 @@ def test_differences_from_either_side_have_turned_intervals(systems: dict[str, P
     assert forth["interval"] == pytest.approx((-back["interval"][1], -back["interval"][0]), abs=2e-3)
 
 
-def test_the_conventions_are_in_the_page(systems: dict[str, PerQuery]) -> None:
-    block = result_section(evaluated(systems)).blocks[-1]
-    assert isinstance(block, Details)
-    assert block.summary == "Conventions of trec, where nothing else was set"
-    assert isinstance(block.content, Table)
-    rows = dict(block.content.rows)
-    assert rows["ties"] == "document_id_descending"
-    assert rows["missing_queries"] == "count_as_zero"
-    assert rows["relevance_levels"] == "relevant from grade 1 on"
-    assert rows["'base'"] == "title and prompts unknown, the ranking does not say"
-
-
-def test_no_difference_is_no_negative_zero(systems: dict[str, PerQuery]) -> None:
+def test_no_difference_is_no_negative_zero_and_one_system_is_compared_with_nothing(systems) -> None:
     table = pair_table(evaluated({"base": systems["base"], "copy": systems["base"]}))
     tested = ["+0.00", "0", "40", "0", "1.0000", "1.0000", "<.0001"]
     assert table.rows[0][2:] == ["+0.0000", "+0.0000 to +0.0000", *tested]
-
-
-def test_one_system_is_compared_with_nothing(systems: dict[str, PerQuery]) -> None:
     section = result_section(evaluated({"base": systems["base"]}))
     assert len(section.blocks) == 2  # the means and the conventions
 
@@ -137,12 +135,6 @@ def test_means_by_domain_follow_those_of_all_queries(systems: dict[str, PerQuery
     assert table.rows[:2] == [["queries", "30", "10"], ["base", f"{base[:30].mean():.4f}", f"{base[30:].mean():.4f}"]]
     without = [block for block in section.blocks if block is not table]
     assert without == list(result_section(evaluated(systems)).blocks)
-
-
-def test_unanswered_queries_are_told(systems: dict[str, PerQuery]) -> None:
-    section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))
-    assert section.blocks[1] == "'base' lacks 3 queries, counted 0."
-    assert not [block for block in result_section(evaluated(systems)).blocks if isinstance(block, str)]
 
 
 def test_domains_in_a_terminal() -> None:
@@ -165,8 +157,8 @@ def test_of_many_domains_twelve_are_shown_in_lines_that_fit() -> None:
     names = [f"forum-{number:02d}.stackexchange.com" for number in range(15) for _ in range(20 - number)]
     ours = {"ours": PerQuery(tuple(names), {"RR": np.ones(len(names))})}
     domains = domain_means(ours, ["RR"], names)
-    measured = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {}) | metrics_of(ours, ["RR"])
-    lines = block_lines(evaluation_blocks(Evaluated(measured, [], 0.05, domains)))
+    values = measured() | metrics_of(ours, ["RR"])
+    lines = block_lines(evaluation_blocks(Evaluated(values, [], 0.05, domains)))
     assert max(map(len, lines)) <= 100
     shown = [name for line in lines for name in line.split() if name.startswith("forum")]
     assert shown == [f"forum-{number:02d}.stackexchange.com" for number in range(12)]
@@ -181,62 +173,53 @@ def test_of_many_domains_twelve_are_shown_in_lines_that_fit() -> None:
 def test_a_wide_table_goes_on_below() -> None:
     names = [f"R(rel={level})@{cutoff}" for level in (1, 2) for cutoff in (5, 10, 20, 100, 1000)]
     means = {"a system of a long name": dict.fromkeys(names, 0.5), "other": dict.fromkeys(names, 0.25)}
-    measured = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
     systems = {name: PerQuery(IDS, {m: np.full(60, v) for m, v in of_name.items()}) for name, of_name in means.items()}
-    lines = block_lines(evaluation_blocks(Evaluated(measured | metrics_of(systems, names), [], 0.05))[:1])
+    lines = block_lines(evaluation_blocks(Evaluated(measured() | metrics_of(systems, names), [], 0.05))[:1])
     assert max(map(len, lines)) <= 100
     assert lines.count("") == 1
     assert "".join(lines).count("0.5000") == "".join(lines).count("0.2500") == 10
     assert [word for line in lines for word in line.split() if word in names] == names
-    few = Evaluated(measured | metrics_of(systems, names[:2]), [], 0.05)
+    few = Evaluated(measured() | metrics_of(systems, names[:2]), [], 0.05)
     assert len(block_lines(evaluation_blocks(few)[:1])) == 3
 
 
 def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **counts: Any) -> dict[str, Any]:
-    given = {name: PerQuery(IDS, {"RR@10": np.ones(60)}, depth=100, **counts) for name in ("mine",)}
-    how = how_it_was_measured("split 'test'", like, CONVENTIONS[like], {}, made_with or {"mine": {}})
-    return how | metrics_of(given, ["RR@10"])
+    given = {"mine": PerQuery(IDS, {"RR@10": np.ones(60)}, depth=100, **counts)}
+    return measured(like, made_with or {"mine": {}}) | metrics_of(given, ["RR@10"])
 
 
-@pytest.mark.parametrize(
-    ("like", "counts", "expected"),
-    [
-        ("trec", {}, []),
-        ("trec", {"missing_queries": 3}, ["'mine' lacks 3 queries, counted 0."]),
-        ("beir", {"missing_queries": 1}, ["'mine' lacks 1 query, left out of its means."]),
-        ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
-        (
-            "trec",
-            {"unjudged_queries": 2},
-            ["'mine' has 2 queries without judgments, left out."],
-        ),
-        ("trec", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: kept."]),
-        ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
-    ],
-)
+KEPT = "'mine' has 2 results whose id is the query's own: kept"
+
+
+@pytest.mark.parametrize(("like", "counts", "expected"), [
+    ("trec", {}, []),
+    ("trec", {"missing_queries": 3}, ["'mine' lacks 3 queries, counted 0."]),
+    ("beir", {"missing_queries": 1}, ["'mine' lacks 1 query, left out of its means."]),
+    ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
+    ("trec", {"unjudged_queries": 2}, ["'mine' has 2 queries without judgments, left out."]),
+    ("trec", {"self_hits": 2}, [f"{KEPT}."]),
+    ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
+    ("mteb", {"self_hits": 2}, [f"{KEPT} (MTEB removes them for single tasks, such as ArguAna and Quora)."]),
+])  # fmt: skip
 def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected: list[str]) -> None:
     assert notes(metrics(like, **counts)) == expected
 
 
-def test_mteb_removes_own_ids_for_some_tasks() -> None:
-    assert notes(metrics("mteb", self_hits=1))[0].endswith(
-        "kept (MTEB removes them for single tasks, such as ArguAna and Quora)."
-    )
-
-
-def test_cutoffs_below_a_runs_end_and_uncounted_queries() -> None:
+def test_cutoffs_below_a_runs_end_and_queries_unanswered_or_uncounted_are_told(systems: dict[str, PerQuery]) -> None:
     values = np.where(np.arange(60) < 20, np.nan, 1.0)
     given = {"mine": PerQuery(IDS, {"R@1000": np.ones(60), "Accuracy@5": values}, depth=100)}
-    how = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
-    assert notes(how | metrics_of(given, ["R@1000", "Accuracy@5"])) == [
+    assert notes(measured() | metrics_of(given, ["R@1000", "Accuracy@5"])) == [
         "'mine' has at most 100 documents a query; a measure's cutoff of 1,000 sees no more.",
         "Accuracy@5 is over 40 of the 60 queries.",
     ]
+    section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))
+    assert section.blocks[1] == "'base' lacks 3 queries, counted 0."
+    assert not [block for block in result_section(evaluated(systems)).blocks if isinstance(block, str)]
 
 
 def test_every_convention_is_a_line() -> None:
-    measured = metrics("coir", {"mine": {"with_title": True, "query_prompt": "query: "}})
-    lines = block_lines(evaluation_blocks(Evaluated(measured, [], 0.05))[1:])
+    values = metrics("coir", {"mine": {"with_title": True, "query_prompt": "query: "}})
+    lines = block_lines(evaluation_blocks(Evaluated(values, [], 0.05))[1:])
     conventions = lines.index("Conventions of coir, where nothing else was set")
     assert " ".join(lines[:conventions]).rstrip() == (
         "'mine' read documents with their titles, and 'coir' leaves it out: its number is another one. Set"
@@ -251,3 +234,63 @@ def test_every_convention_is_a_line() -> None:
         ["relevance_levels", "relevant from grade 1 on"],
         ["'mine'", "with_title True, query_prompt 'query: '"],
     ]
+
+
+NAN = float("nan")
+
+
+def of_queries(**values: list[float]) -> PerQuery:
+    arrays = {measure: np.array(column) for measure, column in values.items()}
+    return PerQuery(tuple(f"q{number}" for number in range(len(next(iter(arrays.values()))))), arrays)
+
+
+def test_domains_of_most_queries_come_first_and_uncounted_queries_are_left_out() -> None:
+    systems = {
+        "a": of_queries(RR=[1.0, 0.5, NAN, 0.0], AP=[0.25, 0.5, 0.75, 1.0]),
+        "b": of_queries(RR=[NAN] * 4, AP=[0.0] * 4),
+    }
+    found = domain_means(systems, ["RR", "AP"], ["tea", "beer", "beer", ""])
+    assert {name: values["queries"] for name, values in found.items()} == {"beer": 2, "": 1, "tea": 1}
+    assert {name: values["counted_queries"] for name, values in found.items()} == {
+        "beer": {"a": {"RR": 1, "AP": 2}, "b": {"RR": 0, "AP": 2}},
+        "": {"a": {"RR": 1, "AP": 1}, "b": {"RR": 0, "AP": 1}},
+        "tea": {"a": {"RR": 1, "AP": 1}, "b": {"RR": 0, "AP": 1}},
+    }
+    assert {name: values["runs"] for name, values in found.items()} == {
+        "beer": {"a": {"RR": 0.5, "AP": 0.625}, "b": {"RR": None, "AP": 0.0}},
+        "": {"a": {"RR": 0.0, "AP": 1.0}, "b": {"RR": None, "AP": 0.0}},
+        "tea": {"a": {"RR": 1.0, "AP": 0.25}, "b": {"RR": None, "AP": 0.0}},
+    }
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "a\0", "é"]), st.none() | st.floats(0, 1)), min_size=1))
+def test_the_weighted_mean_over_domains_is_the_mean_over_queries(rows: list[tuple[str, float | None]]) -> None:
+    domains, values = zip(*rows, strict=True)
+    system = of_queries(RR=[NAN if value is None else value for value in values])
+    found = domain_means({"x": system}, ["RR"], domains)
+    assert {name: found[name]["queries"] for name in found} == {name: domains.count(name) for name in domains}
+    counts = [values["counted_queries"]["x"]["RR"] for values in found.values()]
+    assert sum(counts) == len([value for value in values if value is not None])
+    if sum(counts):
+        means = [values["runs"]["x"]["RR"] or 0.0 for values in found.values()]
+        assert np.average(means, weights=counts) == pytest.approx(system.mean("RR"), abs=1e-12)
+
+
+def test_per_query_values_have_no_nan_in_parquet(tmp_path: Path) -> None:
+    systems = {"a": of_queries(RR=[0.5, 0.25, 1.0, NAN]), "b": of_queries(RR=[1.0, 0.5, 0.0, 0.25])}
+    pq.write_table(per_query_table(systems, ["RR"]), tmp_path / "x.parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert table.column_names == ["query_id", "a/RR", "b/RR"]
+    assert table["a/RR"].null_count == 1
+    assert table["a/RR"][3].as_py() is None
+    np.testing.assert_array_equal(table["a/RR"].to_numpy(), systems["a"].values["RR"])
+
+
+def test_infinite_statistics_leave_json_that_every_parser_reads() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    values = {"b": [1.5, float("inf")], "a": {"x": -float("inf")}}
+    read = json.loads(to_strict_json(values), parse_constant=refuse)
+    assert list(read) == ["b", "a"]
+    assert [float(read["b"][1]), float(read["a"]["x"])] == [float("inf"), -float("inf")]

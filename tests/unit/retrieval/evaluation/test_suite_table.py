@@ -28,24 +28,18 @@ def evaluations(*, shift: float = 0.1) -> dict[str, dict[str, PerQuery]]:
         ids = tuple(map(str, range(size)))
         base = draw.random(size)
         better = base + shift + 0.05 * draw.standard_normal(size)
-        found[name] = {
-            system: PerQuery(ids, {"nDCG@10": values}) for system, values in (("base", base), ("better", better))
-        }
+        both = (("base", base), ("better", better))
+        found[name] = {system: PerQuery(ids, {"nDCG@10": values}) for system, values in both}
     return found
 
 
-def test_a_group_counts_once() -> None:
+def test_a_group_counts_once_and_the_error_of_a_difference_is_that_of_strata() -> None:
     given = evaluations()
     (table,) = measure_tables(given, GROUPS)
     means = {name: float(systems["base"].values["nDCG@10"].mean()) for name, systems in given.items()}
     forums = (means["android"] + means["gaming"]) / 2
     assert table.values["base"] == pytest.approx({"arguana": means["arguana"], "cqadupstack": forums})
     assert table.means["base"] == pytest.approx((means["arguana"] + forums) / 2)
-
-
-def test_the_difference_is_that_of_the_means_and_its_error_that_of_strata() -> None:
-    given = evaluations()
-    (table,) = measure_tables(given, GROUPS)
     (comparison,) = table.comparisons
     assert comparison["difference"] == pytest.approx(table.means["better"] - table.means["base"])
     weights = {"arguana": 1 / 2, "android": 1 / 4, "gaming": 1 / 4}
@@ -58,20 +52,17 @@ def test_the_difference_is_that_of_the_means_and_its_error_that_of_strata() -> N
     assert comparison["p"] == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-9)
 
 
-def test_of_one_stratum_it_is_the_t_statistic_with_a_normal_p() -> None:
+def test_of_one_stratum_it_is_the_t_statistic_and_equal_systems_do_not_differ() -> None:
     difference = np.random.default_rng(1).standard_normal(500) + 0.1
     test = stratified_z_test([difference], [1.0])
     expected = stats.ttest_1samp(difference, 0.0)
     assert test.statistic == pytest.approx(expected.statistic)
     assert test.p_value == pytest.approx(expected.pvalue, rel=0.05)
-
-
-def test_equal_systems_do_not_differ() -> None:
     assert stratified_z_test([np.zeros(5), np.zeros(3)], [0.5, 0.5]).p_value == 1.0
     assert stratified_z_test([np.full(5, 0.1), np.full(3, 0.1)], [0.5, 0.5]).p_value == 2.0**-7
 
 
-def test_published_figures_stand_below_the_system() -> None:
+def test_published_figures_stand_below_the_system_where_the_collections_are_theirs() -> None:
     (table,) = measure_tables({"arguana": evaluations()["arguana"]}, {})
     row = published_row("revela/1/BM25")
     assert published_figures(table, row) == {"arguana": 0.487, "mean": 0.487}
@@ -79,9 +70,6 @@ def test_published_figures_stand_below_the_system() -> None:
     ours = table.values["base"]["arguana"]
     assert lines[2].split()[-1] == "0.4870"
     assert float(lines[3].split()[-1]) == pytest.approx(ours - 0.487, abs=1e-4)
-
-
-def test_a_mean_over_other_collections_is_not_compared() -> None:
     (table,) = measure_tables(evaluations(), GROUPS)
     assert published_figures(table, published_row("revela/1/BM25")) == {"arguana": 0.487}
 

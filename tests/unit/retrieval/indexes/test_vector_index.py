@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from retrieval.indexes import faiss_factory as index_factory
 from retrieval.indexes import top_k, vector_index
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking, merge_rankings
+from tests.unit.retrieval.indexes.rankings import assert_ordered, assert_same
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
@@ -28,11 +29,9 @@ FACTORIES = ["Flat", "IVF16,Flat", "HNSW32", "OPQ8_16,IVF16,PQ8x4", "SQfp16", "P
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+def _threads(one_thread: None) -> None:  # noqa: ARG001
+    """Torch gets its threads back after each test."""
     vector_index.set_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +54,12 @@ def trained(vectors: NDArray[np.float32]) -> Callable[[str], bytes]:
     return cache(lambda factory: vector_index.train(vectors, factory, seed=5))
 
 
+@pytest.fixture(scope="module")
+def filled(vectors: NDArray[np.float32], trained: Callable[[str], bytes]) -> Callable[..., Any]:
+    """The index of a factory, of all vectors or of others."""
+    return lambda factory, own=vectors: vector_index.build_shard([own], factory, trained=trained(factory))
+
+
 def serialized(index: Any) -> bytes:
     return bytes(index_factory.import_faiss().serialize_index(index))
 
@@ -74,104 +79,68 @@ def recall(found: Ranking, exact: Ranking) -> float:
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in pairs]))
 
 
-def assert_ordered(found: Ranking) -> None:
-    """Score descending, then row ascending, no row twice, padding last."""
-    for rows, scores in zip(found.rows.tolist(), found.scores.tolist(), strict=True):
-        pairs = [(-score, row) for row, score in zip(rows, scores, strict=True) if row >= 0]
-        assert pairs == sorted(set(pairs))
-        assert rows[len(pairs) :] == [-1] * (len(rows) - len(pairs))
-        assert scores[len(pairs) :] == [-np.inf] * (len(rows) - len(pairs))
-
-
-@pytest.mark.parametrize(
-    ("factory", "parameters", "least"),
-    [
-        ("IVF16,Flat", "nprobe=8", 0.95),
-        ("HNSW32", "efSearch=128", 0.97),
-        ("OPQ8_16,IVF16,PQ8x4", "nprobe=16", 0.3),
-        ("SQfp16", "", 0.98),
-    ],
-)
-def test_approximate_indexes_find_most_of_the_exact_ranking(
-    factory: str,
-    parameters: str,
-    least: float,
-    vectors: NDArray[np.float32],
-    queries: NDArray[np.float32],
-    trained: Callable[[str], bytes],
-) -> None:
-    index = vector_index.build_shard([vectors], factory, trained=trained(factory))
+@pytest.mark.parametrize(("factory", "parameters", "least"), [
+    ("IVF16,Flat", "nprobe=8", 0.95),
+    ("HNSW32", "efSearch=128", 0.97),
+    ("OPQ8_16,IVF16,PQ8x4", "nprobe=16", 0.3),
+    ("SQfp16", "", 0.98),
+])  # fmt: skip
+def test_approximate_indexes_find_most_of_the_exact_ranking(factory, parameters, least, vectors, queries, filled):
+    index = filled(factory)
     if parameters:
         vector_index.set_search_parameters(index, parameters)
     found = vector_index.search_shard(index, queries, 10, first_row=500)
     assert_ordered(found)
-    exact = exact_top_k(queries, vectors, 10, first_row=500)
-    assert recall(found, exact) >= least
+    assert recall(found, exact_top_k(queries, vectors, 10, first_row=500)) >= least
+
+
+def small_numbers(seed: int, documents: int, queries: int, width: int) -> tuple[NDArray[np.float32], ...]:
+    """Vectors of -1, 0 and 1: many products tie."""
+    generator = np.random.default_rng(seed)
+    return tuple(generator.integers(-1, 2, size=(n, width)).astype(np.float32) for n in (documents, queries))
 
 
 def test_flat_is_exact_and_orders_ties_as_exact_search_does() -> None:
-    generator = np.random.default_rng(2)
-    vectors = generator.integers(-1, 2, size=(700, 4)).astype(np.float32)
-    queries = generator.integers(-1, 2, size=(30, 4)).astype(np.float32)
-    cuts = [0, 13, 400, 700]
-    shards = [vector_index.search_shard(built(vectors[a:b]), queries, 25, first_row=a) for a, b in pairwise(cuts)]
-    whole = exact_top_k(queries, vectors, 25)
-    merged = merge_rankings(shards, 25)
-    np.testing.assert_array_equal(merged.rows, whole.rows)
-    np.testing.assert_array_equal(merged.scores, whole.scores)
+    vectors, queries = small_numbers(2, 700, 30, 4)
+    cuts = pairwise([0, 13, 400, 700])
+    shards = [vector_index.search_shard(built(vectors[a:b]), queries, 25, first_row=a) for a, b in cuts]
+    assert_same(merge_rankings(shards, 25), exact_top_k(queries, vectors, 25))
 
 
 @pytest.mark.parametrize("factory", ["IVF4,Flat", "SQfp16"])
 def test_other_indexes_order_ties_as_exact_search_does(factory: str) -> None:
-    generator = np.random.default_rng(3)
-    vectors = generator.integers(-1, 2, size=(900, 5)).astype(np.float32)
-    queries = generator.integers(-1, 2, size=(40, 5)).astype(np.float32)
+    vectors, queries = small_numbers(3, 900, 40, 5)
     index = built(vectors, factory)
     if factory == "IVF4,Flat":
         vector_index.set_search_parameters(index, "nprobe=4")
     for k in (1, 7, 100, 899, 900, 901):
         found = vector_index.search_shard(index, queries, k, first_row=1000)
-        exact = exact_top_k(queries, vectors, k, first_row=1000)
-        np.testing.assert_array_equal(found.rows, exact.rows)
-        np.testing.assert_array_equal(found.scores, exact.scores)
+        assert_same(found, exact_top_k(queries, vectors, k, first_row=1000))
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_more_asked_for_than_there_is(
-    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
-) -> None:
-    index = vector_index.build_shard([vectors[:3]], factory, trained=trained(factory))
-    few = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
+def test_more_asked_for_than_there_is(factory, vectors, filled):
+    few = vector_index.search_shard(filled(factory, vectors[:3]), vectors[:2], 7, first_row=50)
     assert_ordered(few)
     assert (few.rows[:, 3:] == -1).all()
-    index = vector_index.build_shard([vectors[:0]], factory, trained=trained(factory))
-    none = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
+    none = vector_index.search_shard(filled(factory, vectors[:0]), vectors[:2], 7, first_row=50)
     assert (none.rows == -1).all()
     assert (none.scores == -np.inf).all()
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
-    factory: str,
-    vectors: NDArray[np.float32],
-    queries: NDArray[np.float32],
-    trained: Callable[[str], bytes],
-    tmp_path: Path,
-) -> None:
+def test_bytes_and_files_are_reproducible_and_answer_alike(factory, vectors, queries, trained, filled, tmp_path):
     assert vector_index.train(vectors, factory, seed=5) == trained(factory)
-    index = vector_index.build_shard([vectors], factory, trained=trained(factory))
+    index = filled(factory)
     data = serialized(index)
     vector_index.set_threads(2)
-    again = vector_index.build_shard([vectors], factory, trained=trained(factory))
-    assert serialized(again) == data
+    assert serialized(filled(factory)) == data
     path = tmp_path / "shard.faiss"
     vector_index.write_index(index, path)
     assert path.read_bytes() == data
     expected = vector_index.search_shard(index, queries, 10)
     for copy in (deserialized(data), vector_index.read_index(path)):
-        found = vector_index.search_shard(copy, queries, 10)
-        np.testing.assert_array_equal(found.rows, expected.rows)
-        np.testing.assert_array_equal(found.scores, expected.scores)
+        assert_same(vector_index.search_shard(copy, queries, 10), expected)
 
 
 @pytest.mark.parametrize("factory", ["IVF16,Flat", "PQ8x4", "PCA16,IVF16,Flat", "IVF16,PQ8x4,RFlat"])
@@ -183,7 +152,7 @@ def test_a_rotation_learns_the_same_before_a_refinement(vectors: NDArray[np.floa
     faiss = index_factory.import_faiss()
 
     def rotation(factory: str, seed: int) -> NDArray[np.float32]:
-        whole = deserialized(vector_index.train(vectors, factory, seed=seed))  # holds the parts that are looked at
+        whole = deserialized(vector_index.train(vectors[:300], factory, seed=seed))  # holds the parts that are looked at
         (transform,), _ = index_factory._parts(whole)
         return faiss.vector_to_array(faiss.downcast_VectorTransform(transform).A).copy()
 
@@ -223,15 +192,12 @@ def test_opened_files_are_mapped_not_read(tmp_path: Path) -> None:
     assert float(grown) < 10  # the vectors are 37 MiB
 
 
-def test_half_precision_and_memory_mapped_vectors(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+def test_mapped_vectors_in_half_precision_and_many_blocks_are_added_in_order(tmp_path, vectors, monkeypatch):
     np.save(tmp_path / "vectors.npy", vectors.astype(np.float16))
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
     index = built(mapped)
     expected = exact_top_k(vectors[:5], vectors.astype(np.float16), 10)
     np.testing.assert_array_equal(vector_index.search_shard(index, vectors[:5], 10).rows, expected.rows)
-
-
-def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
     whole = serialized(built(vectors))
     monkeypatch.setattr(vector_index, "_ROWS_AT_ONCE", 77)
     empty = vector_index.train(vectors, "Flat", seed=0)
@@ -240,12 +206,10 @@ def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors
 
 
 @pytest.mark.parametrize("factory", ["HNSW32_PQ16x6", "OPQ16,HNSW32_PQ16x6"])
-def test_a_graph_over_codes_compares_by_inner_product(
-    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
-) -> None:
+def test_a_graph_over_codes_compares_by_inner_product(factory, vectors, filled):
     """Lengths differ, so Euclidean distance would give another order."""
     longer = vectors * np.random.default_rng(4).uniform(0.3, 3.0, size=(len(vectors), 1)).astype(np.float32)
-    index = vector_index.build_shard([longer], factory, trained=trained(factory))
+    index = filled(factory, longer)
     vector_index.set_search_parameters(index, "efSearch=500")
     found = vector_index.search_shard(index, vectors[:40], 100)
     assert_ordered(found)
@@ -256,14 +220,7 @@ def test_a_graph_over_codes_compares_by_inner_product(
     np.testing.assert_array_equal(vector_index.search_shard(copy, vectors[:3], 9).rows[:, 0], found.rows[:3, 0])
 
 
-def test_indexes_by_other_distances_are_refused() -> None:
-    with pytest.raises(UserError, match=r"'LSH' makes no index of dimension 32\. FAISS says"):
-        index_factory.empty_index(DIMENSION, "LSH")
-
-
-def test_what_faiss_says_when_adding_is_explained(
-    vectors: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_faiss_says_when_adding_is_explained(vectors, monkeypatch):
     def refuse(*_: Any) -> None:
         raise RuntimeError("Error in void add() at /project/faiss/IndexFlat.cpp:144: it is full")
 
@@ -274,13 +231,10 @@ def test_what_faiss_says_when_adding_is_explained(
 
 
 @pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6", "IVF16,PQ8x4,RFlat"])
-def test_bytes_of_a_vector_are_foretold(
-    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
-) -> None:
-    empty = len(trained(factory))
-    whole = len(serialized(vector_index.build_shard([vectors], factory, trained=trained(factory))))
+def test_bytes_of_a_vector_are_foretold(factory, vectors, trained, filled):
+    added = len(serialized(filled(factory))) - len(trained(factory))
     foretold = index_factory.bytes_per_vector(factory, DIMENSION)
-    assert foretold * 0.98 <= (whole - empty) / len(vectors) <= foretold * 1.05
+    assert foretold * 0.98 <= added / len(vectors) <= foretold * 1.05
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat"])
@@ -319,73 +273,64 @@ def test_vectors_of_documents_are_held_for_a_few_queries(factory: str, monkeypat
         assert len(shapes) > 1
         assert all(count * width <= 2000 and width <= 800 for count, width in shapes)
         assert found.rows.shape == (60, k)
-        np.testing.assert_array_equal(found.rows, expected.rows)
-        np.testing.assert_array_equal(found.scores, expected.scores)
+        assert_same(found, expected)
 
 
 def test_many_ties_are_fetched_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top_k, "CANDIDATES_AT_ONCE", 3000)
     vectors = np.random.default_rng(8).standard_normal((900, 4)).astype(np.float32)
     vectors[100:800] = vectors[100]
-    index = built(vectors, "IVF1,Flat")
     queries = np.repeat(vectors[100:101], 30, axis=0)
-    found = vector_index.search_shard(index, queries, 5)
-    exact = exact_top_k(queries, vectors, 5)
-    np.testing.assert_array_equal(found.rows, exact.rows)
+    found = vector_index.search_shard(built(vectors, "IVF1,Flat"), queries, 5)
+    np.testing.assert_array_equal(found.rows, exact_top_k(queries, vectors, 5).rows)
 
 
 def test_a_gpu_is_explained_where_there_is_none(vectors: NDArray[np.float32]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(
-        UserError, match=r"A GPU was asked for, but .*(has no GPU code|sees none).* gpus_per_worker to 0"
-    ):
+    message = r"A GPU was asked for, but .*(has no GPU code|sees none).* gpus_per_worker to 0"
+    with pytest.raises(UserError, match=message):
         vector_index.train(vectors, "IVF16,Flat", seed=0, gpu=True)
 
 
-def test_wrong_input(vectors: NDArray[np.float32], tmp_path: Path) -> None:
-    trained = vector_index.train(vectors, "IVF16,Flat", seed=0)
+def test_wrong_input(vectors: NDArray[np.float32], filled: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'LSH' makes no index of dimension 32\. FAISS says"):  # by another distance
+        index_factory.empty_index(DIMENSION, "LSH")
     with pytest.raises(UserError, match=r"'IVFF16' makes no index of dimension 32. FAISS says: could not parse"):
         vector_index.train(vectors, "IVFF16", seed=0)
     with pytest.raises(UserError, match=r"can't be trained on 9 vectors. FAISS says: .*clusters \(16\)"):
         vector_index.train(vectors[:9], "IVF16,Flat", seed=0)
     with pytest.raises(UserError, match=r"absent.faiss can't be read as an index. FAISS says: .*No such file"):
         vector_index.read_index(tmp_path / "absent.faiss")
-    index = vector_index.build_shard([vectors], "IVF16,Flat", trained=trained)
     with pytest.raises(UserError, match="'nprob=3' don't fit this index"):
-        vector_index.set_search_parameters(index, "nprob=3")
+        vector_index.set_search_parameters(filled("IVF16,Flat"), "nprob=3")
 
 
-@pytest.mark.parametrize(
-    "factory",
-    ["PQ8x4", "OPQ8,PQ8x4fs", "IVF16,PQ8x6", "IVF20_HNSW8,Flat", "PCA16,Flat", "HNSW8_PQ8x5", "OPQ8,IVF16,PQ8x4,RFlat"],
-)
+LEARNING = ["PQ8x4", "OPQ8,PQ8x4fs", "IVF16,PQ8x6", "IVF20_HNSW8,Flat", "PCA16,Flat", "HNSW8_PQ8x5"]
+LEARNING += ["OPQ8,IVF16,PQ8x4,RFlat"]
+
+
+@pytest.mark.parametrize("factory", [*LEARNING, "Flat", "HNSW8", "SQfp16"])
 def test_an_index_learns_from_so_many_and_not_from_fewer(vectors: NDArray[np.float32], factory: str) -> None:
     fewest = index_factory.fewest_to_learn_from(index_factory.empty_index(DIMENSION, factory))
+    if factory not in LEARNING:
+        assert fewest == 0
+        return
     of_any = index_factory.index_of_any_dimension(factory)
     assert of_any is not None
+    assert index_factory.index_of_any_dimension("IVFF16") is None
     assert index_factory.fewest_to_learn_from(of_any) == fewest > 1
     vector_index.train(vectors[:fewest], factory, seed=0)
     with pytest.raises(UserError, match="can't be trained"):
         vector_index.train(vectors[: fewest - 1], factory, seed=0)
 
 
-def test_what_learns_nothing_needs_no_vectors() -> None:
-    for factory in ("Flat", "HNSW8", "SQfp16"):
-        assert index_factory.fewest_to_learn_from(index_factory.empty_index(DIMENSION, factory)) == 0
-    assert index_factory.index_of_any_dimension("IVFF16") is None
-
-
-def test_faiss_is_imported_when_used_and_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faiss_is_imported_when_used_missed_by_name_and_explained_where_it_cannot_be_loaded(monkeypatch, tmp_path):
     code = "import sys, retrieval.indexes.vector_index; sys.exit('faiss' in sys.modules)"
-    root = Path(__file__).parents[4]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match=r"raytriever\[cpu\] or raytriever\[gpu\]"):
         vector_index.train(np.ones((1, 2), dtype=np.float32), "Flat", seed=0)
-
-
-def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faiss.py").write_text("raise RuntimeError('nvidia-cuda-runtime-cu12 is missing')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "faiss")
@@ -397,9 +342,7 @@ def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monke
     ("factory", "halved"),
     [("IVF4,PQ64", True), ("OPQ48,IVF4,PQ48", False), ("OPQ64,IVF4,PQ64x4", False), ("IVF4,Flat", False)],
 )
-def test_long_codes_go_to_a_gpu_with_smaller_tables(
-    monkeypatch: pytest.MonkeyPatch, factory: str, halved: bool
-) -> None:
+def test_long_codes_go_to_a_gpu_with_smaller_tables(monkeypatch, factory, halved):
     given: list[Any] = []
 
     def moved(_resources: Any, _device: int, index: Any, options: Any) -> Any:

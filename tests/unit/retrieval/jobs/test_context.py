@@ -1,4 +1,4 @@
-"""A context from its corpus to the index: fitted once, carried along, refused where it doesn't belong."""
+"""A context from its corpus to the index and an exported folder: fitted once, carried along, refused elsewhere."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.export import Export, ExportConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
@@ -25,9 +27,10 @@ from retrieval.jobs.context import Context, ContextConfig
 from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig
 from retrieval.vectors import StoredVectors
-from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
+from tests.unit.retrieval.encoders.contextual.made_up import contextual, module_cache, saved
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 J = 8
 
 
@@ -39,20 +42,28 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "contextual"
-    contextual(dtype=torch.float32, context_documents=J).save(folder)
+    contextual(dtype=torch.float32, context_documents=J, query_prompt="query: ").save(folder)
     return folder
 
 
-def fit(folder: Path, collection: str, model: Path, **settings: Any) -> str:
+def settings_of(folder: Path, collection: str, model: Path, **settings: Any) -> dict[str, Any]:
     encoder = {"model": str(model), "dtype": "float32"}
-    values = {"collection": collection, "encoder": encoder, "output": str(folder)} | settings
-    return make(Context(validate(ContextConfig, values, "Settings of context")))
+    return {"collection": collection, "encoder": encoder, "output": str(folder)} | settings
+
+
+def fit(folder: Path, collection: str, model: Path, **settings: Any) -> str:
+    return make(Context(validate(ContextConfig, settings_of(folder, collection, model, **settings), "context")))
 
 
 def embed(folder: Path, collection: str, model: Path, **settings: Any) -> StoredVectors:
-    encoder = {"model": str(model), "dtype": "float32"}
-    values = {"collection": collection, "encoder": encoder, "output": str(folder)} | settings
-    return StoredVectors(make(Embed(validate(EmbedConfig, values, "Settings of embed"))))
+    values = settings_of(folder, collection, model, **settings)
+    return StoredVectors(make(Embed(validate(EmbedConfig, values, "embed"))))
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory, collection: str, model: Path) -> str:
+    """One of the collection, which the encoder has read."""
+    return fit(tmp_path_factory.mktemp("fitted") / "context", collection, model)
 
 
 def loaded(model: Path) -> ContextualEncoder:
@@ -62,38 +73,28 @@ def loaded(model: Path) -> ContextualEncoder:
     return encoder
 
 
-def test_documents_and_queries_are_read_in_the_context_of_their_corpus(
-    collection: str, model: Path, tmp_path: Path
-) -> None:
-    uri = fit(tmp_path / "context", collection, model)
-    context = CorpusContext.of(uri)
-    rows, texts = draw_documents(StoredCollection(collection), J, seed=0)
+def test_documents_and_queries_are_read_in_the_context_of_their_corpus(collection, model, context, tmp_path):
+    fitted, stored = CorpusContext.of(context), StoredCollection(collection)
+    rows, texts = draw_documents(stored, J, seed=0)
     assert len(set(rows.tolist())) == J
     encoder = loaded(model)
-    np.testing.assert_allclose(context.vectors, encoder.embed_context(texts).numpy(), atol=1e-6)
-    encoder.use_context(torch.from_numpy(context.vectors))
-    vectors = embed(tmp_path / "vectors", collection, model, context=uri)
-    stored = StoredCollection(collection)
+    np.testing.assert_allclose(fitted.vectors, encoder.embed_context(texts).numpy(), atol=1e-6)
+    encoder.use_context(torch.from_numpy(fitted.vectors))
+    vectors = embed(tmp_path / "vectors", collection, model, context=context)
     for part, role in (("documents", "document"), ("queries", "query")):
         texts = stored.texts(part, np.arange(6), with_title=True)
-        found = vectors.part(part).range(0, 6)
-        np.testing.assert_allclose(found, encode_texts(encoder, texts, role), atol=2e-3)
+        np.testing.assert_allclose(vectors.part(part).range(0, 6), encode_texts(encoder, texts, role), atol=2e-3)
     without = embed(tmp_path / "null", collection, model, without_context="null")
-    difference = np.abs(without.part("queries").range(0, 6) - vectors.part("queries").range(0, 6)).max()
-    assert difference > 0.01
+    queries = vectors.part("queries").range(0, 6)
+    assert np.abs(without.part("queries").range(0, 6) - queries).max() > 0.01
     with pytest.raises(UserError, match=r"context '\w{64}' against 'null'"):
         vectors.contract.require_same(without.contract, "one", "other")
-
-
-def test_vectors_and_index_carry_the_context_on(collection: str, model: Path, tmp_path: Path) -> None:
-    uri = fit(tmp_path / "context", collection, model)
-    vectors = embed(tmp_path / "vectors", collection, model, context=uri)
-    index_settings = {"index": {"kind": "vectors", "vectors": vectors.uri}, "output": str(tmp_path / "index")}
-    index = make(Index(validate(IndexConfig, index_settings, "Settings of index")))
-    for carrier in (vectors.uri, index):
+    # vectors and index carry the context on
+    settings = {"index": {"kind": "vectors", "vectors": vectors.uri}, "output": str(tmp_path / "index")}
+    for carrier in (vectors.uri, make(Index(validate(IndexConfig, settings, "index")))):
         again = embed(Path(f"{carrier}_queries"), collection, model, context=carrier, parts=["queries"])
         assert again.contract == vectors.contract
-        np.testing.assert_array_equal(again.part("queries").range(0, 6), vectors.part("queries").range(0, 6))
+        np.testing.assert_array_equal(again.part("queries").range(0, 6), queries)
 
 
 def test_a_context_is_drawn_by_its_seed_alone(collection: str, model: Path, tmp_path: Path) -> None:
@@ -141,46 +142,84 @@ def test_domains_are_recorded_in_one_order(collection: str, model: Path, tmp_pat
     assert all(int(name.removeprefix("d")) % 3 == 0 for name in ids)
 
 
-def test_domains_that_are_not_there_are_refused(collection: str, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"domains names 'beer', but .* Allowed: .*plain"):
-        fit(tmp_path / "a", collection, model, domains=["plain", "beer"])
-    with pytest.raises(UserError, match=r"documents is 37, but .* has only 36 of 'plain'\. Lower it"):
-        fit(tmp_path / "b", collection, model, domains=["plain"], documents=37)
-    with pytest.raises(UserError, match=r"'domains' needs at least 1, and has 0"):
-        fit(tmp_path / "c", collection, model, domains=[])
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"domains": ["plain", "beer"]}, r"domains names 'beer', but .* Allowed: .*plain"),
+    ({"domains": ["plain"], "documents": 37}, r"documents is 37, but .* has only 36 of 'plain'\. Lower it"),
+    ({"domains": []}, r"'domains' needs at least 1, and has 0"),
+    ({"documents": 100}, r"documents is 100, but .* has only 54"),
+])  # fmt: skip
+def test_documents_that_are_not_there_are_refused(collection, model, tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "a", collection, model, **settings)
 
 
-def test_what_does_not_belong_is_refused(collection: str, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no context is given\. Fit one .* without_context 'null'"):
-        embed(tmp_path / "a", collection, model)
-    with pytest.raises(UserError, match="context and without_context exclude each other"):
-        embed(tmp_path / "b", collection, model, context="x", without_context="none")
-    uri = fit(tmp_path / "context", collection, model)
+def test_what_does_not_belong_is_refused(collection: str, model: Path, context: str, tmp_path: Path) -> None:
     other = make_collection(tmp_path / "other", word="another")
-    with pytest.raises(UserError, match=r"of another collection .* or set foreign_context to true"):
-        embed(tmp_path / "c", other, model, context=uri)
-    assert embed(tmp_path / "c", other, model, context=uri, foreign_context=True).contract.context
     contextual(dtype=torch.float32, context_documents=J, residual_head=True).save(tmp_path / "model")
-    with pytest.raises(UserError, match="made by another encoder"):
-        embed(tmp_path / "d", collection, tmp_path / "model", context=uri)
-    with pytest.raises(UserError, match=r"reads no context\. Leave out"):
-        embed(tmp_path / "e", collection, saved("bert"), context=uri)
+    for texts, encoder, settings, message in (
+        (collection, model, {}, r"no context is given\. Fit one .* without_context 'null'"),
+        (collection, model, {"context": "x", "without_context": "none"}, "context and without_context exclude each"),
+        (other, model, {"context": context}, r"of another collection .* or set foreign_context to true"),
+        (collection, tmp_path / "model", {"context": context}, "made by another encoder"),
+        (collection, saved("bert"), {"context": context}, r"reads no context\. Leave out"),
+        (collection, model, {"context": collection}, "holds no context"),
+    ):
+        with pytest.raises(UserError, match=message):
+            embed(tmp_path / "vectors", texts, encoder, **settings)
+    assert embed(tmp_path / "vectors", other, model, context=context, foreign_context=True).contract.context
     with pytest.raises(UserError, match="reads no context"):
         fit(tmp_path / "f", collection, saved("bert"))
-    with pytest.raises(UserError, match=r"documents is 100, but .* has only 54"):
-        fit(tmp_path / "g", collection, model, documents=100)
-    with pytest.raises(UserError, match="holds no context"):
-        embed(tmp_path / "h", collection, model, context=collection)
 
 
 @pytest.mark.parametrize("fitted", [True, False])
 def test_documents_and_their_context_are_read_alike(collection: str, model: Path, tmp_path: Path, fitted: bool) -> None:
     uri = fit(tmp_path / "context", collection, model, with_title=fitted)
     both = rf"The context in .*/context was fitted with with_title {fitted}, .* with with_title {not fitted}\. Give"
-    with pytest.raises(UserError, match=f"(?i){both}"):
-        embed(tmp_path / "a", collection, model, context=uri, with_title=not fitted)
-    with pytest.raises(UserError, match=f"(?i){both}"):
-        embed(tmp_path / "a", collection, model, context=uri, with_title=not fitted, foreign_context=True)
+    for foreign in ({}, {"foreign_context": True}):
+        with pytest.raises(UserError, match=f"(?i){both}"):
+            embed(tmp_path / "a", collection, model, context=uri, with_title=not fitted, **foreign)
     queries = embed(tmp_path / "b", collection, model, context=uri, with_title=not fitted, parts=["queries"])
     documents = embed(tmp_path / "c", collection, model, context=uri, with_title=fitted)
     assert queries.contract == documents.contract
+
+
+def export(folder: Path, model: Path, **settings: Any) -> Artifact:
+    values = {"format": "contextual_encoder", "encoder": {"model": str(model)}, "output": str(folder)} | settings
+    stage = Export(validate(ExportConfig, values, "Settings of export"))
+    made = Artifact(make(stage), "export")
+    assert stage.summary(made).endswith("files of contextual_encoder")
+    return made
+
+
+def test_an_exported_folder_gives_the_vectors_of_the_index(collection, model, context, tmp_path):
+    vectors = embed(tmp_path / "vectors", collection, model, context=context)
+    made = export(tmp_path / "exported", model, context=vectors.uri)  # which carry it
+    made.verify()
+    assert set(made.manifest["inputs"]) == {"encoder.model", "context"}
+    assert {"contextual_transformer.py", "context.safetensors", "first_stage/model.safetensors"} < set(made.names())
+    with module_cache(tmp_path / "modules"):
+        loaded = SentenceTransformer(made.uri, trust_remote_code=True, device="cpu")
+    texts, stored = StoredCollection(collection).texts("queries", np.arange(6)), vectors.part("queries").range(0, 6)
+    np.testing.assert_allclose(loaded.encode_query(texts), stored, atol=2e-3)  # stored in half precision
+    names = export(tmp_path / "without", model).names()
+    assert "modules.json" in names
+    assert not [name for name in names if name.startswith("context.")]
+
+
+def test_what_does_not_go_together_is_not_exported(collection: str, model: Path, tmp_path: Path) -> None:
+    plain = {"encoder": None, "collection": collection, "format": "beir"}
+    contextual(dtype=torch.float32, residual_head=True).save(tmp_path / "other")
+    of_other = fit(tmp_path / "context", collection, tmp_path / "other")
+    not_alone = r"format .* writes .*: of collection, batches, encoder, set that alone"
+    for number, (encoder, settings, message) in enumerate((
+        (model, {"encoder": None}, not_alone),
+        (model, {"collection": collection}, not_alone),
+        (model, {"format": "beir"}, not_alone),
+        (model, plain | {"context": "x"}, "format beir of collection takes no context: leave that out"),
+        (model, {"split": "train"}, "contextual_encoder of encoder takes no split: leave that"),
+        (saved("bert"), {}, "reads no context, so its folder is one of sentence-transformers as it is"),
+        (model, {"context": of_other}, "was made by another encoder"),
+        (model, {"context": collection}, "holds no context"),
+    )):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            export(tmp_path / str(number), encoder, **settings)

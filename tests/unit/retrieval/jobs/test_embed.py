@@ -1,8 +1,9 @@
-"""The embedding job without Ray: what is stored, under which contract, and what it refuses to mix."""
+"""The embedding job without Ray: what is stored, under which contract, what it refuses to mix and before it loads."""
 
-import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -11,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.formats.beir import BeirFolder
-from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import TIMES, Artifact, ShardRecord
 from raytriever.errors import UserError
 from raytriever.stages.recipe_run import run_stage
@@ -29,9 +28,12 @@ from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
-from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.test_adapter import save_adapter
+from tests.unit.retrieval.encoders.tiny_models import POSITIONS, SENTENCES, edited, load_tiny, tiny_model
+from tests.unit.retrieval.made_up import beir_collection
 from tests.unit.small_run import make
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DOCUMENTS = [(f"d{number}", f"Title {number}", f"{SENTENCES[number % 4]} {number // 8}") for number in range(23)]
 QUERIES = [(f"q{number}", f"which page is {number}") for number in range(5)]
 
@@ -49,44 +51,20 @@ class Alone(Embed):
             yield self.make_shard(shard)
 
 
-@pytest.fixture(autouse=True)
-def small_tensors(one_thread: None) -> None:
-    """Every test here computes in one thread."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("qwen2", tmp_path_factory.mktemp("model") / "qwen2")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model("bert", tmp_path_factory.mktemp("model") / "bert")
+@pytest.fixture
+def model() -> Path:
+    return tiny_model("qwen2")
 
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
-    source = tmp_path_factory.mktemp("collection") / "source"
-    (source / "qrels").mkdir(parents=True)
-    documents = [{"_id": name, "title": title, "text": text} for name, title, text in DOCUMENTS]
-    (source / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    queries = [{"_id": name, "text": text} for name, text in QUERIES]
-    (source / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
-    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
-    output = str(source.parent / "stored")
-    return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=output)))
+    return beir_collection(tmp_path_factory.mktemp("collection"), DOCUMENTS, QUERIES, [("q0", "d0")])
 
 
 def stage(collection: str, model: Path, output: Path, encoder: dict[str, Any] | None = None, **settings: Any) -> Alone:
     wanted = {"pooling": "last_token", "dtype": "float32", "query_prompt": "query: "} | (encoder or {})
-    return Alone(
-        EmbedConfig(
-            collection=collection,
-            encoder=EncoderSettings(model=str(model), **wanted),
-            output=str(output),
-            **({"texts_per_shard": 7} | settings),
-        )
-    )
+    config = {"encoder": EncoderSettings(model=str(model), **wanted), "texts_per_shard": 7} | settings
+    return Alone(EmbedConfig(collection=collection, output=str(output), **config))
 
 
 def run(job: Alone) -> Artifact:
@@ -98,10 +76,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, collection: str) -> Path:
+    """What the job makes of the collection without further settings."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(stage(collection, tiny_model("qwen2"), folder))
+    return folder
+
+
 @pytest.mark.parametrize("with_title", [True, False])
-def test_the_vectors_of_every_text_are_stored_in_order(
-    collection: str, model: Path, tmp_path: Path, with_title: bool
-) -> None:
+def test_the_vectors_of_every_text_are_stored_in_order(collection, model, tmp_path, with_title):
     artifact = run(stage(collection, model, tmp_path / "out", with_title=with_title))
     vectors = StoredVectors(str(tmp_path / "out"))
     encoder = load_tiny(model, pooling="last_token", query_prompt="query: ")
@@ -121,13 +105,10 @@ def test_the_vectors_of_every_text_are_stored_in_order(
 
 
 @pytest.mark.parametrize("reduction", ["none", "average"])
-def test_documents_have_the_vectors_of_the_form_and_queries_one(
-    collection: str, model: Path, tmp_path: Path, reduction: str
-) -> None:
-    run(stage(collection, model, tmp_path / "plain"))
+def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, model, plain, tmp_path, reduction):
     form = VectorForm.model_validate({"kind": "layers", "layers": [1, 2], "reduction": reduction})
-    run(stage(collection, model, tmp_path / "several", {"form": form}))
-    vectors, expected = (StoredVectors(str(tmp_path / name)) for name in ("several", "plain"))
+    run(stage(collection, model, tmp_path, {"form": form}))
+    vectors, expected = StoredVectors(str(tmp_path)), StoredVectors(str(plain))
     documents = vectors.part("documents")
     encoder = MultiVectorEncoder(load_tiny(model, pooling="last_token"), form).eval()
     texts = StoredCollection(collection).texts("documents", np.arange(len(DOCUMENTS)), with_title=True)
@@ -136,82 +117,78 @@ def test_documents_have_the_vectors_of_the_form_and_queries_one(
     if reduction == "none":
         assert documents.vectors_per_text == 2
         np.testing.assert_array_equal(found[:, 1], expected.part("documents").range(0, len(DOCUMENTS)))
-    queries = (each.part("queries").range(0, len(QUERIES)) for each in (vectors, expected))
-    np.testing.assert_array_equal(*queries)
+    np.testing.assert_array_equal(*(each.part("queries").range(0, len(QUERIES)) for each in (vectors, expected)))
     assert vectors.contract.form == str(form)
     with pytest.raises(UserError, match=f"form '{form}' against 'single'"):
         vectors.contract.require_same(expected.contract, "one", "two")
 
 
-def test_a_vector_for_every_token_is_stored_and_searched(collection: str, bert: Path, tmp_path: Path) -> None:
+def test_a_vector_for_every_token_is_stored_and_searched(collection: str, tmp_path: Path) -> None:
     encoder = {"form": VectorForm(kind="all_tokens"), "pooling": "cls", "max_length": 24}
-    artifact = run(stage(collection, bert, tmp_path / "out", encoder, texts_per_shard=32))
-    documents = StoredVectors(str(tmp_path / "out")).part("documents")
-    assert documents.vectors_per_text == 24
+    artifact = run(stage(collection, tiny_model("bert"), tmp_path / "out", encoder, texts_per_shard=32))
+    stored = StoredVectors(artifact.uri)
+    assert stored.part("documents").vectors_per_text == 24
     of_documents = [shard.rows for shard in artifact.shards if shard.name.startswith("documents")]
     assert max(of_documents) == 2  # a sixteenth
     index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=artifact.uri), output=str(tmp_path / "index"))))
     settings = {"index": index, "collection": collection, "vectors": artifact.uri, "split": None, "top_k": 5}
-    found = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings)))).ranking()
-    queries = StoredVectors(artifact.uri).part("queries").range(0, len(QUERIES)).astype(np.float32)
-    vectors = documents.range(0, len(DOCUMENTS)).astype(np.float32)
+    ranking = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings))))
+    assert ranking.system["form"] == "all tokens"
+    found = ranking.ranking()
+    queries = stored.part("queries").range(0, len(QUERIES)).astype(np.float32)
+    vectors = stored.part("documents").range(0, len(DOCUMENTS)).astype(np.float32)
     scores = np.einsum("qd,nmd->qnm", queries, vectors).max(axis=2)
     np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], rtol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(scores, found.rows, axis=1), found.scores, rtol=1e-5)
 
 
-def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
+def test_a_rankings_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
     index = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index"))))
     first = make(Search(SearchConfig(index=index, collection=collection, split=None, output=str(tmp_path / "first"))))
-    reranked = []
+    rankings = []
     for name, chosen in (("all", {}), ("few", {"run": first, "depth": 3, "texts_per_shard": 2})):
         run(stage(collection, model, tmp_path / name, **chosen))
         config = {"run": first, "collection": collection, "vectors": str(tmp_path / name), "depth": 3}
-        reranked.append(make(Rerank(RerankConfig(output=str(tmp_path / f"{name}-run"), **config))))
-    everything, few = (StoredRanking(path) for path in reranked)
-    assert StoredVectors(str(tmp_path / "few")).part("documents").ids().to_pylist() != [name for name, *_ in DOCUMENTS]
-    assert 0 < len(StoredVectors(str(tmp_path / "few")).part("documents")) <= 15
-    np.testing.assert_array_equal(few.ranking().rows, everything.ranking().rows)
-    np.testing.assert_allclose(few.ranking().scores, everything.ranking().scores, atol=5e-3)
+        uri = make(Rerank(RerankConfig(output=str(tmp_path / f"{name}-run"), **config)))
+        rankings.append(StoredRanking(uri).ranking())
+    everything, few = rankings
+    embedded = StoredVectors(str(tmp_path / "few")).part("documents")
+    assert embedded.ids().to_pylist() != [name for name, *_ in DOCUMENTS]
+    assert 0 < len(embedded) <= 15
+    np.testing.assert_array_equal(few.rows, everything.rows)
+    np.testing.assert_allclose(few.scores, everything.scores, atol=5e-3)
     settings = VectorIndexSettings(vectors=str(tmp_path / "few"))
     with pytest.raises(UserError, match="vectors of a ranking's texts alone"):
         make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
 
 
-def test_queries_of_some_splits_are_embedded_alone(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "all"))
-    run(stage(collection, model, tmp_path / "few", splits=["test"]))
-    everything, few = (StoredVectors(str(tmp_path / name)) for name in ("all", "few"))
+def test_queries_of_some_splits_are_embedded_alone(collection: str, model: Path, plain: Path, tmp_path: Path) -> None:
+    run(stage(collection, model, tmp_path, splits=["test"]))
+    everything, few = (StoredVectors(str(folder)) for folder in (plain, tmp_path))
     assert few.part("queries").ids().to_pylist() == ["q0"]  # the one that the split judges
-    chosen = np.array([0])
-    np.testing.assert_allclose(few.part("queries").gather(chosen), everything.part("queries").gather(chosen), atol=5e-3)
-    np.testing.assert_array_equal(few.part("documents").range(0, 23), everything.part("documents").range(0, 23))
+    np.testing.assert_allclose(*(each.part("queries").gather(np.array([0])) for each in (few, everything)), atol=5e-3)
+    np.testing.assert_array_equal(*(each.part("documents").range(0, 23) for each in (few, everything)))
     with pytest.raises(UserError, match=r"no vector of row 3 .* or for other splits"):
         few.part("queries").gather(np.array([3]))
 
 
-def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "undisturbed"))
-    interrupted = stage(collection, model, tmp_path / "interrupted")
+def test_a_restart_continues_and_ends_in_the_same_bytes(collection, model, plain, tmp_path) -> None:
+    interrupted = stage(collection, model, tmp_path)
     interrupted.stop_after = 2
     with pytest.raises(KeyboardInterrupt):
         run(interrupted)
-    kept = contents(tmp_path / "interrupted")
+    kept = contents(tmp_path)
     assert "queries/00000.npy" in kept
-    assert "documents/00000.npy" not in kept
-    assert "manifest.json" not in kept
-    again = stage(collection, model, tmp_path / "interrupted")
+    assert not {"documents/00000.npy", "manifest.json"} & kept.keys()
+    again = stage(collection, model, tmp_path)
     again.stop_after = 3  # what is left, and no shard more
     run(again)
-    assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
+    assert contents(tmp_path) == contents(plain)
 
 
-def test_shards_are_encoded_while_others_are_written(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_encoded_while_others_are_written(collection, model, plain, tmp_path, monkeypatch):
     """Nothing is written before the vectors of three shards are there, in threads as of one worker."""
-    run(stage(collection, model, tmp_path / "alone"))
-    job, save, encoded = stage(collection, model, tmp_path / "out"), np.save, Barrier(3, timeout=30)
+    job, save, encoded = stage(collection, model, tmp_path), np.save, Barrier(3, timeout=30)
 
     def wait(*arguments: Any) -> None:
         encoded.wait()
@@ -222,36 +199,26 @@ def test_shards_are_encoded_while_others_are_written(
     with ThreadPoolExecutor(job.shards_at_once) as pool:
         records = list(pool.map(job.make_shard, job.plan()[:3]))
     for file in (file for record in records for file in record.files):
-        assert (tmp_path / "out" / file.name).read_bytes() == (tmp_path / "alone" / file.name).read_bytes()
+        assert (tmp_path / file.name).read_bytes() == (plain / file.name).read_bytes()
     assert job.measured["texts"] == 21
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"encoder": {"dtype": "bfloat16"}}, "dtype"),
-        ({"encoder": {"query_prompt": "q: "}}, "query_prompt"),
-        ({"encoder": {"max_length": 9}}, "max_length"),
-        ({"encoder": {"append_eos": False}}, "append_eos"),
-        ({"encoder": {"revision": "other"}}, "revision"),
-        ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
-        ({"with_title": False}, "with_title"),
-        ({"texts_per_shard": 8}, "texts_per_shard"),
-    ],
-)
-@pytest.mark.parametrize("stop_after", [1, 1_000])
-def test_vectors_of_another_encoder_are_not_added(
-    collection: str, model: Path, tmp_path: Path, change: dict[str, Any], named: str, stop_after: int
-) -> None:
-    first = stage(collection, model, tmp_path / "out")
-    first.stop_after = stop_after
-    if stop_after == 1:
-        with pytest.raises(KeyboardInterrupt):
-            run(first)
-    else:
+@pytest.mark.parametrize(("change", "named"), [
+    ({"encoder": {"dtype": "bfloat16"}}, "dtype"),
+    ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
+    ({"model": 1}, "encoder.model"),  # the seed of another one
+])  # fmt: skip
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_vectors_of_another_encoder_are_not_added(collection, tmp_path, change, named, unfinished):
+    first = stage(collection, tiny_model("qwen2"), tmp_path / "out")
+    if unfinished:
+        first.stop_after = 1
+    with pytest.raises(KeyboardInterrupt) if unfinished else nullcontext():
         run(first)
+    other = tiny_model("qwen2", change.get("model", 0))
+    settings = {name: value for name, value in change.items() if name != "model"}
     with pytest.raises(UserError, match=rf"holds a different (unfinished )?vectors artifact: .*{named}"):
-        run(stage(collection, model, tmp_path / "out", **change))
+        run(stage(collection, other, tmp_path / "out", **settings))
 
 
 def test_a_model_that_is_nowhere_is_named_by_its_setting(collection: str, tmp_path: Path) -> None:
@@ -259,16 +226,7 @@ def test_a_model_that_is_nowhere_is_named_by_its_setting(collection: str, tmp_pa
         stage(collection, Path("/nowhere"), tmp_path / "out").check_inputs({"encoder.model"})
 
 
-def test_vectors_of_another_model_are_not_added(collection: str, model: Path, tmp_path: Path) -> None:
-    run(stage(collection, model, tmp_path / "out"))
-    other = save_tiny_model("qwen2", tmp_path / "other", seed=1)
-    with pytest.raises(UserError, match=r"holds a different vectors artifact: .*encoder.model"):
-        run(stage(collection, other, tmp_path / "out"))
-
-
-def test_auto_is_settled_once_and_recorded(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_settled_once_by_the_processor_of_workers(collection, model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(specification, "has_bfloat16", lambda **_: True)
     job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, texts_per_shard=0)
     monkeypatch.setattr(specification, "has_bfloat16", lambda **_: False)
@@ -277,33 +235,6 @@ def test_auto_is_settled_once_and_recorded(
     assert (job.resolved()["texts_per_shard"], job.resolved()["token_budget"]) == (1_024, 2_048)
     with pytest.raises(UserError, match=r"The job runs in bfloat16, which the CPU of .* has no instructions for"):
         job.load()
-
-
-def test_shards_grow_where_there_would_be_too_many(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embed, "MOST_SHARDS", 3)
-    shards = stage(collection, model, tmp_path / "out").plan()
-    documents = [shard.description["rows"] for shard in shards if shard.description["part"] == "documents"]
-    assert documents == [[0, 8], [8, 16], [16, 23]]
-    assert [shard.description["rows"] for shard in shards[3:]] == [[0, 5]]  # seven texts, as asked for
-
-
-@pytest.mark.parametrize(("gpus", "waiting", "warned"), [(1, 2.0, True), (1, 0.1, False), (0, 2.0, False)])
-def test_encoders_that_waited_for_texts_say_what_to_set(
-    collection: str, model: Path, tmp_path: Path, logged: list[str], gpus: int, waiting: float, warned: bool
-) -> None:
-    job = stage(collection, model, tmp_path / "out", resources=Resources(gpus_per_worker=gpus))
-    job.measured.update(texts=1_000, tokenizing=500_000_000, encoding=8_000_000_000, waiting=int(waiting * 1e9))
-    job.log_speed()
-    (line,) = logged
-    assert "a worker encodes 125 texts/s and a thread tokenizes 2,000; " in line
-    assert ("more resources.cpus_per_worker tokenize faster" in line) == warned
-
-
-def test_a_gpu_is_asked_where_workers_have_one(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(specification, "has_bfloat16", lambda *, gpu: gpu)
     settings = {"texts_per_shard": 0, "token_budget": 500, "resources": Resources(gpus_per_worker=1)}
     job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, **settings)
@@ -313,6 +244,24 @@ def test_a_gpu_is_asked_where_workers_have_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"gpus_per_worker is 1.0, but torch finds no GPU on"):
         job.load()
+
+
+def test_shards_grow_where_there_would_be_too_many(collection, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(embed, "MOST_SHARDS", 3)
+    shards = stage(collection, model, tmp_path / "out").plan()
+    documents = [shard.description["rows"] for shard in shards if shard.description["part"] == "documents"]
+    assert documents == [[0, 8], [8, 16], [16, 23]]
+    assert [shard.description["rows"] for shard in shards[3:]] == [[0, 5]]  # seven texts, as asked for
+
+
+@pytest.mark.parametrize(("gpus", "waiting", "warned"), [(1, 2.0, True), (1, 0.1, False), (0, 2.0, False)])
+def test_encoders_that_waited_for_texts_say_what_to_set(collection, model, tmp_path, logged, gpus, waiting, warned):
+    job = stage(collection, model, tmp_path / "out", resources=Resources(gpus_per_worker=gpus))
+    job.measured.update(texts=1_000, tokenizing=500_000_000, encoding=8_000_000_000, waiting=int(waiting * 1e9))
+    job.log_speed()
+    (line,) = logged
+    assert "a worker encodes 125 texts/s and a thread tokenizes 2,000; " in line
+    assert ("more resources.cpus_per_worker tokenize faster" in line) == warned
 
 
 def test_bfloat16_is_what_is_computed_in(collection: str, model: Path, tmp_path: Path) -> None:
@@ -328,9 +277,7 @@ def test_bfloat16_is_what_is_computed_in(collection: str, model: Path, tmp_path:
         StoredVectors(exact).contract.require_same(StoredVectors(near).contract, exact, near)
 
 
-def test_a_text_whose_vector_is_no_number_is_named(
-    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_whose_vector_is_no_number_is_named(collection, model, tmp_path, monkeypatch):
     def broken(*arguments: Any, **settings: Any) -> Any:
         vectors = encode_texts(*arguments, **settings)
         vectors[1, 0] = 70_000.0  # more than half precision holds
@@ -340,3 +287,58 @@ def test_a_text_whose_vector_is_no_number_is_named(
     with pytest.raises(UserError, match="beyond half precision for 1 texts, the first with id 'd22'"):
         run(stage(collection, model, tmp_path / "out", parts=("documents",)))
     assert not list((tmp_path / "out").rglob("*.npy"))
+
+
+def without_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def meaningless(folder: Path) -> None:
+    edited(folder / "config.json", lambda config: config.update(hidden_size="many"))  # whoever loads it says so
+
+
+def check(model: Path, said: str | None, **encoder: Any) -> Embed:
+    for weights in model.glob("*.safetensors"):
+        weights.write_bytes(b"")  # none are read
+    encoder = {"model": str(model), "dtype": "float32"} | encoder
+    stage = Embed(EmbedConfig.model_validate({"collection": "absent", "encoder": encoder, "output": "absent"}))
+    with nullcontext() if said is None else pytest.raises(UserError, match=said):
+        stage.check_inputs({f"encoder.{key}" for key in ("model", "tokenizer") if key in encoder})
+    return stage
+
+
+TOO_LONG = f"max_length is {POSITIONS + 1}, .* {POSITIONS} tokens"
+
+
+@pytest.mark.parametrize(("name", "damage", "encoder", "said"), [
+    ("bert", without_tokenizer, {}, "model holds no tokenizer"),
+    ("roberta", None, {"max_length": POSITIONS + 1}, TOO_LONG),
+    ("qwen2", None, {"max_length": POSITIONS + 1}, TOO_LONG),
+    ("bert", meaningless, {"max_length": POSITIONS}, None),
+    ("t5", None, {"max_length": 1000}, None),
+    ("roberta", None, {"max_length": POSITIONS}, None),
+])  # fmt: skip
+def test_an_encoder(tmp_path, name, damage, encoder, said):
+    folder = Path(shutil.copytree(tiny_model(name), tmp_path / "model"))
+    if damage:
+        damage(folder)
+    check(folder, said, **encoder)
+
+
+def test_an_encoder_with_the_tokenizer_of_another(tmp_path: Path) -> None:
+    folder, other = (Path(shutil.copytree(tiny_model("bert"), tmp_path / name)) for name in ("model", "other"))
+    without_tokenizer(folder)
+    stage = check(folder, None, tokenizer=str(other))
+    stage.check_inputs({"encoder.model"})  # the tokenizer is of a stage that has not run: nothing is looked at
+    without_tokenizer(other)
+    check(folder, "other holds no tokenizer", tokenizer=str(other))
+
+
+def test_the_base_of_an_adapter(tmp_path: Path) -> None:
+    base = Path(shutil.copytree(tiny_model("qwen2"), tmp_path / "base"))
+    adapter = save_adapter(base, tmp_path / "adapter")
+    check(adapter, TOO_LONG, max_length=POSITIONS + 1)
+    check(adapter, None, max_length=POSITIONS)
+    without_tokenizer(base)
+    check(adapter, "base holds no tokenizer")

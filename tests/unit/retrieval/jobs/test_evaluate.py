@@ -13,7 +13,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.evaluation.stored import StoredEvaluation
+from retrieval.evaluation.stored import StoredEvaluation, domain_means
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import RUN, make_collection, make_run_artifact, write_qrels_file, write_run_file
 from tests.unit.small_run import make
@@ -39,6 +39,7 @@ def runs(folder: Path) -> dict[str, str]:
 
 def test_everything_that_decides_a_number_is_recorded_and_printed(collection: str, tmp_path: Path) -> None:
     system = {"with_title": True, "query_prompt": "query: ", "pooling": "mean", "top_k": 3}
+    systems = {"mine": system, "better": {}}
     stage, artifact = evaluated(
         tmp_path,
         collection=collection,
@@ -49,35 +50,34 @@ def test_everything_that_decides_a_number_is_recorded_and_printed(collection: st
         conventions={"ties": "run_order"},
     )
     names = ["nDCG(rel=1)@10", "nDCG(rel=2)@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
-    config = artifact.manifest["config"]
-    assert config["measures"] == names
-    assert (config["like"], config["relevance_levels"]) == ("coir", {"lenient": 1, "strict": 2})
-    assert config["conventions"] == {
+    conventions = {
         "ties": "run_order", "missing_queries": "leave_out", "queries_without_positives": "count_as_zero",
         "self_hits": "remove", "title": "left_out",
     }  # fmt: skip
-    assert artifact.manifest["facts"]["systems"] == {"mine": system, "better": {}}
+    recorded = {"measures": names, "like": "coir", "relevance_levels": {"lenient": 1, "strict": 2}}
+    recorded["conventions"] = conventions
+    assert {name: artifact.manifest["config"][name] for name in recorded} == recorded
+    assert artifact.manifest["facts"]["systems"] == systems
     metrics = artifact.read_json("metrics.json")
-    assert metrics["conventions"] == config["conventions"]
-    assert metrics["made_with"] == {"mine": system, "better": {}}
-    assert metrics["measures"] == names
-    assert metrics["missing_queries"] == {"mine": 2, "better": 0}
+    measured = {"conventions": conventions, "made_with": systems, "measures": names}
+    measured["missing_queries"] = {"mine": 2, "better": 0}
+    assert {name: metrics[name] for name in measured} == measured
     means = metrics["means"]
     # mine over q1 and q2: both positives of q1 in the first 2, none of q2; one at grade 2 in q1, none exists in q2
     assert (means["mine"]["R(rel=1)@2"], means["mine"]["R(rel=2)@2"]) == (0.5, 0.5)
     assert (means["better"]["R(rel=1)@2"], means["better"]["R(rel=2)@2"]) == (0.75, 0.5)
     assert means["mine"]["Accuracy@2"] == 0.5  # q1, q4 of q1, q2, q4, q5
     assert means["better"]["Accuracy@2"] == 1.0  # q1, q2, q4
-    lines = stage.announce(artifact)
-    text = "\n".join(lines)
+    text = "\n".join(stage.announce(artifact))
+    for line in ("6 queries of split 'test'", "'mine' lacks 2 queries, left out of its means.", "with_title=false"):
+        assert line in text
     sentences = " ".join(text.split())
-    assert "6 queries of split 'test'" in text
-    assert "'mine' lacks 2 queries, left out of its means." in text
-    assert "'mine' read documents with their titles, and 'coir' leaves it out" in sentences
-    assert "with_title=false" in text
-    for line in ("ties run_order", "self_hits remove", "'mine' with_title True, query_prompt 'query: '"):
+    for line in (
+        "'mine' read documents with their titles, and 'coir' leaves it out", "ties run_order", "self_hits remove",
+        "'mine' with_title True, query_prompt 'query: '",
+        "relevance_levels lenient from grade 1 on, strict from grade 2 on",
+    ):  # fmt: skip
         assert line in sentences
-    assert "relevance_levels lenient from grade 1 on, strict from grade 2 on" in sentences
 
 
 def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
     assert comparison["details"]["queries"] == 4
 
 
-def test_by_domain_counts_what_the_per_query_table_counts(tmp_path: Path) -> None:
+def test_domains_are_those_of_the_per_query_table(tmp_path: Path) -> None:
     domains = {"q1": "beer", "q3": "beer", "q6": "coffee", "q4": "tea"}  # and none: q2, q5
     make_collection(tmp_path)
     queries = tmp_path / "source" / "queries.jsonl"
@@ -107,27 +107,16 @@ def test_by_domain_counts_what_the_per_query_table_counts(tmp_path: Path) -> Non
     corpus.write_text(corpus.read_text().replace('"text"', '"metadata": {"site": "beer"}, "text"'))
     source = BeirFolder(path=str(queries.parent), domain_key="site")
     collection = make(Collect(CollectConfig(source=source, output=str(tmp_path / "with_domains"))))
-    settings = {"collection": collection, "runs": runs(tmp_path), "measures": ["nDCG@10", "RR", "Accuracy@3"]}
+    measures = ["nDCG@10", "RR", "Accuracy@3"]
+    settings = {"collection": collection, "runs": runs(tmp_path), "measures": measures}
     settings |= {"conventions": {"missing_queries": "leave_out"}}
     stage, artifact = evaluated(tmp_path / "a", **settings, by_domain=True)
     assert artifact.config["by_domain"] is True
-    found, metrics = artifact.read_json("domains.json"), artifact.read_json("metrics.json")
+    found, systems = artifact.read_json("domains.json"), StoredEvaluation(artifact.uri).values()
+    of_queries = [domains.get(query, "") for query in systems["mine"].query_ids]
+    assert found == domain_means(systems, measures, of_queries)
     assert {name: values["queries"] for name, values in found.items()} == {"": 2, "beer": 2, "coffee": 1, "tea": 1}
     assert list(found) == ["", "beer", "coffee", "tea"]
-    table = pq.read_table(artifact.path("per_query.parquet")).to_pylist()
-    for run in ("mine", "better"):
-        for measure in settings["measures"]:
-            for name, values in found.items():
-                rows = [row for row in table if domains.get(row["query_id"], "") == name]
-                counted = [row[f"{run}/{measure}"] for row in rows if row[f"{run}/{measure}"] is not None]
-                assert values["queries"] == len(rows)
-                assert values["counted_queries"][run][measure] == len(counted)
-                expected = pytest.approx(sum(counted) / len(counted), abs=1e-12) if counted else None
-                assert values["runs"][run][measure] == expected
-            weights = [values["counted_queries"][run][measure] for values in found.values()]
-            means = [values["runs"][run][measure] or 0 for values in found.values()]
-            assert sum(weights) == metrics["counted_queries"][run][measure]
-            assert np.average(means, weights=weights) == pytest.approx(metrics["means"][run][measure], abs=1e-12)
     lines = stage.announce(artifact)
     start = next(number for number, line in enumerate(lines) if line.split() == ["(none)", "beer", "coffee", "tea"])
     assert [line.split() for line in lines[start : start + 4]] == [
@@ -174,31 +163,16 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
     assert other.fingerprint != artifact.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "judged by either a 'collection' or a file of 'qrels'"),
-        ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
-        (
-            {"qrels": "b", "by_domain": True},
-            "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out",
-        ),
-        (
-            {"qrels": "b", "split": "dev"},
-            r"'split' \(dev\) chooses .*leave split out, or name a 'collection' instead",
-        ),
-        ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
-        (
-            {"qrels": "b", "conventions": {"tie": "run_order"}},
-            "'conventions.tie' is not a setting.*'ties'",
-        ),
-        ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
-        (
-            {"qrels": "b", "relevance_levels": {"all": 0}},
-            "'relevance_levels.all': Input should be greater",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({}, "judged by either a 'collection' or a file of 'qrels'"),
+    ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
+    ({"qrels": "b", "by_domain": True}, "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out"),
+    ({"qrels": "b", "split": "dev"}, r"'split' \(dev\) chooses .*leave split out, or name a 'collection' instead"),
+    ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
+    ({"qrels": "b", "conventions": {"tie": "run_order"}}, "'conventions.tie' is not a setting.*'ties'"),
+    ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
+    ({"qrels": "b", "relevance_levels": {"all": 0}}, "'relevance_levels.all': Input should be greater"),
+])  # fmt: skip
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(EvaluateConfig, {"output": "o", "runs": {"x": "y"}, **settings}, "evaluate")

@@ -58,9 +58,7 @@ def table(collection: str, part: Any, vectors: NDArray[Any], order: NDArray[np.i
     return pa.table({"id": ids, "vector": pa.array(list(vectors[order]), kind or pa.list_(pa.float32()))})
 
 
-def test_arrays_and_tables_in_any_order_give_the_bytes_that_embedding_gives(
-    collection: str, embedded: StoredVectors, sides: Sides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_any_order_give_the_bytes_that_embedding_gives(collection, embedded, sides, tmp_path, monkeypatch):
     monkeypatch.setattr(import_vectors, "_ROWS_AT_ONCE", 7)
     order = np.random.default_rng(1).permutation(PAIRS + 6)
     fixed = pa.list_(pa.float64(), 8)
@@ -80,7 +78,7 @@ def test_arrays_and_tables_in_any_order_give_the_bytes_that_embedding_gives(
             assert pq.read_table(own / "00000.ids.parquet").equals(pq.read_table(theirs / "00000.ids.parquet"))
 
 
-def test_later_stages_take_them(collection: str, sides: Sides, tmp_path: Path) -> None:
+def test_one_side_is_enough_for_later_stages_too(collection: str, sides: Sides, tmp_path: Path) -> None:
     vectors = imported(collection, tmp_path, **sides)
     pairs = make(Pairs(PairsConfig(collection=collection, output=str(tmp_path / "pairs"))))
     config = {"pairs": pairs, "vectors": vectors, "cluster_size": 5, "smallest_domain": 4}
@@ -90,10 +88,7 @@ def test_later_stages_take_them(collection: str, sides: Sides, tmp_path: Path) -
     ranking = StoredRanking(make(Search(validate(SearchConfig, values | {"output": str(tmp_path / "run")}, "search"))))
     scores = sides["queries"][PAIRS:] @ sides["documents"].T
     assert ranking.ranking().rows[:, 0].tolist() == scores.argmax(axis=1).tolist()
-
-
-def test_one_side_is_enough(collection: str, sides: Sides, tmp_path: Path) -> None:
-    found = StoredVectors(imported(collection, tmp_path, documents=sides["documents"]))
+    found = StoredVectors(imported(collection, tmp_path, "one", documents=sides["documents"]))
     np.testing.assert_array_equal(found.part("documents").range(0, 54), sides["documents"])
     with pytest.raises(UserError, match="no vectors of queries"):
         found.part("queries")

@@ -1,16 +1,66 @@
-"""An index that can't be built or searched as asked is refused before it is begun."""
+"""What can't be indexed, searched or written to a run file is refused before work is spent on it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages, run_recipe
+from retrieval.jobs import index as index_job
 from retrieval.jobs.embed import Embed
+from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
+from retrieval.jobs.search import Search, SearchConfig
+from retrieval.rankings import StoredRanking
+from tests.unit.retrieval.made_up import beir_collection, stored_vectors
+from tests.unit.small_run import make
+
+pytest.importorskip("faiss", reason="FAISS is not installed")
+
+
+def collected(
+    folder: Path, documents: list[str], queries: list[str], judged: list[str], output: str | None = None
+) -> str:
+    """A collection in which the first document is what each of the ``judged`` queries looks for."""
+    texts, asked = [(id_, "", "alpha beta") for id_ in documents], [(id_, "alpha beta") for id_ in queries]
+    return beir_collection(folder, texts, asked, [(query, documents[0]) for query in judged], output)
+
+
+def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_job, "_IDS_AT_ONCE", 2)
+    documents = ["a", "b", "c", "my file.py", "d"]
+    collection = collected(tmp_path, documents, ["q"], ["q"])
+    ones = np.ones((5, 2), dtype=np.float16)
+    vectors = stored_vectors(tmp_path / "vectors", collection, {"documents": (ones, documents)})
+    for settings in (LexicalIndexSettings(collection=collection), VectorIndexSettings(vectors=vectors)):
+        with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
+            Index(IndexConfig(index=settings, output=str(tmp_path / "index"))).check_inputs({"index"})
+
+
+def test_documents_in_an_object_store_are_looked_at_there(tmp_path, object_store, monkeypatch):
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    collection = collected(tmp_path, ["a", "b c"], ["q"], ["q"], f"{object_store}/documents")
+    index = Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index")))
+    with pytest.raises(UserError, match="A document id is 'b c', which can't be written"):
+        index.check_inputs({"index"})
+    assert not list(tmp_path.glob("cache/**/*"))  # no text was copied for it
+
+
+def test_queries_that_no_run_can_name_are_refused_where_they_are_searched(tmp_path: Path) -> None:
+    collection = collected(tmp_path, ["a", "b"], ["q1", "q\u20032", "q3"], ["q1", "q3"])
+    lexical = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "ix"))))
+
+    def search(split: str | None) -> Search:
+        return Search(SearchConfig(index=lexical, collection=collection, split=split, output=str(tmp_path / "run")))
+
+    with pytest.raises(UserError, match=r"A query id is 'q\\u20032', which can't be written"):
+        search(None).check_inputs({"collection"})
+    assert StoredRanking(make(search("test"))).query_ids() == ["q1", "q3"]  # of the others nothing is written
+
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
@@ -55,17 +105,13 @@ def run(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_too_few_documents_are_found_when_they_are_embedded(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_documents_are_found_when_they_are_embedded(run, tmp_path, monkeypatch):
     def embed(stage: Embed, pending: Any, *_: Any) -> Any:
         stage.load()
         return map(stage.make_shard, pending)
 
     monkeypatch.setattr(Embed, "execute", embed)
-    said = (
-        r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, and the documents of .*/vectors have 60"
-    )
+    said = r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, and .* of .*/vectors have 60"
     for _ in range(2):  # made, and reused
         with pytest.raises(UserError, match=said):
             run(60, "vectors.encoder.pooling=mean")

@@ -1,21 +1,29 @@
-"""The recipe ``retrieval`` on real collections, its means checked by trec_eval and by formulas written out here."""
+"""The recipe `retrieval` on real collections, whose means trec_eval checks; hard negatives of real questions."""
 
 import json
-import math
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytrec_eval
 
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.mining.candidates import StoredCandidates, mined_lists
 from raytriever.artifacts.artifact import Artifact
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import search_stored
+from retrieval.lexical import BM25Settings
 from retrieval.rankings import StoredRanking, read_ranking_file
 from retrieval.vectors import StoredVectors
+from tests.unit.pipelines.jobs.test_mine import make_run
+from tests.unit.retrieval.evaluation.test_answers import literal_has_answer
+from tests.unit.retrieval.indexes.rankings import assert_same
+from tests.unit.retrieval.real_data import real_data
+from tests.unit.retrieval.test_lexical import index_whole
 from tests.unit.small_run import make
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -34,9 +42,7 @@ COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 t
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
     """The folder in which the recipe has run over the collections, with a tiny encoder and small codes."""
-    data = os.environ.get("RAYTRIEVER_TEST_DATA")
-    if not data:
-        pytest.skip("RAYTRIEVER_TEST_DATA does not name a folder of BEIR collections")
+    data = real_data("")
     folder = tmp_path_factory.mktemp("retrieval")
     settings = {
         "vectors.encoder.model": str(tiny_encoder),
@@ -48,7 +54,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path
         "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
     }
     for name in COLLECTIONS:
-        overrides = [f"{key}={value}" for key, value in (settings | {"corpus.source.path": f"{data}/{name}"}).items()]
+        overrides = [f"{key}={value}" for key, value in (settings | {"corpus.source.path": str(data / name)}).items()]
         for stage in recipe_stages(load_recipe("retrieval", overrides, str(folder / name))).values():
             make(stage)
     return folder
@@ -70,29 +76,6 @@ def test_means_are_those_of_trec_eval(output: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_means_are_those_of_the_formulas(output: Path, name: str) -> None:
-    qrels = qrels_of(output / name)
-    means = Artifact(str(output / name / "evaluation")).read_json("metrics.json")["means"]
-    for system, folder in RUNS.items():
-        run = read_ranking_file(StoredRanking(str(output / name / folder)).path("run.trec"))
-        gain, reciprocal, recall, judged = [], [], [], []
-        for query, grades in qrels.items():
-            scores = {document: np.float32(score) for document, score in run.get(query, {}).items()}
-            ranked = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
-            ideal = sorted(grades.values(), reverse=True)[:10]
-            best = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(ideal, 1))
-            found = sum(grades.get(document, 0) / math.log2(rank + 1) for rank, document in enumerate(ranked[:10], 1))
-            hits = [rank for rank, document in enumerate(ranked, 1) if grades.get(document, 0) > 0]
-            gain.append(found / best)
-            reciprocal.append(1 / hits[0] if hits and hits[0] <= 10 else 0.0)
-            recall.append(sum(rank <= 100 for rank in hits) / sum(grade > 0 for grade in grades.values()))
-            judged.append(sum(document in grades for document in ranked[:10]) / 10)
-        expected = {"nDCG@10": gain, "RR@10": reciprocal, "R@100": recall, "Judged@10": judged}
-        for measure, values in expected.items():
-            assert means[system][measure] == pytest.approx(float(np.mean(values)), abs=1e-6), (system, measure)
-
-
-@pytest.mark.parametrize("name", COLLECTIONS)
 def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(output: Path, name: str) -> None:
     folder = output / name
     collection, vectors = StoredCollection(str(folder / "corpus")), StoredVectors(str(folder / "vectors"))
@@ -100,8 +83,7 @@ def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(outpu
     queries = vectors.part("queries").gather(collection.require("queries", exact.query_ids()))
     documents = vectors.part("documents")
     expected = search_stored(queries, documents.range(0, len(documents)), 200)
-    np.testing.assert_array_equal(exact.ranking().rows, expected.rows)
-    np.testing.assert_array_equal(exact.ranking().scores, expected.scores)
+    assert_same(exact.ranking(), expected)
     pairs = zip(expected.rows[:, :10].tolist(), coded.ranking().rows[:, :10].tolist(), strict=True)
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in pairs]) > 0.9
 
@@ -122,3 +104,34 @@ def test_every_run_says_what_made_it(output: Path) -> None:
     assert all(system["with_title"] is True for system in systems.values())
     manifest = json.loads((output / "cacm" / "evaluation" / "manifest.json").read_text())
     assert manifest["facts"]["systems"]["BM25"]["index"] == "BM25"
+
+
+def test_negatives_of_real_questions(tmp_path: Path) -> None:
+    folder = real_data("squad_dpr")
+    uri = make(Collect(CollectConfig(source=BeirFolder(path=str(folder)), output=str(tmp_path / "collection"))))
+    collection = StoredCollection(uri)
+    documents = collection.rows_of("documents").read(["id", "title", "text"]).to_pylist()
+    texts = {found["id"]: f"{found['title']} {found['text']}" for found in documents}
+    judged = set(collection.judgments("dev")["query_id"].to_pylist())
+    asked = collection.rows_of("queries").read(["id", "text"]).to_pylist()
+    queries = [row for row in asked if row["id"] in judged]
+    query_ids = [query["id"] for query in queries]
+    index = index_whole(texts.values(), BM25Settings())
+    ranking = index.search([query["text"] for query in queries], 40)
+    named = [{"_id": found["id"]} for found in documents]
+    run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
+    config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
+    mined: dict[str, list[str]] = {}
+    for rows, lists in mined_lists(StoredCandidates(make(Mine(config)))):
+        for row, places in zip(rows.tolist(), lists.to_pylist(), strict=True):
+            mined[asked[row]["id"]] = [documents[place]["id"] for place in places]
+    assert list(mined) == query_ids
+    same = total = 0
+    for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():
+        example = json.loads(line)
+        found = mined[example["query_id"]]
+        assert not set(found) & set(example["positive_ids"])
+        assert not any(literal_has_answer(texts[document], example["answers"]) for document in found)
+        same += len(set(found) & set(example["hard_negative_ids"]))
+        total += len(example["hard_negative_ids"])
+    assert same / total > 0.9

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,18 +16,12 @@ from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from
 from retrieval.encoders.specification import ContextualForm
 from retrieval.encoders.text_encoder import TextEncoder
-from tests.unit.retrieval.encoders.tiny_models import SENTENCES, TEXTS, load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import SENTENCES, TEXTS, load_tiny, tiny_model
 
 FAMILIES = ("bert", "roberta", "mpnet", "nomic_bert", "modernbert")
+saved = tiny_model
 BLOCKS = {"prefix_attends": "prefix"}
-_MODELS = TemporaryDirectory(prefix="contextual-")  # removed when the process ends
 DOCUMENTS = [*SENTENCES, "another one", "the last"]
-
-
-@cache
-def saved(family: str, seed: int = 0) -> Path:
-    """The folder of a tiny model of the family."""
-    return save_tiny_model(family, Path(_MODELS.name) / f"{family}-{seed}", seed=seed)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,48 +10,61 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raytriever.errors import UserError
-from retrieval.embedding import encode_texts
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from, keep_layers
 from retrieval.encoders.pooling import segment_means
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings
-from retrieval.encoders.towers import load_towers
+from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.retrieval.encoders.contextual.made_up import DOCUMENTS, contextual, saved
-from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import (
+    TEXTS,
+    WIDTH,
+    edited,
+    load_tiny,
+    same_vectors,
+    sentence_transformer,
+    vectors_of,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a contextual encoder with both its stages, in float32."""
+    contextual(dtype=torch.float32).save(tmp_path)
+    return tmp_path
+
+
+def towers_of(folder: Path, **settings: Any) -> Towers:
+    wanted = EncoderSettings(model=str(folder), **settings)
+    return load_towers(wanted, folder, locate_model(str(folder)).fingerprint).eval()
 
 
 def load(folder: Path) -> ContextualEncoder:
-    located = locate_model(str(folder))
-    towers = load_towers(EncoderSettings(model=str(folder)), located.path, located.fingerprint).eval()
+    towers = towers_of(folder)
     assert towers.query is towers.document
     assert isinstance(towers.query, ContextualEncoder)
     return towers.query
 
 
-def test_no_vector_without_a_word_on_the_context() -> None:
+def test_vectors_need_a_context_and_those_of_different_ones_do_not_meet() -> None:
     encoder = contextual()
     with pytest.raises(UserError, match=r"trained with a context \(contextual, 8 vectors\) and none is set.*'null'"):
-        encode_texts(encoder, TEXTS, "document")
+        vectors_of(encoder)
     assert encoder.contract.context is None
     assert encoder.contract.architecture == "contextual, 8 vectors"
-    vectors = {}
+    found = {}
     for context in (encoder.embed_context(DOCUMENTS), "null", None):
         encoder.use_context(context)
-        vectors[encoder.contract.context] = encode_texts(encoder, TEXTS, "document")
-    (real, null, none), names = vectors.values(), list(vectors)
+        found[encoder.contract.context] = vectors_of(encoder)
+    (real, null, none), names = found.values(), list(found)
     assert names[1:] == ["null", "none"]
-    assert names[0] is not None
     assert len(names[0]) == 64
     assert min(np.abs(real - null).max(), np.abs(real - none).max(), np.abs(null - none).max()) > 1e-3
     encoder.forget_context()
     with pytest.raises(UserError, match="none is set"):
-        encode_texts(encoder, TEXTS, "document")
-
-
-def test_vectors_of_different_contexts_do_not_meet() -> None:
-    encoder = contextual()
-    contracts = []
+        vectors_of(encoder)
+    encoder, contracts = contextual(), []
     for context in (encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS[:5])):
         encoder.use_context(context)
         contracts.append(encoder.contract)
@@ -79,8 +93,7 @@ def test_a_context_is_read_once_until_weights_change() -> None:
     fresh = encoder.encode(features, encoder.read_context(encoder.context_vectors))
     torch.testing.assert_close(encoder(features), fresh, atol=0, rtol=0)
     encoder.to(torch.bfloat16)  # the context goes along
-    half = encoder(features)
-    assert torch.nn.functional.cosine_similarity(half, fresh).min() > 0.99
+    assert torch.nn.functional.cosine_similarity(encoder(features), fresh).min() > 0.99
 
 
 def test_context_documents_are_embedded_by_themselves() -> None:
@@ -107,10 +120,9 @@ def test_segments_are_means_of_consecutive_tokens(length: int) -> None:
             torch.testing.assert_close(found.mean(dim=0), states[0, :length].mean(dim=0))
 
 
-@pytest.mark.parametrize(
-    ("context", "message"),
-    [(torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "one at least"), (torch.zeros(WIDTH), "shape")],
-)
+@pytest.mark.parametrize(("context", "message"), [
+    (torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "one at least"), (torch.zeros(WIDTH), "shape"),
+])  # fmt: skip
 def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
         contextual().use_context(context)
@@ -119,10 +131,9 @@ def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> No
 def test_a_context_that_leaves_no_positions_for_texts_is_refused() -> None:
     """Of 48: where context takes up positions, and they are learned."""
     encoder = contextual(text_positions="behind_prefix", prompts=2, max_length=24, context_documents=23)
+    message = r"24 tokens behind 23 context .* 2 prompt .* 48\. Lower .* max_length to 23"
     for context in (torch.zeros(23, WIDTH), "null"):
-        with pytest.raises(
-            UserError, match=r"24 tokens behind 23 context .* 2 prompt .* 48\. Lower .* max_length to 23"
-        ):
+        with pytest.raises(UserError, match=message):
             encoder.use_context(context)
         assert encoder.contract.context is None
     encoder.use_context(torch.zeros(22, WIDTH))
@@ -131,30 +142,25 @@ def test_a_context_that_leaves_no_positions_for_texts_is_refused() -> None:
         free.use_context(torch.zeros(500, WIDTH))
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_families_without_a_way_in_for_vectors_are_refused(family: str, tmp_path: Path) -> None:
-    plain = load_tiny(save_tiny_model(family, tmp_path), pooling="mean")
-    with pytest.raises(UserError, match=r"no way to put vectors in the place of its tokens\. Supported are bert, "):
-        contextual_from(plain, ContextualForm(), load_tiny(saved("bert"), pooling="mean"))
-
-
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
 @pytest.mark.parametrize(
     "form", [{}, RELEASED | {"vectors_per_document": 2, "max_length": 20}], ids=["paper", "released"]
 )
 def test_a_folder_gives_the_same_encoder(family: str, form: dict, tmp_path: Path) -> None:
     encoder = contextual(family, dtype=torch.float32, normalize=True, query_prompt="query: ", **form)
-    encoder.save(tmp_path / "model")
-    loaded = load(tmp_path / "model")
+    encoder.save(tmp_path)
+    loaded = load(tmp_path)
     assert loaded.contextual_form == encoder.contextual_form
     for context in ("vectors", "null", None):
         for each in (encoder, loaded):
             each.use_context(each.embed_context(DOCUMENTS) if context == "vectors" else context)
         for role in ("query", "document"):
-            found, expected = (encode_texts(each, TEXTS, role) for each in (loaded, encoder))
-            np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+            same_vectors(loaded, encoder, role, atol=1e-5)
     same = {"model", "context"}
     assert loaded.contract.model_dump(exclude=same) == encoder.contract.model_dump(exclude=same)
+    if not form:  # sentence-transformers reads the second stage without context
+        theirs = sentence_transformer(tmp_path).encode_document(TEXTS)
+        np.testing.assert_allclose(vectors_of(encoder), theirs, atol=1e-5, rtol=0)
 
 
 def test_a_chosen_prompt_of_documents_is_that_of_the_context_too(tmp_path: Path) -> None:
@@ -163,67 +169,45 @@ def test_a_chosen_prompt_of_documents_is_that_of_the_context_too(tmp_path: Path)
     made.save(tmp_path)
     cases = [({}, "read "), ({"document_prompt": "see "}, "see "), ({"document_prompt_name": "alike"}, "both ")]
     for chosen, prompt in cases:
-        settings = EncoderSettings.model_validate({"model": str(tmp_path), **chosen})
-        encoder = load_towers(settings, tmp_path, "f" * 64).eval().document
+        encoder = towers_of(tmp_path, **chosen).document
         assert encoder.prompt("document") == encoder.first_stage.prompt("document") == prompt
         assert torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, prompt))
     assert not torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, "read "))
 
 
-def test_sentence_transformers_reads_the_second_stage_without_context(tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    encoder = contextual(dtype=torch.float32, normalize=True)
-    encoder.save(tmp_path)
-    encoder.use_context(None)
-    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode_document(TEXTS)
-    np.testing.assert_allclose(encode_texts(encoder, TEXTS, "document"), theirs, atol=1e-5, rtol=0)
-
-
-def test_a_plain_encoder_replaces_a_contextual_one(tmp_path: Path) -> None:
-    contextual(dtype=torch.float32).save(tmp_path)
-    load_tiny(saved("bert"), pooling="mean").save(tmp_path)
-    located = locate_model(str(tmp_path))
-    towers = load_towers(EncoderSettings(model=str(tmp_path)), located.path, located.fingerprint)
-    assert towers.contract.architecture == "plain"
-
-
-def test_both_stages_count_in_the_fingerprint(tmp_path: Path) -> None:
-    contextual(dtype=torch.float32).save(tmp_path)
-    found = {locate_model(str(tmp_path)).fingerprint}
+def test_both_stages_count_in_the_fingerprint_and_a_plain_encoder_replaces_them(folder: Path) -> None:
+    found = {locate_model(str(folder)).fingerprint}
     for name in ("first_stage/model.safetensors", "contextual.safetensors"):
-        weights = load_file(tmp_path / name)
+        weights = load_file(folder / name)
         first = next(iter(weights))
-        save_file(weights | {first: weights[first] + 1}, tmp_path / name, {"format": "pt"})
-        found.add(locate_model(str(tmp_path)).fingerprint)
-    edited(tmp_path / "contextual.json", lambda form: form.update(context_documents=3))
-    found.add(locate_model(str(tmp_path)).fingerprint)
-    edited(tmp_path / "first_stage" / "1_Pooling" / "config.json", lambda pooling: pooling.update(include_prompt=False))
-    found.add(locate_model(str(tmp_path)).fingerprint)
+        save_file(weights | {first: weights[first] + 1}, folder / name, {"format": "pt"})
+        found.add(locate_model(str(folder)).fingerprint)
+    for name, change in (("contextual.json", {"context_documents": 3}),
+                         ("first_stage/1_Pooling/config.json", {"include_prompt": False})):  # fmt: skip
+        edited(folder / name, lambda said, change=change: said.update(change))
+        found.add(locate_model(str(folder)).fingerprint)
     assert len(found) == 5
+    load_tiny(saved("bert"), pooling="mean").save(folder)
+    assert towers_of(folder).contract.architecture == "plain"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: (p / "contextual.json").write_text('{"context_documents": 0}'), "contextual.json can't be read"),
-        (
-            lambda p: (p / "contextual.json").write_text(json.dumps(RELEASED)),
-            "contextual.safetensors can't be read: .* has no head.0.bias",
-        ),
-        (lambda p: (p / "contextual.safetensors").unlink(), "contextual.safetensors can't be read"),
-        (lambda p: (p / "contextual.safetensors").write_bytes(b"no"), "contextual.safetensors can't be read"),
-        (lambda p: (p / "first_stage" / "model.safetensors").unlink(), "first_stage can't be loaded"),
-    ],
-)
-def test_a_folder_that_is_not_whole_is_refused(change, message: str, tmp_path: Path) -> None:
-    contextual(dtype=torch.float32).save(tmp_path)
-    change(tmp_path)
+RELEASED_FORM = json.dumps(RELEASED)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda p: (p / "contextual.json").write_text('{"context_documents": 0}'), "contextual.json can't be read"),
+    (lambda p: (p / "contextual.json").write_text(RELEASED_FORM), "safetensors can't be read: .* has no head.0.bias"),
+    (lambda p: (p / "contextual.safetensors").unlink(), "contextual.safetensors can't be read"),
+    (lambda p: (p / "contextual.safetensors").write_bytes(b"no"), "contextual.safetensors can't be read"),
+    (lambda p: (p / "first_stage" / "model.safetensors").unlink(), "first_stage can't be loaded"),
+])  # fmt: skip
+def test_a_folder_that_is_not_whole_is_refused(change, message: str, folder: Path) -> None:
+    change(folder)
     with pytest.raises(UserError, match=message):
-        load(tmp_path)
+        load(folder)
 
 
-def test_first_stages_of_fewer_layers_and_tokens() -> None:
+def test_first_stages_of_fewer_layers_and_tokens_and_of_another_width() -> None:
     plain = load_tiny(saved("modernbert"), pooling="mean", max_length=24)
     encoder = contextual_from(plain, ContextualForm(), first_stage_layers=2, context_max_length=6).eval()
     config = encoder.first_stage.transformer.config
@@ -236,9 +220,6 @@ def test_first_stages_of_fewer_layers_and_tokens() -> None:
             keep_layers(plain.transformer, count)
     with pytest.raises(UserError, match="context_max_length is 25, over the first stage's limit of 24 tokens"):
         contextual_from(plain, ContextualForm(), context_max_length=25)
-
-
-def test_stages_of_different_width_are_refused() -> None:
     wide = load_tiny(saved("bert"), pooling="mean")
     wide.contract = wide.contract.model_copy(update={"dimension": 384})
     encoder = contextual()

@@ -1,6 +1,5 @@
 """Every family as a second stage: what a context may change, and that both formulations say the same."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +7,13 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import UserError
+from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.families import BACKBONES
 from retrieval.encoders.contextual.folder import contextual_from
 from retrieval.encoders.specification import RELEASED, ContextualForm
 from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.retrieval.encoders.contextual.made_up import BLOCKS, DOCUMENTS, FAMILIES, contextual, features, masks
-from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny, tiny_model
 
 FORMS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -32,6 +32,10 @@ def own_precision(family: str, otherwise: float) -> float:
 
 def exact(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def in_context(encoder: ContextualEncoder, context: Tensor | str | None, hidden: Tensor | None = None) -> Tensor:
+    return encoder.encode(features(encoder), encoder.read_context(context), hidden=hidden)
 
 
 @each_form
@@ -58,17 +62,12 @@ def test_layers_in_parts_are_the_familys_own(family: str, form: str) -> None:
 
 
 @each_family
-def test_in_float32(family: str) -> None:
-    found, expected = (
-        encoder.encode(features(encoder), encoder.read_context(encoder.embed_context(DOCUMENTS)))
-        for encoder in (contextual(family, dtype=torch.float32, in_parts=in_parts) for in_parts in (True, False))
-    )
-    exact(found, expected, 1e-5)
-
-
-@each_family
 @torch.no_grad()
-def test_without_context_it_is_the_plain_encoder(family: str) -> None:
+def test_in_float32_and_without_context(family: str) -> None:
+    """The parts are the whole in float32 too; without context they are the plain encoder."""
+    parts, whole = (contextual(family, dtype=torch.float32, in_parts=in_parts) for in_parts in (True, False))
+    found, expected = (in_context(encoder, encoder.embed_context(DOCUMENTS)) for encoder in (parts, whole))
+    exact(found, expected, 1e-5)
     encoder = contextual(family)
     encoder.use_context(None)
     plain = TextEncoder.forward(encoder, features(encoder))
@@ -78,29 +77,22 @@ def test_without_context_it_is_the_plain_encoder(family: str) -> None:
 @each_form
 @each_family
 @torch.no_grad()
-def test_the_order_of_the_context_means_nothing(family: str, form: str) -> None:
+def test_order_padding_and_chunks_mean_nothing_and_null_is_everything_dropped(family: str, form: str) -> None:
     encoder = contextual(family, **FORMS[form])
     context = encoder.embed_context(DOCUMENTS)
+    found = in_context(encoder, context)
     order = torch.randperm(len(context), generator=torch.Generator().manual_seed(3))
-    one, other = (encoder.encode(features(encoder), encoder.read_context(c)) for c in (context, context[order]))
-    exact(one, other)
-    without = encoder.encode(features(encoder), encoder.read_context(context[:-1]))
-    assert (one - without).abs().max() > 1e-4  # what the context says does
+    exact(found, in_context(encoder, context[order]))
+    assert (found - in_context(encoder, context[:-1])).abs().max() > 1e-4  # what the context says does
 
+    prefix = encoder.read_context(context)
+    exact(found, torch.cat([encoder.encode(features(encoder, [text]), prefix) for text in TEXTS]))
 
-@each_form
-@each_family
-@torch.no_grad()
-def test_null_is_everything_dropped(family: str, form: str) -> None:
-    encoder = contextual(family, **FORMS[form])
-    context = encoder.embed_context(DOCUMENTS)
     prefix, everything = encoder.read_context(context, droppable=True), torch.ones(len(TEXTS), len(context)).bool()
-    null = encoder.encode(features(encoder), encoder.read_context("null"))
+    null = in_context(encoder, "null")
     exact(encoder.encode(features(encoder), prefix, everything), null, 1e-7)  # log 8, in float32, times one row
-    nothing = encoder.encode(features(encoder), encoder.read_context(context))
-    exact(encoder.encode(features(encoder), prefix, ~everything), nothing)
-    repeated = encoder.encode(features(encoder), encoder.read_context(encoder.null.repeat(len(context), 1)))
-    exact(repeated, null, 1e-7)
+    exact(encoder.encode(features(encoder), prefix, ~everything), found)
+    exact(in_context(encoder, encoder.null.repeat(len(context), 1)), null, 1e-7)
 
 
 @each_family
@@ -110,22 +102,8 @@ def test_a_hidden_vector_might_as_well_not_be_there(family: str) -> None:
     context = encoder.embed_context(DOCUMENTS)
     hidden = torch.zeros(len(TEXTS), len(context), dtype=torch.bool)
     hidden[:, [1, 4]] = True
-    found = encoder.encode(features(encoder), encoder.read_context(context), hidden=hidden)
-    smaller = encoder.read_context(context[[0, 2, 3, 5, 6, 7]])
-    exact(found, encoder.encode(features(encoder), smaller))
-    everything = encoder.encode(features(encoder), encoder.read_context(context), hidden=torch.ones_like(hidden))
-    exact(everything, encoder.encode(features(encoder), encoder.read_context(None)))
-
-
-@each_form
-@each_family
-@torch.no_grad()
-def test_padding_and_chunks_change_nothing(family: str, form: str) -> None:
-    encoder = contextual(family, **FORMS[form])
-    prefix = encoder.read_context(encoder.embed_context(DOCUMENTS))
-    together = encoder.encode(features(encoder), prefix)
-    alone = torch.cat([encoder.encode(features(encoder, [text]), prefix) for text in TEXTS])
-    exact(together, alone)
+    exact(in_context(encoder, context, hidden), in_context(encoder, context[[0, 2, 3, 5, 6, 7]]))
+    exact(in_context(encoder, context, torch.ones_like(hidden)), in_context(encoder, None))
 
 
 @each_family
@@ -146,21 +124,14 @@ def test_texts_keep_their_positions_behind_any_context(family: str) -> None:
 
 
 @torch.no_grad()
-def test_released_positions_depend_on_what_is_before() -> None:
+def test_positions_of_texts_depend_on_the_context_only_where_it_takes_them_up() -> None:
     encoder = contextual("bert", **FORMS["released"])
     context = encoder.embed_context(DOCUMENTS)
-    hidden = torch.ones(len(TEXTS), len(context), dtype=torch.bool)
-    unread = encoder.encode(features(encoder), encoder.read_context(context), hidden=hidden)
-    assert (unread - encoder.encode(features(encoder), encoder.read_context(None))).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_positions_run_out_only_where_they_are_taken_up() -> None:
+    unread = in_context(encoder, context, torch.ones(len(TEXTS), len(context), dtype=torch.bool))
+    assert (unread - in_context(encoder, None)).abs().max() > 1e-3
     encoder = contextual("bert", max_length=48)
-    prefix = encoder.read_context(encoder.null.detach().repeat(60, 1))
-    long = features(encoder)
-    assert long["input_ids"].shape[1] == 48  # all positions there are
-    assert encoder.encode(long, prefix).isfinite().all()
+    assert features(encoder)["input_ids"].shape[1] == 48  # all positions there are
+    assert in_context(encoder, encoder.null.detach().repeat(60, 1)).isfinite().all()
 
 
 @torch.no_grad()
@@ -202,9 +173,13 @@ def test_blocks_are_the_same_for_every_text(family: str) -> None:
     assert (everything(features(encoder)) - once).abs().max() > 1e-4  # it is not the same model
 
 
-def test_families_without_a_way_in_are_named(tmp_path: Path) -> None:
-    for family in ("t5", "llama", "distilbert"):
-        plain = load_tiny(save_tiny_model(family, tmp_path / family), pooling="mean")
-        with pytest.raises(UserError, match=r"can't be made from .*Supported are bert.*nomic_bert"):
-            contextual_from(plain, ContextualForm())
+@pytest.mark.parametrize("family", ["t5", "llama", "distilbert"])
+def test_families_without_a_way_in_are_named(family: str) -> None:
+    plain = load_tiny(tiny_model(family), pooling="mean")
+    message = (
+        r"can't be made from .*no way to put vectors in the place of its tokens\. Supported are bert, .*nomic_bert"
+    )
+    for first_stage in (None, load_tiny(tiny_model("bert"), pooling="mean")):
+        with pytest.raises(UserError, match=message):
+            contextual_from(plain, ContextualForm(), first_stage)
     assert "mpnet" in BACKBONES

@@ -4,7 +4,7 @@ import ast
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from retrieval.encoders.contextual.contextual_transformer import ContextualTrans
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from, write_module_folder
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings, Role
+from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.contextual.made_up import (
@@ -33,7 +33,7 @@ from tests.unit.retrieval.encoders.contextual.made_up import (
     module_cache,
     saved,
 )
-from tests.unit.retrieval.encoders.tiny_models import TEXTS
+from tests.unit.retrieval.encoders.tiny_models import TEXTS, same_vectors, same_vectors_as_theirs
 
 FORMS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -44,7 +44,6 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 CASES = [(family, "paper") for family in FAMILIES] + [("bert", form) for form in FORMS if form != "paper"]
 CASES += [("modernbert", "released, two vectors a document"), ("mpnet", "blocks")]
-ROLES: tuple[Role, ...] = ("query", "document")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,12 +67,6 @@ def load(folder: Path, **settings: Any) -> SentenceTransformer:
     return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu", **settings)
 
 
-def agree(encoder: ContextualEncoder, model: SentenceTransformer, tolerance: float = 1e-5) -> None:
-    for role in ROLES:
-        encode = model.encode_query if role == "query" else model.encode_document
-        np.testing.assert_allclose(encode(TEXTS), encode_texts(encoder, TEXTS, role), atol=tolerance, rtol=0)
-
-
 def context_of(encoder: ContextualEncoder, count: int = len(DOCUMENTS)) -> CorpusContext:
     import pyarrow as pa
 
@@ -90,7 +83,7 @@ def test_vectors_are_ours(family: str, form: str, tmp_path: Path) -> None:
     for context in ("vectors", "null", None):
         for each, into in ((encoder, encoder), (model[0], model[0])):
             into.use_context(each.embed_context(DOCUMENTS) if context == "vectors" else context)
-        agree(encoder, model)
+        same_vectors_as_theirs(encoder, model)
     assert model.get_embedding_dimension() == encoder.dimension
     assert model.max_seq_length == encoder.contract.max_length
 
@@ -105,7 +98,7 @@ def test_dense_layers_follow(tmp_path: Path) -> None:
     assert [type(module).__name__ for module in model] == ["ContextualTransformer", "Dense"]
     encoder.use_context(encoder.embed_context(DOCUMENTS))
     model[0].use_context(model[0].embed_context(DOCUMENTS))
-    agree(encoder, model)
+    same_vectors_as_theirs(encoder, model)
 
 
 def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
@@ -114,7 +107,7 @@ def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
     folder = written(encoder, tmp_path / "model", context)
     model = load(folder)
     encoder.use_context(torch.from_numpy(context.vectors))
-    agree(encoder, model)
+    same_vectors_as_theirs(encoder, model)
     said = json.loads((folder / "context.json").read_text())
     assert (said["documents"], said["fingerprint"]) == (5, context.description.fingerprint)
     assert model[0].context_description == said
@@ -123,14 +116,14 @@ def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
     model = load(folder)
     again = tmp_path / "again"
     model.save(str(again))  # by sentence-transformers: its code goes along
-    agree(encoder, load(again))
+    same_vectors_as_theirs(encoder, load(again))
     for target, write in ((folder, lambda: written(encoder, folder)), (again, lambda: model.save(str(again)))):
         model[0].use_context("null")
         write()  # over the folder with a context
         assert load(target)[0].context_mode == "unset"
     encoder.save(folder)  # a plain folder again
     encoder.use_context(None)
-    agree(encoder, SentenceTransformer(str(folder), device="cpu"))
+    same_vectors_as_theirs(encoder, SentenceTransformer(str(folder), device="cpu"))
 
 
 def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,15 +160,9 @@ def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog:
     model = load(written(encoder, tmp_path))
     with caplog.at_level(logging.WARNING):
         encoder.use_context("null")
-        agree(encoder, model)
+        same_vectors_as_theirs(encoder, model)
     assert [record.message[:19] for record in caplog.records] == ["No context is set, "]  # once
     assert "fit_context(documents)" in caplog.text
-
-
-def test_code_is_run_where_it_is_trusted_alone(tmp_path: Path) -> None:
-    folder = written(encoder_of(), tmp_path)
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        SentenceTransformer(str(folder), device="cpu")
 
 
 def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
@@ -185,9 +172,8 @@ def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
     assert isinstance(towers.query, ContextualEncoder)
     for each in (encoder, towers.query):
         each.use_context(each.embed_context(DOCUMENTS))
-    for role in ROLES:
-        found, expected = (encode_texts(each, TEXTS, role) for each in (towers.query, encoder))
-        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    for role in ("query", "document"):
+        same_vectors(towers.query, encoder, role, atol=1e-5)
 
 
 def test_in_bfloat16(tmp_path: Path) -> None:
@@ -201,16 +187,11 @@ def test_in_bfloat16(tmp_path: Path) -> None:
     assert ((found * expected).sum(axis=1) > 0.99).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: save_file({"null": torch.zeros(7)}, folder / "contextual.safetensors"), "other weights than"),
-        (lambda folder: save_file({"vectors": torch.zeros(3, 7)}, folder / "context.safetensors"), r"shape \(3, 7\)"),
-    ],
-)
-def test_a_folder_whose_files_do_not_belong_together(
-    change: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda folder: save_file({"null": torch.zeros(7)}, folder / "contextual.safetensors"), "other weights than"),
+    (lambda folder: save_file({"vectors": torch.zeros(3, 7)}, folder / "context.safetensors"), r"shape \(3, 7\)"),
+])  # fmt: skip
+def test_a_folder_whose_files_do_not_belong_together(change, message, tmp_path):
     encoder = encoder_of(**RELEASED)
     folder = written(encoder, tmp_path, context_of(encoder))
     change(folder)
@@ -218,7 +199,7 @@ def test_a_folder_whose_files_do_not_belong_together(
         load(folder)
 
 
-def test_nothing_of_ours_is_needed(tmp_path: Path) -> None:
+def test_the_folders_own_code_is_run_where_it_is_trusted_and_needs_nothing_of_ours(tmp_path: Path) -> None:
     """The folder's code imports itself and what sentence-transformers needs anyway."""
     folder = written(encoder_of(), tmp_path)
     files = sorted(folder.glob("*.py"))
@@ -235,3 +216,5 @@ def test_nothing_of_ours_is_needed(tmp_path: Path) -> None:
     model = load(folder)
     assert type(model[0]).__module__.startswith("transformers_modules.")
     assert type(model[0]) is not ContextualTransformer
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(folder), device="cpu")
