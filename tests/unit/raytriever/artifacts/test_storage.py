@@ -35,6 +35,7 @@ def test_what_is_written_is_read(place: str) -> None:
     assert folder.files() == {}
     assert not folder.exists("a/b.txt")
     written = {"a/b.txt": b"one", "a/c/d.txt": b"", "é ü.bin": bytes(range(256)), "z": b"last"}
+    folder.write_bytes("z", b"a longer first version")  # which the next one replaces
     for name, data in written.items():
         folder.write_bytes(name, data)
     assert folder.files() == {name: len(data) for name, data in sorted(written.items())}
@@ -46,43 +47,25 @@ def test_what_is_written_is_read(place: str) -> None:
         with folder.open_input(name) as file:
             assert file.read() == data
     assert not folder.exists("a")  # a folder is no file
+    for read in (folder.read_bytes, folder.sha256, folder.open_input, lambda name: folder.local_path(name, "0" * 64)):
+        with pytest.raises(FileNotFoundError):
+            read("absent")
+    for name in ("absent", "a/b.txt", "z"):
+        folder.delete(name)
+    folder.delete_empty_folders()
+    assert list(folder.files()) == ["a/c/d.txt", "é ü.bin"]
 
 
-def test_no_file_has_a_name_that_is_too_long_for_one(tmp_path: Path) -> None:
+def test_names_may_be_too_long(tmp_path: Path) -> None:
     assert not Folder(str(tmp_path)).exists("a" * 5_000)
+    with pytest.raises(UserError, match="is a name of 5,000 letters"):
+        Folder(f"runs/{'x' * 5000}/made")
 
 
 def test_a_file_larger_than_an_upload_part_arrives_whole(place: str) -> None:
     data = os.urandom(1 << 20) * 12
     put(Folder(place), "large", data)
     assert Folder(place).sha256("large") == sha256(data)
-
-
-def test_writing_again_replaces(place: str) -> None:
-    folder = Folder(place)
-    folder.write_bytes("name", b"a longer first version")
-    folder.write_bytes("name", b"second")
-    assert folder.read_bytes("name") == b"second"
-
-
-def test_what_is_absent_says_so(place: str) -> None:
-    folder = Folder(place)
-    folder.write_bytes("there", b"x")
-    for read in (folder.read_bytes, folder.sha256, folder.open_input, lambda name: folder.local_path(name, "0" * 64)):
-        with pytest.raises(FileNotFoundError):
-            read("absent")
-    folder.delete("absent")
-    assert list(folder.files()) == ["there"]
-
-
-def test_deleting_takes_one_file(place: str) -> None:
-    folder = Folder(place)
-    for name in ("a/1", "a/2", "b/1"):
-        folder.write_bytes(name, b"x")
-    folder.delete("a/1")
-    folder.delete("b/1")
-    folder.delete_empty_folders()
-    assert list(folder.files()) == ["a/2"]
 
 
 def test_a_folder_below_is_a_folder(place: str) -> None:
@@ -125,13 +108,21 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     assert folder.read_bytes("name") == b"before"
 
 
-def test_a_local_file_is_synced_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, object_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a copy too, whose name vouches for the bytes ever after."""
+    remote = Folder(f"{object_store}/synced")
+    remote.write_bytes("name", b"to be synced")
     events: list[str] = []
     synced, moved = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
     monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
     Folder(str(tmp_path)).write_bytes("name", b"x")
     assert events == ["sync", "rename", "sync"]  # the file, its name, the folder that holds the name
+    events.clear()
+    remote.local_path("name", sha256(b"to be synced"))
+    assert events == ["sync", "rename", "sync"]
 
 
 def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
@@ -180,18 +171,6 @@ def test_a_hash_that_is_none_names_no_file(place: str, cache: Path, recorded: An
     with pytest.raises(UserError, match=r"recorded with the SHA-256 .*, which is none"):
         folder.local_path("name", recorded)
     assert (cache.parent / ".bashrc").read_bytes() == b"mine"
-
-
-def test_a_copy_is_on_the_disk_before_its_name_is(object_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name vouches for the bytes ever after."""
-    folder = Folder(f"{object_store}/synced")
-    folder.write_bytes("name", b"to be synced")
-    events: list[str] = []
-    synced, moved = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
-    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
-    folder.local_path("name", sha256(b"to be synced"))
-    assert events == ["sync", "rename", "sync"]
 
 
 def full(*_: object) -> None:
@@ -243,35 +222,30 @@ def test_a_local_file_needs_no_copy(tmp_path: Path) -> None:
     assert sha256_of(tmp_path / "name") == sha256(b"x")
 
 
+KEYS = [
+    "s3://key:secret@bucket", "s3://key:secret@bucket/runs", "s3://key:sec/ret@bucket/runs",
+    "s3://key:secret@bucket/runs?region=y", "s3://key:sec?ret@bucket/runs", "s3://key:sec#ret@bucket/runs",
+    "gs://anonymous@key:secret@bucket/runs", "nonsense://key:sec/ret@bucket",
+]  # fmt: skip
+NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
+
+
 @pytest.mark.parametrize(
-    "uri",
+    ("uri", "said"),
     [
-        "s3://key:secret@bucket",
-        "s3://key:secret@bucket/runs",
-        "s3://key:sec/ret@bucket/runs",
-        "s3://key:secret@bucket/runs?region=y",
-        "s3://key:sec?ret@bucket/runs",
-        "s3://key:sec#ret@bucket/runs",
-        "gs://anonymous@key:secret@bucket/runs",
-        "nonsense://key:sec/ret@bucket",
+        *((uri, "AWS_SECRET_ACCESS_KEY") for uri in KEYS),
+        *((uri, r"can't be opened as a folder: .* Use a local path, s3://") for uri in NO_FOLDERS),
+        ("s3://bucket/x?region=y", r"s3://bucket/x\?region=y holds options.*environment \(AWS_REGION"),
     ],
 )
-def test_keys_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY") as refused:
+def test_a_uri_that_is_no_folders_is_refused_and_keys_in_it_are_not_shown(uri: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
         Folder(uri)
     assert not any(part in str(refused.value) for part in ("key:", "sec", "ret@"))
 
 
 def test_public_access_is_no_key() -> None:
     assert Folder("gs://anonymous@bucket/runs").uri == "gs://anonymous@bucket/runs"
-
-
-@pytest.mark.parametrize(
-    "uri", ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
-)
-def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
-    with pytest.raises(UserError, match=r"can't be opened as a folder: .* Use a local path, s3://"):
-        Folder(uri)
 
 
 def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
@@ -289,12 +263,6 @@ def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
         folder.delete("x")
     assert Folder(f"{object_store}/odd").files() == {}
     assert Folder("gs://anonymous@bucket/a#b c%20/ü")._root == "bucket/a#b c%20/ü"
-
-
-def test_options_in_a_uri_are_refused() -> None:
-    """They would end up in the middle of every name below it."""
-    with pytest.raises(UserError, match=r"s3://bucket/x\?region=y holds options.*environment \(AWS_REGION"):
-        Folder("s3://bucket/x?region=y")
 
 
 def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -49,17 +49,13 @@ HEAD, CPU_NODE, GPU_NODE = NodeRoom(0), NodeRoom(64), NodeRoom(96, 8)
         ([NodeRoom(96, 0.5)], 1, 1, 1),
     ],
 )
-def test_workers_with_gpus_share_the_nodes_that_have_them(
-    nodes: list[NodeRoom], workers: int, gpus_per_worker: float, share: int
-) -> None:
+def test_workers_with_gpus_share_the_nodes_that_have_them(nodes, workers, gpus_per_worker, share) -> None:
     assert even_share(nodes, workers, gpus_per_worker) == share
     held = sum(node.workers(share, gpus_per_worker) for node in nodes)
     assert held >= min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
 
 
-def test_a_share_without_a_node_to_share_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
     def node(alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"Alive": alive, "Resources": resources}
 
@@ -67,10 +63,10 @@ def test_a_share_without_a_node_to_share_is_said(
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     assert cpus_of_a_worker(8, 1) == 12
     assert cpus_of_a_worker(2, 0) == 64
-    assert capsys.readouterr().err == ""
+    assert logged == []
     listed[2]["Alive"] = False
     assert cpus_of_a_worker(8, 1) == 1
-    assert "resources.cpus_per_worker" in capsys.readouterr().err
+    assert "resources.cpus_per_worker" in logged[0]
 
 
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
@@ -89,9 +85,7 @@ def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
         (False, {"gpus_per_worker": 1}, 1),
     ],
 )
-def test_an_encoder_on_a_gpu_has_its_share_of_cpus(
-    monkeypatch: pytest.MonkeyPatch, keeps_state: bool, resources: dict[str, float], cpus: int
-) -> None:
+def test_an_encoder_on_a_gpu_has_its_share_of_cpus(monkeypatch, keeps_state, resources, cpus) -> None:
     asked: dict[str, Any] = {}
 
     class Rows:
