@@ -41,9 +41,7 @@ def run_in_processes(function: Callable[..., Any], world_size: int, *arguments: 
         for rank in range(world_size):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run,
-                args=(function, rank, world_size, f"{folder}/rendezvous", sender, arguments),
-                daemon=True,
+                target=_run, args=(function, rank, world_size, f"{folder}/rendezvous", sender, arguments), daemon=True
             )
             process.start()
             sender.close()

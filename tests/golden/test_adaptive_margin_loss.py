@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.objectives.adaptive_margin import (
-    distributed_residuals,
-    in_batch_residuals,
-    mean_error,
-    own_residuals,
-)
+from trainers.objectives.adaptive_margin import distributed_residuals, in_batch_residuals, mean_error, own_residuals
 from trainers.objectives.pairs import Triplets, unit_vectors
 
 GOLDEN = np.load(Path(__file__).parent / "arm_case_a.npz")

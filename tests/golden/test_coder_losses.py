@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from trainers.objectives.coder.labels import at_level, binary, normalized
-from trainers.objectives.coder.losses import (
-    info_nce_loss,
-    list_net_loss,
-    max_margin_loss,
-    mean_over_labelled,
-)
+from trainers.objectives.coder.losses import info_nce_loss, list_net_loss, max_margin_loss, mean_over_labelled
 
 CASE = dict(np.load(Path(__file__).parent / "coder_case_a.npz", allow_pickle=False))
 PRESENT = torch.from_numpy(CASE["doc_mask"])

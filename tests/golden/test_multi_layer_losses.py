@@ -85,8 +85,7 @@ def test_multi_vector_loss(name, tokens, own):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*(f"selfcon_{lam}" for lam in LAMBDAS), "selfcon_own_lam1", "tok_selfcon_lam001", "tok_selfcon_lam1"],
+    "name", [*(f"selfcon_{lam}" for lam in LAMBDAS), "selfcon_own_lam1", "tok_selfcon_lam001", "tok_selfcon_lam1"]
 )
 def test_self_contrastive_loss(name):
     case = Case(name.startswith("tok"))

@@ -99,11 +99,7 @@ def test_a_language_model_is_given_where_one_is_read_and_nowhere_else(tmp_path: 
     ],
 )
 def test_the_command_refuses_before_it_begins(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["faults", "--output", str(tmp_path / "new"), *given])
     with pytest.raises(SystemExit, match="2"):

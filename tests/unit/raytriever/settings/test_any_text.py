@@ -14,10 +14,7 @@ from raytriever.settings.configuration import apply_overrides, parse_yaml, valid
 from raytriever.settings.recipe import load_recipe
 
 LEVELS = "\n".join(
-    [
-        "a0: &a0 [x, x, x, x, x, x, x, x, x]",
-        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
-    ]
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
 )
 HOSTILE = {
     "aliases of aliases": LEVELS,

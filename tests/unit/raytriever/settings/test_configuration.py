@@ -77,18 +77,12 @@ def refusal(values: dict[str, object]) -> str:
             {"optimizer": {"learning_rat": 1}},
             "'optimizer.learning_rat' is not a setting. Did you mean 'learning_rate'?",
         ),
-        (
-            {"source": {"kind": "folder", "path": "c", "splits": []}},
-            "'source.splits' needs at least 1, and has 0: [].",
-        ),
+        ({"source": {"kind": "folder", "path": "c", "splits": []}}, "'source.splits' needs at least 1, and has 0: []."),
         ({"source": {"kind": "folder"}}, "'source.path' is missing and has no default."),
         ({"source": {"kind": "generated", "row": 1}}, "'source.row' is not a setting. Did you mean 'rows'?"),
         ({"source": {"kind": "foldr"}}, "'source.kind' can't be 'foldr'. Did you mean 'folder'?"),
         ({"source": {"rows": 3}}, "'source.kind' is missing. Allowed: folder, generated."),
-        (
-            {"source": {"kind": "generated", "rows": 0}},
-            "'source.rows': Input should be greater than 0 (given: 0).",
-        ),
+        ({"source": {"kind": "generated", "rows": 0}}, "'source.rows': Input should be greater than 0 (given: 0)."),
         (
             {"optimizer": {"learning_rate": "fast"}},
             "'optimizer.learning_rate': Input should be a valid number, unable to parse string as a number"

@@ -74,10 +74,7 @@ def test_stages_go_where_their_values_say_and_read_from_there(recipe):
 
     once, by_k, by_both = groups_of(planned)
     assert [(group.name, list(group.stages)) for group in once] == [("", ["collection", "other"])]
-    assert [(group.name, list(group.stages)) for group in by_k] == [
-        ("k1=0.5", ["lexical"]),
-        ("k1=1", ["lexical"]),
-    ]
+    assert [(group.name, list(group.stages)) for group in by_k] == [("k1=0.5", ["lexical"]), ("k1=1", ["lexical"])]
     assert [group.name for group in by_both] == [f"k1={k},top_k={n}" for k in ("0.5", "1") for n in (1, 2)]
     assert by_k[0].is_part_of(by_both[0])
     assert not by_k[1].is_part_of(by_both[0])
