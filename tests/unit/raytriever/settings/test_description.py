@@ -89,27 +89,17 @@ def test_a_recipes_settings_are_those_that_are_printed(name: str) -> None:
         assert printed[stage].keys() == type(made.config).model_fields.keys()
 
 
-def test_the_schema_in_recipes_is_the_one_that_is_made() -> None:
+def test_the_schema_in_recipes_is_the_one_that_is_made_and_recipes_are_what_it_allows() -> None:
     stored = (recipes_folder() / "recipe.schema.json").read_text(encoding="utf-8")
-    remedy = "run `raytriever settings --schema > recipes/recipe.schema.json`"
-    assert stored == schema_text(), remedy
-
-
-def test_recipes_are_what_the_schema_allows() -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(schema_text()))
+    assert stored == schema_text(), "run `raytriever settings --schema > recipes/recipe.schema.json`"
+    validator = jsonschema.Draft202012Validator(json.loads(stored))
     for name in recipe_names():
         recipe = yaml.safe_load((recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
         assert [f"{name}: {error.message[:200]}" for error in validator.iter_errors(recipe)] == []
     wrong = {"stages": {"x": {"job": "embed", "colection": "y"}}}
     assert not validator.is_valid(wrong)
-    assert {stage["properties"]["job"]["const"] for stage in _stages()} == set(JOBS)
-
-
-def _stages() -> list[dict[str, dict[str, dict[str, str]]]]:
-    found: list[dict[str, dict[str, dict[str, str]]]] = recipe_schema()["properties"]["stages"]["additionalProperties"][
-        "anyOf"
-    ]
-    return found
+    stages = recipe_schema()["properties"]["stages"]["additionalProperties"]["anyOf"]
+    assert {stage["properties"]["job"]["const"] for stage in stages} == set(JOBS)
 
 
 def test_the_command_says_what_it_can_describe() -> None:

@@ -48,15 +48,9 @@ def test_a_grid_is_the_product_and_the_last_axis_changes_fastest():
 
 
 def test_short_keys_tell_the_keys_apart():
-    assert short_keys(["model.training.seed", "model.objective.margin"]) == {
-        "model.training.seed": "seed",
-        "model.objective.margin": "margin",
-    }
-    assert list(short_keys(["model.training.seed", "packing.seed", "seed.seed"]).values()) == [
-        "training.seed",
-        "packing.seed",
-        "seed.seed",
-    ]
+    seed, margin = "model.training.seed", "model.objective.margin"
+    assert short_keys([seed, margin]) == {seed: "seed", margin: "margin"}
+    assert [*short_keys([seed, "packing.seed", "seed.seed"]).values()] == ["training.seed", "packing.seed", "seed.seed"]
 
 
 def test_folder_names_are_readable_where_values_are_plain():
