@@ -77,27 +77,14 @@ def test_a_submitted_job_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.usefixtures("json_log")
-def test_where_it_arose_is_forgotten_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError), log_fields(stage="vectors"):
-        raise UserError("refused")
-    log.info("next")
-    assert "stage" not in said(capsys)[0]
-
-
-@pytest.mark.usefixtures("json_log")
-def test_a_users_mistake_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), user_errors(), log_fields(run="tuesday"), log_fields(stage="model"):
+def test_a_users_mistake_is_an_object_that_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, user_errors(), log_fields(run="tuesday"), log_fields(stage="model"):
         raise UserError("no such batch")
-    (line,) = said(capsys)
-    assert (line["run"], line["stage"], line["message"]) == ("tuesday", "model", "raytriever: no such batch")
-
-
-@pytest.mark.usefixtures("json_log")
-def test_a_users_mistake_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended, user_errors():
-        raise UserError("no such file")
     assert ended.value.code == 2
-    assert [line["message"] for line in said(capsys)] == ["raytriever: no such file"]
+    log.info("next")
+    mistake, following = said(capsys)
+    assert (mistake["run"], mistake["stage"], mistake["message"]) == ("tuesday", "model", "raytriever: no such batch")
+    assert "stage" not in following  # it is forgotten
 
 
 @pytest.mark.usefixtures("json_log")
