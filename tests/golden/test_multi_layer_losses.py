@@ -72,7 +72,7 @@ def test_similarities():
     close(similarities, "sim_layers")
     close(max_similarity(similarities, -1), "sim_max")
     assert best_vector(similarities, -1).tolist() == GOLDEN["sim_argmax_layer"].tolist()
-    own = similarities[torch.arange(4), case.positives, -1]
+    own = similarities[torch.arange(len(case.query)), case.positives, -1]
     close(max_similarity(similarities, -1).scatter(1, case.positives[:, None], own[:, None]), "sim_selfcon")
 
 
@@ -101,12 +101,8 @@ def test_self_contrastive_loss(name):
 
 
 def per_query(query: Tensor, documents: Tensor, case: Case) -> Tensor:
-    return torch.stack(
-        [
-            masked_contrastive_loss(query[i : i + 1], documents, case.mask[i : i + 1], case.positives[i : i + 1], 1.0)
-            for i in range(len(query))
-        ]
-    )
+    rows = zip(query.split(1), case.mask.split(1), case.positives.split(1), strict=True)
+    return torch.stack([masked_contrastive_loss(row, documents, mask, own, 1.0) for row, mask, own in rows])
 
 
 @pytest.mark.parametrize("name", ["avg", "tok_avg"])
