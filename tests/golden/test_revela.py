@@ -1,11 +1,11 @@
 """In-batch attention against recorded outputs of the authors' code and of the equations in float64.
 
 A misunderstanding would show by far more than the tolerances here, as transcriptions of the equations with it do. The
-logits and the loss are off by 3.8 and +0.28 without value normalization; 0.43 and -0.027 with norms over all heads; 0.82
-and +0.046 divided by the norm of what is read; 1.3 and -0.021 with a causal mask across documents; 1.2 and -0.024 with
-the similarity transposed; 5.6 and +0.044 with heads that take turns in the groups; 0.17 and +0.0039 with keys and values
-of the h-stream; 0.84 and -0.053 with shifted positions; 0.80 and +0.034 with one softmax over all documents; the loss by
-+0.080 as a mean of documents' means; a gradient by 23 % where keys and values are detached.
+logits and the loss are off by 3.8 and +0.28 without value normalization; 0.43 and -0.027 with norms over all heads;
+0.82 and +0.046 divided by the norm of what is read; 1.3 and -0.021 with a causal mask across documents; 1.2 and
+-0.024 with the similarity transposed; 5.6 and +0.044 with heads that take turns in the groups; 0.17 and +0.0039 with
+keys and values of the h-stream; 0.84 and -0.053 with shifted positions; 0.80 and +0.034 with one softmax over all
+documents; the loss by +0.080 as a mean of documents' means; a gradient by 23 % where keys and values are detached.
 """
 
 import pytest
