@@ -1,7 +1,7 @@
 """Ranks that differ are named before the first step, on every rank."""
 
 from raytriever.errors import UserError
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import run_each
 from tests.unit.trainers.tiny import tiny_objective
 from trainers.engine.collectives import check_ranks_agree
 
@@ -17,26 +17,17 @@ def refusal(rank: int, batches: list[str], steps: list[int], frozen: list[bool])
     return ""
 
 
-def ask(
-    batches: tuple[str, str] = ("a" * 64, "a" * 64),
-    steps: tuple[int, int] = (8, 8),
-    frozen: tuple[bool, bool] = (False, False),
-) -> str:
-    """What both ranks said, which is the same."""
-    first, second = run_in_processes(refusal, 2, batches, steps, frozen)
-    assert first == second
-    return str(first)
+EQUAL = (["a" * 64] * 2, [8, 8], [False, False])  # batches, steps, and what is frozen, of two ranks
+SAID = {
+    "": EQUAL,
+    "The ranks differ in batches: aaaaaaaaaaaa on rank 0; bbbbbbbbbbbb on rank 1.": (["a" * 64, "b" * 64], *EQUAL[1:]),
+    "differ in steps: 8 on rank 0; 1,000 on rank 1": (EQUAL[0], [8, 1000], EQUAL[2]),
+    "differ in trainable parameters": (*EQUAL[:2], [False, True]),
+}
 
 
-def test_equal_ranks_agree() -> None:
-    assert ask() == ""
-
-
-def test_other_batches_are_refused_by_fingerprint() -> None:
-    said = ask(batches=("a" * 64, "b" * 64))
-    assert said.startswith("The ranks differ in batches: aaaaaaaaaaaa on rank 0; bbbbbbbbbbbb on rank 1.")
-
-
-def test_another_length_and_other_weights_are_refused() -> None:
-    assert "differ in steps: 8 on rank 0; 1,000 on rank 1" in ask(steps=(8, 1000))
-    assert "differ in trainable parameters" in ask(frozen=(False, True))
+def test_ranks_that_differ_are_told_in_what() -> None:
+    answers = run_each(2, *((refusal, *ranks) for ranks in SAID.values()))
+    for said, (first, second) in zip(SAID, answers, strict=True):
+        assert first == second
+        assert said in first if said else first == ""

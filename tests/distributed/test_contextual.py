@@ -1,6 +1,5 @@
 """Contextual training: however a batch lies on ranks, gradients of both stages are those of one process."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_each
 from tests.unit.trainers.objectives.contextual.made_up import objective_of, rows_of
 from tests.unit.trainers.tiny import gradients_of
 from trainers.engine import collectives
@@ -28,9 +27,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def gradients(
-    rank: int, ranks: int, folder: str, chunk_size: int
-) -> dict[str, tuple[dict[str, Any], list[float], int]]:
+Step = tuple[dict[str, Any], list[float], int]
+
+
+def gradients(rank: int, ranks: int, folder: str, chunk_size: int) -> dict[str, Step]:
     """Of each case: gradients, loss and metrics over all ranks, and how many tokens of the context this rank read."""
     found = {}
     for name, settings in CASES.items():
@@ -55,23 +55,17 @@ def tokens_of_pairs(batch: ContextualBatch) -> int:
     return sum(int(chunk["attention_mask"].sum()) for chunk in chunks)
 
 
-@pytest.mark.parametrize("chunk_size", [2, 64])
-def test_two_ranks_equal_one_process(tiny_encoder: Path, chunk_size: int) -> None:
-    (alone,) = run_in_processes(gradients, 1, 1, str(tiny_encoder), 3)
-    both = run_in_processes(gradients, 2, 2, str(tiny_encoder), chunk_size)
-    for case, (*_, tokens) in alone.items():  # the context is shared out: no document of it is read twice
-        assert sum(answers[case][2] for answers in both) == tokens > 0, case
-    for answers in both:
-        for case, (expected, measured, _) in alone.items():
-            found, told, _ = answers[case]
-            assert told == pytest.approx(measured, rel=1e-6), case
-            assert found.keys() == expected.keys()
-            assert any("first_stage.transformer" in name for name in found)
-            scale = max(np.abs(gradient).max() for gradient in expected.values())
-            for name, gradient in expected.items():
-                np.testing.assert_allclose(
-                    found[name], gradient, rtol=1e-10, atol=1e-10 * scale, err_msg=f"{case} {name}"
-                )
+@pytest.mark.usefixtures("one_thread")
+def test_two_ranks_equal_one_process(tiny_encoder: Path) -> None:
+    alone = gradients(0, 1, str(tiny_encoder), 3)
+    for both in run_each(2, *((gradients, 2, str(tiny_encoder), chunk_size) for chunk_size in (2, 64))):
+        for case, (expected, measured, tokens) in alone.items():
+            # the context is shared out: no document of it is read twice
+            assert sum(answers[case][2] for answers in both) == tokens > 0, case
+            for found, told, _ in (answers[case] for answers in both):
+                assert told == pytest.approx(measured, rel=1e-6), case
+                assert any("first_stage.transformer" in name for name in found)
+                assert_close(found, expected, case, rtol=1e-10, of_largest=1e-10)
 
 
 SHARDED: dict[str, dict[str, Any]] = {
@@ -84,7 +78,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 }
 
 
-def sharded_gradients(rank: int, ranks: int, folder: str, *, batches: bool) -> dict[str, dict[str, np.ndarray]]:
+def sharded_gradients(rank: int, ranks: int, folder: str, batches: bool) -> dict[str, dict[str, np.ndarray]]:
     """Of a step: every rank has a slice of one batch, or with ``batches`` a batch of its own."""
     found = {}
     for name, settings in SHARDED.items():
@@ -114,18 +108,15 @@ def emptied(rows: pa.Table) -> pa.Table:
     return rows.set_column(2, "hard_negatives", pa.array([[]] * len(rows), pa.list_(pa.string())))
 
 
-@pytest.mark.parametrize("batches", [False, True], ids=["slices of a batch", "a batch each"])
-def test_shared_out_over_two_ranks(tiny_encoder: Path, batches: bool) -> None:
-    (alone,) = run_in_processes(partial(sharded_gradients, batches=batches), 1, 1, str(tiny_encoder))
-    for answers in run_in_processes(partial(sharded_gradients, batches=batches), 2, 2, str(tiny_encoder)):
+@pytest.mark.usefixtures("one_thread")
+def test_shared_out_over_two_ranks(tiny_encoder: Path) -> None:
+    calls = [(sharded_gradients, 2, str(tiny_encoder), batches) for batches in (False, True)]
+    for batches, both in zip((False, True), run_each(2, *calls), strict=True):
+        alone = sharded_gradients(0, 1, str(tiny_encoder), batches)
         for case, expected in alone.items():
-            found = {name: gradient for name, gradient in answers[case].items() if gradient.any() or name in expected}
-            assert found.keys() == expected.keys(), case
-            scale = max(np.abs(gradient).max() for gradient in expected.values())
-            for name, gradient in expected.items():
-                np.testing.assert_allclose(
-                    found[name], gradient, rtol=1e-9, atol=1e-10 * scale, err_msg=f"{case} {name}"
-                )
+            for answers in both:
+                found = {name: array for name, array in answers[case].items() if array.any() or name in expected}
+                assert_close(found, expected, f"{case}, batches: {batches}", rtol=1e-9, of_largest=1e-10)
 
 
 def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, variant: str) -> list[float]:
@@ -158,21 +149,27 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, vari
     return [float(number) for number in vectors[0]]
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])  # released: dense layers behind the first stage
-def test_a_sharded_run_validates_and_exports(variant: str, tiny_encoder: Path, tmp_path: Path) -> None:
-    folders = [str(tmp_path / name) for name in ("one", "two")]
-    (expected,) = run_in_processes(trained_and_exported, 1, 1, str(tiny_encoder), folders[0], variant)
-    found, _ = run_in_processes(trained_and_exported, 2, 2, str(tiny_encoder), folders[1], variant)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    loaded = [load_towers(EncoderSettings(model=folder), Path(folder), "f" * 64).query for folder in folders]
-    weights = [dict(encoder.named_parameters()) for encoder in loaded]
-    start = dict(objective_of(tiny_encoder, variant=variant).contextual.named_parameters())
-    assert weights[0].keys() == weights[1].keys()
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
-    moved = {name for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-6}
-    own = {"null"} if variant == "paper" else {"null", "prompts", "head"}
-    assert {name.split(".")[0] for name in moved} == {"transformer", "first_stage"} | own
-    dense = {name for name in start if name.startswith("first_stage.dense.")}
-    assert dense <= moved
-    assert len(dense) == (0 if variant == "paper" else 4)
+VARIANTS = ("paper", "released")  # released: dense layers behind the first stage
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_sharded_run_validates_and_exports(tiny_encoder: Path, tmp_path: Path) -> None:
+    folders = {variant: [str(tmp_path / variant / name) for name in ("one", "two")] for variant in VARIANTS}
+    answers = run_each(
+        2, *((trained_and_exported, 2, str(tiny_encoder), folders[variant][1], variant) for variant in VARIANTS)
+    )
+    for variant, (found, _) in zip(VARIANTS, answers, strict=True):
+        expected = trained_and_exported(0, 1, str(tiny_encoder), folders[variant][0], variant)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        loaded = [load_towers(EncoderSettings(model=path), Path(path), "f" * 64).query for path in folders[variant]]
+        weights = [dict(encoder.named_parameters()) for encoder in loaded]
+        start = dict(objective_of(tiny_encoder, variant=variant).contextual.named_parameters())
+        assert weights[0].keys() == weights[1].keys()
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
+        moved = {name for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-6}
+        own = {"null"} if variant == "paper" else {"null", "prompts", "head"}
+        assert {name.split(".")[0] for name in moved} == {"transformer", "first_stage"} | own
+        dense = {name for name in start if name.startswith("first_stage.dense.")}
+        assert dense <= moved
+        assert len(dense) == (0 if variant == "paper" else 4)

@@ -1,14 +1,13 @@
 """What the first rank does alone before the first step: where it fails, every rank says so, in the same words."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from raytriever.errors import StorageError, UserError
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import run_each
 from tests.unit.trainers.triplet_batches import store_triplets
 from trainers.engine.collectives import failing_together, gather_lines
 from trainers.jobs import workers
@@ -42,16 +41,21 @@ def work(rank: int, config: TrainConfig) -> None:
     workers.train_on_worker(arguments | {"board": board, "threads": 1})
 
 
-def test_what_the_first_rank_finds_ends_both(tmp_path: Path, tiny_encoder: Path) -> None:
+def sent(rank: int, lines: list[str]) -> list[str]:
+    return gather_lines(lines[rank], CPU)
+
+
+def test_what_the_first_rank_finds_ends_both_and_a_line_of_any_text_arrives_as_one(tmp_path, tiny_encoder) -> None:
+    """A path may hold bytes that are no text, and a document's id a separator of lines."""
     batches = store_triplets(tmp_path / "batches", doubled={(0, number) for number in range(4)})
     settings = {
-        "output": str(tmp_path / "model"),
-        "batches": batches,
+        "output": str(tmp_path / "model"), "batches": batches, "objective": {"kind": "adaptive_margin"},
         "encoder": {"model": str(tiny_encoder), "pooling": "mean"},
-        "objective": {"kind": "adaptive_margin"},
         "training": {"bf16": False, "batches_per_step": 2},
-    }
-    first, second = run_in_processes(refusals, 2, settings)
+    }  # fmt: skip
+    lines = ["", "a\u2028b\x1c漢 \udcff"]
+    (first, second), gathered = run_each(2, (refusals, settings), (sent, lines))
+    assert gathered == [["", "a\u2028b\x1c漢 \\udcff"]] * 2
     assert first == second
     assert "has 2 hard negatives; a triplet has exactly one" in first[0]
     assert "tracking.trackers names wandb, whose package isn't installed" in first[1]
@@ -60,13 +64,3 @@ def test_what_the_first_rank_finds_ends_both(tmp_path: Path, tiny_encoder: Path)
 def test_storage_that_fails_is_left_to_its_rank() -> None:
     with pytest.raises(StorageError), failing_together(CPU):
         raise StorageError("s3://full: no room")
-
-
-def sent(rank: int, lines: list[str]) -> list[str]:
-    return gather_lines(lines[rank], CPU)
-
-
-def test_a_line_of_any_text_arrives_as_one() -> None:
-    """A path may hold bytes that are no text, and a document's id a separator of lines."""
-    first, second = run_in_processes(sent, 2, ["", "a\u2028b\x1c漢 \udcff"])
-    assert first == second == ["", "a\u2028b\x1c漢 \\udcff"]
