@@ -98,22 +98,13 @@ def probed() -> Iterator[dict[str, Any]]:
         yield json.loads(done.stdout.splitlines()[-1]) | {"base": base}
 
 
-def test_it_joins_no_other_whatever_lies_about(probed: dict[str, Any]) -> None:
-    assert probed["nodes"] == 1
-
-
-def test_its_session_lies_where_nobody_else_may_enter(probed: dict[str, Any]) -> None:
-    assert probed["folder"].startswith(f"{probed['base']}/raytriever-{os.getuid()}/ray/session_")
-
-
-def test_it_serves_no_figures(probed: dict[str, Any]) -> None:
-    assert probed["figures"] == []
-
-
-def test_ranks_of_one_machine_meet_where_nobody_else_listens(probed: dict[str, Any]) -> None:
-    """One port of a rank is open to others: that of Ray's worker, which asks for the token."""
+def test_it_joins_no_other_and_nobody_else_gets_at_it(probed: dict[str, Any]) -> None:
+    assert probed["nodes"] == 1  # whatever lies about
+    assert probed["folder"].startswith(f"{probed['base']}/raytriever-{os.getuid()}/ray/session_")  # which is closed
+    assert probed["figures"] == []  # it serves none
     rank = probed["rank"]
     assert rank["ranks"] == 2
+    # one port of a rank is open to others: that of Ray's worker, which asks for the token
     others = [(ip, port) for ip, port in rank["listening"] if not ip.startswith("127.") and ip != "::1"]
     assert len(others) <= 1, rank["listening"]
 

@@ -1,6 +1,5 @@
 """Running stages on Ray: the same bytes whoever makes the shards, and nothing made twice."""
 
-import hashlib
 import json
 
 import pytest
@@ -87,11 +86,6 @@ def test_a_changed_input_is_a_difference(session, tmp_path):
 
 
 def test_the_same_on_an_object_store(session, expected, object_store):
-
-    stage = Count(CountConfig(output=f"{object_store}/stages/out"))
-    artifact = run_stage(stage, session)
-    artifact.verify()
-    assert {name: hashlib.sha256(artifact.folder.read_bytes(name)).hexdigest() for name in artifact.names()} == {
-        name: digest for name, digest in expected.items() if name.startswith("numbers/")
-    }
+    artifact = run_stage(Count(CountConfig(output=f"{object_store}/stages/out")), session)
+    artifact.verify()  # against the manifest, which is the same
     assert artifact.fingerprint == expected["manifest.json"]

@@ -14,7 +14,10 @@ from transformers import BertConfig, BertModel
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.encoders.adapter import add_adapter, merged_weights
-from retrieval.encoders.specification import EncoderSettings, LoraSettings
+from retrieval.encoders.multi_vector import MultiVectorEncoder
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, LoraSettings, VectorForm
+from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from retrieval.encoders.transformer import checkpoint_activations
 from tests.distributed.processes import assert_close, run_each
@@ -259,6 +262,23 @@ def run_and_export(rank: int, encoder: str, batches: str, folder: str) -> None:
             objective.export(Path(output) / "model")
 
 
+TEXTS = ["import the first of the values", "yield", "a file is open"]
+
+
+def states_and_gradients(rank: int, folder: str, shares: bool, again: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # noqa: ARG001
+    located = locate_model(folder)
+    encoder = load_encoder(EncoderSettings(model=folder, pooling="cls"), located.path, "", dropout=0.0).train()
+    several = MultiVectorEncoder(encoder, VectorForm(kind="layers", layers=(1, 2)))
+    if again:
+        checkpoint_activations(encoder.transformer)
+    if shares:
+        shard(several)
+    states, _ = several.states(several.tokenize(TEXTS, "document"))
+    states.square().sum().backward()
+    named = several.named_parameters()
+    return states.detach().numpy(), {name: whole(p.grad).numpy() for name, p in named if p.grad is not None}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sharded")
@@ -285,6 +305,8 @@ def of_two(folder: Path, tiny_encoder: Path, alone):  # noqa: ARG001
         "restored": (restored, RANKS, encoder, str(without / "one"), str(without / "one restored on two")),
         "exported": (validated_and_exported, encoder, str(folder / "exported")),
         "passes": (small_things,),
+        "states": (states_and_gradients, encoder, True, False),
+        "states computed again": (states_and_gradients, encoder, True, True),
         "runs": (run_and_export, encoder, batches, str(folder)),
     }  # fmt: skip
     return dict(zip(calls, run_each(RANKS, *calls.values()), strict=True))
@@ -366,6 +388,16 @@ def test_whole_weights_let_ranks_encode_what_they_like_and_one_export(of_two, fo
     np.testing.assert_allclose(first[1], after, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal([first[0], first[1]], [second[0], second[3]])
     assert np.abs(after - untrained).max() > 1e-3
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("call", ["states", "states computed again"])
+def test_a_shared_out_transformer_gives_the_states_of_its_layers(of_two, tiny_encoder, call: str) -> None:
+    expected, gradients = states_and_gradients(0, str(tiny_encoder), False, False)
+    doubled = {name: 2 * gradient for name, gradient in gradients.items()}  # the sum over the ranks
+    for states, summed in of_two[call]:
+        np.testing.assert_allclose(states, expected, atol=1e-6)
+        assert_close(summed, doubled, rtol=1e-4, atol=1e-4)
 
 
 def test_passes_become_equal_and_a_transformer_without_blocks_is_refused(of_two):
