@@ -39,7 +39,7 @@ def pairs_of(finished: Path, split: str, output: Path) -> list[str]:
     return ["pairs", *options({"collection": f"{finished}/out/collection", "split": split, "output": output})]
 
 
-def collect_of(data: Path, output: Path) -> list[str]:
+def collect_of(data: Path, output: object) -> list[str]:
     return ["collect", *options({"source.kind": "beir", "source.path": data, "output": output})]
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 
-from raytriever.reports.plots import Interval, Panel, curve_panels, interval_panels
+from raytriever.reports.plots import Interval, Panel, curve_panels, interval_panels, running_mean, thin
 
 ODD = "a <b> & $x_1$ \\frac \n\x00 漢"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -70,3 +71,29 @@ def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
     svg = curve_panels([Panel("a", np.arange(len(values)), values)], "three")
     ElementTree.fromstring(svg)
     assert "nan" not in svg.lower()
+
+
+def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
+    values = np.random.default_rng(1).normal(size=73)
+    steps = np.arange(73, dtype=np.float64)
+    expected = {step: np.mean(values[step - 3 : step + 4]) for step in range(3, 70)}  # 73 // 10 = 7 points
+    np.testing.assert_allclose(running_mean(steps), list(expected), rtol=1e-12)
+    np.testing.assert_allclose(running_mean(values), list(expected.values()), rtol=1e-12)
+    for points in (1, 2, 9, 10, 19):  # of few points it is the points
+        np.testing.assert_array_equal(running_mean(steps[:points]), steps[:points])
+
+
+def test_long_curves_are_thinned_to_means() -> None:
+    values = np.random.default_rng(2).normal(size=1200)
+    np.testing.assert_allclose(thin(values), values.reshape(400, 3).mean(axis=1))
+    assert len(thin(values[:1000])) == 400
+    np.testing.assert_array_equal(thin(values[:400]), values[:400])
+    assert len(curve_panels([Panel("loss", np.arange(100_000), np.ones(100_000))], "long")) < 100_000
+
+
+def test_the_marked_step_is_set_off_once() -> None:
+    panel = Panel("nDCG@10", np.array([0, 10, 20]), np.array([0.1, 0.3, 0.2]), smoothed=False)
+    plain, marked, absent = (curve_panels([replace(panel, marked=step)], "plot") for step in (None, 10, 15))
+    assert "#c8642b" not in plain
+    assert "#c8642b" in marked
+    assert absent == plain
