@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,21 @@ def make(uri: str, derivation: Derivation = DERIVATION, text: str = "", **option
     writer = ArtifactWriter(uri, derivation, **options)
     writer.begin()
     return writer.finish([make_shard(writer.folder, name, text) for name in SHARDS], {"dimension": 8}, RUN)
+
+
+def begin_and_make(uri: str, count: int) -> tuple[ArtifactWriter, dict[str, ShardRecord]]:
+    """So many shards of an artifact that is not finished."""
+    writer = ArtifactWriter(uri, DERIVATION)
+    assert writer.begin() == {}
+    return writer, {name: make_shard(writer.folder, name) for name in SHARDS[:count]}
+
+
+def finish(writer: ArtifactWriter, made: dict[str, ShardRecord]) -> Artifact:
+    """Makes the shards that are missing; the artifact is the same as one that was made undisturbed."""
+    made |= {name: make_shard(writer.folder, name) for name in SHARDS if name not in made}
+    artifact = writer.finish([made[name] for name in SHARDS], {"dimension": 8}, RUN)
+    assert artifact.fingerprint == make(f"{writer.folder.uri}-undisturbed").fingerprint
+    return artifact
 
 
 def contents(uri: str) -> dict[str, bytes]:
@@ -142,25 +157,20 @@ def test_replacing_leaves_nothing_of_the_old_one(place: str) -> None:
 
 
 def test_an_interrupted_making_goes_on(place: str) -> None:
-    writer = ArtifactWriter(place, DERIVATION)
-    assert writer.begin() == {}
-    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    _, made = begin_and_make(place, 2)
     assert not is_artifact(place)
     assert f"{place} is unfinished (no manifest.json)" in refused(lambda: Artifact(place))
 
     again = ArtifactWriter(place, DERIVATION)
     assert not again.complete
     assert again.begin() == made  # equal records, hashes included
-    artifact = again.finish([*made.values(), make_shard(again.folder, SHARDS[2])], {"dimension": 8}, RUN)
-    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
+    finish(again, made)
 
 
 def test_an_unfinished_artifact_of_another_derivation_is_refused_where_it_holds_a_shard(place: str) -> None:
     ArtifactWriter(place, OTHER).begin()
-    writer = ArtifactWriter(place, DERIVATION)
-    assert writer.begin() == {}  # an attempt that made nothing stands in nobody's way
+    begin_and_make(place, 1)  # an attempt that made nothing stands in nobody's way
     assert json.loads(Folder(place).read_bytes("building.json")) == asdict(DERIVATION)
-    make_shard(writer.folder, SHARDS[0])
     before = contents(place)
     said = refused(lambda: ArtifactWriter(place, OTHER))
     assert "different unfinished counts artifact: config.repeat: 3 there, 4 now" in said
@@ -316,28 +326,23 @@ def test_records_survive_json() -> None:
 )
 def test_a_record_that_is_not_of_this_derivation_is_removed(tmp_path: Path, spoilt: Callable[[Any], Any]) -> None:
     place = str(tmp_path / "artifact")
-    writer = ArtifactWriter(place, DERIVATION)
-    writer.begin()
-    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    writer, made = begin_and_make(place, 2)
     stored = json.loads(writer.folder.read_bytes("shards/00001.json"))
     assert stored["derivation"] == DERIVATION.digest
     writer.folder.write_bytes("shards/00001.json", to_json(spoilt(stored)))
     again = ArtifactWriter(place, DERIVATION)
-    assert again.begin() == {SHARDS[0]: made[SHARDS[0]]}
+    del made[SHARDS[1]]
+    assert again.begin() == made
     assert "shards/00001.json" not in contents(place)
-    rest = [make_shard(again.folder, name) for name in SHARDS[1:]]
-    artifact = again.finish([made[SHARDS[0]], *rest], {"dimension": 8}, RUN)
-    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
-    assert b"derivation" not in artifact.folder.read_bytes("manifest.json")
+    assert b"derivation" not in finish(again, made).folder.read_bytes("manifest.json")
 
 
-@contextmanager
-def running_process() -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """One that runs as long as the test."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+        yield process
+        process.kill()
 
 
 def lock_of(holder: subprocess.Popen[bytes], **changes: Any) -> bytes:
@@ -365,31 +370,29 @@ def test_a_lock_is_held_by_one_and_released_at_the_end(place: str) -> None:
     assert contents(place) == {}
 
 
-def test_a_folder_that_a_running_process_makes_is_refused(place: str) -> None:
+def test_a_folder_that_a_running_process_makes_is_refused(place: str, process: subprocess.Popen[bytes]) -> None:
     folder = Folder(place)
-    with running_process() as process:
-        folder.write_bytes(OTHER_LOCK, lock_of(process))
-        before = contents(place)
-        for force in (False, True):
-            with pytest.raises(UserError, match=rf"is being made already, by process {process.pid} on .*, since 20"):
-                locked(folder, force=force).__enter__()
-        assert contents(place) == before
-        for gone in ({"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
-            folder.write_bytes(OTHER_LOCK, lock_of(process, **gone))
-            with locked(folder):
-                assert [lock.process for lock in locks(folder)] == [os.getpid()]
-        folder.write_bytes(OTHER_LOCK, lock_of(process))
-        process.kill()
-        while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
-            time.sleep(0.01)
+    folder.write_bytes(OTHER_LOCK, lock_of(process))
+    before = contents(place)
+    for force in (False, True):
+        with pytest.raises(UserError, match=rf"is being made already, by process {process.pid} on .*, since 20"):
+            locked(folder, force=force).__enter__()
+    assert contents(place) == before
+    for gone in ({"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
+        folder.write_bytes(OTHER_LOCK, lock_of(process, **gone))
         with locked(folder):
-            pass
+            assert [lock.process for lock in locks(folder)] == [os.getpid()]
+    folder.write_bytes(OTHER_LOCK, lock_of(process))
+    process.kill()
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
+        time.sleep(0.01)
+    with locked(folder):
+        pass
 
 
-def test_of_another_machines_run_the_user_knows_whether_it_has_ended(place: str) -> None:
+def test_of_another_machines_run_the_user_knows_whether_it_has_ended(place: str, process) -> None:
     folder = Folder(place)
-    with running_process() as process:
-        folder.write_bytes(OTHER_LOCK, lock_of(process, host="another"))
+    folder.write_bytes(OTHER_LOCK, lock_of(process, host="another"))
     with pytest.raises(UserError, match=r"process \d+ on another, .* again with --force, or delete .*/lock-0000\.json"):
         locked(folder).__enter__()
     assert contents(place).keys() == {OTHER_LOCK}

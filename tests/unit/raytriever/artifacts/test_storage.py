@@ -76,41 +76,33 @@ def test_a_folder_below_is_a_folder(place: str) -> None:
     assert pickle.loads(pickle.dumps(below)).read_bytes("x") == b"1"
 
 
-@pytest.mark.parametrize("failing", [KeyboardInterrupt, OSError, ValueError])
-def test_a_failing_writer_leaves_nothing(tmp_path: Path, failing: type[BaseException]) -> None:
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("failing", [KeyboardInterrupt, ValueError, OSError, (os, "fsync"), (Path, "replace")], ids=str)
+def test_a_writer_or_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch, failing: Any) -> None:
     folder = Folder(str(tmp_path / "f"))
     folder.write_bytes("name", b"before")
+    of_disk = isinstance(failing, tuple)
 
     def write() -> None:
         with folder.scratch() as scratch:
             (scratch / "half").write_bytes(b"half of it")
-            raise failing
-
-    with pytest.raises(failing):
-        write()
-    assert everything_in(tmp_path / "f") == ["name"]
-    assert folder.read_bytes("name") == b"before"
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    folder = Folder(str(tmp_path / "f"))
-    folder.write_bytes("name", b"before")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
+            if not of_disk:
+                raise failing
+            folder.put("name", scratch / "half")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[step], fail)
-        with pytest.raises(OSError, match="full"):
-            folder.write_bytes("name", b"after")
+        if of_disk:
+            patch.setattr(*failing, full)
+        with pytest.raises(OSError if of_disk else failing):
+            write()
     assert everything_in(tmp_path / "f") == ["name"]
     assert folder.read_bytes("name") == b"before"
 
 
-def test_a_file_is_on_the_disk_before_its_name_is(
-    tmp_path: Path, object_store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, object_store: str, monkeypatch) -> None:
     """Of a copy too, whose name vouches for the bytes ever after."""
     remote = Folder(f"{object_store}/synced")
     remote.write_bytes("name", b"to be synced")
@@ -141,22 +133,22 @@ def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == ["kept"]
 
 
-def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path) -> None:
-    folder = Folder(f"{object_store}/copied")
+def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path, tmp_path: Path) -> None:
+    folder, digest = Folder(f"{object_store}/copied"), sha256(b"the bytes")
     folder.write_bytes("name", b"the bytes")
-    path = folder.local_path("name", sha256(b"the bytes"))
-    assert path == cache_folder() / "files" / sha256(b"the bytes")
+    path = folder.local_path("name", digest)
+    assert path == cache_folder() / "files" / digest
     assert path.read_bytes() == b"the bytes"
+    assert sha256_of(path) == digest
     assert path.is_relative_to(cache)
     folder.delete("name")
-    assert folder.local_path("name", sha256(b"the bytes")) == path
+    assert folder.local_path("name", digest) == path
+    Folder(str(tmp_path)).write_bytes("name", b"x")  # a local one needs no copy
+    assert Folder(str(tmp_path)).local_path("name", "0" * 64) == tmp_path / "name"
 
-
-def test_a_damaged_download_is_refused_and_not_kept(object_store: str) -> None:
-    folder = Folder(f"{object_store}/damaged")
     folder.write_bytes("name", b"other bytes")
     expected = sha256(b"the bytes that were meant")
-    with pytest.raises(UserError, match=f"{object_store}/damaged/name is damaged: its SHA-256 is not {expected}"):
+    with pytest.raises(UserError, match=f"{object_store}/copied/name is damaged: its SHA-256 is not {expected}"):
         folder.local_path("name", expected)
     assert not (cache_folder() / "files" / expected).exists()
     assert not list((cache_folder() / "files").glob(f"{TEMPORARY_PREFIX}*"))
@@ -173,13 +165,7 @@ def test_a_hash_that_is_none_names_no_file(place: str, cache: Path, recorded: An
     assert (cache.parent / ".bashrc").read_bytes() == b"mine"
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_of_the_cache_is_named_and_not_the_store(
-    object_store: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_of_the_cache_is_named_and_not_the_store(object_store: str, cache: Path, monkeypatch) -> None:
     folder = Folder(f"{object_store}/large")
     folder.write_bytes("name", b"larger than the disk")
     monkeypatch.setattr("shutil.copyfileobj", full)
@@ -191,9 +177,7 @@ def test_a_full_disk_of_the_cache_is_named_and_not_the_store(
 
 
 @pytest.mark.parametrize("where", ["mkdtemp", "inside", "library"])
-def test_a_full_disk_for_scratch_is_named_and_not_the_store(
-    object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_full_disk_for_scratch_is_named_and_not_the_store(object_store: str, tmp_path: Path, monkeypatch, where: str):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if where == "mkdtemp":
         monkeypatch.setattr("tempfile.mkdtemp", lambda **_: full())
@@ -214,12 +198,6 @@ def test_a_full_disk_elsewhere_is_not_the_one_for_scratch(object_store: str) -> 
     with pytest.raises(OSError, match="/elsewhere/x") as raised, Folder(f"{object_store}/scratch").scratch():
         raise elsewhere
     assert raised.value is elsewhere
-
-
-def test_a_local_file_needs_no_copy(tmp_path: Path) -> None:
-    Folder(str(tmp_path)).write_bytes("name", b"x")
-    assert Folder(str(tmp_path)).local_path("name", "0" * 64) == tmp_path / "name"
-    assert sha256_of(tmp_path / "name") == sha256(b"x")
 
 
 KEYS = [
@@ -244,10 +222,6 @@ def test_a_uri_that_is_no_folders_is_refused_and_keys_in_it_are_not_shown(uri: s
     assert not any(part in str(refused.value) for part in ("key:", "sec", "ret@"))
 
 
-def test_public_access_is_no_key() -> None:
-    assert Folder("gs://anonymous@bucket/runs").uri == "gs://anonymous@bucket/runs"
-
-
 def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
     """One that was cut off at a ``#``, say, would be another run's folder."""
     names = ["run#1/a", "run#2/a", "a b", "a%20b", "50%", "über", "[a]", "a|b", "x\\y", "a+b", "a&b=c;d", "{a}^`~<>"]
@@ -262,7 +236,8 @@ def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
             assert file.read() == str(number).encode()
         folder.delete("x")
     assert Folder(f"{object_store}/odd").files() == {}
-    assert Folder("gs://anonymous@bucket/a#b c%20/ü")._root == "bucket/a#b c%20/ü"
+    public = Folder("gs://anonymous@bucket/a#b c%20/ü")  # which is no key
+    assert (public.uri, public._root) == ("gs://anonymous@bucket/a#b c%20/ü", "bucket/a#b c%20/ü")
 
 
 def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
