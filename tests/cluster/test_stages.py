@@ -1,7 +1,5 @@
 """Running stages on Ray: the same bytes whoever makes the shards, and nothing made twice."""
 
-import json
-
 import pytest
 
 from raytriever.errors import UserError
@@ -62,27 +60,6 @@ def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_pa
     assert f"{len(finished)} of 4 shards are there already" in " ".join(capsys.readouterr().err.split())
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert hashes(tmp_path / "out") == expected
-
-
-def test_a_finished_artifact_is_reused_or_refused_or_replaced(session, tmp_path):
-    output = str(tmp_path)
-    run_stage(Count(CountConfig(output=output)), session)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    run_stage(Count(CountConfig(output=output)), session)
-    with pytest.raises(UserError, match=r"config\.repeat: 3 there, 5 now"):
-        run_stage(Count(CountConfig(output=output, repeat=5)), session)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    run_stage(Count(CountConfig(output=output, repeat=5)), session, replace=True)
-    assert json.loads((tmp_path / "manifest.json").read_text())["rows"] == 20
-
-
-def test_a_changed_input_is_a_difference(session, tmp_path):
-    source, output = str(tmp_path / "source"), str(tmp_path / "out")
-    run_stage(Count(CountConfig(output=source)), session)
-    run_stage(Count(CountConfig(output=output, source=source)), session)
-    run_stage(Count(CountConfig(output=source, repeat=1)), session, replace=True)
-    with pytest.raises(UserError, match=r"inputs\.source"):
-        run_stage(Count(CountConfig(output=output, source=source)), session)
 
 
 def test_the_same_on_an_object_store(session, expected, object_store):

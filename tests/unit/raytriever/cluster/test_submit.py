@@ -186,17 +186,14 @@ def test_a_cluster_that_stays_away_is_given_up_in_the_end(waited: list[float]) -
 
 
 @pytest.mark.usefixtures("waited")
-def test_how_a_job_ended_is_known_without_its_log(logged: list[str]) -> None:
+def test_a_lost_log_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
     class Lost(Server):
         def get_job_logs(self, _: str) -> str:
             raise RuntimeError("its node is gone")
 
-    assert submit.follow_job(Lost(12), "name") == 0
+    assert submit.follow_job(Lost(12), "name") == 0  # how it ended is known without its log
     assert "its node is gone" in logged[0]
-
-
-@pytest.mark.usefixtures("waited")
-def test_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
+    logged.clear()
     gone = RuntimeError("Request failed with status code 404: name does not exist")
     with pytest.raises(UserError, match="knows no job name"):
         submit.follow_job(Server(12, gone), "name")
