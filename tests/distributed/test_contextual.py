@@ -13,7 +13,6 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from tests.distributed.processes import assert_close, run_each
 from tests.unit.trainers.objectives.contextual.made_up import objective_of, rows_of
-from tests.unit.trainers.tiny import gradients_of
 from trainers.engine import collectives
 from trainers.engine.sharding import equal_passes, is_sharded, shard, whole, whole_weights
 from trainers.objectives.contextual import ContextualBatch
@@ -30,22 +29,37 @@ CASES: dict[str, dict[str, Any]] = {
 Step = tuple[dict[str, Any], list[float], int]
 
 
-def gradients(rank: int, ranks: int, folder: str, chunk_size: int) -> dict[str, Step]:
-    """Of each case: gradients, loss and metrics over all ranks, and how many tokens of the context this rank read."""
+def steps(
+    rank: int, ranks: int, folder: str, cases: dict[str, dict[str, Any]], shares: bool = False, batches: bool = False
+) -> dict[str, Step]:
+    """Of each case: gradients, loss and metrics over all ranks, and how many tokens of the context this rank read.
+
+    Every rank has a slice of one batch, with ``batches`` a batch of its own. With ``shares`` the model is shared out.
+    """
     found = {}
-    for name, settings in CASES.items():
-        values = {"chunk_size": chunk_size, "gradient_cache": True, "sequence_dropout": 0.3} | settings
-        objective = objective_of(Path(folder), **values).double()
-        objective.batch_group = dist.group.WORLD if ranks > 1 else None
-        rows: pa.Table = rows_of(8)
-        each = len(rows) // ranks
-        batch = objective.collate(rows.slice(rank * each, each))
-        outcome = objective(batch)
+    for name, settings in cases.items():
+        objective = objective_of(Path(folder), **{"sequence_dropout": 0.3} | settings).double()
+        if shares and ranks > 1:
+            shard(objective)
+            assert is_sharded(objective)
+        rows = [rows_of(8), emptied(rows_of(4))] if batches else [rows_of(8)]
+        if ranks > 1 and batches:
+            rows = [rows[rank]]
+        elif ranks > 1:
+            objective.batch_group = dist.group.WORLD
+            each = len(rows[0]) // ranks
+            rows = [rows[0].slice(rank * each, each)]
         with collectives.GradientSum(objective.parameters()) as total:
-            total.start()
-            (outcome.loss / ranks).backward()
+            if not shares:
+                total.start()
+            for piece in rows:
+                batch = objective.collate(piece)
+                outcome = objective(equal_passes(batch, torch.device("cpu")) if shares and ranks > 1 else batch)
+                (outcome.loss / (2 if batches else ranks)).backward()
         told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
-        found[name] = gradients_of(objective), told.tolist(), outcome.tokens - tokens_of_pairs(batch)
+        gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
+        whole_gradients = {key: whole(gradient).detach().numpy().copy() for key, gradient in gradients.items()}
+        found[name] = whole_gradients, told.tolist(), outcome.tokens - tokens_of_pairs(batch)
     return found
 
 
@@ -55,10 +69,14 @@ def tokens_of_pairs(batch: ContextualBatch) -> int:
     return sum(int(chunk["attention_mask"].sum()) for chunk in chunks)
 
 
+def in_chunks(size: int) -> dict[str, dict[str, Any]]:
+    return {name: {"chunk_size": size, "gradient_cache": True} | settings for name, settings in CASES.items()}
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_two_ranks_equal_one_process(tiny_encoder: Path) -> None:
-    alone = gradients(0, 1, str(tiny_encoder), 3)
-    for both in run_each(2, *((gradients, 2, str(tiny_encoder), chunk_size) for chunk_size in (2, 64))):
+    alone = steps(0, 1, str(tiny_encoder), in_chunks(3))
+    for both in run_each(2, *((steps, 2, str(tiny_encoder), in_chunks(size)) for size in (2, 64))):
         for case, (expected, measured, tokens) in alone.items():
             # the context is shared out: no document of it is read twice
             assert sum(answers[case][2] for answers in both) == tokens > 0, case
@@ -78,30 +96,6 @@ SHARDED: dict[str, dict[str, Any]] = {
 }
 
 
-def sharded_gradients(rank: int, ranks: int, folder: str, batches: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Of a step: every rank has a slice of one batch, or with ``batches`` a batch of its own."""
-    found = {}
-    for name, settings in SHARDED.items():
-        objective = objective_of(Path(folder), sequence_dropout=0.3, **settings).double()
-        if ranks > 1:
-            shard(objective)
-            assert is_sharded(objective)
-        rows = [rows_of(8)] if not batches else [rows_of(8), emptied(rows_of(4))]
-        if ranks > 1 and batches:
-            rows = [rows[rank]]
-        elif ranks > 1:
-            objective.batch_group = dist.group.WORLD
-            rows = [rows[0].slice(4 * rank, 4)]
-        with collectives.GradientSum(objective.parameters()):
-            for piece in rows:
-                batch = objective.collate(piece)
-                batch = equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch
-                (objective(batch).loss / (2 if batches else ranks)).backward()
-        gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
-        found[name] = {key: whole(gradient).detach().numpy().copy() for key, gradient in gradients.items()}
-    return found
-
-
 def emptied(rows: pa.Table) -> pa.Table:
     """Without a document that could be context."""
     rows = rows.set_column(1, "document", [[" " * number for number in range(len(rows))]])
@@ -110,12 +104,14 @@ def emptied(rows: pa.Table) -> pa.Table:
 
 @pytest.mark.usefixtures("one_thread")
 def test_shared_out_over_two_ranks(tiny_encoder: Path) -> None:
-    calls = [(sharded_gradients, 2, str(tiny_encoder), batches) for batches in (False, True)]
-    for batches, both in zip((False, True), run_each(2, *calls), strict=True):
-        alone = sharded_gradients(0, 1, str(tiny_encoder), batches)
-        for case, expected in alone.items():
+    ways = (False, True)  # slices of a batch, a batch each
+    for batches, both in zip(
+        ways, run_each(2, *((steps, 2, str(tiny_encoder), SHARDED, True, each) for each in ways)), strict=True
+    ):
+        for case, (expected, *_) in steps(0, 1, str(tiny_encoder), SHARDED, True, batches).items():
             for answers in both:
-                found = {name: array for name, array in answers[case].items() if array.any() or name in expected}
+                gradients, *_ = answers[case]
+                found = {name: array for name, array in gradients.items() if array.any() or name in expected}
                 assert_close(found, expected, f"{case}, batches: {batches}", rtol=1e-9, of_largest=1e-10)
 
 
