@@ -146,18 +146,14 @@ def test_what_a_link_leads_to_is_never_removed(tmp_path, linked, with_manifest):
     assert (victim / "deep").is_dir()
 
 
-def test_a_folder_reached_by_a_link_is_an_output_like_any_other(tmp_path):
+def test_a_folder_may_be_reached_by_a_link_and_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path):
     (tmp_path / "disk").mkdir()
-    (tmp_path / "runs").symlink_to(tmp_path / "disk")
-    make(tmp_path / "runs" / "made")
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")  # a folder reached by a link is an output like any other
+    made = make(tmp_path / "runs" / "made")
     assert is_artifact(str(tmp_path / "disk" / "made"))
-
-
-def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path):
-    made = make(tmp_path / "made")
     for name in ("manifest.json", "run.json"):
-        (tmp_path / "made" / name).unlink()
-        os.mkfifo(tmp_path / "made" / name)
+        (tmp_path / "disk" / "made" / name).unlink()
+        os.mkfifo(tmp_path / "disk" / "made" / name)
     assert made.run_facts() == {}
     with pytest.raises(UserError, match="holds no artifact"):
         Artifact(made.uri)

@@ -9,7 +9,16 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from raytriever.reports.plots import Interval, Panel, curve_panels, interval_panels, running_mean, thin
+from raytriever.reports.plots import (
+    Interval,
+    Panel,
+    SettingPanel,
+    curve_panels,
+    interval_panels,
+    running_mean,
+    setting_panels,
+    thin,
+)  # fmt: skip
 
 ODD = "a <b> & $x_1$ \\frac \n\x00 漢"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -26,7 +35,20 @@ def curves(name: str) -> str:
     return curve_panels(panels, f"curves {name}", [25.5])
 
 
-PLOTS = pytest.mark.parametrize("plot", [intervals, curves])
+def joined_settings(name: str) -> str:
+    return setting_panels([setting(name, ["1", "2", "3"], is_joined=True)], f"joined {name}")
+
+
+def dotted_settings(name: str) -> str:
+    return setting_panels([setting(name, ["1e-6", "1e-4", "1"]), setting(name, ["x", "y", name])], f"dots {name}")
+
+
+def setting(name: str, values: list[str], is_joined: bool = False) -> SettingPanel:
+    return SettingPanel(name, name, values, np.array([0.5, np.nan, 0.7]), np.zeros(3), is_joined)
+
+
+EVERY = [intervals, curves, joined_settings, dotted_settings]
+PLOTS = pytest.mark.parametrize("plot", EVERY)
 
 
 @PLOTS
@@ -56,7 +78,7 @@ def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callabl
 
 
 def test_two_plots_on_a_page_share_no_id() -> None:
-    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (intervals, curves)]
+    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in EVERY]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 

@@ -1,14 +1,12 @@
 """From trials to rows, the best one, the lines, the page and the JSON."""
 
 import json
-import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from raytriever.artifacts.storage import Folder
-from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.sweep.grid import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row
@@ -136,26 +134,3 @@ def test_one_setting_has_no_plot():
     only = swept([result("0", "1", 0.25), result("0", "2", 0.75)])
     assert svg_of(only) == ""
     assert sweep_section(only).lead == "nDCG@10 of 'trained' in evaluation is 0.5000 ± 0.3536 over 2 seeds."
-
-
-ODD = "a <b> & $x_1$ \\frac 漢"
-ARRAY, ZEROS = np.array([0.5, np.nan, 0.7]), np.zeros(3)
-
-
-def panel(names: list[str], key: str = ODD, *, joined: bool = False) -> SettingPanel:
-    return SettingPanel(ODD, key, names, ARRAY, ZEROS, joined)
-
-
-@pytest.mark.parametrize(
-    "plot",
-    [
-        lambda: setting_panels([panel(["1", "2", "3"], joined=True)], "curve"),
-        lambda: setting_panels([panel(["1e-6", "1e-4", "1"]), panel(["x", "y", ODD])], "dots"),
-    ],
-)
-def test_odd_names_stay_text_and_bytes_stay_the_same(plot):
-    svg = plot()
-    texts = {"".join(e.itertext()).strip() for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}text")}
-    assert ODD in texts
-    assert svg == plot()
-    assert re.findall("https?:[^\"']*", svg) == ["http://www.w3.org/2000/svg"]
