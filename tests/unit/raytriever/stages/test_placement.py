@@ -34,6 +34,7 @@ HEAD, CPU_NODE, GPU_NODE = NodeRoom(0), NodeRoom(64), NodeRoom(96, 8)
         ([NodeRoom(96, 1), NodeRoom(8, 8)], 5, 1, 2),
         ([NodeRoom(12, 1)], 3, 1 / 3, 4),
         ([NodeRoom(12, 1)], 10, 0.1, 1),
+        ([NodeRoom(12, 0.7)], 7, 0.1, 1),  # 0.7 / 0.1 is a little less than 7
         ([HEAD, CPU_NODE, GPU_NODE], 16, 1, 12),  # eight wait for a node that comes, of the same kind
         ([HEAD, CPU_NODE], 8, 1, 1),  # no node with GPUs is there yet
         ([NodeRoom(96, 0.5)], 1, 1, 1),
