@@ -83,6 +83,7 @@ def test_builds_for_cpus_and_for_gpus_are_one_version_of_a_library(on_cpus, on_g
     if found is None:
         assert {check.state for check in [versions, *checks.values()]} == {"ok"}
         assert "torch 2.13.0" in versions.found
+        assert "+cpu" not in versions.found
     else:
         assert (versions.state, versions.found) == ("FAIL", f"differ between 2 nodes: {found}")
 

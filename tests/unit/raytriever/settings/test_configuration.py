@@ -173,15 +173,13 @@ def test_bad_overrides_are_refused(override: str, message: str) -> None:
         apply_overrides({"a": {"b": 2}}, [override])
 
 
-def test_quoted_text_keeps_what_yaml_would_cut() -> None:
+def test_quoted_text_keeps_what_yaml_would_cut_and_the_rest_is_read_as_plain_yaml() -> None:
     texts = [" x ", "query: ", "Find the C# or F # code", "0123456", "1:30", "# x", "it's"]
     for text in texts:
         assert apply_overrides({}, [f"key={json.dumps(text)}"]) == {"key": text}
     read = apply_overrides({}, ["key=C# and F#", "other=[a, b] ", "number= 3", "tagged=!!str 5"])
     assert read == {"key": "C# and F#", "other": ["a", "b"], "number": 3, "tagged": "5"}
-
-
-def test_a_leading_zero_makes_no_octal_number() -> None:
+    # a leading zero makes no octal number
     job = validate(Job, apply_overrides({}, ["output=0123456", "source={kind: generated, rows: 010}"]), "x")
     assert job.output == "0123456"
     assert job.source == Generated(rows=10)
