@@ -114,14 +114,18 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, kil
     command, output = [sys.executable, "-c", COUNT, str(tmp_path / "out")], tmp_path / "out"
     settings: dict[str, Any] = {"cwd": Path(__file__).parents[2], "text": True, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **settings) as process:
-        deadline = time.monotonic() + 120
-        while not (output / "shards" / "00000.json").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        (needed,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == killed]
-        os.kill(needed.pid, signal.SIGKILL)
-        _, said = process.communicate(timeout=8)  # Ray's own library takes 10 and 60 s
+        try:
+            deadline = time.monotonic() + 120
+            while not (output / "shards" / "00000.json").exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            family = psutil.Process(process.pid).children(recursive=True)
+            (needed,) = [child for child in family if child.name() == killed]
+            os.kill(needed.pid, signal.SIGKILL)
+            _, said = process.communicate(timeout=8)  # Ray's own library takes 10 and 60 s
+        finally:
+            process.kill()  # its end would be waited for, which is not allowed yet
     assert process.returncode == 1
     assert "Ray's own process on this machine has died" in said
     assert "Run the same command again to go on from here." in " ".join(said.split())
