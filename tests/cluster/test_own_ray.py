@@ -77,7 +77,7 @@ from raytriever.stages.recipe_run import run_stage
 from tests.cluster.stages import CountConfig, CountOnceAllowed
 
 configure_log()
-with user_errors(), RaySession(cpus=2) as session:
+with user_errors(), RaySession(cpus=2, shards_here=False) as session:
     run_stage(CountOnceAllowed(CountConfig(output=sys.argv[1])), session)
 """
 
