@@ -184,7 +184,7 @@ def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCl
     assert not re.search("^(logged|collect|Ray): ", done.stdout + done.stderr, re.MULTILINE)
 
     expected = {
-        "ray_raytriever_shards_total": ("corpus", 1.0),
+        "ray_raytriever_shards_total": ("corpus", 3.0),  # what is read, compared and written
         "ray_raytriever_rows_total": ("corpus", float(Artifact(str(output)).rows)),
     }
     deadline = time.monotonic() + 60  # a process tells its node every ten seconds, and when it ends
