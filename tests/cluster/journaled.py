@@ -4,16 +4,48 @@
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage, StageConfig
+
+
+class Killed:
+    """A stage whose workers die: the first that makes one of the shards ``killed_at`` kills itself.
+
+    ``moment``: at the beginning, when the first ``file`` is there, or at the ``end``. A journal beside the output notes
+    all beginnings.
+    """
+
+    killed_at: tuple[str, ...]
+    moment: Literal["beginning", "file", "end"] = "beginning"
+
+    def dies_at(self, shard: Shard) -> bool:
+        return shard.name in self.killed_at
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        journal = Path(self.config.output).with_name("journal")
+        dies = self.dies_at(shard) and all(seen.shard != shard.name for seen in notes(journal))
+        note(str(journal), "begun", shard.name)
+        if dies and self.moment == "beginning":
+            kill_itself()
+        if dies and self.moment == "file":
+            writer.add = kill_itself
+        record = super().make(shard, writer)
+        if dies:
+            kill_itself()
+        return record
+
+
+def kill_itself(_: object = None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class JournaledConfig(StageConfig):

@@ -1,8 +1,6 @@
 """One source by many tasks: the same bytes for any number of workers, when some die, and when the disk is full."""
 
 import json
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -17,25 +15,15 @@ from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard
 from retrieval.collections.text_lines import HEADER
-from tests.cluster.journaled import note, notes
+from tests.cluster.journaled import Killed, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make
 
-DYING = ("read-00001", "compare-00000", "write-00001")
 
-
-class DyingCollect(Collect):
-    """Notes its shards in a journal beside the output; of each phase a shard's first worker dies at its end."""
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        journal = Path(self.config.output).with_name("journal")
-        is_first = all(seen.shard != shard.name for seen in notes(journal))
-        note(str(journal), "begun", shard.name)
-        record = super().make(shard, writer)
-        if is_first and shard.name in DYING:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return record
+class DyingCollect(Killed, Collect):
+    killed_at = ("read-00001", "compare-00000", "write-00001")  # of each phase one, at its end
+    moment = "end"
 
 
 class CollectOnFullDisk(Collect):
@@ -83,21 +71,17 @@ def config(source: str, folder: Path, workers: int = 2) -> CollectConfig:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_bytes_do_not_depend_on_workers(
-    session: RaySession, source: str, expected: dict[str, str], tmp_path: Path, workers: int
-) -> None:
+def test_bytes_do_not_depend_on_workers(session, source: str, expected: dict[str, str], tmp_path: Path, workers: int):
     run_stage(Collect(config(source, tmp_path / "collection", workers)), session)
     assert hashes(tmp_path / "collection") == expected
     assert sum(name.startswith("documents/") for name in expected) > 2
 
 
-def test_workers_may_die_in_every_phase(
-    session: RaySession, source: str, expected: dict[str, str], tmp_path: Path
-) -> None:
+def test_workers_may_die_in_every_phase(session, source: str, expected: dict[str, str], tmp_path: Path) -> None:
     run_stage(DyingCollect(config(source, tmp_path / "collection")), session)
     assert hashes(tmp_path / "collection") == expected
     begun = Counter(seen.shard for seen in notes(tmp_path / "journal"))
-    assert {name for name, times in begun.items() if times > 1} >= set(DYING)
+    assert {name for name, times in begun.items() if times > 1} >= set(DyingCollect.killed_at)
 
 
 def test_a_full_disk_loses_nothing(session: RaySession, source: str, expected: dict[str, str], tmp_path: Path) -> None:

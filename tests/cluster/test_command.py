@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from raytriever.cli import app
 from raytriever.stages.ray_session import RaySession
 
-ROOT = Path(__file__).parents[2]
 RECIPE = """
 stages:
   collection: {job: collect, source: {kind: beir, path: PATH}}
@@ -30,6 +29,18 @@ stages:
 def raytriever(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "raytriever", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder)
+
+
+def options(settings: Mapping[str, object]) -> list[str]:
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+def pairs_of(finished: Path, split: str, output: Path) -> list[str]:
+    return ["pairs", *options({"collection": f"{finished}/out/collection", "split": split, "output": output})]
+
+
+def collect_of(data: Path, output: object) -> list[str]:
+    return ["collect", *options({"source.kind": "beir", "source.path": data, "output": output})]
 
 
 def refused(*arguments: str) -> str:
@@ -101,8 +112,7 @@ def test_a_changed_setting_runs_that_stage_and_later_ones(finished, tmp_path):
 def test_a_single_job_refuses_another_artifact_unless_forced(finished, session, tmp_path):  # noqa: ARG001
     shutil.copytree(finished / "out", tmp_path / "out")
     folder = tmp_path / "out"
-    arguments = ["pairs", "--set", f"collection={folder}/collection", "--set", "split=test",
-                 "--set", f"output={folder}/pairs"]  # fmt: skip
+    arguments = pairs_of(tmp_path, "test", folder / "pairs")
     assert "reused" in CliRunner().invoke(app, arguments).stderr
     changed = [*arguments, "--set", "minimum_relevance=2"]
     before = hashes(folder)
@@ -171,11 +181,11 @@ def test_a_defect_keeps_its_traceback_and_an_interrupt_says_how_to_go_on(monkeyp
     assert "run the same command again" in done.stderr
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(finished, tmp_path):
+def test_a_folder_of_others_and_a_missing_split_are_named_and_nothing_is_written(finished, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    said = refused("pairs", "--set", f"collection={finished}/out/collection", "--set", "split=test",
-                   "--set", f"output={tmp_path}")  # fmt: skip
-    assert "thesis.txt" in said
+    assert "thesis.txt" in refused(*pairs_of(finished, "test", tmp_path))
+    said = refused(*pairs_of(finished, "dev", tmp_path / "out"))
+    assert "no judgments of split 'dev'. Splits there: test." in said
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -199,22 +209,15 @@ GOOD = json.dumps({"_id": "0", "title": "", "text": "green apples"})
 def test_bad_data_is_named_and_nothing_is_left(finished, tmp_path, documents, judgments, expected):
     data = write_collection(tmp_path / "data", documents, judgments)
     before = hashes(finished / "out")
-    arguments = ["collect", "--set", "source.kind=beir", "--set", f"source.path={data}"]
-    assert expected in refused(*arguments, "--set", f"output={tmp_path / 'out'}")
+    arguments = collect_of(data, tmp_path / "out")
+    assert expected in refused(*arguments)
     assert hashes(tmp_path / "out") == {}
     assert hashes(finished / "out") == before
 
     shutil.rmtree(data)  # mended, the same command goes through
     write_collection(data)
-    done = CliRunner().invoke(app, [*arguments, "--set", f"output={tmp_path / 'out'}"])
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-
-
-def test_a_missing_split_is_named_before_anything_is_written(finished, tmp_path):
-    said = refused("pairs", "--set", f"collection={finished}/out/collection", "--set", "split=dev",
-                   "--set", f"output={tmp_path / 'out'}")  # fmt: skip
-    assert "no judgments of split 'dev'. Splits there: test." in said
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -234,8 +237,7 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(finished, session, smal
     before = hashes(small_disk / "out")
     lines = [json.dumps({"_id": str(i), "text": secrets.token_hex(1000)}) for i in range(2000)]
     data = write_collection(tmp_path / "data", lines)
-    arguments = ["collect", "--set", "source.kind=beir", "--set", f"source.path={data}",
-                 "--set", f"output={small_disk / 'large'}"]  # fmt: skip
+    arguments = collect_of(data, small_disk / "large")
     said = refused(*arguments)
     assert str(small_disk / "large") in said
     assert "No space left on device" in said

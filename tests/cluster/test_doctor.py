@@ -28,10 +28,12 @@ def with_facts(**changes: Any) -> Node:
     return replace(FINE, address="10.0.0.2", facts=replace(FACTS, **changes))
 
 
-def test_a_sound_cluster_passes() -> None:
+def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     checks = checked(FINE, replace(FINE, address="10.0.0.2"))
     assert {check.state for check in checks.values()} == {"ok"}
     assert checks["GPUs"].found == "4: A100"
+    assert checked(with_facts(libraries=FACTS.libraries | {"faiss": None}))["FAISS"].state == "note"
+    assert checked(FINE, storage=None)["storage"].state == "note"
 
 
 @pytest.mark.parametrize(
@@ -58,34 +60,32 @@ def test_each_fault_is_found_and_says_what_to_do(node: Node, name: str, expected
     assert states <= ({"ok", "note"} if "error" in (node.facts or FACTS).libraries else {"ok"})
 
 
-def test_what_only_deserves_a_note() -> None:
-    assert checked(with_facts(libraries=FACTS.libraries | {"faiss": None}))["FAISS"].state == "note"
-    assert checked(FINE, storage=None)["storage"].state == "note"
+def head(**versions: str) -> Node:
+    """A node without GPUs, whose torch and FAISS are for CPUs."""
+    facts = replace(FACTS, versions=FACTS.versions | versions, libraries={"torch": [], "faiss": None})
+    return replace(FINE, address="10.0.0.2", gpus=0, facts=facts)
 
 
-def test_faiss_is_one_library_under_two_names() -> None:
-    def cluster(on_cpus: dict[str, str], on_gpus: dict[str, str]) -> Check:
-        libraries = {"torch": [], "faiss": None}
-        without = replace(FACTS, versions=FACTS.versions | on_cpus, libraries=libraries)
-        head = replace(FINE, address="10.0.0.2", gpus=0, facts=without)
-        return checked(with_facts(versions=FACTS.versions | on_gpus), head)["versions"]
-
-    assert cluster({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.1"}).state == "ok"
-    other = cluster({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.2"})
-    assert (other.state, other.found) == ("FAIL", "differ between 2 nodes: faiss 1.15.1 on 1, 1.15.2 on 1")
-    for alone in ({"faiss-gpu": "1.15.1"}, {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"}):
-        assert cluster({}, alone).found == "differ between 2 nodes: faiss 1.15.1 on 1"
-
-
-def test_a_build_for_cpus_is_the_same_version_as_one_for_gpus() -> None:
-    versions = FACTS.versions | {"torch": "2.13.0+cpu"}
-    on_cpus = replace(FACTS, versions=versions, libraries={"torch": [], "faiss": None})
-    head = replace(FINE, address="10.0.0.2", gpus=0, facts=on_cpus)
-    checks = checked(FINE, head)
-    assert {check.state for check in checks.values()} == {"ok"}
-    assert checks["versions"].found.endswith("torch 2.13.0")
-    older = replace(head, facts=replace(on_cpus, versions=FACTS.versions | {"torch": "2.12.0+cpu"}))
-    assert checked(FINE, older)["versions"].state == "FAIL"
+@pytest.mark.parametrize(
+    ("on_cpus", "on_gpus", "found"),
+    [
+        ({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.1"}, None),
+        ({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.2"}, "faiss 1.15.1 on 1, 1.15.2 on 1"),
+        ({}, {"faiss-gpu": "1.15.1"}, "faiss 1.15.1 on 1"),
+        ({}, {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"}, "faiss 1.15.1 on 1"),
+        ({"torch": "2.13.0+cpu"}, {}, None),
+        ({"torch": "2.12.0+cpu"}, {}, "torch 2.12.0 on 1, 2.13.0 on 1"),
+    ],
+)
+def test_builds_for_cpus_and_for_gpus_are_one_version_of_a_library(on_cpus, on_gpus, found) -> None:
+    checks = checked(with_facts(versions=FACTS.versions | on_gpus), head(**on_cpus))
+    versions = checks.pop("versions")
+    if found is None:
+        assert {check.state for check in [versions, *checks.values()]} == {"ok"}
+        assert "torch 2.13.0" in versions.found
+        assert "+cpu" not in versions.found
+    else:
+        assert (versions.state, versions.found) == ("FAIL", f"differ between 2 nodes: {found}")
 
 
 def test_a_relative_storage_is_the_folder_that_runs_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ Killed workers of one machine are in test_stages.py and test_cluster_job.py, a k
 test_interrupted_run.py.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -24,10 +23,11 @@ import torch
 from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
 
 from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
-from raytriever.artifacts.artifact import TIMES, Artifact
+from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
+from tests.cluster import stored_bytes
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
 from trainers.jobs.train import Train, TrainConfig
@@ -89,12 +89,24 @@ class Command:
         return self._log.read_text()
 
 
+def begun(journal: Path) -> int:
+    return sum(note.what == "begun" for note in notes(journal))
+
+
+def finished(journal: Path) -> int:
+    return sum(note.what == "finished" for note in notes(journal))
+
+
+def assert_undisturbed(output: Path, kind: str) -> int:
+    """The bytes are those of a stage that nothing has disturbed; its number of shards."""
+    config = JournaledConfig(output=f"{output}-undisturbed", journal=f"{output}-other", seconds=0)
+    assert hashes(output) == hashes(Path(make(KINDS[kind](config))))
+    return config.shards
+
+
 @pytest.mark.parametrize("kind", ["tasks", "actors"])
 def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_path: Path, kind: str) -> None:
     output, journal = tmp_path / "out", tmp_path / "journal"
-
-    def finished() -> int:
-        return sum(note.what == "finished" for note in notes(journal))
 
     def busy() -> list[int]:
         """The processes that are making a shard."""
@@ -112,11 +124,11 @@ def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_
 
     program = ("-m", "tests.cluster.journaled", kind, str(output), str(journal))
     with Command(cluster, tmp_path, *program) as command:
-        kill(command.wait_for(lambda: caught() if finished() >= 3 else None))
-        node = cluster.node_of(command.wait_for(lambda: caught() if finished() >= 8 else None))
+        kill(command.wait_for(lambda: caught() if finished(journal) >= 3 else None))
+        node = cluster.node_of(command.wait_for(lambda: caught() if finished(journal) >= 8 else None))
         cluster.kill_node(node)
         cluster.start_node(node)
-        command.wait_for(lambda: finished() >= 14 and busy())
+        command.wait_for(lambda: finished(journal) >= 14 and busy())
         command.kill()
     kept = {path: path.stat().st_mtime_ns for path in (output / "shards").iterdir()}
     assert len(kept) >= 14
@@ -124,34 +136,27 @@ def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_
         command.succeed()
     cluster.wait_for(node)
 
-    undisturbed = JournaledConfig(output=str(tmp_path / "undisturbed"), journal=str(tmp_path / "other"), seconds=0)
-    assert hashes(output) == hashes(Path(make(KINDS[kind](undisturbed))))
+    shards = assert_undisturbed(output, kind)
     made = list(notes(journal))
-    assert sum(note.what == "finished" for note in made) == undisturbed.shards, made
-    lost = sum(note.what == "begun" for note in made) - undisturbed.shards
-    assert 2 <= lost <= 4, made  # the worker's, the node's, and of the driver's at most two
+    assert finished(journal) == shards, made
+    assert 2 <= begun(journal) - shards <= 4, made  # the worker's, the node's, and of the driver's at most two
 
 
 def test_after_the_loss_of_the_head_the_command_given_again_goes_on(cluster: LoopbackCluster, tmp_path: Path) -> None:
     output, journal = tmp_path / "out", tmp_path / "journal"
-
-    def finished() -> int:
-        return sum(note.what == "finished" for note in notes(journal))
-
     program = ("-m", "tests.cluster.journaled", "tasks", str(output), str(journal))
     with Command(cluster, tmp_path, *program) as command:
-        command.wait_for(lambda: finished() >= 4)
+        command.wait_for(lambda: finished(journal) >= 4)
         cluster.stop()  # nodes don't outlive their head, nor does a driver that runs on it
     kept = list((output / "shards").iterdir())
     assert kept
     cluster.start()
     with Command(cluster, tmp_path, *program) as command:
         command.succeed()
-    undisturbed = JournaledConfig(output=str(tmp_path / "undisturbed"), journal=str(tmp_path / "other"), seconds=0)
-    assert hashes(output) == hashes(Path(make(KINDS["tasks"](undisturbed))))
+    shards = assert_undisturbed(output, "tasks")
     made = list(notes(journal))
-    assert undisturbed.shards <= sum(note.what == "finished" for note in made) <= undisturbed.shards + 2, made
-    assert sum(note.what == "begun" for note in made) <= 2 * undisturbed.shards - len(kept), made
+    assert shards <= finished(journal) <= shards + 2, made
+    assert begun(journal) <= 2 * shards - len(kept), made
 
 
 def test_a_client_needs_the_token(cluster: LoopbackCluster) -> None:
@@ -180,17 +185,24 @@ class TrainHere(Train):
             yield write_model(config, self.derivation(), objective, trained, run_log)
 
 
+def trained_undisturbed(folder: Path, encoder: Path, batches_per_step: int = 1, **settings: Any) -> tuple[Path, Path]:
+    """The folder of a training in this process, and that of the same one by ``train.yaml``, which is not begun."""
+    settings |= {
+        "batches": make_run(folder / "run")["batches"],
+        "encoder": {"model": str(encoder), "pooling": "mean"},
+        "objective": {"kind": "contrastive"},
+        "training": {"bf16": False, "epochs": 2, "batches_per_step": batches_per_step, "checkpoint_every": 2,
+                     "optimizer": {"learning_rate": 1e-3}},
+    }  # fmt: skip
+    undisturbed, output = folder / "undisturbed", folder / "out"
+    run_stage(TrainHere(TrainConfig.model_validate(settings | {"output": str(undisturbed)})), RaySession())
+    (folder / "train.yaml").write_text(json.dumps(settings | {"output": str(output)}))
+    return undisturbed, output
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path) -> None:
-    settings = {
-        "batches": make_run(tmp_path / "run")["batches"],
-        "encoder": {"model": str(tiny_encoder), "pooling": "mean"},
-        "objective": {"kind": "contrastive"},
-        "training": {"bf16": False, "epochs": 2, "checkpoint_every": 2, "optimizer": {"learning_rate": 1e-3}},
-    }
-    undisturbed, output = tmp_path / "undisturbed", tmp_path / "out"
-    run_stage(TrainHere(TrainConfig.model_validate(settings | {"output": str(undisturbed)})), RaySession())
-    (tmp_path / "train.yaml").write_text(json.dumps(settings | {"output": str(output)}))
+    undisturbed, output = trained_undisturbed(tmp_path, tiny_encoder)
     written: set[tuple[str, int]] = set()  # every checkpoint with its time
 
     def reached(steps: int) -> bool:
@@ -222,23 +234,8 @@ def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: 
 def test_elastic_training_goes_on_with_the_worker_that_is_left(
     cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path
 ) -> None:
-    settings = {
-        "batches": make_run(tmp_path / "run")["batches"],
-        "resources": {"workers": 2, "cpus_per_worker": 1},
-        "fewest_workers": 1,
-        "encoder": {"model": str(tiny_encoder), "pooling": "mean"},
-        "objective": {"kind": "contrastive"},
-        "training": {
-            "bf16": False,
-            "epochs": 2,
-            "batches_per_step": 2,
-            "checkpoint_every": 2,
-            "optimizer": {"learning_rate": 1e-3},
-        },
-    }
-    undisturbed, output = tmp_path / "undisturbed", tmp_path / "out"
-    run_stage(TrainHere(TrainConfig.model_validate(settings | {"output": str(undisturbed)})), RaySession())
-    (tmp_path / "train.yaml").write_text(json.dumps(settings | {"output": str(output)}))
+    elastic = {"resources": {"workers": 2, "cpus_per_worker": 1}, "fewest_workers": 1}
+    undisturbed, output = trained_undisturbed(tmp_path, tiny_encoder, batches_per_step=2, **elastic)
 
     def trainers() -> list[int]:
         return [process for process, title in cluster.workers().items() if "RayTrainWorker" in title]
@@ -264,10 +261,5 @@ def test_elastic_training_goes_on_with_the_worker_that_is_left(
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files that an artifact consists of, by name."""
     Artifact(str(folder)).verify()
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in TIMES
-    }
+    return stored_bytes.hashes(folder)

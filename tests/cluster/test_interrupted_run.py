@@ -1,6 +1,5 @@
 """A transformer's quickstart to its model, small, with a tiny encoder: killed, against the same in one process."""
 
-import hashlib
 import subprocess
 import sys
 import time
@@ -10,16 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raytriever.artifacts.artifact import TIMES
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import recipe_stages, run_stage
+from tests.cluster.stored_bytes import hashes
+from tests.cluster.test_command import options
 from tests.cluster.test_faults import TrainHere
 from trainers.jobs.train import Train
 
 pytestmark = pytest.mark.slow  # three runs to the model; killed workers and stages that go on: test_stages.py
 
-ROOT = Path(__file__).parents[2]
 SMALL = {
     "functions.source.limit": "500",
     "clusters.cluster_size": "16",
@@ -41,25 +40,13 @@ def settings_of(encoder: Path) -> dict[str, str]:
     return SMALL | {"base_vectors.encoder.model": str(encoder), "model.encoder.model": str(encoder)}
 
 
-def command(encoder: Path, output: Path, *more: str) -> list[str]:
-    overrides = [part for key, value in settings_of(encoder).items() for part in ("--set", f"{key}={value}")]
-    return [
-        sys.executable,
-        "-m",
-        "raytriever",
-        "run",
-        "quickstart_transformer",
-        "--until=model",
-        f"--output={output}",
-        *overrides,
-        *more,
-    ]
+def command(encoder: Path, output: Path) -> list[str]:
+    program = [sys.executable, "-m", "raytriever", "run", "quickstart_transformer"]
+    return [*program, "--until=model", f"--output={output}", *options(settings_of(encoder))]
 
 
-def run(encoder: Path, output: Path, *more: str) -> str:
-    done = subprocess.run(
-        command(encoder, output, *more), capture_output=True, text=True, timeout=400, cwd=output.parent
-    )
+def run(encoder: Path, output: Path) -> str:
+    done = subprocess.run(command(encoder, output), capture_output=True, text=True, timeout=400, cwd=output.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -79,14 +66,6 @@ def run_until_killed(encoder: Path, output: Path, appears: str) -> None:
             member.kill()
     process.wait()
     process.stderr.close()
-
-
-def hashes(output: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(output.rglob("*"))
-        if path.is_file() and path.name not in TIMES
-    }
 
 
 @pytest.fixture(scope="module")

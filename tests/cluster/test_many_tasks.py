@@ -1,7 +1,5 @@
 """Packing large domains, grouping and BM25, by many tasks: the same bytes for any number of workers, when some die."""
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ from pipelines.jobs import lookups, row_batches
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack
 from pipelines.jobs.row_batches import Group
-from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.stages.recipe_run import run_stage
-from raytriever.stages.stage import Shard, Stage
+from raytriever.stages.stage import Stage
 from retrieval.jobs.index import Index
-from tests.cluster.journaled import note, notes
+from tests.cluster.journaled import Killed, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.pipelines.jobs.test_group import SOURCES, chunks_of, collection_of
@@ -25,20 +22,6 @@ from tests.unit.small_run import make
 pytestmark = pytest.mark.slow  # of each one, two and four workers, and a killed one: a minute and a half
 
 PAIRS = 600
-
-
-class Killed:
-    """The first worker that begins one of the shards ``killed_at`` kills itself; a journal notes all beginnings."""
-
-    killed_at: tuple[str, ...]
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        journal = Path(self.config.output).with_name("journal")
-        again = any(line.shard == shard.name for line in notes(journal))
-        note(str(journal), "begun", shard.name)
-        if shard.name in self.killed_at and not again:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().make(shard, writer)
 
 
 class KilledPack(Killed, Pack):
@@ -67,9 +50,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     queries, documents = topics(PAIRS, 16, 40)
     domains = ["large"] * (PAIRS - 100) + ["small"] * 100
     inputs = store(folder, queries=queries, documents=documents, domains=domains, per_file=300)
-    config = ClusterConfig.model_validate(
-        {**inputs, "cluster_size": 4, "smallest_domain": 4, "output": str(folder / "c")}
-    )
+    config = ClusterConfig(**inputs, cluster_size=4, smallest_domain=4, output=str(folder / "c"))
     packing = {"batch_size": 4, "region_pairs": 120, "polish_sweeps": 1, "shuffled": [0, 0.3]}
     return {**inputs, "clusters": make(Cluster(config)), "packing": packing, "epochs": 2}
 

@@ -1,21 +1,15 @@
 """The recipes of multi-layer representations on real data, with a tiny encoder and a few steps."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact
+from tests.cluster.real_data import DATA, needs_data, run_recipe
 
-pytest.importorskip("faiss", reason="FAISS is not installed")
-
-ROOT = Path(__file__).parents[2]
-DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
-pytestmark = pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections")
+pytestmark = needs_data
 SMALL = {
     "training.max_steps": "3",
     "encoder.pooling": "cls",
@@ -33,19 +27,14 @@ def run(recipe: str, output: Path, encoder: Path, layered: list[str], others: li
         trains = not stage.endswith("vectors")
         settings |= {f"{stage}.{key}": value for key, value in SMALL.items() if trains or "encoder" in key}
     settings |= {f"{stage}.encoder.form.layers": "[1, 2]" for stage in layered}
-    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "raytriever", "run", recipe, *overrides, "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "<h2>Result</h2>" in (output / "report" / "report.html").read_text(encoding="utf-8")
+    run_recipe(recipe, settings, output)
 
 
 @pytest.mark.slow
 def test_the_papers_comparison_is_one_recipe(tmp_path: Path, tiny_encoder: Path) -> None:
     run("multi_layer", tmp_path, tiny_encoder, ["model"], ["dual_encoder", "base_vectors"])
-    assert {len(pool) for pool in BatchReader(str(tmp_path / "batches")).read(0, 0)["hard_negatives"].to_pylist()} == {
-        30
-    }
+    pools = BatchReader(str(tmp_path / "batches")).read(0, 0)["hard_negatives"].to_pylist()
+    assert {len(pool) for pool in pools} == {30}
     steps = [json.loads(line) for line in (tmp_path / "model" / "training.jsonl").read_text().splitlines()]
     assert len(steps) == 3
     for step in steps:

@@ -77,7 +77,7 @@ from raytriever.stages.recipe_run import run_stage
 from tests.cluster.stages import CountConfig, CountOnceAllowed
 
 configure_log()
-with user_errors(), RaySession(cpus=2) as session:
+with user_errors(), RaySession(cpus=2, shards_here=False) as session:
     run_stage(CountOnceAllowed(CountConfig(output=sys.argv[1])), session)
 """
 
@@ -98,22 +98,13 @@ def probed() -> Iterator[dict[str, Any]]:
         yield json.loads(done.stdout.splitlines()[-1]) | {"base": base}
 
 
-def test_it_joins_no_other_whatever_lies_about(probed: dict[str, Any]) -> None:
-    assert probed["nodes"] == 1
-
-
-def test_its_session_lies_where_nobody_else_may_enter(probed: dict[str, Any]) -> None:
-    assert probed["folder"].startswith(f"{probed['base']}/raytriever-{os.getuid()}/ray/session_")
-
-
-def test_it_serves_no_figures(probed: dict[str, Any]) -> None:
-    assert probed["figures"] == []
-
-
-def test_ranks_of_one_machine_meet_where_nobody_else_listens(probed: dict[str, Any]) -> None:
-    """One port of a rank is open to others: that of Ray's worker, which asks for the token."""
+def test_it_joins_no_other_and_nobody_else_gets_at_it(probed: dict[str, Any]) -> None:
+    assert probed["nodes"] == 1  # whatever lies about
+    assert probed["folder"].startswith(f"{probed['base']}/raytriever-{os.getuid()}/ray/session_")  # which is closed
+    assert probed["figures"] == []  # it serves none
     rank = probed["rank"]
     assert rank["ranks"] == 2
+    # one port of a rank is open to others: that of Ray's worker, which asks for the token
     others = [(ip, port) for ip, port in rank["listening"] if not ip.startswith("127.") and ip != "::1"]
     assert len(others) <= 1, rank["listening"]
 
@@ -123,14 +114,18 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, kil
     command, output = [sys.executable, "-c", COUNT, str(tmp_path / "out")], tmp_path / "out"
     settings: dict[str, Any] = {"cwd": Path(__file__).parents[2], "text": True, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **settings) as process:
-        deadline = time.monotonic() + 120
-        while not (output / "shards" / "00000.json").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        (needed,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == killed]
-        os.kill(needed.pid, signal.SIGKILL)
-        _, said = process.communicate(timeout=8)  # Ray's own library takes 10 and 60 s
+        try:
+            deadline = time.monotonic() + 120
+            while not (output / "shards" / "00000.json").exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            family = psutil.Process(process.pid).children(recursive=True)
+            (needed,) = [child for child in family if child.name() == killed]
+            os.kill(needed.pid, signal.SIGKILL)
+            _, said = process.communicate(timeout=8)  # Ray's own library takes 10 and 60 s
+        finally:
+            process.kill()  # its end would be waited for, which is not allowed yet
     assert process.returncode == 1
     assert "Ray's own process on this machine has died" in said
     assert "Run the same command again to go on from here." in " ".join(said.split())

@@ -1,7 +1,5 @@
 """Pairs on Ray: the same bytes for any number of workers, when some of them die, and when the disk is full."""
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,38 +13,24 @@ from raytriever.errors import StorageError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard
-from tests.cluster.journaled import note, notes
+from tests.cluster.journaled import Killed, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.made_up import collection_of
 from tests.unit.small_run import make
 
 LIMITS: dict[str, Any] = {
-    "duplicates": DuplicateSettings(near="drop"),
-    "documents_per_query": 4,
-    "queries_per_document": 5,
-    "texts_per_shard": 50,
-    "rows_per_file": 60,
-}
+    "duplicates": DuplicateSettings(near="drop"), "documents_per_query": 4, "queries_per_document": 5,
+    "texts_per_shard": 50, "rows_per_file": 60,
+}  # fmt: skip
 
 
-class DyingPairs(Pairs):
-    """Notes its shards in a journal beside the output; of each step the first shard's first worker dies at its end."""
+class DyingPairs(Killed, Pairs):
+    """Of each step the first shard's first worker dies before its files are stored."""
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        journal, (step, _, number) = Path(self.config.output).with_name("journal"), shard.name.rpartition("-")
-        known = {seen.shard for seen in notes(journal)}
-        note(str(journal), "begun", shard.name)
-        add = writer.add
+    moment = "file"
 
-        def add_or_die(name: str) -> None:
-            if int(number) == 0 and shard.name not in known:
-                os.kill(os.getpid(), signal.SIGKILL)
-            add(name)
-
-        writer.add = add_or_die  # type: ignore[method-assign]
-        record = super().make(shard, writer)
-        note(str(journal), f"finished-{step}", shard.name)
-        return record
+    def dies_at(self, shard: Shard) -> bool:
+        return shard.name.endswith("-00000")
 
 
 class PairsOnFullDisk(Pairs):
@@ -81,22 +65,17 @@ def config(collection: str, folder: Path, workers: int = 2) -> PairsConfig:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_bytes_do_not_depend_on_workers(
-    session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path, workers: int
-) -> None:
+def test_bytes_do_not_depend_on_workers(session, collection: str, expected: dict[str, str], tmp_path: Path, workers):
     run_stage(Pairs(config(collection, tmp_path / "pairs", workers)), session)
     assert hashes(tmp_path / "pairs") == expected
 
 
-def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(
-    session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path
-) -> None:
+def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(session, collection: str, expected, tmp_path: Path):
     run_stage(DyingPairs(config(collection, tmp_path / "pairs", 1)), session)
     assert hashes(tmp_path / "pairs") == expected
-    begun = Counter(seen.shard for seen in notes(tmp_path / "journal") if seen.what == "begun")
-    assert {shard for shard, times in begun.items() if times > 1} == {
-        shard for shard in begun if shard.endswith("-00000")
-    }
+    begun = Counter(seen.shard for seen in notes(tmp_path / "journal"))
+    first = {shard for shard in begun if shard.endswith("-00000")}
+    assert {shard for shard, times in begun.items() if times > 1} == first
     assert len(begun) > 12
     assert max(begun.values()) == 2
 
@@ -122,8 +101,7 @@ def test_on_a_full_disk_what_is_finished_stays(collection: str, expected: dict[s
 
 @pytest.mark.slow
 def test_the_same_on_an_object_store(collection: str, expected: dict[str, str], object_store: str) -> None:
-    artifact = Artifact(
-        make(Pairs(config(collection, Path("pairs")).model_copy(update={"output": f"{object_store}/p"})))
-    )
+    remote = config(collection, Path("pairs")).model_copy(update={"output": f"{object_store}/p"})
+    artifact = Artifact(make(Pairs(remote)))
     assert artifact.fingerprint == expected["manifest.json"]
     assert len(artifact.names("pairs/")) > 1

@@ -1,8 +1,5 @@
 """Running stages on Ray: the same bytes whoever makes the shards, and nothing made twice."""
 
-import hashlib
-import json
-
 import pytest
 
 from raytriever.errors import UserError
@@ -66,33 +63,7 @@ def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_pa
     assert hashes(tmp_path / "out") == expected
 
 
-def test_a_finished_artifact_is_reused_or_refused_or_replaced(session, tmp_path):
-    output = str(tmp_path)
-    run_stage(Count(CountConfig(output=output)), session)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    run_stage(Count(CountConfig(output=output)), session)
-    with pytest.raises(UserError, match=r"config\.repeat: 3 there, 5 now"):
-        run_stage(Count(CountConfig(output=output, repeat=5)), session)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    run_stage(Count(CountConfig(output=output, repeat=5)), session, replace=True)
-    assert json.loads((tmp_path / "manifest.json").read_text())["rows"] == 20
-
-
-def test_a_changed_input_is_a_difference(session, tmp_path):
-    source, output = str(tmp_path / "source"), str(tmp_path / "out")
-    run_stage(Count(CountConfig(output=source)), session)
-    run_stage(Count(CountConfig(output=output, source=source)), session)
-    run_stage(Count(CountConfig(output=source, repeat=1)), session, replace=True)
-    with pytest.raises(UserError, match=r"inputs\.source"):
-        run_stage(Count(CountConfig(output=output, source=source)), session)
-
-
 def test_the_same_on_an_object_store(session, expected, object_store):
-
-    stage = Count(CountConfig(output=f"{object_store}/stages/out"))
-    artifact = run_stage(stage, session)
-    artifact.verify()
-    assert {name: hashlib.sha256(artifact.folder.read_bytes(name)).hexdigest() for name in artifact.names()} == {
-        name: digest for name, digest in expected.items() if name.startswith("numbers/")
-    }
+    artifact = run_stage(Count(CountConfig(output=f"{object_store}/stages/out")), session)
+    artifact.verify()  # against the manifest, which is the same
     assert artifact.fingerprint == expected["manifest.json"]

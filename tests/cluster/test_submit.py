@@ -5,8 +5,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,109 +12,68 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ray.job_submission import JobSubmissionClient
 
+from benchmarks.loopback_cluster import LoopbackCluster
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.cluster.submit import follow_job
-from tests.cluster.test_command import write_collection
+from tests.cluster.test_command import collect_of, write_collection
 from tests.unit.small_run import make
 
-ROOT = Path(__file__).parents[2]
 HEAD = "127.0.0.77"  # loopback, and nobody else's
 
 
-@dataclass(frozen=True)
-class TokenCluster:
-    address: str
-    token_file: Path
-    folder: Path
-    secret: str
+class TokenCluster(LoopbackCluster):
+    """A head alone, whose environment has the keys of a store."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, [HEAD])
+        self.address, self.token_file = f"http://{HEAD}:{self._dashboard}", folder / "token"
+        self.log, self.temporary = self._log(HEAD), self._temporary(HEAD)
+        self.secret = f"hush{secrets.token_hex(8)}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | {"AWS_SECRET_ACCESS_KEY": self.secret}
+
+    def _start(self, address: str, options: Sequence[str], variables: dict[str, str] | None = None) -> None:
+        super()._start(address, [option.replace("--num-cpus=0", "--num-cpus=1") for option in options], variables)
 
     def run(self, *arguments: str, token: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        """The command of someone who has nothing to do with the Ray of the other tests."""
         command = [sys.executable, "-m", "raytriever", *arguments]
-        environment = outside() | {"RAY_API_SERVER_ADDRESS": self.address, "HOME": str(self.folder)} | variables
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
+        environment |= {"RAY_API_SERVER_ADDRESS": self.address, "HOME": str(self.folder)} | variables
         if token:
             environment["RAY_AUTH_TOKEN_PATH"] = str(self.token_file)
         return subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, cwd=self.folder)
 
-
-def outside() -> dict[str, str]:
-    """The environment of someone who has nothing to do with the Ray of the other tests."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
-
-
-def free_ports(number: int) -> list[str]:
-    sockets = [socket.create_server((HEAD, 0)) for _ in range(number)]
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    def wait_for_dashboard(self) -> None:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection((HEAD, self._dashboard), timeout=1):
+                return
+            time.sleep(0.2)
+        raise AssertionError("the dashboard never answered")
 
 
 @pytest.fixture(scope="module")
 def cluster(object_store: str) -> Iterator[TokenCluster]:  # noqa: ARG001
-    """A head on loopback, started as docs/cluster.md says, with the keys of a store in its environment."""
     if sys.platform != "linux":
         pytest.skip("a second loopback address is Linux's")
-    folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))  # Ray's sockets need a short path
-    token_file = folder / "token"
-    token_file.write_text(secrets.token_hex(32))
-    token_file.chmod(0o600)
-    gcs, dashboard, client, agent = free_ports(4)
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = outside() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file), "PATH": programs}
-    secret = f"hush{secrets.token_hex(8)}"
-    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
-    environment |= {name: os.environ[name] for name in names} | {"AWS_SECRET_ACCESS_KEY": secret}
-    environment |= {"RAY_ENABLE_WORKER_PRESTART": "0", "OMP_NUM_THREADS": "1"}
-    command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--object-store-memory=100000000"]
-    command += [f"--node-ip-address={HEAD}", f"--port={gcs}", f"--dashboard-host={HEAD}", "--disable-usage-stats"]
-    command += [f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}", f"--temp-dir={folder / 'ray'}"]
-    command += [f"--dashboard-agent-listen-port={agent}"]
-    with (folder / "head.log").open("w") as log:
-        head = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            executable=shutil.which("ray", path=programs),
-            start_new_session=True,
-        )
-    address = f"http://{HEAD}:{dashboard}"
-    try:
-        wait_for(int(dashboard), head)
-        yield TokenCluster(address, token_file, folder, secret)
-    finally:
-        os.killpg(head.pid, signal.SIGKILL)
-        head.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def wait_for(port: int, head: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        assert head.poll() is None
-        try:
-            socket.create_connection((HEAD, port), timeout=1).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError("the dashboard never answered")
-
-
-def collect(source: Path, output: str) -> list[str]:
-    return ["collect", "--set", "source.kind=beir", "--set", f"source.path={source}", "--set", f"output={output}"]
+    short = tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp")  # as Ray's sockets need it
+    with short as folder, TokenCluster(Path(folder)) as cluster:
+        cluster.wait_for_dashboard()
+        yield cluster
 
 
 class ProcessList:
@@ -145,7 +102,7 @@ class ProcessList:
 
 @pytest.mark.slow
 def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Path) -> None:
-    command = collect(write_collection(tmp_path / "data"), str(tmp_path / "out"))
+    command = collect_of(write_collection(tmp_path / "data"), str(tmp_path / "out"))
     for variables in ({}, {"RAY_AUTH_TOKEN": "0" * 64}):
         done = cluster.run("submit", "--", *command, token=False, **variables)
         assert done.returncode == 2
@@ -154,11 +111,9 @@ def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
-    cluster: TokenCluster, tmp_path: Path
-) -> None:
+def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(cluster: TokenCluster, tmp_path) -> None:
     data, output = write_collection(tmp_path / "data"), str(tmp_path / "out")
-    done = cluster.run("submit", "--name", "first", "--", *collect(data, output))
+    done = cluster.run("submit", "--name", "first", "--", *collect_of(data, output))
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "collect: 3 documents, 2 queries" in done.stdout
     assert "first: done" in done.stderr
@@ -178,20 +133,19 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
 
 @pytest.mark.slow
 def test_secrets_of_the_nodes_reach_the_job_and_nothing_else(
-    cluster: TokenCluster, object_store: str, tmp_path: Path
+    cluster: TokenCluster, object_store: str, tmp_path
 ) -> None:
     secret = cluster.secret
-    command = collect(write_collection(tmp_path / "data"), f"{object_store}/submitted")
+    command = collect_of(write_collection(tmp_path / "data"), f"{object_store}/submitted")
     with ProcessList(secret) as processes:
         done = cluster.run("submit", "--", *command)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert Artifact(f"{object_store}/submitted").rows == 3
     assert not processes.seen
     assert secret not in done.stdout + done.stderr
-    logs = [path for path in (cluster.folder / "ray").rglob("*") if path.is_file() and "logs" in path.parts]
+    logs = [path for path in cluster.temporary.rglob("*") if path.is_file() and "logs" in path.parts]
     assert len(logs) > 10
-    assert [path for path in logs if secret.encode() in path.read_bytes()] == []
-    assert all(secret not in file.read_text() for file in (cluster.folder / "head.log",))
+    assert [path for path in [cluster.log, *logs] if secret.encode() in path.read_bytes()] == []
     folder = Folder(f"{object_store}/submitted")
     written = {name: folder.read_bytes(name) for name in folder.files()}
     assert written.keys() >= {"manifest.json", "run.json"}
@@ -200,7 +154,7 @@ def test_secrets_of_the_nodes_reach_the_job_and_nothing_else(
 
 def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:
     """What the nodes serve of ``run`` to a Prometheus without a token: stage and value by the metric's name."""
-    listed = json.loads((cluster.folder / "ray" / "prom_metrics_service_discovery.json").read_text())
+    listed = json.loads((cluster.temporary / "prom_metrics_service_discovery.json").read_text())
     found = {}
     for target in listed[0]["targets"]:
         try:
@@ -216,7 +170,7 @@ def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:
 @pytest.mark.slow
 def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCluster, tmp_path: Path) -> None:
     output = tmp_path / "watched" / "corpus"
-    command = collect(write_collection(tmp_path / "data"), str(output))
+    command = collect_of(write_collection(tmp_path / "data"), str(output))
     (tmp_path / "env.yaml").write_text("env_vars: {RAYTRIEVER_LOG: json}\n")
     options = ["--name", "logged", "--runtime-env", str(tmp_path / "env.yaml")]
     done = cluster.run("submit", *options, "--", *command, RAYTRIEVER_LOG="json")
@@ -231,7 +185,7 @@ def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCl
     assert not re.search("^(logged|collect|Ray): ", done.stdout + done.stderr, re.MULTILINE)
 
     expected = {
-        "ray_raytriever_shards_total": ("corpus", 1.0),
+        "ray_raytriever_shards_total": ("corpus", 3.0),  # what is read, compared and written
         "ray_raytriever_rows_total": ("corpus", float(Artifact(str(output)).rows)),
     }
     deadline = time.monotonic() + 60  # a process tells its node every ten seconds, and when it ends
@@ -247,12 +201,10 @@ def test_the_process_list_is_watched() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_was_sent_no_folder_refuses_a_relative_output_and_is_stopped_by_its_client(
-    cluster: TokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_without_a_folder_refuses_a_relative_output_and_is_stopped_by_its_client(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
     client = JobSubmissionClient(headers={"Authorization": f"Bearer {cluster.token_file.read_text()}"})
-    command = shlex.join([sys.executable, "-m", "raytriever", *collect(tmp_path, "runs/mine")])
+    command = shlex.join([sys.executable, "-m", "raytriever", *collect_of(tmp_path, "runs/mine")])
     client.submit_job(entrypoint=command, submission_id="without-folder")
     client.submit_job(entrypoint="sleep 300", submission_id="endless")
     assert follow_job(client, "without-folder") == 2

@@ -56,15 +56,9 @@ def test_stages_are_shared_seeds_summarised_and_a_second_run_makes_nothing(tmp_p
     done = sweep(recipe, *LEXICAL, "--concurrent", "2", "--output", place)
     assert done.exit_code == 0, (done.output, done.exception)
     made = manifests(place)
-    once = {f"{name}/manifest.json" for name in ("collection", "pairs")}
-    by_k1 = {f"k1={k1}/lexical/manifest.json" for k1 in ("0.5", "1")}
-    trials = {
-        f"k1={k1},top_k={k}/{name}/manifest.json"
-        for k1 in ("0.5", "1")
-        for k in "12"
-        for name in ("found", "evaluation")
-    }
-    assert set(made) == once | by_k1 | trials
+    once, by_k1 = {"collection", "pairs"}, {"k1=0.5/lexical", "k1=1/lexical"}
+    trials = {f"k1={k1},top_k={k}/{name}" for k1 in ("0.5", "1") for k in "12" for name in ("found", "evaluation")}
+    assert {name.removesuffix("/manifest.json") for name in made} == once | by_k1 | trials
     assert {json.loads(path.read_bytes())["recipe"] for path in Path(place).rglob("run.json")} == {"recipe"}
     assert "2 settings, 4 trials; measures of 'BM25'" in done.stdout
     assert "k1=0.5,top_k=2: evaluation: 1 run on 2 queries" in done.stderr  # what a trial says, from its process
@@ -116,9 +110,7 @@ def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("session")
-def test_an_encoder_is_trained_for_each_value(
-    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_is_trained_for_each_value(tmp_path: Path, tiny_encoder: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)  # relative paths mean the same inside a trial
     judgments = "a\t1\t1\nb\t2\t1\n"
     data = write_collection(tmp_path / "data", judgments=judgments)
@@ -160,15 +152,14 @@ def test_an_encoder_is_trained_for_each_value(
     ],
 )
 def test_a_mistake_stops_the_sweep_before_anything_is_made(tmp_path: Path, arguments: list[str], expected: str) -> None:
-    recipe = lexical_recipe(tmp_path)
-    assert expected in refused("sweep", recipe, *arguments, "--output", str(tmp_path / "out"))
-    none = sweep(recipe, "--grid", "found.top_k=1", "--concurrent", "0", "--output", str(tmp_path / "out"))
-    assert (none.exit_code, "greater than or equal to 1" in none.stderr) == (2, True)
+    assert expected in refused("sweep", lexical_recipe(tmp_path), *arguments, "--output", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_what_would_be_made_can_be_seen_before(tmp_path: Path) -> None:
-    shown = sweep(lexical_recipe(tmp_path), *LEXICAL, "--output", str(tmp_path / "out"), "--print-config")
-    assert shown.exit_code == 0
-    assert "k1=0.5,top_k=2:" in shown.stdout
+    arguments = (lexical_recipe(tmp_path), *LEXICAL, "--output", str(tmp_path / "out"))
+    shown = sweep(*arguments, "--print-config")
+    assert (shown.exit_code, "k1=0.5,top_k=2:" in shown.stdout) == (0, True)
+    none = sweep(*arguments, "--concurrent", "0")
+    assert (none.exit_code, "greater than or equal to 1" in none.stderr) == (2, True)
     assert not (tmp_path / "out").exists()

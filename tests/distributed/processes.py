@@ -1,13 +1,14 @@
-"""Runs a function in several processes that form one gloo process group."""
+"""Runs functions in several processes that form one gloo process group, and compares what they return."""
 
 import multiprocessing
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -25,7 +26,7 @@ _PRELOADED = [
     "trainers.objectives.multi_layer",
     "trainers.validation.opening",
 ]
-_TIMEOUT_SECONDS = 60
+_TIMEOUT_SECONDS = 120
 
 
 def run_in_processes(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
@@ -41,9 +42,7 @@ def run_in_processes(function: Callable[..., Any], world_size: int, *arguments: 
         for rank in range(world_size):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run,
-                args=(function, rank, world_size, f"{folder}/rendezvous", sender, arguments),
-                daemon=True,
+                target=_run, args=(function, rank, world_size, f"{folder}/rendezvous", sender, arguments), daemon=True
             )
             process.start()
             sender.close()
@@ -59,6 +58,31 @@ def run_in_processes(function: Callable[..., Any], world_size: int, *arguments: 
     if failures:
         raise AssertionError("\n".join(failures))
     return [value for _, value in answers]
+
+
+def run_each(world_size: int, *calls: tuple[Any, ...]) -> list[list[Any]]:
+    """What each of several calls (a function, its arguments behind the rank) returned, by call, then by rank.
+
+    The same processes make one call after another: starting them takes longer than most calls.
+    """
+    answers = run_in_processes(_each, world_size, calls)
+    return [list(of_call) for of_call in zip(*answers, strict=True)]
+
+
+def _each(rank: int, calls: tuple[tuple[Any, ...], ...]) -> list[Any]:
+    return [function(rank, *arguments) for function, *arguments in calls]
+
+
+def assert_close(
+    found: Mapping[str, Any], expected: Mapping[str, Any], case: object = "", *,
+    rtol: float, atol: float = 0.0, of_largest: float = 0.0, of_own: float = 0.0,
+) -> None:  # fmt: skip
+    """Arrays of the same names are equal, but for ``rtol``, ``atol`` and a share of the largest entry, or its own."""
+    assert found.keys() == expected.keys(), case
+    largest = max(np.abs(array).max() for array in expected.values())
+    for name, array in expected.items():
+        absolute = atol + of_largest * largest + of_own * np.abs(array).max()
+        np.testing.assert_allclose(found[name], array, rtol=rtol, atol=absolute, err_msg=f"{case} {name}")
 
 
 def _receive(receiver: Any, process: Any) -> tuple[bool, Any]:

@@ -1,6 +1,5 @@
 """Contextual training: however a batch lies on ranks, gradients of both stages are those of one process."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch.distributed as dist
 
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_each
 from tests.unit.trainers.objectives.contextual.made_up import objective_of, rows_of
-from tests.unit.trainers.tiny import gradients_of
 from trainers.engine import collectives
 from trainers.engine.sharding import equal_passes, is_sharded, shard, whole, whole_weights
 from trainers.objectives.contextual import ContextualBatch
@@ -28,24 +26,40 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def gradients(
-    rank: int, ranks: int, folder: str, chunk_size: int
-) -> dict[str, tuple[dict[str, Any], list[float], int]]:
-    """Of each case: gradients, loss and metrics over all ranks, and how many tokens of the context this rank read."""
+Step = tuple[dict[str, Any], list[float], int]
+
+
+def steps(
+    rank: int, ranks: int, folder: str, cases: dict[str, dict[str, Any]], shares: bool = False, batches: bool = False
+) -> dict[str, Step]:
+    """Of each case: gradients, loss and metrics over all ranks, and how many tokens of the context this rank read.
+
+    Every rank has a slice of one batch, with ``batches`` a batch of its own. With ``shares`` the model is shared out.
+    """
     found = {}
-    for name, settings in CASES.items():
-        values = {"chunk_size": chunk_size, "gradient_cache": True, "sequence_dropout": 0.3} | settings
-        objective = objective_of(Path(folder), **values).double()
-        objective.batch_group = dist.group.WORLD if ranks > 1 else None
-        rows: pa.Table = rows_of(8)
-        each = len(rows) // ranks
-        batch = objective.collate(rows.slice(rank * each, each))
-        outcome = objective(batch)
+    for name, settings in cases.items():
+        objective = objective_of(Path(folder), **{"sequence_dropout": 0.3} | settings).double()
+        if shares and ranks > 1:
+            shard(objective)
+            assert is_sharded(objective)
+        rows = [rows_of(8), emptied(rows_of(4))] if batches else [rows_of(8)]
+        if ranks > 1 and batches:
+            rows = [rows[rank]]
+        elif ranks > 1:
+            objective.batch_group = dist.group.WORLD
+            each = len(rows[0]) // ranks
+            rows = [rows[0].slice(rank * each, each)]
         with collectives.GradientSum(objective.parameters()) as total:
-            total.start()
-            (outcome.loss / ranks).backward()
+            if not shares:
+                total.start()
+            for piece in rows:
+                batch = objective.collate(piece)
+                outcome = objective(equal_passes(batch, torch.device("cpu")) if shares and ranks > 1 else batch)
+                (outcome.loss / (2 if batches else ranks)).backward()
         told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
-        found[name] = gradients_of(objective), told.tolist(), outcome.tokens - tokens_of_pairs(batch)
+        gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
+        whole_gradients = {key: whole(gradient).detach().numpy().copy() for key, gradient in gradients.items()}
+        found[name] = whole_gradients, told.tolist(), outcome.tokens - tokens_of_pairs(batch)
     return found
 
 
@@ -55,23 +69,21 @@ def tokens_of_pairs(batch: ContextualBatch) -> int:
     return sum(int(chunk["attention_mask"].sum()) for chunk in chunks)
 
 
-@pytest.mark.parametrize("chunk_size", [2, 64])
-def test_two_ranks_equal_one_process(tiny_encoder: Path, chunk_size: int) -> None:
-    (alone,) = run_in_processes(gradients, 1, 1, str(tiny_encoder), 3)
-    both = run_in_processes(gradients, 2, 2, str(tiny_encoder), chunk_size)
-    for case, (*_, tokens) in alone.items():  # the context is shared out: no document of it is read twice
-        assert sum(answers[case][2] for answers in both) == tokens > 0, case
-    for answers in both:
-        for case, (expected, measured, _) in alone.items():
-            found, told, _ = answers[case]
-            assert told == pytest.approx(measured, rel=1e-6), case
-            assert found.keys() == expected.keys()
-            assert any("first_stage.transformer" in name for name in found)
-            scale = max(np.abs(gradient).max() for gradient in expected.values())
-            for name, gradient in expected.items():
-                np.testing.assert_allclose(
-                    found[name], gradient, rtol=1e-10, atol=1e-10 * scale, err_msg=f"{case} {name}"
-                )
+def in_chunks(size: int) -> dict[str, dict[str, Any]]:
+    return {name: {"chunk_size": size, "gradient_cache": True} | settings for name, settings in CASES.items()}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_two_ranks_equal_one_process(tiny_encoder: Path) -> None:
+    alone = steps(0, 1, str(tiny_encoder), in_chunks(3))
+    for both in run_each(2, *((steps, 2, str(tiny_encoder), in_chunks(size)) for size in (2, 64))):
+        for case, (expected, measured, tokens) in alone.items():
+            # the context is shared out: no document of it is read twice
+            assert sum(answers[case][2] for answers in both) == tokens > 0, case
+            for found, told, _ in (answers[case] for answers in both):
+                assert told == pytest.approx(measured, rel=1e-6), case
+                assert any("first_stage.transformer" in name for name in found)
+                assert_close(found, expected, case, rtol=1e-10, of_largest=1e-10)
 
 
 SHARDED: dict[str, dict[str, Any]] = {
@@ -84,48 +96,23 @@ SHARDED: dict[str, dict[str, Any]] = {
 }
 
 
-def sharded_gradients(rank: int, ranks: int, folder: str, *, batches: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Of a step: every rank has a slice of one batch, or with ``batches`` a batch of its own."""
-    found = {}
-    for name, settings in SHARDED.items():
-        objective = objective_of(Path(folder), sequence_dropout=0.3, **settings).double()
-        if ranks > 1:
-            shard(objective)
-            assert is_sharded(objective)
-        rows = [rows_of(8)] if not batches else [rows_of(8), emptied(rows_of(4))]
-        if ranks > 1 and batches:
-            rows = [rows[rank]]
-        elif ranks > 1:
-            objective.batch_group = dist.group.WORLD
-            rows = [rows[0].slice(4 * rank, 4)]
-        with collectives.GradientSum(objective.parameters()):
-            for piece in rows:
-                batch = objective.collate(piece)
-                batch = equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch
-                (objective(batch).loss / (2 if batches else ranks)).backward()
-        gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
-        found[name] = {key: whole(gradient).detach().numpy().copy() for key, gradient in gradients.items()}
-    return found
-
-
 def emptied(rows: pa.Table) -> pa.Table:
     """Without a document that could be context."""
     rows = rows.set_column(1, "document", [[" " * number for number in range(len(rows))]])
     return rows.set_column(2, "hard_negatives", pa.array([[]] * len(rows), pa.list_(pa.string())))
 
 
-@pytest.mark.parametrize("batches", [False, True], ids=["slices of a batch", "a batch each"])
-def test_shared_out_over_two_ranks(tiny_encoder: Path, batches: bool) -> None:
-    (alone,) = run_in_processes(partial(sharded_gradients, batches=batches), 1, 1, str(tiny_encoder))
-    for answers in run_in_processes(partial(sharded_gradients, batches=batches), 2, 2, str(tiny_encoder)):
-        for case, expected in alone.items():
-            found = {name: gradient for name, gradient in answers[case].items() if gradient.any() or name in expected}
-            assert found.keys() == expected.keys(), case
-            scale = max(np.abs(gradient).max() for gradient in expected.values())
-            for name, gradient in expected.items():
-                np.testing.assert_allclose(
-                    found[name], gradient, rtol=1e-9, atol=1e-10 * scale, err_msg=f"{case} {name}"
-                )
+@pytest.mark.usefixtures("one_thread")
+def test_shared_out_over_two_ranks(tiny_encoder: Path) -> None:
+    ways = (False, True)  # slices of a batch, a batch each
+    for batches, both in zip(
+        ways, run_each(2, *((steps, 2, str(tiny_encoder), SHARDED, True, each) for each in ways)), strict=True
+    ):
+        for case, (expected, *_) in steps(0, 1, str(tiny_encoder), SHARDED, True, batches).items():
+            for answers in both:
+                gradients, *_ = answers[case]
+                found = {name: array for name, array in gradients.items() if array.any() or name in expected}
+                assert_close(found, expected, f"{case}, batches: {batches}", rtol=1e-9, of_largest=1e-10)
 
 
 def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, variant: str) -> list[float]:
@@ -158,21 +145,27 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, vari
     return [float(number) for number in vectors[0]]
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])  # released: dense layers behind the first stage
-def test_a_sharded_run_validates_and_exports(variant: str, tiny_encoder: Path, tmp_path: Path) -> None:
-    folders = [str(tmp_path / name) for name in ("one", "two")]
-    (expected,) = run_in_processes(trained_and_exported, 1, 1, str(tiny_encoder), folders[0], variant)
-    found, _ = run_in_processes(trained_and_exported, 2, 2, str(tiny_encoder), folders[1], variant)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    loaded = [load_towers(EncoderSettings(model=folder), Path(folder), "f" * 64).query for folder in folders]
-    weights = [dict(encoder.named_parameters()) for encoder in loaded]
-    start = dict(objective_of(tiny_encoder, variant=variant).contextual.named_parameters())
-    assert weights[0].keys() == weights[1].keys()
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
-    moved = {name for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-6}
-    own = {"null"} if variant == "paper" else {"null", "prompts", "head"}
-    assert {name.split(".")[0] for name in moved} == {"transformer", "first_stage"} | own
-    dense = {name for name in start if name.startswith("first_stage.dense.")}
-    assert dense <= moved
-    assert len(dense) == (0 if variant == "paper" else 4)
+VARIANTS = ("paper", "released")  # released: dense layers behind the first stage
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_sharded_run_validates_and_exports(tiny_encoder: Path, tmp_path: Path) -> None:
+    folders = {variant: [str(tmp_path / variant / name) for name in ("one", "two")] for variant in VARIANTS}
+    answers = run_each(
+        2, *((trained_and_exported, 2, str(tiny_encoder), folders[variant][1], variant) for variant in VARIANTS)
+    )
+    for variant, (found, _) in zip(VARIANTS, answers, strict=True):
+        expected = trained_and_exported(0, 1, str(tiny_encoder), folders[variant][0], variant)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        loaded = [load_towers(EncoderSettings(model=path), Path(path), "f" * 64).query for path in folders[variant]]
+        weights = [dict(encoder.named_parameters()) for encoder in loaded]
+        start = dict(objective_of(tiny_encoder, variant=variant).contextual.named_parameters())
+        assert weights[0].keys() == weights[1].keys()
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
+        moved = {name for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-6}
+        own = {"null"} if variant == "paper" else {"null", "prompts", "head"}
+        assert {name.split(".")[0] for name in moved} == {"transformer", "first_stage"} | own
+        dense = {name for name in start if name.startswith("first_stage.dense.")}
+        assert dense <= moved
+        assert len(dense) == (0 if variant == "paper" else 4)

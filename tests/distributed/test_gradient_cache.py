@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_in_processes
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import cut_by_length, encode_chunks
@@ -81,5 +81,4 @@ def test_two_ranks_equal_one_process():
     expected = gradients(0, 1, "none", (None, None))
     for answers in run_in_processes(all_gradients, RANKS):
         for case, found in answers.items():
-            for name, gradient in expected.items():
-                np.testing.assert_allclose(found[name], gradient, rtol=1e-12, atol=1e-12, err_msg=f"{case} {name}")
+            assert_close({name: found[name] for name in expected}, expected, case, rtol=1e-12, atol=1e-12)

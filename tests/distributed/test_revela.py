@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from retrieval.encoders.pretrained import locate_model
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_each
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
 from trainers.engine import collectives
@@ -23,15 +22,8 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return save_tiny_model("bert", folder / "bert"), save_tiny_model("llama", folder / "lm", language_model=True)
-
-
 def gradients(folders: tuple[Path, Path], batches: list[int], case: dict[str, Any], *, sharded: bool) -> Any:
     """The sum of these batches' losses, and its gradients, float64, summed over the ranks that run."""
-    torch.set_num_threads(1)
     retriever, language_model = folders
     model = {"model": str(language_model)} | case.get("language_model", {})
     values = {"similarity_temperature": 0.1, **case, "language_model": model}
@@ -60,14 +52,15 @@ def of_rank(rank: int, folders: tuple[Path, Path], sharded: bool) -> list[Any]:
     return [gradients(folders, [rank], case, sharded=sharded) for case in CASES]
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-def test_two_ranks_equal_one(folders: tuple[Path, Path], sharded: bool) -> None:
-    answers = run_in_processes(of_rank, 2, folders, sharded)
-    for number, case in enumerate(CASES):
-        loss, expected = gradients(folders, [0, 1], case, sharded=False)
-        assert sum(answer[number][0] for answer in answers) == pytest.approx(loss, rel=1e-12)
-        for answer in answers:
-            found = answer[number][1]
-            assert found.keys() == expected.keys()
-            for name, gradient in expected.items():
-                np.testing.assert_allclose(found[name], gradient, rtol=1e-9, atol=1e-11, err_msg=f"{case} {name}")
+@pytest.mark.usefixtures("one_thread")
+def test_two_ranks_equal_one(tmp_path: Path) -> None:
+    folders = (
+        save_tiny_model("bert", tmp_path / "bert"),
+        save_tiny_model("llama", tmp_path / "lm", language_model=True),
+    )
+    alone = [gradients(folders, [0, 1], case, sharded=False) for case in CASES]
+    for answers in run_each(2, (of_rank, folders, False), (of_rank, folders, True)):  # replicated, then sharded
+        for case, (loss, expected), *found in zip(CASES, alone, *answers, strict=True):
+            assert sum(loss_of_rank for loss_of_rank, _ in found) == pytest.approx(loss, rel=1e-12)
+            for _, of_one in found:
+                assert_close(of_one, expected, case, rtol=1e-9, atol=1e-11)

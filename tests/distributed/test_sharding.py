@@ -14,10 +14,13 @@ from transformers import BertConfig, BertModel
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.encoders.adapter import add_adapter, merged_weights
-from retrieval.encoders.specification import EncoderSettings, LoraSettings
+from retrieval.encoders.multi_vector import MultiVectorEncoder
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, LoraSettings, VectorForm
+from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from retrieval.encoders.transformer import checkpoint_activations
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_each
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import TinyBatches, tiny_settings
 from trainers.engine import collectives
@@ -37,7 +40,7 @@ from trainers.engine.sharding import (
     shard,
     whole,
     whole_weights,
-)
+)  # fmt: skip
 from trainers.objectives.contrastive import Contrastive
 from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.run_settings import RunSettings
@@ -87,9 +90,7 @@ class Contrast(nn.Module):
         return nn.functional.cross_entropy(vectors @ collectives.gather(vectors.roll(1, dims=1)).T, positives)
 
 
-def step_of(
-    rank: int, ranks: int, chunk_size: int | None, cached: bool, lora: bool, again: bool, whole_in_step: bool = False
-):
+def step_of(rank: int, ranks: int, chunk_size, cached: bool, lora: bool, again: bool, whole_in_step: bool = False):
     """Gradients of a step, its norm before clipping, and the gradients after it."""
     module = Contrast(lora, again)
     if ranks > 1:
@@ -116,28 +117,6 @@ def step_of(
 
 def all_cases(rank: int):
     return {(case, kept): step_of(rank, RANKS, *case, kept) for case in CASES for kept in (False, True)}
-
-
-def in_one_process(lora: bool):
-    """The same rows: where the second rank repeats texts, so does the one process."""
-    return step_of(0, 1, None, False, lora, False)
-
-
-def test_two_ranks_equal_one_process():
-    answers = run_in_processes(all_cases, RANKS)
-    for lora in (False, True):
-        expected, norm, clipped, _ = in_one_process(lora)
-        assert norm > 0.01
-        assert {"lora_" in name for name in expected} == ({True, False} if lora else {False})  # the head trains too
-        for answer in answers:
-            for case in (case for case in answer if case[0][2] == lora):
-                found, found_norm, found_clipped, kinds = answer[case]
-                assert found.keys() == expected.keys()
-                assert kinds == {name: name.startswith("transformer") for name in kinds}
-                assert found_norm == pytest.approx(norm, rel=1e-12)
-                for name in expected:
-                    np.testing.assert_allclose(found[name], expected[name], rtol=1e-11, atol=1e-12, err_msg=name)
-                    np.testing.assert_allclose(found_clipped[name], clipped[name], rtol=1e-11, atol=1e-13)
 
 
 class Gathered(TorchDispatchMode):
@@ -188,24 +167,6 @@ def under_autocast(rank: int):
     return answer
 
 
-def test_under_autocast_blocks_are_gathered_in_bfloat16_and_nothing_else_changes():
-    for answer in run_in_processes(under_autocast, RANKS):
-        for lora in LORA_OR_NOT:
-            losses, gradients, _ = answer[lora, None]
-            for how in ("sharded", "zero2"):
-                found_losses, found, gathered = answer[lora, how]
-                assert found_losses == losses
-                assert found.keys() == gradients.keys()
-                for name in gradients:
-                    np.testing.assert_array_equal(found[name], gradients[name], err_msg=name)
-                in_float32 = answer[lora, "float32"][2]
-                for counted, wide in zip(gathered, in_float32, strict=True):
-                    assert len(wide) > 1 + LAYERS * CHUNKS  # the root once, a block in each pass, and most again
-                    assert len(counted) == (1 + LAYERS if how == "zero2" else len(wide))
-                    assert counted[0] == wide[0]
-                    assert max(counted[1:]) < 0.5 * max(wide[1:])  # normalisations aren't gathered at all
-
-
 def contrastive(folder: str, lora: bool = False) -> Contrastive:
     settings = EncoderSettings(model=folder, pooling="mean")
     encoder = load_towers(settings, Path(folder), "a" * 64, dropout=0.0).query
@@ -227,18 +188,6 @@ def whole_of(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: whole(value.detach()).numpy().copy() for name, value in trainable_parameters(module).items()}
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_steps_equal_those_of_one_process(tmp_path, tiny_encoder, lora):
-    expected = trained(0, 1, str(tiny_encoder), str(tmp_path / "one"), lora)
-    start = whole_of(contrastive(str(tiny_encoder), lora))
-    answers = run_in_processes(trained, RANKS, RANKS, str(tiny_encoder), str(tmp_path / "two"), lora)
-    for found in answers:
-        assert found.keys() == expected.keys()
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=2e-6, err_msg=name)
-    assert max(np.abs(expected[name] - start[name]).max() for name in expected) > 0.01
-
-
 def restored(_rank: int, ranks: int, folder: str, read: str, written: str):
     """What a checkpoint holds once it is restored, after writing it again elsewhere."""
     objective = contrastive(folder)
@@ -255,23 +204,6 @@ def restored(_rank: int, ranks: int, folder: str, read: str, written: str):
         for quantity, value in optimizer.state[parameter].items()
     }
     return state, whole_of(objective) | moments
-
-
-def test_a_checkpoint_of_two_ranks_restores_on_one_and_back(tmp_path, tiny_encoder):
-    places = [str(tmp_path / name) for name in ("trained", "one", "two")]
-    weights = run_in_processes(trained, RANKS, RANKS, str(tiny_encoder), places[0], False)[0]
-    state, on_one = restored(0, 1, str(tiny_encoder), *places[:2])
-    assert state == State(3)
-    for other, on_two in run_in_processes(restored, RANKS, RANKS, str(tiny_encoder), *places[1:]):
-        assert other == state
-        assert on_two.keys() == on_one.keys() > weights.keys()
-        for name, value in on_one.items():
-            np.testing.assert_array_equal(on_two[name], value)
-            if name in weights:
-                np.testing.assert_array_equal(weights[name], value)
-    stored = [sorted((Path(place) / "step-00000003").glob("*.safetensors")) for place in places]
-    for files in zip(*stored, strict=True):
-        assert len({file.read_bytes() for file in files}) == 1
 
 
 def validated_and_exported(rank: int, folder: str, exported: str):
@@ -300,20 +232,6 @@ def validated_and_exported(rank: int, folder: str, exported: str):
     return [vectors.tolist() for vectors in found]
 
 
-def test_whole_weights_let_ranks_encode_what_they_like_and_one_export(tmp_path, tiny_encoder):
-    before = contrastive(str(tiny_encoder)).query_encoder.eval()
-    first, second = run_in_processes(validated_and_exported, RANKS, str(tiny_encoder), str(tmp_path / "model"))
-    with torch.no_grad():
-        untrained = before(before.tokenize(["import os"], "query")).numpy()
-        exported = contrastive(str(tmp_path / "model")).query_encoder.eval()
-        after = exported(exported.tokenize(["import os"], "query")).numpy()
-    np.testing.assert_allclose(first[0], untrained, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(first[1], after, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal([first[0], first[1]], [second[0], second[3]])
-    assert np.abs(after - untrained).max() > 1e-3
-    assert not [name for name in exported.state_dict() if "lora" in name or "base_layer" in name]
-
-
 def small_things(rank: int):
     """Numbers of chunks after making passes equal; and a transformer without blocks."""
     texts = {"input_ids": torch.ones(3 + 2 * rank, 2), "attention_mask": torch.ones(3 + 2 * rank, 2)}
@@ -324,21 +242,6 @@ def small_things(rank: int):
     with pytest.raises(UserError, match="ModuleList"):
         shard(BertModel(BertConfig(num_hidden_layers=0, hidden_size=8, num_attention_heads=1, intermediate_size=8)))
     return len(padded["a"].chunks), len(padded["b"][0].chunks)
-
-
-def test_passes_become_equal_and_a_transformer_without_blocks_is_refused():
-    assert run_in_processes(small_things, 2) == [(3, 1), (3, 1)]
-
-
-def test_alone_nothing_is_shared_out(tiny_encoder):
-    objective = contrastive(str(tiny_encoder))
-    shard(objective)
-    assert not is_sharded(objective)
-    tensor = torch.ones(3)
-    assert whole(tensor) is tensor
-    assert like(tensor, tensor) is tensor
-    with whole_weights(objective):
-        pass
 
 
 def run_and_export(rank: int, encoder: str, batches: str, folder: str) -> None:
@@ -359,12 +262,152 @@ def run_and_export(rank: int, encoder: str, batches: str, folder: str) -> None:
             objective.export(Path(output) / "model")
 
 
-def test_a_sharded_run_exports_all_weights_in_float32(tmp_path, tiny_encoder):
-    batches = store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(4)])
-    store_pairs(tmp_path / "batches-held-out", [[pair(90), pair(91)]])
-    run_in_processes(run_and_export, RANKS, str(tiny_encoder), batches, str(tmp_path))
+TEXTS = ["import the first of the values", "yield", "a file is open"]
+
+
+def states_and_gradients(rank: int, folder: str, shares: bool, again: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # noqa: ARG001
+    located = locate_model(folder)
+    encoder = load_encoder(EncoderSettings(model=folder, pooling="cls"), located.path, "", dropout=0.0).train()
+    several = MultiVectorEncoder(encoder, VectorForm(kind="layers", layers=(1, 2)))
+    if again:
+        checkpoint_activations(encoder.transformer)
+    if shares:
+        shard(several)
+    states, _ = several.states(several.tokenize(TEXTS, "document"))
+    states.square().sum().backward()
+    named = several.named_parameters()
+    return states.detach().numpy(), {name: whole(p.grad).numpy() for name, p in named if p.grad is not None}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, tiny_encoder: Path):
+    """Weights that one process trains, with LoRA and without, and its checkpoints in folder ``one``."""
+    return {lora: trained(0, 1, str(tiny_encoder), str(folder / f"lora {lora}/one"), lora) for lora in LORA_OR_NOT}
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path, tiny_encoder: Path, alone):  # noqa: ARG001
+    """What two ranks answer to each of these calls."""
+    encoder = str(tiny_encoder)
+    batches = store_pairs(folder / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(4)])
+    store_pairs(folder / "batches-held-out", [[pair(90), pair(91)]])
+    without = folder / "lora False"
+    calls = {
+        "steps": (all_cases,),
+        "under autocast": (under_autocast,),
+        "trained False": (trained, RANKS, encoder, str(without / "two"), False),
+        "trained True": (trained, RANKS, encoder, str(folder / "lora True/two"), True),
+        "restored": (restored, RANKS, encoder, str(without / "one"), str(without / "one restored on two")),
+        "exported": (validated_and_exported, encoder, str(folder / "exported")),
+        "passes": (small_things,),
+        "states": (states_and_gradients, encoder, True, False),
+        "states computed again": (states_and_gradients, encoder, True, True),
+        "runs": (run_and_export, encoder, batches, str(folder)),
+    }  # fmt: skip
+    return dict(zip(calls, run_each(RANKS, *calls.values()), strict=True))
+
+
+def test_gradients_equal_those_of_one_process(of_two):
+    for lora in LORA_OR_NOT:
+        # the same rows: where the second rank repeats texts, so does the one process
+        expected, norm, clipped, _ = step_of(0, 1, None, False, lora, False)
+        assert norm > 0.01
+        assert {"lora_" in name for name in expected} == ({True, False} if lora else {False})  # the head trains too
+        for answer in of_two["steps"]:
+            for case in (case for case in answer if case[0][2] == lora):
+                found, found_norm, found_clipped, kinds = answer[case]
+                assert kinds == {name: name.startswith("transformer") for name in kinds}
+                assert found_norm == pytest.approx(norm, rel=1e-12)
+                assert_close(found, expected, case, rtol=1e-11, atol=1e-12)
+                assert_close(found_clipped, clipped, case, rtol=1e-11, atol=1e-13)
+
+
+def test_under_autocast_blocks_are_gathered_in_bfloat16_and_nothing_else_changes(of_two):
+    for answer in of_two["under autocast"]:
+        for lora in LORA_OR_NOT:
+            losses, gradients, _ = answer[lora, None]
+            for how in ("sharded", "zero2"):
+                found_losses, found, gathered = answer[lora, how]
+                assert found_losses == losses
+                assert_close(found, gradients, how, rtol=0)
+                in_float32 = answer[lora, "float32"][2]
+                for counted, wide in zip(gathered, in_float32, strict=True):
+                    assert len(wide) > 1 + LAYERS * CHUNKS  # the root once, a block in each pass, and most again
+                    assert len(counted) == (1 + LAYERS if how == "zero2" else len(wide))
+                    assert counted[0] == wide[0]
+                    assert max(counted[1:]) < 0.5 * max(wide[1:])  # normalisations aren't gathered at all
+
+
+@pytest.mark.parametrize("lora", LORA_OR_NOT)
+def test_steps_equal_those_of_one_process(of_two, alone, tiny_encoder, lora):
+    for found in of_two[f"trained {lora}"]:
+        assert_close(found, alone[lora], rtol=1e-6, atol=2e-6)
+    start = whole_of(contrastive(str(tiny_encoder), lora))
+    assert max(np.abs(alone[lora][name] - start[name]).max() for name in start) > 0.01
+
+
+def test_a_checkpoint_of_two_ranks_restores_on_one_and_one_of_one_on_two(of_two, folder, tiny_encoder):
+    def restored_here(name: str):
+        return restored(0, 1, str(tiny_encoder), str(places / name), str(places / f"{name} restored"))
+
+    def stored(name: str) -> list[bytes]:
+        return [path.read_bytes() for path in sorted((places / name / "step-00000003").glob("*.safetensors"))]
+
+    places = folder / "lora False"
+    state, of_one = restored_here("one")
+    assert state == State(3)
+    for other, on_two in of_two["restored"]:
+        assert other == state
+        assert_close(on_two, of_one, rtol=0)
+    state, found = restored_here("two")
+    assert state == State(3)
+    weights = of_two["trained False"][0]
+    assert found.keys() > weights.keys()
+    assert_close({name: found[name] for name in weights}, weights, rtol=0)
+    assert stored("one") == stored("one restored on two")
+    assert stored("two") == stored("two restored")
+    assert len(stored("two")) > 1
+
+
+def test_whole_weights_let_ranks_encode_what_they_like_and_one_export(of_two, folder, tiny_encoder):
+    first, second = of_two["exported"]
+
+    def encoded(model: Path) -> np.ndarray:
+        encoder = contrastive(str(model)).query_encoder.eval()
+        assert not [name for name in encoder.state_dict() if "lora" in name or "base_layer" in name]
+        with torch.no_grad():
+            return encoder(encoder.tokenize(["import os"], "query")).numpy()
+
+    untrained, after = encoded(tiny_encoder), encoded(folder / "exported")
+    np.testing.assert_allclose(first[0], untrained, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first[1], after, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal([first[0], first[1]], [second[0], second[3]])
+    assert np.abs(after - untrained).max() > 1e-3
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("call", ["states", "states computed again"])
+def test_a_shared_out_transformer_gives_the_states_of_its_layers(of_two, tiny_encoder, call: str) -> None:
+    expected, gradients = states_and_gradients(0, str(tiny_encoder), False, False)
+    doubled = {name: 2 * gradient for name, gradient in gradients.items()}  # the sum over the ranks
+    for states, summed in of_two[call]:
+        np.testing.assert_allclose(states, expected, atol=1e-6)
+        assert_close(summed, doubled, rtol=1e-4, atol=1e-4)
+
+
+def test_passes_become_equal_and_a_transformer_without_blocks_is_refused(of_two):
+    assert of_two["passes"] == [(3, 1), (3, 1)]
+
+
+@pytest.mark.usefixtures("of_two")
+def test_a_sharded_run_exports_all_weights_in_float32(folder, tiny_encoder):
     base = load_file(tiny_encoder / "model.safetensors")
-    models = {how: load_file(tmp_path / how / "model/model.safetensors") for how in ("replicated", "zero2", "sharded")}
+    models = {how: load_file(folder / how / "model/model.safetensors") for how in ("replicated", "zero2", "sharded")}
     changed = set()
     for name, value in models["replicated"].items():
         kept = torch.equal(value, base[name])
@@ -375,3 +418,14 @@ def test_a_sharded_run_exports_all_weights_in_float32(tmp_path, tiny_encoder):
             assert torch.equal(models[how][name], base[name]) is kept
         torch.testing.assert_close(models["zero2"][name], models["sharded"][name], rtol=0, atol=0)
     assert changed == {True, False}
+
+
+def test_alone_nothing_is_shared_out(tiny_encoder):
+    objective = contrastive(str(tiny_encoder))
+    shard(objective)
+    assert not is_sharded(objective)
+    tensor = torch.ones(3)
+    assert whole(tensor) is tensor
+    assert like(tensor, tensor) is tensor
+    with whole_weights(objective):
+        pass

@@ -1,10 +1,9 @@
 """Objectives of triplets over ranks: batches of their own, slices of one batch, negatives of the whole step."""
 
-import numpy as np
 import pytest
 import torch
 
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_each
 from tests.unit.trainers.tiny import Reports, TinyEncoder, figures_of, gradients_of, tiny_settings
 from tests.unit.trainers.triplet_batches import TripletBatches
 from trainers.engine.loop import train
@@ -44,26 +43,29 @@ def tiny_encoder() -> TinyEncoder:
     return TinyEncoder().double()
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """Of one process, by batches per step."""
+    return {batches_per_step: one_step(0, batches_per_step) for batches_per_step in (1, 2, 4)}
+
+
 @pytest.mark.parametrize(
     ("ranks", "batches_per_step"),
-    [(2, 2), (2, 1), (2, 4), (4, 2)],
-    ids=["a batch each", "slices of one batch", "two batches each", "slices of two batches"],
+    [(2, [2, 1, 4]), (4, [2])],
+    ids=["a batch each, slices of one batch, two batches each", "slices of two batches"],
 )
-def test_world_size_changes_nothing(ranks, batches_per_step):
-    alone = one_step(0, batches_per_step)
-    for answers in run_in_processes(one_step, ranks, batches_per_step):
-        for (found, told), (expected, measured) in zip(answers, alone, strict=True):
-            assert found.keys() == expected.keys()
-            for name in expected:
-                scale = np.abs(expected[name]).max()
-                np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12 * scale, err_msg=name)
-            assert told["loss"] == pytest.approx(measured["loss"], rel=1e-6)
-            assert told["examples"] == measured["examples"]
-            assert told == pytest.approx(measured, rel=1e-5)
+def test_world_size_changes_nothing(alone, ranks, batches_per_step):
+    answers_of_all = run_each(ranks, *((one_step, number) for number in batches_per_step))
+    for number, answers in zip(batches_per_step, answers_of_all, strict=True):
+        for answer in answers:
+            for (found, told), (expected, measured) in zip(answer, alone[number], strict=True):
+                assert_close(found, expected, number, rtol=1e-12, of_own=1e-12)
+                assert told["loss"] == pytest.approx(measured["loss"], rel=1e-6)
+                assert told["examples"] == measured["examples"]
+                assert told == pytest.approx(measured, rel=1e-5)
 
 
-def test_sharing_negatives_over_a_step_changes_the_loss():
-    forms = dict(zip(map(str, FORMS), one_step(0, 2), strict=False))
-    own, shared = (forms[str(FORMS[place])][1] for place in (4, 5))
+def test_sharing_negatives_over_a_step_changes_the_loss(alone):
+    (_, own), (_, shared) = alone[2][4:6]
     assert own["target_max"] <= shared["target_max"]
     assert own["loss"] != pytest.approx(shared["loss"], rel=1e-6)

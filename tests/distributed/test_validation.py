@@ -1,6 +1,7 @@
 """Two ranks share an evaluation and say what one says; where one of them fails, both do, in the same words."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from raytriever.errors import UserError
 from retrieval.encoders.multi_vector import MultiVectorEncoder
 from retrieval.encoders.specification import VectorForm
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import run_each
 from tests.unit.trainers.validation.made_up import (
     MadeUpBatches,
     PairObjective,
@@ -42,13 +43,12 @@ def made(model: str, form: VectorForm | None = None) -> PairObjective:
 
 
 KINDS = {"searched": {}, "two vectors a document": {"form": VectorForm(kind="layers", layers=[1, 2])}, "run": {}}
-TOKEN_BUDGETS = (60, 5_000)
+TOKEN_BUDGETS = (60, 5_000)  # many pieces, and a piece for one rank alone
 IDLE = (0,)  # what a rank encodes while it waits for one that has more
 
 
 def evaluations(rank: int, model: str, collection: str, run: str):  # noqa: ARG001
     """By kind and token budget: what was measured, twice, the texts that this rank encoded and its number of passes."""
-    torch.set_num_threads(1)
     found = {}
     for name, changes in KINDS.items():
         for token_budget in TOKEN_BUDGETS:
@@ -56,38 +56,14 @@ def evaluations(rank: int, model: str, collection: str, run: str):  # noqa: ARG0
             passes: list[int] = []
             objective.text_encoder.transformer.register_forward_hook(lambda *_, passes=passes: passes.append(1))
             settings = RetrievalValidationSettings(
-                collection=collection,
-                token_budget=token_budget,
-                others=("RR@10", "R@10", "AP"),
+                collection=collection, token_budget=token_budget, others=("RR@10", "R@10", "AP"),
                 run=run if name == "run" else None,
-            )
+            )  # fmt: skip
             validation = build_validation(settings, bf16=False, epoch_ends=[10])
             measured = [validation.measure(objective) for _ in range(2)]
             assert objective.training
             found[name, token_budget] = (measured, objective.encoded, len(passes))
     return found
-
-
-@pytest.fixture(scope="module")
-def shared_out(world: tuple[str, str, str]):
-    return evaluations(0, *world), run_in_processes(evaluations, 2, *world)
-
-
-@pytest.mark.parametrize("token_budget", TOKEN_BUDGETS, ids=["many pieces", "a piece for one rank alone"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_share_the_texts(shared_out, kind, token_budget):
-    alone, ranks = shared_out[0][kind, token_budget], [answers[kind, token_budget] for answers in shared_out[1]]
-    (expected, again), texts, _ = alone
-    assert again == expected
-    assert 0 < expected["AP"] < 1
-    for measured, _, passes in ranks:
-        assert measured == [expected, expected]
-        assert passes == ranks[0][2]
-    own = [[text for text in encoded if text != IDLE] for _, encoded, _ in ranks]
-    assert sorted(own[0] + own[1]) == sorted(texts)
-    if token_budget == TOKEN_BUDGETS[0]:
-        tokens = [sum(map(len, of_rank)) for of_rank in own]
-        assert max(tokens) < 1.3 * min(tokens)
 
 
 def on_batches(rank: int, model: str):
@@ -118,14 +94,31 @@ def infinite_on_the_second(rank: int, model: str, collection: str) -> str:
         return str(error)
 
 
-def both(rank: int, model: str, collection: str):
-    return on_batches(rank, model), infinite_on_the_second(rank, model, collection)
+@pytest.fixture(scope="module")
+def of_two(world: tuple[str, str, str]) -> list[Any]:
+    """What two ranks answer to the evaluations, the batches and the infinite vectors."""
+    return run_each(2, (evaluations, *world), (on_batches, world[0]), (infinite_on_the_second, *world[:2]))
 
 
-def test_ranks_share_the_batches_and_the_mistakes(world):
-    model, collection, _ = world
-    alone = on_batches(0, model)
-    (one, infinite), (other, infinite_too) = run_in_processes(both, 2, model, collection)
+def test_ranks_share_the_texts(world, of_two):
+    alone = evaluations(0, *world)
+    for (kind, token_budget), ((expected, again), texts, _) in alone.items():
+        ranks = [answers[kind, token_budget] for answers in of_two[0]]
+        assert again == expected, kind
+        assert 0 < expected["AP"] < 1
+        for measured, _, passes in ranks:
+            assert measured == [expected, expected], kind
+            assert passes == ranks[0][2]
+        own = [[text for text in encoded if text != IDLE] for _, encoded, _ in ranks]
+        assert sorted(own[0] + own[1]) == sorted(texts)
+        if token_budget == TOKEN_BUDGETS[0]:
+            tokens = [sum(map(len, of_rank)) for of_rank in own]
+            assert max(tokens) < 1.3 * min(tokens)
+
+
+def test_ranks_share_the_batches_and_the_mistakes(world, of_two):
+    alone = on_batches(0, world[0])
+    _, (one, other), (infinite, infinite_too) = of_two
     for name in ("1", "5", "6"):
         expected, _ = alone[name]
         assert one[name] == other[name] == (expected, (int(name) + 1) // 2)
@@ -141,17 +134,15 @@ def test_the_numbers_are_of_a_search_of_the_whole(world):
     objective = made(model)
     settings = RetrievalValidationSettings(collection=collection, measure="RR", others=())
     validation = build_validation(settings, bf16=False, epoch_ends=[10])
-    selected = validation._selected
-    stored = validation._collection
+    selected, stored = validation._selected, validation._collection
     encoder = objective.text_encoder.eval()
+
+    def vectors(part, rows, role):
+        return encoder(encoder.tokenize(stored.texts(part, rows), role)).half().double().numpy()
+
     with torch.no_grad():
-        queries, documents = (
-            encoder(encoder.tokenize(stored.texts(part, rows), role)).half().double().numpy()
-            for part, rows, role in (
-                ("queries", selected.query_rows, "query"),
-                ("documents", selected.document_rows, "document"),
-            )
-        )
+        queries = vectors("queries", selected.query_rows, "query")
+        documents = vectors("documents", selected.document_rows, "document")
     scores = queries @ documents.T
     reciprocal = []
     for line, query in enumerate(selected.query_ids):

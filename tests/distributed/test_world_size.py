@@ -1,11 +1,10 @@
 """Whole steps of the loop: however many ranks share a step's batches, the weights move the same way."""
 
-import numpy as np
 import pytest
 import torch
 
 from raytriever.errors import UserError
-from tests.distributed.processes import run_in_processes
+from tests.distributed.processes import assert_close, run_each, run_in_processes
 from tests.unit.trainers.tiny import (
     Reports,
     TinyBatches,
@@ -32,39 +31,6 @@ def one_step(rank: int, batches_per_step: int):
     return [training(rank, batches_per_step, 1, dtype) for dtype in ("float64", "float32")]
 
 
-def assert_close(found, expected, tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name in expected:
-        scale = np.abs(expected[name]).max()
-        np.testing.assert_allclose(found[name], expected[name], rtol=tolerance, atol=tolerance * scale, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "batches_per_step"),
-    [(2, 2), (2, 1), (4, 2)],
-    ids=["a batch each", "slices of one batch", "slices of two batches"],
-)
-def test_gradients_of_a_step(ranks, batches_per_step):
-    alone = one_step(0, batches_per_step)
-    for answers in run_in_processes(one_step, ranks, batches_per_step):
-        for (found, _, told), (expected, _, measured), tolerance in zip(answers, alone, (1e-12, 1e-6), strict=True):
-            assert_close(found, expected, tolerance)
-            assert told[0]["examples"] == 6 * batches_per_step
-            assert told[0] == pytest.approx(measured[0], rel=1e-5)
-            for name in ("loss", "gradient_norm"):
-                assert told[0][name] == pytest.approx(measured[0][name], rel=1e-6)
-
-
-def test_weights_after_several_steps():
-    _, weights, measured = training(0, 2, 4, "float64")
-    answers = run_in_processes(training, 2, 2, 4, "float64")
-    for _, found, told in answers:
-        assert_close(found, weights, 1e-9)
-        assert [m["loss"] for m in told] == pytest.approx([m["loss"] for m in measured], rel=1e-6)
-    for name, value in answers[0][1].items():
-        np.testing.assert_array_equal(answers[1][1][name], value)
-
-
 def broken_on_one_rank(rank: int):
     objective = tiny_objective()
     if rank == 1:
@@ -82,12 +48,6 @@ def broken_on_one_rank(rank: int):
     return None
 
 
-def test_what_is_not_finite_on_one_rank_stops_all_with_the_same_words():
-    one, other = run_in_processes(broken_on_one_rank, 2)
-    assert one == other
-    assert "the loss is nan for batch" in one
-
-
 def folders_of_their_own(rank: int, folder: str):
     checkpoints = Checkpoints(f"{folder}/{rank}", {})
     try:
@@ -98,6 +58,51 @@ def folders_of_their_own(rank: int, folder: str):
     return None
 
 
-def test_checkpoints_that_not_all_ranks_see_are_refused(tmp_path):
-    for message in run_in_processes(folders_of_their_own, 2, str(tmp_path)):
+def assert_equal_steps(answers, alone, batches_per_step: int) -> None:
+    for answer in answers:
+        for (found, _, told), (expected, _, measured), tolerance in zip(answer, alone, (1e-12, 1e-6), strict=True):
+            assert_close(found, expected, batches_per_step, rtol=tolerance, of_own=tolerance)
+            assert told[0]["examples"] == 6 * batches_per_step
+            assert told[0] == pytest.approx(measured[0], rel=1e-5)
+            for name in ("loss", "gradient_norm"):
+                assert told[0][name] == pytest.approx(measured[0][name], rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory):
+    """What two ranks answer to each of these calls."""
+    calls = {
+        "a batch each": (one_step, 2),
+        "slices of one batch": (one_step, 1),
+        "several steps": (training, 2, 4, "float64"),
+        "not finite": (broken_on_one_rank,),
+        "folders": (folders_of_their_own, str(tmp_path_factory.mktemp("folders"))),
+    }
+    return dict(zip(calls, run_each(2, *calls.values()), strict=True))
+
+
+def test_gradients_of_a_step(of_two):
+    of_two_batches = one_step(0, 2)
+    assert_equal_steps(of_two["a batch each"], of_two_batches, 2)
+    assert_equal_steps(of_two["slices of one batch"], one_step(0, 1), 1)
+    assert_equal_steps(run_in_processes(one_step, 4, 2), of_two_batches, 2)  # slices of two batches
+
+
+def test_weights_after_several_steps(of_two):
+    _, weights, measured = training(0, 2, 4, "float64")
+    for _, found, told in of_two["several steps"]:
+        assert_close(found, weights, rtol=1e-9, of_own=1e-9)
+        assert [m["loss"] for m in told] == pytest.approx([m["loss"] for m in measured], rel=1e-6)
+    (_, one, _), (_, other, _) = of_two["several steps"]
+    assert_close(other, one, rtol=0)
+
+
+def test_what_is_not_finite_on_one_rank_stops_all_with_the_same_words(of_two):
+    one, other = of_two["not finite"]
+    assert one == other
+    assert "the loss is nan for batch" in one
+
+
+def test_checkpoints_that_not_all_ranks_see_are_refused(of_two):
+    for message in of_two["folders"]:
         assert "different checkpoints (steps 3, 0)" in message

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.objectives.adaptive_margin import (
-    distributed_residuals,
-    in_batch_residuals,
-    mean_error,
-    own_residuals,
-)
+from trainers.objectives.adaptive_margin import distributed_residuals, in_batch_residuals, mean_error, own_residuals
 from trainers.objectives.pairs import Triplets, unit_vectors
 
 GOLDEN = np.load(Path(__file__).parent / "arm_case_a.npz")
@@ -47,9 +42,5 @@ def test_loss_and_gradients(case, dtype, rtol, atol):
         np.testing.assert_allclose(residuals.detach(), GOLDEN[f"{case}_residuals"], rtol=rtol, atol=atol)
 
 
-def test_every_form_is_recorded_and_the_two_pairings_differ_in_batch_alone():
+def test_every_form_is_recorded():
     assert len(CASES) == 17
-    for kind in ("static03", "static10", "adaptive"):
-        paper, released = (float(GOLDEN[f"{kind}_inbatch_{pairing}_loss"]) for pairing in ("paper", "released"))
-        assert abs(paper - released) > 1e-3
-    assert abs(float(GOLDEN["distributed_paper_loss"]) - float(GOLDEN["distributed_released_loss"])) > 1e-3

@@ -18,13 +18,9 @@ SCRIPTS = sorted(FOLDER.glob("*.sh"))
 
 # CPUs and GPUs of each machine type
 MACHINES = {
-    "p4d.24xlarge": (96, 8),
-    "p5.48xlarge": (192, 8),
-    "a2-ultragpu-8g": (96, 8),
-    "a3-highgpu-8g": (208, 8),
-    "m7i.16xlarge": (64, 0),
-    "n2-standard-64": (64, 0),
-}
+    "p4d.24xlarge": (96, 8), "p5.48xlarge": (192, 8), "a2-ultragpu-8g": (96, 8), "a3-highgpu-8g": (208, 8),
+    "m7i.16xlarge": (64, 0), "n2-standard-64": (64, 0),
+}  # fmt: skip
 
 # What KubeRay's and Kubernetes' types know, of what these files use; a key that is not here is a mistake
 CLUSTER_KEYS = {
@@ -53,12 +49,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_nothing_is_left_unchecked() -> None:
     known = {path.name for path in [*LAUNCHER, POLICY, *KUBERNETES, *SCRIPTS]}
-    assert {path.name for path in FOLDER.iterdir()} - known == {
-        "README.md",
-        "Dockerfile",
-        "runtime_env.yaml",
-        "grafana",
-    }
+    others = {path.name for path in FOLDER.iterdir()} - known
+    assert others == {"README.md", "Dockerfile", "runtime_env.yaml", "grafana"}
     assert len(LAUNCHER) == 4
     readme = (FOLDER / "README.md").read_text()
     assert all(f"`{name}`" in readme for name in known)
@@ -88,19 +80,14 @@ def test_groups_of_nodes_are_what_their_machines_are(path: Path) -> None:
     assert spot.lower() == "spot"
     assert "InstanceMarketOptions" not in types["head"]["node_config"]
     assert "SPOT" not in str(types["head"]["node_config"])
-
-
-def test_no_disk_is_a_hard_disk() -> None:
-    for path in LAUNCHER:
-        values = read(path)
-        for kind in values["available_node_types"].values():
-            node = kind["node_config"]
-            if values["provider"]["type"] == "gcp":
-                zone = values["provider"]["availability_zone"]
-                kinds = {disk["initializeParams"]["diskType"] for disk in node["disks"]}
-                assert kinds == {f"zones/{zone}/diskTypes/pd-ssd"}, path.name
-            else:
-                assert {disk["Ebs"]["VolumeType"] for disk in node["BlockDeviceMappings"]} == {"gp3"}, path.name
+    provider = read(path)["provider"]
+    for kind in types.values():  # no disk is a hard disk
+        node = kind["node_config"]
+        if provider["type"] == "gcp":
+            disks = {disk["initializeParams"]["diskType"] for disk in node["disks"]}
+            assert disks == {f"zones/{provider['availability_zone']}/diskTypes/pd-ssd"}
+        else:
+            assert {disk["Ebs"]["VolumeType"] for disk in node["BlockDeviceMappings"]} == {"gp3"}
 
 
 @each_launcher_file
@@ -140,6 +127,11 @@ def cluster_of(path: Path) -> dict[str, Any]:
     return cluster
 
 
+def parts_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The head, and each group of workers."""
+    return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+
+
 @each_kubernetes_file
 def test_kuberay_knows_every_key(path: Path) -> None:
     spec = cluster_of(path)
@@ -150,7 +142,7 @@ def test_kuberay_knows_every_key(path: Path) -> None:
     for group in groups.values():
         assert set(group) == WORKER_KEYS
         assert group["minReplicas"] <= group["maxReplicas"]
-    for part in (spec["headGroupSpec"], *groups.values()):
+    for part in parts_of(spec):
         assert all(isinstance(value, str) for value in part["rayStartParams"].values())
         pod = part["template"]["spec"]
         assert set(pod) <= POD_KEYS
@@ -175,7 +167,7 @@ def test_a_cluster_on_kubernetes_is_closed(path: Path) -> None:
     assert own == {"from": [{"podSelector": chosen}]}
     assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
     assert set(operator["from"][0]) == {"namespaceSelector"}
-    for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+    for part in parts_of(spec):
         template = part["template"]
         assert template["metadata"]["labels"].items() >= chosen["matchLabels"].items()
         assert template["spec"]["securityContext"]["runAsNonRoot"] is True
@@ -187,7 +179,7 @@ def test_a_cluster_on_kubernetes_is_closed(path: Path) -> None:
 @each_kubernetes_file
 def test_pods_write_to_their_volume_and_ray_where_kuberay_looks(path: Path) -> None:
     spec = cluster_of(path)
-    for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+    for part in parts_of(spec):
         (container,) = part["template"]["spec"]["containers"]
         variables = {variable["name"]: variable["value"] for variable in container["env"]}
         mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -197,19 +189,15 @@ def test_pods_write_to_their_volume_and_ray_where_kuberay_looks(path: Path) -> N
 
 
 @each_kubernetes_file
-def test_the_account_of_the_pods_is_made_before_them(path: Path) -> None:
-    spec, text = cluster_of(path), path.read_text()
-    pods = [part["template"]["spec"] for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+def test_pods_start_closed_and_as_their_account(path: Path) -> None:
+    text = path.read_text()
+    created = re.findall(r"kubectl (?:apply|create) -f (\S+)", text)
+    assert created == [str(file.relative_to(ROOT)) for file in (POLICY, path)]
+    pods = [part["template"]["spec"] for part in parts_of(cluster_of(path))]
     (account,) = {pod["serviceAccountName"] for pod in pods}  # KubeRay makes none of a name that is given
     made = text.index(f"kubectl create serviceaccount {account} ")
     assert made < text.index(f"-f cluster_configs/{path.name}")
     assert [pod["automountServiceAccountToken"] for pod in pods] == [True, False, False]  # the autoscaler's alone
-
-
-@each_kubernetes_file
-def test_a_cluster_on_kubernetes_is_closed_before_it_starts(path: Path) -> None:
-    created = re.findall(r"kubectl (?:apply|create) -f (\S+)", path.read_text())
-    assert created == [str(file.relative_to(ROOT)) for file in (POLICY, path)]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -225,10 +213,8 @@ def test_scripts_are_sound(path: Path) -> None:
 
 
 def pins(text: str) -> dict[str, str]:
-    return {
-        name.lower().replace("_", "-"): version
-        for name, version in re.findall(r"^\s*(?:- )?([A-Za-z0-9_.-]+)==([^\s#]+)", text, re.MULTILINE)
-    }
+    found = re.findall(r"^\s*(?:- )?([A-Za-z0-9_.-]+)==([^\s#]+)", text, re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in found}
 
 
 def test_versions_are_those_that_the_tests_pass_with() -> None:

@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "cluster_configs"
-LAUNCHER = sorted([*FOLDER.glob("aws-*.yaml"), *FOLDER.glob("gcp-*.yaml")])
+from tests.unit.test_cluster_configs import FOLDER, ROOT, each_launcher_file, read
 
-each_launcher_file = pytest.mark.parametrize("path", LAUNCHER, ids=lambda path: path.name)
-
-
-def read(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load(path.read_text())
-    return values
+Slurm = Callable[..., tuple[int, str, str]]  # exit code, address given to Ray, what it said
 
 
 def identity(node: dict[str, Any]) -> str:
@@ -33,23 +25,19 @@ def identity(node: dict[str, Any]) -> str:
 
 @each_launcher_file
 def test_the_head_alone_may_start_nodes(path: Path) -> None:
-    types = read(path)["available_node_types"]
-    identities = {name: identity(kind["node_config"]) for name, kind in types.items()}
+    from ray.autoscaler._private.util import prepare_config
+
+    identities, prepared = (
+        {name: identity(kind["node_config"]) for name, kind in values["available_node_types"].items()}
+        for values in (read(path), prepare_config(read(path)))
+    )
+    assert prepared == identities  # Ray starts the nodes as the file says
     assert identities.keys() == {"head", "cpu", "gpu"}
     assert "head" in identities["head"]
     assert identities["cpu"] == identities["gpu"] != identities["head"]
     text = path.read_text()
     rights = ("RunInstances", "iam:PassRole") if "aws" in path.name else ("instanceAdmin", "iam.serviceAccountUser")
     assert all(right in text for right in rights)  # what to give, where the name is to be changed
-
-
-@each_launcher_file
-def test_ray_starts_the_nodes_as_the_file_says(path: Path) -> None:
-    from ray.autoscaler._private.util import prepare_config
-
-    prepared = prepare_config(read(path))["available_node_types"]
-    for name, kind in read(path)["available_node_types"].items():
-        assert identity(prepared[name]["node_config"]) == identity(kind["node_config"])
 
 
 @each_launcher_file
@@ -103,8 +91,8 @@ STAND_INS = {
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    """Runs slurm.sh on a node that has these addresses; its exit code, the address it gave to Ray, what it said."""
+def slurm(tmp_path: Path) -> Slurm:
+    """Runs slurm.sh on a node that has these addresses."""
     programs = tmp_path / "environment" / "bin"
     programs.mkdir(parents=True)
     for name, body in STAND_INS.items():
@@ -114,16 +102,10 @@ def slurm(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
 
     def run(addresses: str, **variables: str) -> tuple[int, str, str]:
         environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "RAYTRIEVER_ENVIRONMENT": str(programs.parent),
-            "SLURM_JOB_ID": "123",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_NNODES": "2",
-            "SLURM_CPUS_PER_TASK": "4",
-            "ADDRESSES": addresses,
-            "ASKED": str(asked),
-        }
+            "PATH": os.environ["PATH"], "HOME": str(tmp_path), "RAYTRIEVER_ENVIRONMENT": str(programs.parent),
+            "SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "4",
+            "ADDRESSES": addresses, "ASKED": str(asked),
+        }  # fmt: skip
         command = [FOLDER / "slurm.sh", "run", "quickstart"]
         done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=60)
         given = re.search(r"--address (\S+):\d+ ", asked.read_text()) if asked.exists() else None
@@ -141,27 +123,21 @@ def slurm(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     ],
 )
 def test_the_head_on_slurm_is_an_address_that_other_nodes_reach(
-    slurm: Callable[..., tuple[int, str, str]], addresses: str, address: str
+    slurm: Slurm, tmp_path: Path, addresses: str, address: str
 ) -> None:
     assert slurm(addresses)[:2] == (0, address)
-
-
-def test_ray_on_slurm_has_all_cpus_and_outlives_a_node(
-    slurm: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    assert slurm("10.1.2.3")[0] == 0
     options = (tmp_path / "asked.srun").read_text().splitlines()[-1].split(" bash ")[0].split()
-    assert {"--cpus-per-task=4", "--no-kill"} <= set(options)
+    assert {"--cpus-per-task=4", "--no-kill"} <= set(options)  # Ray has all CPUs and outlives a node
     assert "#SBATCH --no-kill" in (FOLDER / "slurm.sh").read_text().splitlines()
 
 
 @pytest.mark.parametrize("code", [0, 2, 130])
-def test_the_code_of_a_job_on_slurm_is_the_commands(slurm: Callable[..., tuple[int, str, str]], code: int) -> None:
+def test_the_code_of_a_job_on_slurm_is_the_commands(slurm: Slurm, code: int) -> None:
     for of_srun in (str(code), "1"):  # where a node was lost srun has another
         assert slurm("10.1.2.3", CODE=str(code), SRUN_CODE=of_srun)[0] == code
 
 
-def test_a_mark_of_an_earlier_run_is_not_believed(slurm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_mark_of_an_earlier_run_is_not_believed(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "slurm-123.done").write_text("0\n")
     code, _, said = slurm("10.1.2.3", BROKEN="1")
@@ -171,9 +147,7 @@ def test_a_mark_of_an_earlier_run_is_not_believed(slurm: Callable[..., tuple[int
 
 
 @pytest.mark.parametrize("before", ["0002", "0022"])
-def test_the_token_alone_is_closed_to_others(
-    slurm: Callable[..., tuple[int, str, str]], tmp_path: Path, before: str
-) -> None:
+def test_the_token_alone_is_closed_to_others(slurm: Slurm, tmp_path: Path, before: str) -> None:
     mask = os.umask(int(before, 8))
     try:
         assert slurm("10.1.2.3")[0] == 0
@@ -190,9 +164,7 @@ def test_the_token_alone_is_closed_to_others(
 
 
 @pytest.mark.parametrize("addresses", ["", "127.0.0.1", "127.0.1.1 ::1"])
-def test_a_head_without_such_an_address_is_refused_with_what_to_set(
-    slurm: Callable[..., tuple[int, str, str]], addresses: str
-) -> None:
+def test_a_head_without_such_an_address_is_refused_with_what_to_set(slurm: Slurm, addresses: str) -> None:
     code, given, said = slurm(addresses)
     assert (code, given) == (2, "")
     assert "node1" in said

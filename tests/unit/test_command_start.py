@@ -39,15 +39,11 @@ except SystemExit:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "embed", "train"])
-def test_every_command_is_where_the_table_says(name: str) -> None:
+def test_every_command_and_job_is_where_the_table_says(name: str) -> None:
+    assert {job: stage_class(job, job).command for job in JOBS} == {job: job for job in JOBS}
     ended = CliRunner().invoke(app, [name, "--help"])
     assert ended.exit_code == 0
     assert f"{name} [OPTIONS]" in ended.output
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_every_job_is_where_the_table_says(job: str) -> None:
-    assert stage_class(job, job).command == job
 
 
 def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:
@@ -65,12 +61,9 @@ def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:
     assert "take the other 'trainers' off PYTHONPATH" in last
 
 
-@pytest.mark.parametrize("name", raytriever._PUBLIC)
-def test_public_names_are_found_when_they_are_used(name: str) -> None:
-    assert getattr(raytriever, name).__name__ == name
-    assert name in dir(raytriever)
-
-
-def test_other_names_are_absent() -> None:
+def test_public_names_are_found_when_they_are_used_and_other_names_are_absent() -> None:
+    for name in raytriever._PUBLIC:
+        assert getattr(raytriever, name).__name__ == name
+        assert name in dir(raytriever)
     with pytest.raises(AttributeError, match="has no attribute 'Batches'"):
         _ = raytriever.Batches

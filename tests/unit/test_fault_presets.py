@@ -14,15 +14,8 @@ from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-KINDS = {
-    "contrastive": "contrastive",
-    "adaptive_margins": "adaptive_margin",
-    "multi_layer": "multi_layer",
-    "coder": "coder",
-    "contextual": "contextual",
-    "revela": "revela",
-    "replug": "replug",
-}
+ALIKE = ("contrastive", "multi_layer", "coder", "contextual", "revela", "replug")
+KINDS = {**dict(zip(ALIKE, ALIKE, strict=True)), "adaptive_margins": "adaptive_margin"}
 
 
 @pytest.fixture
@@ -41,43 +34,34 @@ def stages_of(preset: Preset, language_model: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_reads_nothing_from_outside(name: str, language_model: Path) -> None:
+def test_a_preset_reads_nothing_from_outside_and_trains_briefly(name: str, language_model: Path) -> None:
     stages = stages_of(PRESETS[name], language_model)
     made: set[str] = set()
+    read: list[str] = []
     for stage in stages.values():
-        outside = set(input_paths(stage.config).values()) - made - {MINILM}
-        assert outside <= {str(language_model)}
+        read += input_paths(stage.config).values()
+        assert {*read} - made - {MINILM} <= {str(language_model)}
         if stage.command == "collect":
             assert stage.config.source.kind == "python_functions"
             assert stage.config.source.limit <= 600
         made.add(stage.config.output)
+    assert read.count(str(language_model)) == (name in reading_presets())
 
-
-def test_each_objective_of_the_recipes_has_a_preset_for_its_training(language_model: Path) -> None:
-    trainings = {name: preset for name, preset in PRESETS.items() if preset.stages == ("model",)}
-    found = {name: stages_of(preset, language_model)["model"].config for name, preset in trainings.items()}
-    assert {name: config.objective.kind for name, config in found.items()} == KINDS
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_training_is_short_and_has_checkpoints_to_go_on_from(name: str, language_model: Path) -> None:
-    config = stages_of(PRESETS[name], language_model)["model"].config
-    assert (config.training.max_steps, config.training.checkpoint_every) == (12, 3)
+    config = stages["model"].config
+    assert (config.training.max_steps, config.training.checkpoint_every) == (12, 3)  # to go on from
     assert config.resources.cpus_per_worker == 1
     assert config.training.schedule.steps_of_warmup(12) < 12
     if config.validation is not None:  # split 'dev' is not among those of the functions
         assert (config.validation.split, config.validation.every) == ("test", 3)
+    if PRESETS[name].stages == ("model",):
+        assert config.objective.kind == KINDS[name]
 
 
-@pytest.mark.parametrize("name", reading_presets())
-def test_the_language_model_is_the_one_that_is_given(name: str, language_model: Path) -> None:
-    stages = stages_of(PRESETS[name], language_model)
-    named = [path for stage in stages.values() for path in input_paths(stage.config).values()]
-    assert named.count(str(language_model)) == 1
-
-
-def test_a_language_model_is_given_where_one_is_read_and_nowhere_else(tmp_path: Path) -> None:
+def test_each_objective_has_a_preset_and_a_language_model_where_one_is_read(
+    tmp_path: Path,
+) -> None:
     assert set(reading_presets()) == {"revela", "replug"}
+    assert {name for name, preset in PRESETS.items() if preset.stages == ("model",)} == KINDS.keys()
     for name, preset in PRESETS.items():
         if name in reading_presets():
             with pytest.raises(UserError, match="reads a language model: name its folder with --language-model FOLDER"):
@@ -99,11 +83,7 @@ def test_a_language_model_is_given_where_one_is_read_and_nowhere_else(tmp_path: 
     ],
 )
 def test_the_command_refuses_before_it_begins(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["faults", "--output", str(tmp_path / "new"), *given])
     with pytest.raises(SystemExit, match="2"):

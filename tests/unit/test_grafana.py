@@ -39,6 +39,10 @@ def exported(metric: Metric) -> set[str]:
     return {f"ray_{metric.name}{ending}" for ending in endings[metric.kind]}
 
 
+def grouped_by(query: str) -> set[str]:
+    return {label.strip() for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(",")}
+
+
 def test_a_panel_for_every_metric_and_no_other() -> None:
     asked = {name for query in QUERIES for name in re.findall(r"ray_\w+", query)}
     assert asked <= set().union(*map(exported, METRICS))
@@ -59,22 +63,16 @@ def test_a_query_asks_by_run_and_stage_for_what_the_kind_allows(query: str) -> N
             assert before.endswith("last_over_time(")
         elif metric.kind == "histogram":
             assert before.endswith("rate(")  # processes start at zero, at different times
-        grouped = {label.strip() for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(",")}
-        assert {"run", "stage"} <= grouped <= {*metric.tags, "le"}
+        assert {"run", "stage"} <= grouped_by(query) <= {*metric.tags, "le"}
 
 
-def test_speeds_are_rates() -> None:
+def test_speeds_are_rates_and_legends_name_labels_that_the_query_keeps() -> None:
     for name in ("rows", "training_tokens", "training_examples", "training_waiting_seconds"):
         assert any(f"rate(ray_raytriever_{name}_total{{" in query for query in QUERIES)
     assert any(query.startswith("histogram_quantile(") for query in QUERIES)
-
-
-def test_legends_name_labels_that_the_query_keeps() -> None:
-    for panel in PANELS:
-        for target in panel["targets"]:
-            labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            kept = {label.strip() for by in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in by.split(",")}
-            assert labels == kept - {"le"}
+    for target in (target for panel in PANELS for target in panel["targets"]):
+        labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        assert labels == grouped_by(target["expr"]) - {"le"}
 
 
 def test_grafana_knows_every_key() -> None:

@@ -59,7 +59,7 @@ def copied() -> dict[str, str]:
     return {source: target for sources, target in lines for source in sources.split()}
 
 
-def test_the_image_has_the_program_and_nothing_that_lies_beside_it() -> None:
+def test_the_image_has_the_program_and_nothing_that_lies_beside_it(checkout: Path, tmp_path: Path) -> None:
     assert copied() == {name: f"./{name}" if (ROOT / name).is_dir() else "./" for name in PROGRAM | BUILD}
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
@@ -68,18 +68,14 @@ def test_the_image_has_the_program_and_nothing_that_lies_beside_it() -> None:
     assert set(exceptions) == {f"!{name}" for name in copied()}
     left_out = {line.removeprefix("**/") for line in lines[len(exceptions) + 1 :]}
     assert left_out >= {"token", "auth_token", "*.token", ".env*", "*.pem", "*.key"}
-
-
-def test_what_the_image_copies_is_enough(checkout: Path, tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.mkdir()
     for name in copied():
         (shutil.copytree if (checkout / name).is_dir() else shutil.copy)(checkout / name, image / name)
     project = tomllib.loads((image / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert all(
-        (image / name).exists() for name in [*wheel["packages"], *wheel["force-include"], project["project"]["readme"]]
-    )
+    needed = [*wheel["packages"], *wheel["force-include"], project["project"]["readme"]]
+    assert all((image / name).exists() for name in needed)
     asked = [sys.executable, "-m", "raytriever", "run", "quickstart", "--print-config"]
     shown = subprocess.run(asked, cwd=image, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr

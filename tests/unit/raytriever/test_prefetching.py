@@ -29,7 +29,7 @@ def test_reading_goes_on_while_the_consumer_works():
         assert all(event.wait(10) for event in made[: item + 3])
 
 
-def test_an_error_is_raised_at_its_turn_and_the_threads_end():
+def test_an_error_is_raised_at_its_turn_and_leaving_early_is_no_error_and_the_threads_end():
     def produce(item: int) -> int:
         if item == 3:
             raise UserError("broken")
@@ -40,9 +40,6 @@ def test_an_error_is_raised_at_its_turn_and_the_threads_end():
     with pytest.raises(UserError, match="broken"):
         next(results)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
-
-
-def test_leaving_early_ends_the_threads():
     for item, _ in prefetched(lambda item: item, range(1000), depth=2):
         if item == 5:
             break

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,21 @@ def make(uri: str, derivation: Derivation = DERIVATION, text: str = "", **option
     return writer.finish([make_shard(writer.folder, name, text) for name in SHARDS], {"dimension": 8}, RUN)
 
 
+def begin_and_make(uri: str, count: int) -> tuple[ArtifactWriter, dict[str, ShardRecord]]:
+    """So many shards of an artifact that is not finished."""
+    writer = ArtifactWriter(uri, DERIVATION)
+    assert writer.begin() == {}
+    return writer, {name: make_shard(writer.folder, name) for name in SHARDS[:count]}
+
+
+def finish(writer: ArtifactWriter, made: dict[str, ShardRecord]) -> Artifact:
+    """Makes the shards that are missing; the artifact is the same as one that was made undisturbed."""
+    made |= {name: make_shard(writer.folder, name) for name in SHARDS if name not in made}
+    artifact = writer.finish([made[name] for name in SHARDS], {"dimension": 8}, RUN)
+    assert artifact.fingerprint == make(f"{writer.folder.uri}-undisturbed").fingerprint
+    return artifact
+
+
 def contents(uri: str) -> dict[str, bytes]:
     """All files but the one that holds times."""
     folder = Folder(uri)
@@ -80,13 +95,10 @@ def test_a_finished_artifact_says_what_it_is(place: str) -> None:
     assert opened.names(suffix="1.txt") == ["texts/00001.txt", "ids/00001.txt"]
     assert opened.path("texts/00002.txt").read_text() == "texts of 00002\n"
     assert is_artifact(place)
+    assert is_artifact(place)
     opened.verify()
-
-
-def test_what_the_making_needed_is_gone_at_the_end(place: str) -> None:
-    make(place)
     files = {f"{kind}/{name}.txt" for kind in ("texts", "ids") for name in SHARDS}
-    assert contents(place).keys() == {"manifest.json", "run.json"} | files
+    assert contents(place).keys() == {"manifest.json", "run.json"} | files  # what only the making needed is gone
     assert (CHECKED in Folder(place).files()) == Folder(place).is_local
 
 
@@ -101,8 +113,9 @@ def test_times_are_no_part_of_the_fingerprint(place: str) -> None:
     assert make(f"{place}/four", OTHER).fingerprint != first.fingerprint
 
 
-def test_the_same_derivation_is_reused(place: str) -> None:
+def test_the_same_derivation_is_reused_and_files_of_others_beside_it_stay(place: str) -> None:
     make(place)
+    Folder(place).write_bytes("notes.md", b"mine")
     before = contents(place)
     writer = ArtifactWriter(place, DERIVATION)
     assert writer.complete
@@ -110,36 +123,27 @@ def test_the_same_derivation_is_reused(place: str) -> None:
     assert contents(place) == before
 
 
-def test_files_of_others_beside_a_finished_artifact_stay(place: str) -> None:
-    make(place)
-    Folder(place).write_bytes("notes.md", b"mine")
-    ArtifactWriter(place, DERIVATION).sweep()
-    assert Folder(place).read_bytes("notes.md") == b"mine"
+CONFIG = DERIVATION.config
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"config": DERIVATION.config | {"repeat": 4}}, "config.repeat: 3 there, 4 now"),
-        ({"config": DERIVATION.config | {"parts": ["a"]}}, 'config.parts: ["a", "b"] there, ["a"] now'),
-        (
-            {"config": DERIVATION.config | {"nested": {"rate": 0.1, "nothing": 0}}},
-            "config.nested.nothing: null there, 0 now",
-        ),
-        ({"config": DERIVATION.config | {"new": 1}}, 'config.new: "(absent)" there, 1 now'),
+        ({"config": CONFIG | {"repeat": 4}}, "config.repeat: 3 there, 4 now"),
+        ({"config": CONFIG | {"parts": ["a"]}}, 'config.parts: ["a", "b"] there, ["a"] now'),
+        ({"config": CONFIG | {"nested": {"rate": 0.1, "nothing": 0}}}, "config.nested.nothing: null there, 0 now"),
+        ({"config": CONFIG | {"new": 1}}, 'config.new: "(absent)" there, 1 now'),
         ({"inputs": {"collection": "d" * 64}}, "inputs.collection: cccccccccccc there, dddddddddddd now"),
         ({"algorithm_version": 2}, "algorithm_version: 1 there, 2 now"),
         ({"kind": "other"}, 'kind: "counts" there, "other" now'),
     ],
 )
-def test_a_different_derivation_is_refused_by_the_names_of_its_fields(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    uri = str(tmp_path / "artifact")
-    make(uri)
+def test_a_different_derivation_is_refused_by_its_fields(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    uri = make(str(tmp_path / "artifact")).uri
     before = contents(uri)
     expected = f"{uri} holds a different counts artifact: {message}. Choose another output, or --force to replace it."
     assert refused(lambda: ArtifactWriter(uri, replace(DERIVATION, **change))) == expected
+    assert contents(uri) == before
     assert contents(uri) == before
 
 
@@ -153,36 +157,26 @@ def test_replacing_leaves_nothing_of_the_old_one(place: str) -> None:
 
 
 def test_an_interrupted_making_goes_on(place: str) -> None:
-    writer = ArtifactWriter(place, DERIVATION)
-    assert writer.begin() == {}
-    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    _, made = begin_and_make(place, 2)
     assert not is_artifact(place)
     assert f"{place} is unfinished (no manifest.json)" in refused(lambda: Artifact(place))
 
     again = ArtifactWriter(place, DERIVATION)
     assert not again.complete
     assert again.begin() == made  # equal records, hashes included
-    artifact = again.finish([*made.values(), make_shard(again.folder, SHARDS[2])], {"dimension": 8}, RUN)
-    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
+    finish(again, made)
 
 
-def test_an_unfinished_artifact_of_another_derivation_is_refused_too(place: str) -> None:
-    writer = ArtifactWriter(place, DERIVATION)
-    writer.begin()
-    make_shard(writer.folder, SHARDS[0])
+def test_an_unfinished_artifact_of_another_derivation_is_refused_where_it_holds_a_shard(place: str) -> None:
+    ArtifactWriter(place, OTHER).begin()
+    begin_and_make(place, 1)  # an attempt that made nothing stands in nobody's way
+    assert json.loads(Folder(place).read_bytes("building.json")) == asdict(DERIVATION)
     before = contents(place)
-    assert "different unfinished counts artifact: config.repeat: 3 there, 4 now" in refused(
-        lambda: ArtifactWriter(place, OTHER)
-    )
+    said = refused(lambda: ArtifactWriter(place, OTHER))
+    assert "different unfinished counts artifact: config.repeat: 3 there, 4 now" in said
     assert contents(place) == before
     assert ArtifactWriter(place, OTHER, replace=True).begin() == {}
     assert contents(place).keys() == {"building.json"}
-
-
-def test_an_attempt_that_made_nothing_stands_in_nobodys_way(place: str) -> None:
-    ArtifactWriter(place, DERIVATION).begin()
-    assert ArtifactWriter(place, OTHER).begin() == {}
-    assert json.loads(Folder(place).read_bytes("building.json")) == asdict(OTHER)
 
 
 def test_a_kill_between_manifest_and_sweep_is_mended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,51 +232,70 @@ def test_a_folder_of_someone_else_is_refused_untouched(place: str, files: dict[s
     "text", [b"", b"{", b"[]", b"\xff\xfe", b'{"kind": "counts"}', b'{"kind": "counts", "schema_version": "1"}']
 )
 def test_a_damaged_manifest_is_named(place: str, text: bytes) -> None:
-    make(place)
     Folder(place).write_bytes("manifest.json", text)
-    assert refused(lambda: Artifact(place)).startswith(f"{place}/manifest.json is damaged (")
-    assert refused(lambda: ArtifactWriter(place, DERIVATION)).startswith(f"{place}/manifest.json is damaged")
+    for use in (lambda: Artifact(place), lambda: ArtifactWriter(place, DERIVATION)):
+        assert refused(use).startswith(f"{place}/manifest.json is damaged")
 
 
-def test_a_manifest_of_a_later_schema_is_refused(place: str) -> None:
+FILE = {"name": "a", "bytes": 1, "sha256": "0" * 64}
+SHARD = {"name": "a", "rows": 1, "files": [FILE], "counts": {}, "dropped": {}, "facts": {}}
+NO_SHARDS = ({"a": 1}, [[]], [{"name": "a"}], 1, [{"name": "a", "files": [{}]}])
+NO_HASHES = ("../../.bashrc", "/etc/x", "0" * 63, "0" * 65, "A" * 64, "0" * 64 + "\n", "")
+OUTSIDE = ("../x", "/etc/passwd", "a/../../x", "a//b", "a/", "", ".", "./x", "..", "a\\..\\x", "a\0")
+NO_NAME = "{!r} is no name of a file inside the folder)"
+
+
+def manifest(shards: Any, **changes: Any) -> bytes:
+    facts = {"rows": 1, "counts": {}, "dropped": {}, "facts": {}, "shards": shards}
+    return to_json({"schema_version": 1, **asdict(DERIVATION), **facts, **changes})
+
+
+def of_file(**changes: Any) -> bytes:
+    return manifest([SHARD | {"files": [FILE | changes]}])
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    [
+        *(("", manifest(shards)) for shards in NO_SHARDS),
+        *((NO_NAME.format(name), manifest([SHARD | {"name": name}])) for name in OUTSIDE),
+        *((NO_NAME.format(name), of_file(name=name)) for name in OUTSIDE),
+        *((f"a: {sha256!r} is no SHA-256)", of_file(sha256=sha256)) for sha256 in NO_HASHES),
+    ],
+)
+def test_a_manifest_of_what_an_artifact_cannot_hold_is_refused(tmp_path: Path, why: str, text: bytes) -> None:
+    (tmp_path / "manifest.json").write_bytes(text)
+    assert refused(lambda: Artifact(str(tmp_path))).startswith(f"{tmp_path}/manifest.json is damaged ({why}")
+
+
+def test_a_manifest_of_a_later_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(manifest([SHARD]))
+    assert Artifact(str(tmp_path)).rows == 1
+    (tmp_path / "manifest.json").write_bytes(manifest("told in some new way", schema_version=99))
+    said = refused(lambda: Artifact(str(tmp_path)))
+    assert said == f"{tmp_path} was written with schema 99, this version reads up to 1. Update Raytriever."
+
+
+def test_absent_and_other_artifacts_are_named(place: str, tmp_path: Path) -> None:
+    said = refused(lambda: Artifact(place, "counts"))
+    assert f"{place} holds no artifact (no manifest.json), an artifact of kind 'counts' is needed" in said
     make(place)
-    manifest = json.loads(Folder(place).read_bytes("manifest.json"))
-    manifest["schema_version"] = 99
-    manifest["shards"] = "told in some new way"
-    Folder(place).write_bytes("manifest.json", json.dumps(manifest).encode())
-    assert "was written with schema 99, this version reads up to 1. Update Raytriever." in refused(
-        lambda: Artifact(place)
-    )
-
-
-def test_absent_and_other_artifacts_are_named(place: str) -> None:
-    assert f"{place} holds no artifact (no manifest.json), an artifact of kind 'counts' is needed" in refused(
-        lambda: Artifact(place, "counts")
-    )
-    make(place)
-    assert f"{place} holds an artifact of kind 'counts', one of kind 'vectors' is needed." in refused(
-        lambda: Artifact(place, "vectors")
-    )
+    said = refused(lambda: Artifact(place, "vectors"))
+    assert f"{place} holds an artifact of kind 'counts', one of kind 'vectors' is needed." in said
     assert not is_artifact(f"{place}-nowhere")
-
-
-def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "holds no artifact" in refused(lambda: Artifact(str(tmp_path / "file")))
 
 
-def test_verify_finds_a_damaged_file(place: str) -> None:
-    make(place)
+def test_damaged_and_missing_files_are_named(place: str) -> None:
+    make(place, text=place)  # bytes of its own, so that no other test has put them into the cache
+    Folder(place).delete("texts/00001.txt")
+    for read in (Artifact(place).verify, lambda: Artifact(place).path("texts/00001.txt")):
+        assert refused(read).startswith(f"{place}/texts/00001.txt is missing though its manifest lists it.")
+    make(place, OTHER, replace=True)
     Artifact(place).path("ids/00001.txt")  # a copy of the good bytes in the cache must not hide it
     Folder(place).write_bytes("ids/00001.txt", b"ids of 00001.")
     assert refused(lambda: Artifact(place).verify()).startswith(f"{place}/ids/00001.txt is damaged")
-
-
-def test_a_missing_file_is_named(place: str) -> None:
-    make(place, text=place)  # bytes of its own, so that no other test has put them into the cache
-    Folder(place).delete("ids/00001.txt")
-    for read in (Artifact(place).verify, lambda: Artifact(place).path("ids/00001.txt")):
-        assert refused(read).startswith(f"{place}/ids/00001.txt is missing though its manifest lists it.")
 
 
 def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
@@ -313,55 +326,23 @@ def test_records_survive_json() -> None:
 )
 def test_a_record_that_is_not_of_this_derivation_is_removed(tmp_path: Path, spoilt: Callable[[Any], Any]) -> None:
     place = str(tmp_path / "artifact")
-    writer = ArtifactWriter(place, DERIVATION)
-    writer.begin()
-    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    writer, made = begin_and_make(place, 2)
     stored = json.loads(writer.folder.read_bytes("shards/00001.json"))
     assert stored["derivation"] == DERIVATION.digest
     writer.folder.write_bytes("shards/00001.json", to_json(spoilt(stored)))
     again = ArtifactWriter(place, DERIVATION)
-    assert again.begin() == {SHARDS[0]: made[SHARDS[0]]}
+    del made[SHARDS[1]]
+    assert again.begin() == made
     assert "shards/00001.json" not in contents(place)
-    rest = [make_shard(again.folder, name) for name in SHARDS[1:]]
-    artifact = again.finish([made[SHARDS[0]], *rest], {"dimension": 8}, RUN)
-    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
-    assert b"derivation" not in artifact.folder.read_bytes("manifest.json")
+    assert b"derivation" not in finish(again, made).folder.read_bytes("manifest.json")
 
 
-def hostile(place: str, change: Callable[[Any], Any]) -> str:
-    """What is said of an artifact whose manifest's second file was changed."""
-    make(place)
-    manifest = json.loads(Folder(place).read_bytes("manifest.json"))
-    change(manifest["shards"][1])
-    Folder(place).write_bytes("manifest.json", to_json(manifest))
-    return refused(lambda: Artifact(place))
-
-
-@pytest.mark.parametrize(
-    "name", ["../x", "/etc/passwd", "a/../../x", "a//b", "a/", "", ".", "./x", "..", "a\\..\\x", "a\0"]
-)
-def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(tmp_path: Path, name: object) -> None:
-    for key, change in {
-        "file": lambda shard: shard["files"][1].update(name=name),
-        "shard": lambda shard: shard.update(name=name),
-    }.items():
-        message = hostile(str(tmp_path / key), change)
-        assert f"manifest.json is damaged ({name!r} is no name of a file inside the folder)" in message
-
-
-@pytest.mark.parametrize("sha256", ["../../.bashrc", "/etc/x", "0" * 63, "0" * 65, "A" * 64, "0" * 64 + "\n", ""])
-def test_a_manifest_with_a_hash_that_is_none_is_refused(tmp_path: Path, sha256: object) -> None:
-    message = hostile(str(tmp_path / "artifact"), lambda shard: shard["files"][1].update(sha256=sha256))
-    assert f"{sha256!r} is no SHA-256" in message
-
-
-@contextmanager
-def running_process() -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """One that runs as long as the test."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+        yield process
+        process.kill()
 
 
 def lock_of(holder: subprocess.Popen[bytes], **changes: Any) -> bytes:
@@ -389,45 +370,40 @@ def test_a_lock_is_held_by_one_and_released_at_the_end(place: str) -> None:
     assert contents(place) == {}
 
 
-def test_a_folder_that_a_running_process_makes_is_refused(place: str) -> None:
+def test_a_folder_that_a_running_process_makes_is_refused(place: str, process: subprocess.Popen[bytes]) -> None:
     folder = Folder(place)
-    with running_process() as process:
-        folder.write_bytes(OTHER_LOCK, lock_of(process))
-        before = contents(place)
-        for force in (False, True):
-            with pytest.raises(UserError, match=rf"is being made already, by process {process.pid} on .*, since 20"):
-                locked(folder, force=force).__enter__()
-        assert contents(place) == before
-        for gone in ({"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
-            folder.write_bytes(OTHER_LOCK, lock_of(process, **gone))
-            with locked(folder):
-                assert [lock.process for lock in locks(folder)] == [os.getpid()]
-        folder.write_bytes(OTHER_LOCK, lock_of(process))
-        process.kill()
-        while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
-            time.sleep(0.01)
+    folder.write_bytes(OTHER_LOCK, lock_of(process))
+    before = contents(place)
+    for force in (False, True):
+        with pytest.raises(UserError, match=rf"is being made already, by process {process.pid} on .*, since 20"):
+            locked(folder, force=force).__enter__()
+    assert contents(place) == before
+    for gone in ({"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
+        folder.write_bytes(OTHER_LOCK, lock_of(process, **gone))
         with locked(folder):
-            pass
+            assert [lock.process for lock in locks(folder)] == [os.getpid()]
+    folder.write_bytes(OTHER_LOCK, lock_of(process))
+    process.kill()
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
+        time.sleep(0.01)
+    with locked(folder):
+        pass
 
 
-def test_of_another_machines_run_the_user_knows_whether_it_has_ended(place: str) -> None:
+def test_of_another_machines_run_the_user_knows_whether_it_has_ended(place: str, process) -> None:
     folder = Folder(place)
-    with running_process() as process:
-        folder.write_bytes(OTHER_LOCK, lock_of(process, host="another"))
+    folder.write_bytes(OTHER_LOCK, lock_of(process, host="another"))
     with pytest.raises(UserError, match=r"process \d+ on another, .* again with --force, or delete .*/lock-0000\.json"):
         locked(folder).__enter__()
     assert contents(place).keys() == {OTHER_LOCK}
+    assert ArtifactWriter(place, DERIVATION).begin() == {}  # a lock alone doesn't make the folder somebody else's
+    folder.delete("building.json")
     with locked(folder, force=True):
         pass
     folder.write_bytes(OTHER_LOCK, b"")  # nothing that a run writes
     with locked(folder):
         pass
     assert contents(place) == {}
-
-
-def test_a_lock_alone_does_not_make_a_folder_somebody_elses(place: str) -> None:
-    Folder(place).write_bytes(OTHER_LOCK, b"{}")
-    assert ArtifactWriter(place, DERIVATION).begin() == {}
 
 
 ROUNDS = 8

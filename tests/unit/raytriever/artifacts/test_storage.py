@@ -35,6 +35,7 @@ def test_what_is_written_is_read(place: str) -> None:
     assert folder.files() == {}
     assert not folder.exists("a/b.txt")
     written = {"a/b.txt": b"one", "a/c/d.txt": b"", "é ü.bin": bytes(range(256)), "z": b"last"}
+    folder.write_bytes("z", b"a longer first version")  # which the next one replaces
     for name, data in written.items():
         folder.write_bytes(name, data)
     assert folder.files() == {name: len(data) for name, data in sorted(written.items())}
@@ -46,43 +47,25 @@ def test_what_is_written_is_read(place: str) -> None:
         with folder.open_input(name) as file:
             assert file.read() == data
     assert not folder.exists("a")  # a folder is no file
+    for read in (folder.read_bytes, folder.sha256, folder.open_input, lambda name: folder.local_path(name, "0" * 64)):
+        with pytest.raises(FileNotFoundError):
+            read("absent")
+    for name in ("absent", "a/b.txt", "z"):
+        folder.delete(name)
+    folder.delete_empty_folders()
+    assert list(folder.files()) == ["a/c/d.txt", "é ü.bin"]
 
 
-def test_no_file_has_a_name_that_is_too_long_for_one(tmp_path: Path) -> None:
+def test_names_may_be_too_long(tmp_path: Path) -> None:
     assert not Folder(str(tmp_path)).exists("a" * 5_000)
+    with pytest.raises(UserError, match="is a name of 5,000 letters"):
+        Folder(f"runs/{'x' * 5000}/made")
 
 
 def test_a_file_larger_than_an_upload_part_arrives_whole(place: str) -> None:
     data = os.urandom(1 << 20) * 12
     put(Folder(place), "large", data)
     assert Folder(place).sha256("large") == sha256(data)
-
-
-def test_writing_again_replaces(place: str) -> None:
-    folder = Folder(place)
-    folder.write_bytes("name", b"a longer first version")
-    folder.write_bytes("name", b"second")
-    assert folder.read_bytes("name") == b"second"
-
-
-def test_what_is_absent_says_so(place: str) -> None:
-    folder = Folder(place)
-    folder.write_bytes("there", b"x")
-    for read in (folder.read_bytes, folder.sha256, folder.open_input, lambda name: folder.local_path(name, "0" * 64)):
-        with pytest.raises(FileNotFoundError):
-            read("absent")
-    folder.delete("absent")
-    assert list(folder.files()) == ["there"]
-
-
-def test_deleting_takes_one_file(place: str) -> None:
-    folder = Folder(place)
-    for name in ("a/1", "a/2", "b/1"):
-        folder.write_bytes(name, b"x")
-    folder.delete("a/1")
-    folder.delete("b/1")
-    folder.delete_empty_folders()
-    assert list(folder.files()) == ["a/2"]
 
 
 def test_a_folder_below_is_a_folder(place: str) -> None:
@@ -93,45 +76,45 @@ def test_a_folder_below_is_a_folder(place: str) -> None:
     assert pickle.loads(pickle.dumps(below)).read_bytes("x") == b"1"
 
 
-@pytest.mark.parametrize("failing", [KeyboardInterrupt, OSError, ValueError])
-def test_a_failing_writer_leaves_nothing(tmp_path: Path, failing: type[BaseException]) -> None:
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("failing", [KeyboardInterrupt, ValueError, OSError, (os, "fsync"), (Path, "replace")], ids=str)
+def test_a_writer_or_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch, failing: Any) -> None:
     folder = Folder(str(tmp_path / "f"))
     folder.write_bytes("name", b"before")
+    of_disk = isinstance(failing, tuple)
 
     def write() -> None:
         with folder.scratch() as scratch:
             (scratch / "half").write_bytes(b"half of it")
-            raise failing
-
-    with pytest.raises(failing):
-        write()
-    assert everything_in(tmp_path / "f") == ["name"]
-    assert folder.read_bytes("name") == b"before"
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    folder = Folder(str(tmp_path / "f"))
-    folder.write_bytes("name", b"before")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
+            if not of_disk:
+                raise failing
+            folder.put("name", scratch / "half")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[step], fail)
-        with pytest.raises(OSError, match="full"):
-            folder.write_bytes("name", b"after")
+        if of_disk:
+            patch.setattr(*failing, full)
+        with pytest.raises(OSError if of_disk else failing):
+            write()
     assert everything_in(tmp_path / "f") == ["name"]
     assert folder.read_bytes("name") == b"before"
 
 
-def test_a_local_file_is_synced_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, object_store: str, monkeypatch) -> None:
+    """Of a copy too, whose name vouches for the bytes ever after."""
+    remote = Folder(f"{object_store}/synced")
+    remote.write_bytes("name", b"to be synced")
     events: list[str] = []
     synced, moved = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
     monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
     Folder(str(tmp_path)).write_bytes("name", b"x")
     assert events == ["sync", "rename", "sync"]  # the file, its name, the folder that holds the name
+    events.clear()
+    remote.local_path("name", sha256(b"to be synced"))
+    assert events == ["sync", "rename", "sync"]
 
 
 def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
@@ -150,22 +133,22 @@ def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == ["kept"]
 
 
-def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path) -> None:
-    folder = Folder(f"{object_store}/copied")
+def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path, tmp_path: Path) -> None:
+    folder, digest = Folder(f"{object_store}/copied"), sha256(b"the bytes")
     folder.write_bytes("name", b"the bytes")
-    path = folder.local_path("name", sha256(b"the bytes"))
-    assert path == cache_folder() / "files" / sha256(b"the bytes")
+    path = folder.local_path("name", digest)
+    assert path == cache_folder() / "files" / digest
     assert path.read_bytes() == b"the bytes"
+    assert sha256_of(path) == digest
     assert path.is_relative_to(cache)
     folder.delete("name")
-    assert folder.local_path("name", sha256(b"the bytes")) == path
+    assert folder.local_path("name", digest) == path
+    Folder(str(tmp_path)).write_bytes("name", b"x")  # a local one needs no copy
+    assert Folder(str(tmp_path)).local_path("name", "0" * 64) == tmp_path / "name"
 
-
-def test_a_damaged_download_is_refused_and_not_kept(object_store: str) -> None:
-    folder = Folder(f"{object_store}/damaged")
     folder.write_bytes("name", b"other bytes")
     expected = sha256(b"the bytes that were meant")
-    with pytest.raises(UserError, match=f"{object_store}/damaged/name is damaged: its SHA-256 is not {expected}"):
+    with pytest.raises(UserError, match=f"{object_store}/copied/name is damaged: its SHA-256 is not {expected}"):
         folder.local_path("name", expected)
     assert not (cache_folder() / "files" / expected).exists()
     assert not list((cache_folder() / "files").glob(f"{TEMPORARY_PREFIX}*"))
@@ -182,25 +165,7 @@ def test_a_hash_that_is_none_names_no_file(place: str, cache: Path, recorded: An
     assert (cache.parent / ".bashrc").read_bytes() == b"mine"
 
 
-def test_a_copy_is_on_the_disk_before_its_name_is(object_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name vouches for the bytes ever after."""
-    folder = Folder(f"{object_store}/synced")
-    folder.write_bytes("name", b"to be synced")
-    events: list[str] = []
-    synced, moved = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
-    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
-    folder.local_path("name", sha256(b"to be synced"))
-    assert events == ["sync", "rename", "sync"]
-
-
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_of_the_cache_is_named_and_not_the_store(
-    object_store: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_of_the_cache_is_named_and_not_the_store(object_store: str, cache: Path, monkeypatch) -> None:
     folder = Folder(f"{object_store}/large")
     folder.write_bytes("name", b"larger than the disk")
     monkeypatch.setattr("shutil.copyfileobj", full)
@@ -212,9 +177,7 @@ def test_a_full_disk_of_the_cache_is_named_and_not_the_store(
 
 
 @pytest.mark.parametrize("where", ["mkdtemp", "inside", "library"])
-def test_a_full_disk_for_scratch_is_named_and_not_the_store(
-    object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_full_disk_for_scratch_is_named_and_not_the_store(object_store: str, tmp_path: Path, monkeypatch, where: str):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if where == "mkdtemp":
         monkeypatch.setattr("tempfile.mkdtemp", lambda **_: full())
@@ -237,41 +200,26 @@ def test_a_full_disk_elsewhere_is_not_the_one_for_scratch(object_store: str) -> 
     assert raised.value is elsewhere
 
 
-def test_a_local_file_needs_no_copy(tmp_path: Path) -> None:
-    Folder(str(tmp_path)).write_bytes("name", b"x")
-    assert Folder(str(tmp_path)).local_path("name", "0" * 64) == tmp_path / "name"
-    assert sha256_of(tmp_path / "name") == sha256(b"x")
+KEYS = [
+    "s3://key:secret@bucket", "s3://key:secret@bucket/runs", "s3://key:sec/ret@bucket/runs",
+    "s3://key:secret@bucket/runs?region=y", "s3://key:sec?ret@bucket/runs", "s3://key:sec#ret@bucket/runs",
+    "gs://anonymous@key:secret@bucket/runs", "nonsense://key:sec/ret@bucket",
+]  # fmt: skip
+NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
 
 
 @pytest.mark.parametrize(
-    "uri",
+    ("uri", "said"),
     [
-        "s3://key:secret@bucket",
-        "s3://key:secret@bucket/runs",
-        "s3://key:sec/ret@bucket/runs",
-        "s3://key:secret@bucket/runs?region=y",
-        "s3://key:sec?ret@bucket/runs",
-        "s3://key:sec#ret@bucket/runs",
-        "gs://anonymous@key:secret@bucket/runs",
-        "nonsense://key:sec/ret@bucket",
+        *((uri, "AWS_SECRET_ACCESS_KEY") for uri in KEYS),
+        *((uri, r"can't be opened as a folder: .* Use a local path, s3://") for uri in NO_FOLDERS),
+        ("s3://bucket/x?region=y", r"s3://bucket/x\?region=y holds options.*environment \(AWS_REGION"),
     ],
 )
-def test_keys_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY") as refused:
+def test_a_uri_that_is_no_folders_is_refused_and_keys_in_it_are_not_shown(uri: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
         Folder(uri)
     assert not any(part in str(refused.value) for part in ("key:", "sec", "ret@"))
-
-
-def test_public_access_is_no_key() -> None:
-    assert Folder("gs://anonymous@bucket/runs").uri == "gs://anonymous@bucket/runs"
-
-
-@pytest.mark.parametrize(
-    "uri", ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
-)
-def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
-    with pytest.raises(UserError, match=r"can't be opened as a folder: .* Use a local path, s3://"):
-        Folder(uri)
 
 
 def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
@@ -288,13 +236,8 @@ def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
             assert file.read() == str(number).encode()
         folder.delete("x")
     assert Folder(f"{object_store}/odd").files() == {}
-    assert Folder("gs://anonymous@bucket/a#b c%20/ü")._root == "bucket/a#b c%20/ü"
-
-
-def test_options_in_a_uri_are_refused() -> None:
-    """They would end up in the middle of every name below it."""
-    with pytest.raises(UserError, match=r"s3://bucket/x\?region=y holds options.*environment \(AWS_REGION"):
-        Folder("s3://bucket/x?region=y")
+    public = Folder("gs://anonymous@bucket/a#b c%20/ü")  # which is no key
+    assert (public.uri, public._root) == ("gs://anonymous@bucket/a#b c%20/ü", "bucket/a#b c%20/ü")
 
 
 def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,18 +33,15 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
         diagnose("runs/mine")
     check_output("/shared/mine")
     check_output("s3://bucket/working_dir_files/mine")
-
-
-@pytest.mark.parametrize("below", ["", "/run/vectors"])
-def test_an_output_that_is_a_file_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "mine").write_text("a file")
-    with pytest.raises(UserError, match=r"mine is a file; an output is a folder\. Choose another output than .*mine"):
-        check_output(f"{tmp_path}/mine{below}")
+    for below in ("", "/run/vectors"):
+        with pytest.raises(
+            UserError, match=r"mine is a file; an output is a folder\. Choose another output than .*mine"
+        ):
+            check_output(f"{tmp_path}/mine{below}")
 
 
-def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     for output in ("runs/mine", "mine", "./mine", "../mine", "working_dir_files"):
@@ -64,9 +61,7 @@ def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(
     ],
     ids=lambda command: command[0],
 )
-def test_every_command_that_writes_refuses_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
-) -> None:
+def test_every_command_that_writes_refuses_it(monkeypatch, tmp_path: Path, command: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     done = CliRunner().invoke(app, command)
@@ -77,22 +72,27 @@ def test_every_command_that_writes_refuses_it(
 
 @pytest.mark.parametrize(
     ("command", "expected"),
-    [(["raytriever", "trian"], "Did you mean 'train'"), (["raytriever"], "'nothing'"), (["submit"], "'submit'")],
+    [
+        (["raytriever", "trian"], "Did you mean 'train'"),
+        (["raytriever"], "'nothing'"),
+        (["submit"], "'submit'"),
+        *(
+            ([*command, word], f"word {len(command) + 1} of the command is a URI with an '@'")
+            for command in (["run", "quickstart", "--output"], [])
+            for word in ("s3://KEY:SE/CRET@b/x", "output=s3://KEY:SE/CRET@b/x", "https://me:SECRET@store")
+        ),
+    ],
 )
-def test_only_commands_of_the_program_are_submitted(command: list[str], expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
+def test_only_commands_of_the_program_without_passwords_are_submitted(command: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as raised:
         submit.checked_command(command)
-    assert submit.checked_command(["bin/raytriever", "run", "x"]) == ["run", "x"]
-    assert submit.checked_command(["doctor", "--storage", "x"]) == ["doctor", "--storage", "x"]
-
-
-@pytest.mark.parametrize("word", ["s3://KEY:SE/CRET@b/x", "output=s3://KEY:SE/CRET@b/x", "https://me:SECRET@store"])
-@pytest.mark.parametrize("command", [["run", "quickstart", "--output"], []])
-def test_a_password_in_a_uri_is_not_sent(command: list[str], word: str) -> None:
-    with pytest.raises(UserError, match=f"word {len(command) + 1} of the command is a URI with an '@'") as raised:
-        submit.checked_command([*command, word])
     assert "SE" not in str(raised.value)
-    assert submit.checked_command(["run", "a@b", "--output", "s3://b/x"]) == ["run", "a@b", "--output", "s3://b/x"]
+
+
+def test_commands_are_submitted_by_their_names() -> None:
+    assert submit.checked_command(["bin/raytriever", "run", "x"]) == ["run", "x"]
+    for command in (["doctor", "--storage", "x"], ["run", "a@b", "--output", "s3://b/x"]):
+        assert submit.checked_command(command) == command
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "<script>", " ", "-x", "x" * 129, "a\nb"])
@@ -119,17 +119,11 @@ def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
 
 
 @pytest.mark.parametrize(
-    ("ended", "code"),
-    [
-        (job("SUCCEEDED", 0), 0),
-        (job("FAILED", 2), 2),
-        (job("FAILED", -9), 137),
-        (job("FAILED"), 1),
-        (job("STOPPED", -15), 130),
-    ],
+    ("status", "of_driver", "code"),
+    [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", -9, 137), ("FAILED", None, 1), ("STOPPED", -15, 130)],
 )
-def test_the_exit_code_is_the_jobs(ended: JobDetails, code: int) -> None:
-    assert submit._closed(ended) == code
+def test_the_exit_code_is_the_jobs(status: str, of_driver: int | None, code: int) -> None:
+    assert submit._closed(job(status, of_driver)) == code
 
 
 @pytest.mark.parametrize(("ended", "seconds"), [(1000 + 9 * 3_600_000, " in 9 h"), (None, "")])
@@ -192,17 +186,14 @@ def test_a_cluster_that_stays_away_is_given_up_in_the_end(waited: list[float]) -
 
 
 @pytest.mark.usefixtures("waited")
-def test_how_a_job_ended_is_known_without_its_log(logged: list[str]) -> None:
+def test_a_lost_log_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
     class Lost(Server):
         def get_job_logs(self, _: str) -> str:
             raise RuntimeError("its node is gone")
 
-    assert submit.follow_job(Lost(12), "name") == 0
+    assert submit.follow_job(Lost(12), "name") == 0  # how it ended is known without its log
     assert "its node is gone" in logged[0]
-
-
-@pytest.mark.usefixtures("waited")
-def test_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
+    logged.clear()
     gone = RuntimeError("Request failed with status code 404: name does not exist")
     with pytest.raises(UserError, match="knows no job name"):
         submit.follow_job(Server(12, gone), "name")
@@ -210,18 +201,19 @@ def test_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
     assert logged == ["name: goes on; ray job logs name --follow, ray job stop name"]
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head"])
-def test_an_address_that_takes_no_jobs_is_refused(address: str) -> None:
-    with pytest.raises(UserError, match="--address") as raised:
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        *((address, "--address") for address in ("10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head")),
+        ("http://127.0.0.1:1", r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"),
+    ],
+)
+def test_an_address_that_takes_no_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, address: str, said: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")  # the one that is given wins over the environment's
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://another:8265")
+    with pytest.raises(UserError, match=said) as raised:
         submit.job_client(address)
     assert "pw" not in str(raised.value)
-
-
-def test_no_server_is_named_and_its_address_wins_over_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://another:8265")
-    with pytest.raises(UserError, match=r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"):
-        submit.job_client("http://127.0.0.1:1")
 
 
 def test_a_server_that_says_nothing_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -21,11 +20,7 @@ from raytriever.reports.progress import ProgressLine
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    handlers = log.handlers
-    yield
-    log.handlers = handlers
+pytestmark = pytest.mark.usefixtures("json_log")
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -34,7 +29,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     return [json.loads(line) for line in err.splitlines()]
 
 
-@pytest.mark.usefixtures("json_log")
 def test_a_line_is_an_object_with_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
     log.info("before")
     with log_fields(run="tiny", stage="vectors"):
@@ -57,7 +51,6 @@ def test_a_line_is_an_object_with_where_it_arose(capsys: pytest.CaptureFixture[s
     ]
 
 
-@pytest.mark.usefixtures("json_log")
 @given(st.text())
 def test_any_message_is_one_line_of_ascii(message: str) -> None:
     line = log.handlers[0].format(log.makeRecord("raytriever", logging.INFO, "", 0, message, (), None))
@@ -66,7 +59,6 @@ def test_any_message_is_one_line_of_ascii(message: str) -> None:
     assert json.loads(line)["message"] == message.strip()
 
 
-@pytest.mark.usefixtures("json_log")
 def test_a_submitted_job_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     described = {"runtime_env": {}, "metadata": {"job_submission_id": "quickstart", "job_name": "quickstart"}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(described))
@@ -76,31 +68,16 @@ def test_a_submitted_job_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert [line.get("job") for line in said(capsys)] == ["quickstart", None]
 
 
-@pytest.mark.usefixtures("json_log")
-def test_where_it_arose_is_forgotten_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError), log_fields(stage="vectors"):
-        raise UserError("refused")
-    log.info("next")
-    assert "stage" not in said(capsys)[0]
-
-
-@pytest.mark.usefixtures("json_log")
-def test_a_users_mistake_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), user_errors(), log_fields(run="tuesday"), log_fields(stage="model"):
+def test_a_users_mistake_is_an_object_that_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, user_errors(), log_fields(run="tuesday"), log_fields(stage="model"):
         raise UserError("no such batch")
-    (line,) = said(capsys)
-    assert (line["run"], line["stage"], line["message"]) == ("tuesday", "model", "raytriever: no such batch")
-
-
-@pytest.mark.usefixtures("json_log")
-def test_a_users_mistake_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended, user_errors():
-        raise UserError("no such file")
     assert ended.value.code == 2
-    assert [line["message"] for line in said(capsys)] == ["raytriever: no such file"]
+    log.info("next")
+    mistake, following = said(capsys)
+    assert (mistake["run"], mistake["stage"], mistake["message"]) == ("tuesday", "model", "raytriever: no such batch")
+    assert "stage" not in following  # it is forgotten
 
 
-@pytest.mark.usefixtures("json_log")
 def test_a_terminal_gets_no_bar_and_a_workers_record_is_the_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert ProgressLine("embed", 10, "texts")._live is None
@@ -110,7 +87,6 @@ def test_a_terminal_gets_no_bar_and_a_workers_record_is_the_plain_words(monkeypa
     assert [(record.getMessage(), vars(record)["fields"]) for record in taken] == [("  as it is", {"shard": "3"})]
 
 
-@pytest.mark.usefixtures("json_log")
 def test_a_workers_record_has_the_drivers_fields_and_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     taken: list[logging.LogRecord] = []
     with log_to(taken.append, level=logging.WARNING), log_fields(shard="3"):

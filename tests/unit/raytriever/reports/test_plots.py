@@ -2,13 +2,23 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 
-from raytriever.reports.plots import Interval, Panel, curve_panels, interval_panels
+from raytriever.reports.plots import (
+    Interval,
+    Panel,
+    SettingPanel,
+    curve_panels,
+    interval_panels,
+    running_mean,
+    setting_panels,
+    thin,
+)  # fmt: skip
 
 ODD = "a <b> & $x_1$ \\frac \n\x00 漢"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -25,7 +35,20 @@ def curves(name: str) -> str:
     return curve_panels(panels, f"curves {name}", [25.5])
 
 
-PLOTS = pytest.mark.parametrize("plot", [intervals, curves])
+def joined_settings(name: str) -> str:
+    return setting_panels([setting(name, ["1", "2", "3"], is_joined=True)], f"joined {name}")
+
+
+def dotted_settings(name: str) -> str:
+    return setting_panels([setting(name, ["1e-6", "1e-4", "1"]), setting(name, ["x", "y", name])], f"dots {name}")
+
+
+def setting(name: str, values: list[str], is_joined: bool = False) -> SettingPanel:
+    return SettingPanel(name, name, values, np.array([0.5, np.nan, 0.7]), np.zeros(3), is_joined)
+
+
+EVERY = [intervals, curves, joined_settings, dotted_settings]
+PLOTS = pytest.mark.parametrize("plot", EVERY)
 
 
 @PLOTS
@@ -45,23 +68,17 @@ def test_is_well_formed_and_refers_to_nothing_outside(plot: Callable[[str], str]
 
 
 @PLOTS
-def test_names_stay_text_as_they_are(plot: Callable[[str], str]) -> None:
-    texts = {
-        "".join(element.itertext()).strip() for element in ElementTree.fromstring(plot(ODD)).iter(f"{NAMESPACE}text")
-    }
-    assert "a <b> & $x_1$ \\frac � 漢" in texts
-
-
-@PLOTS
 def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callable[[str], str]) -> None:
-    first = plot("name")
+    first = plot(ODD)
     with mpl.rc_context({"axes.facecolor": "black", "font.size": 30, "text.parse_math": True}):
-        assert plot("name") == first
+        assert plot(ODD) == first
         assert mpl.rcParams["font.size"] == 30
+    texts = {"".join(each.itertext()).strip() for each in ElementTree.fromstring(first).iter(f"{NAMESPACE}text")}
+    assert "a <b> & $x_1$ \\frac � 漢" in texts  # names stay text as they are
 
 
 def test_two_plots_on_a_page_share_no_id() -> None:
-    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (intervals, curves)]
+    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in EVERY]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
@@ -76,3 +93,29 @@ def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
     svg = curve_panels([Panel("a", np.arange(len(values)), values)], "three")
     ElementTree.fromstring(svg)
     assert "nan" not in svg.lower()
+
+
+def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
+    values = np.random.default_rng(1).normal(size=73)
+    steps = np.arange(73, dtype=np.float64)
+    expected = {step: np.mean(values[step - 3 : step + 4]) for step in range(3, 70)}  # 73 // 10 = 7 points
+    np.testing.assert_allclose(running_mean(steps), list(expected), rtol=1e-12)
+    np.testing.assert_allclose(running_mean(values), list(expected.values()), rtol=1e-12)
+    for points in (1, 2, 9, 10, 19):  # of few points it is the points
+        np.testing.assert_array_equal(running_mean(steps[:points]), steps[:points])
+
+
+def test_long_curves_are_thinned_to_means() -> None:
+    values = np.random.default_rng(2).normal(size=1200)
+    np.testing.assert_allclose(thin(values), values.reshape(400, 3).mean(axis=1))
+    assert len(thin(values[:1000])) == 400
+    np.testing.assert_array_equal(thin(values[:400]), values[:400])
+    assert len(curve_panels([Panel("loss", np.arange(100_000), np.ones(100_000))], "long")) < 100_000
+
+
+def test_the_marked_step_is_set_off_once() -> None:
+    panel = Panel("nDCG@10", np.array([0, 10, 20]), np.array([0.1, 0.3, 0.2]), smoothed=False)
+    plain, marked, absent = (curve_panels([replace(panel, marked=step)], "plot") for step in (None, 10, 15))
+    assert "#c8642b" not in plain
+    assert "#c8642b" in marked
+    assert absent == plain

@@ -1,3 +1,5 @@
+"""Tables of plain text."""
+
 from raytriever.reports.table import Cell, Table, counted
 
 
@@ -8,7 +10,7 @@ def test_one_and_many() -> None:
     assert counted(2_000, "batch", "batches") == "2,000 batches"
 
 
-def test_words_are_to_the_left_and_numbers_to_the_right() -> None:
+def test_words_are_to_the_left_numbers_to_the_right_and_marks_below_one_another() -> None:
     rows = [("same text", "a copy", "7"), ("größe", "", "1,234,567")]
     assert Table(("rule", "why", "masked"), rows, text_columns=2).lines() == [
         "rule       why        masked",
@@ -16,9 +18,6 @@ def test_words_are_to_the_left_and_numbers_to_the_right() -> None:
         "größe              1,234,567",
     ]
     assert Table((), rows, text_columns=3).lines() == ["same text  a copy  7", "größe              1,234,567"]
-
-
-def test_marks_stand_below_one_another() -> None:
     rows = [["base", Cell("0.5"), "1"], ["best", Cell("10.5", "ab", is_strong=True), "2"], ["other", "2.5", "3"]]
     assert Table(["system", "nDCG", "n"], rows).lines() == [
         "system  nDCG       n",

@@ -14,15 +14,12 @@ from raytriever.settings.configuration import apply_overrides, parse_yaml, valid
 from raytriever.settings.recipe import load_recipe
 
 LEVELS = "\n".join(
-    [
-        "a0: &a0 [x, x, x, x, x, x, x, x, x]",
-        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
-    ]
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
 )
 HOSTILE = {
     "aliases of aliases": LEVELS,
-    "braces": "a: " + "{a: " * 5_000,
-    "brackets": "a: " + "[" * 5_000,
+    "braces": "a: " + "{a: " * 2_000,
+    "brackets": "a: " + "[" * 2_000,
     "itself": "a: &x [*x]",
     "a key of itself": "a: &x {b: *x}",
     "a tag": "a: !!python/object/apply:os.system [id]",
@@ -38,37 +35,28 @@ YAML_LIKE = st.lists(PIECES | st.text(max_size=3), max_size=25).map("".join)
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_what_stands_for_too_much_is_refused_at_once(text: str, tmp_path: Path) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(UserError, match=r"here.* is not valid YAML: "):
         parse_yaml(text, "here")
+    value = text.partition(" ")[2] if text != LEVELS else "{" + LEVELS.replace("\n", ", ") + "}"
     with pytest.raises(UserError, match="is not valid YAML"):
-        apply_overrides(
-            {}, [f"a={text.partition(' ')[2] if text != LEVELS else '{' + LEVELS.replace(chr(10), ', ') + '}'}"]
-        )
+        apply_overrides({}, [f"a={value}"])
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=r"mine\.yaml"):
         load_recipe(str(tmp_path / "mine.yaml"), [])
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 10
 
 
-@settings(max_examples=400, deadline=None)
-@given(YAML_LIKE | st.text(max_size=60))
-def test_any_text_is_a_recipe_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+@settings(max_examples=300)
+@given(YAML_LIKE | st.text(max_size=60), st.binary(max_size=80))
+def test_anything_is_a_recipe_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str, data: bytes) -> None:
     path = tmp_path_factory.mktemp("any") / "mine.yaml"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with suppress(UserError):
-        load_recipe(str(path), [])
+    for content in (text.encode("utf-8", "surrogatepass"), data):
+        path.write_bytes(content)
+        with suppress(UserError):
+            load_recipe(str(path), [])
     with suppress(UserError):
         apply_overrides({"a": {"b": 1}}, [f"a.b={text}", text])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=80))
-def test_any_bytes_are_a_recipe_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.mktemp("any") / "mine.yaml"
-    path.write_bytes(data)
-    with suppress(UserError):
-        load_recipe(str(path), [])
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])

@@ -1,7 +1,6 @@
 """Settings explain themselves: in words, as commented YAML, and by a schema."""
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import pytest
@@ -89,27 +88,17 @@ def test_a_recipes_settings_are_those_that_are_printed(name: str) -> None:
         assert printed[stage].keys() == type(made.config).model_fields.keys()
 
 
-def test_the_schema_in_recipes_is_the_one_that_is_made() -> None:
+def test_the_schema_in_recipes_is_the_one_that_is_made_and_recipes_are_what_it_allows() -> None:
     stored = (recipes_folder() / "recipe.schema.json").read_text(encoding="utf-8")
-    remedy = "run `raytriever settings --schema > recipes/recipe.schema.json`"
-    assert stored == schema_text(), remedy
-
-
-def test_recipes_are_what_the_schema_allows() -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(schema_text()))
+    assert stored == schema_text(), "run `raytriever settings --schema > recipes/recipe.schema.json`"
+    validator = jsonschema.Draft202012Validator(json.loads(stored))
     for name in recipe_names():
         recipe = yaml.safe_load((recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
         assert [f"{name}: {error.message[:200]}" for error in validator.iter_errors(recipe)] == []
     wrong = {"stages": {"x": {"job": "embed", "colection": "y"}}}
     assert not validator.is_valid(wrong)
-    assert {stage["properties"]["job"]["const"] for stage in _stages()} == set(JOBS)
-
-
-def _stages() -> list[dict[str, dict[str, dict[str, str]]]]:
-    found: list[dict[str, dict[str, dict[str, str]]]] = recipe_schema()["properties"]["stages"]["additionalProperties"][
-        "anyOf"
-    ]
-    return found
+    stages = recipe_schema()["properties"]["stages"]["additionalProperties"]["anyOf"]
+    assert {stage["properties"]["job"]["const"] for stage in stages} == set(JOBS)
 
 
 def test_the_command_says_what_it_can_describe() -> None:
@@ -122,10 +111,11 @@ def test_the_command_says_what_it_can_describe() -> None:
     assert "`raytriever settings fuse` describes every setting." in CliRunner().invoke(app, ["fuse", "--help"]).output
 
 
-def undescribed() -> Iterator[str]:
-    """Fields of any job's settings without a docstring; a tag of a union needs none."""
+def test_every_setting_has_a_description() -> None:
+    """Of any job; a tag of a union needs none."""
     pending: list[type[BaseModel]] = [stage_class(job, job).config_class for job in JOBS]
     seen: set[type[BaseModel]] = set()
+    undescribed = []
     while pending:
         model = pending.pop()
         if model in seen:
@@ -133,9 +123,6 @@ def undescribed() -> Iterator[str]:
         seen.add(model)
         for name, field in model.model_fields.items():
             if not field.description and not (name == "kind" and description._tag(model)):
-                yield f"{model.__module__}.{model.__name__}.{name}"
+                undescribed.append(f"{model.__module__}.{model.__name__}.{name}")
             pending.extend(models_in(field))
-
-
-def test_every_setting_has_a_description() -> None:
-    assert sorted(undescribed()) == []
+    assert undescribed == []

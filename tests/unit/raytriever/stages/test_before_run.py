@@ -89,53 +89,51 @@ def collection(folder: Path, document: str = "d", query: str = "q") -> str:
     return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection"))))
 
 
-def search(made: str, folder: Path, **settings: Any) -> Search:
-    paths = {"index": str(folder / "index"), "output": str(folder / "run"), "collection": made}
-    return Search(SearchConfig.model_validate(paths | settings))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Collections: a fine one, and those with a blank in the id of a document or of a query."""
+    folder = tmp_path_factory.mktemp("made")
+    odd = {"document": {"document": "a b.md"}, "query": {"query": "a b"}}
+    return {name: collection(folder / name, **ids) for name, ids in {"fine": {}, **odd}.items()}
 
 
-def test_a_search_looks_at_ids_and_split_when_the_collection_is_there(tmp_path: Path) -> None:
-    fine = collection(tmp_path / "fine")
-    search(fine, tmp_path).check_inputs({"collection"})
-    with pytest.raises(UserError, match="no judgments of split 'tset'"):
-        search(fine, tmp_path, split="tset").check_inputs({"collection"})
-    blank = collection(tmp_path / "document", document="a b.md")
-    with pytest.raises(UserError, match=r"A document id is 'a b\.md'"):
-        search(blank, tmp_path).check_inputs({"collection"})
-    search(blank, tmp_path).check_inputs(set())  # it is not there yet
-    asked = collection(tmp_path / "query", query="a b")
-    with pytest.raises(UserError, match="A query id is 'a b'"):
-        search(asked, tmp_path).check_inputs({"collection"})
-    with pytest.raises(UserError, match="A query id is 'a b'"):
-        search(fine, tmp_path, queries=asked).check_inputs({"queries"})
-    search(asked, tmp_path, queries=fine).check_inputs({"queries"})
+def search(collection: str, **settings: Any) -> Search:
+    return Search(SearchConfig(index="index", output="run", collection=collection, **settings))
 
 
-def evaluation(made: str, folder: Path, **settings: Any) -> Evaluate:
-    paths = {"collection": made, "runs": {"BM25": "bm25_run"}, "output": str(folder / "evaluation")}
-    return Evaluate(EvaluateConfig.model_validate(paths | settings))
+def evaluation(collection: str, **settings: Any) -> Evaluate:
+    return Evaluate(EvaluateConfig(collection=collection, runs={"BM25": "run"}, output="evaluation", **settings))
 
 
-def test_an_evaluation_is_checked_before_there_are_runs(tmp_path: Path) -> None:
-    made = collection(tmp_path)
-    evaluation(made, tmp_path).check_settings({})
-    evaluation(made, tmp_path).check_inputs({"collection"})
+def test_a_search_looks_at_ids_and_split_when_the_collection_is_there(made: dict[str, str]) -> None:
+    search(made["fine"]).check_inputs({"collection"})
+    search(made["document"]).check_inputs(set())  # it is not there yet
+    search(made["query"], queries=made["fine"]).check_inputs({"queries"})
+    for stage, there, said in (
+        (search(made["fine"], split="tset"), "collection", "no judgments of split 'tset'"),
+        (search(made["document"]), "collection", r"A document id is 'a b\.md'"),
+        (search(made["query"]), "collection", "A query id is 'a b'"),
+        (search(made["fine"], queries=made["query"]), "queries", "A query id is 'a b'"),
+        (evaluation(made["fine"], split="tset"), "collection", "no judgments of split 'tset'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            stage.check_inputs({there})
+
+
+def test_an_evaluation_is_checked_before_there_are_runs(made: dict[str, str]) -> None:
+    evaluation(made["fine"]).check_settings({})
+    evaluation(made["fine"]).check_inputs({"collection"})
     with pytest.raises(UserError, match="'MRR@10' is not a measure"):
-        evaluation(made, tmp_path, measures=["MRR@10"]).check_settings({})
-    with pytest.raises(UserError, match="no judgments of split 'tset'"):
-        evaluation(made, tmp_path, split="tset").check_inputs({"collection"})
+        evaluation(made["fine"], measures=["MRR@10"]).check_settings({})
 
 
-def test_a_report_knows_which_systems_the_run_evaluates(tmp_path: Path) -> None:
-    evaluated = evaluation(str(tmp_path / "collection"), tmp_path)
-    run: dict[str, Stage[Any]] = {"evaluation": evaluated}
-
-    def check(baseline: str | None, evaluation: str = evaluated.config.output) -> None:
-        paths = {"evaluation": evaluation, "output": str(tmp_path / "report")}
-        Report(ReportConfig.model_validate(paths | {"baseline": baseline})).check_settings(run)
+def test_a_report_knows_which_systems_the_run_evaluates() -> None:
+    def check(baseline: str | None, of: str = "evaluation") -> None:
+        report = Report(ReportConfig(evaluation=of, output="report", baseline=baseline))
+        report.check_settings({"evaluation": evaluation("collection")})
 
     check("BM25")
     check(None)
-    check("anything", str(tmp_path / "of another run"))
+    check("anything", "of another run")
     with pytest.raises(UserError, match=r"'BM52', which .*evaluation does not evaluate\. Did you mean 'BM25'"):
         check("BM52")

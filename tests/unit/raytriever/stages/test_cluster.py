@@ -1,4 +1,7 @@
+"""Ray's session: whose Ray it uses, what it starts, and what is made without one."""
+
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -17,39 +20,40 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.os.environ.pop("RAY_ADDRESS", None)
 
 
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+ADDRESS = "10.0.0.9:6379"
+SILENT = (
+    f"No Ray cluster answers at RAY_ADDRESS={ADDRESS} (Could not find any running Ray instance). Start one with"
+    " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
+    " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
+    " RAY_AUTH_TOKEN_PATH to the file with it."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("Could not find any running Ray instance\nat the address"), f"^{re.escape(SILENT)}$"),
+        (ray.exceptions.AuthenticationError("but no token was found"), rf"RAY_ADDRESS={ADDRESS}.*RAY_AUTH_TOKEN_PATH"),
+    ],
+)
+def test_a_cluster_that_does_not_let_us_in_is_named(monkeypatch, error: Exception, said: str) -> None:
     def refuse(**_: object) -> None:
-        raise ConnectionError("Could not find any running Ray instance\nat the address")
+        raise error
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    cluster.os.environ["RAY_ADDRESS"] = "10.0.0.9:6379"
-    with pytest.raises(UserError) as raised, RaySession() as session:
+    cluster.os.environ["RAY_ADDRESS"] = ADDRESS
+    with pytest.raises(UserError, match=said) as raised, RaySession() as session:
         session.start()
-    assert str(raised.value) == (
-        "No Ray cluster answers at RAY_ADDRESS=10.0.0.9:6379 (Could not find any running Ray instance). Start one with"
-        " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
-        " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
-        " RAY_AUTH_TOKEN_PATH to the file with it."
-    )
-
-
-def test_a_cluster_that_asks_for_a_token_says_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise ray.exceptions.AuthenticationError("Token authentication is enabled but no token was found")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", refuse)
-    cluster.os.environ["RAY_ADDRESS"] = "10.0.0.9:6379"
-    with pytest.raises(UserError, match=r"RAY_ADDRESS=10\.0\.0\.9:6379.*RAY_AUTH_TOKEN_PATH") as raised:
-        RaySession().start()
     assert "docs.ray.io" not in str(raised.value)
 
 
-def test_a_ray_of_someone_else_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+def test_a_session_starts_no_ray_where_none_is_needed_or_someone_elses_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", None)
-    monkeypatch.setattr(ray, "shutdown", None)
+    monkeypatch.setattr(ray, "shutdown", None)  # nor does it end one
+    with RaySession() as session:
+        assert session is not None
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     with RaySession() as session:
         session.start()
 
@@ -61,13 +65,11 @@ def test_a_ray_of_someone_else_is_used_and_left_running(monkeypatch: pytest.Monk
         (7.9, False, None, False, True),
         (8.1, False, None, False, False),  # workers would be faster
         (0.0, True, None, False, False),  # the user says how many
-        (0.0, False, "10.0.0.9:6379", False, False),  # a cluster was asked for
+        (0.0, False, ADDRESS, False, False),  # a cluster was asked for
         (0.0, False, None, True, False),  # another session's Ray runs here
     ],
 )
-def test_this_process_makes_what_workers_would_not_make_sooner(
-    monkeypatch: pytest.MonkeyPatch, saved: float, is_spread: bool, address: str | None, others: bool, here: bool
-) -> None:
+def test_this_process_makes_what_workers_would_not_make_sooner(monkeypatch, saved, is_spread, address, others, here):
     monkeypatch.setattr(ray, "is_initialized", lambda: others)
     if address is not None:
         cluster.os.environ["RAY_ADDRESS"] = address
@@ -76,14 +78,7 @@ def test_this_process_makes_what_workers_would_not_make_sooner(
         assert RaySession(shards_here=fixed).makes_here(saved, is_spread=is_spread) is fixed
 
 
-def test_a_session_that_is_not_needed_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "init", None)
-    monkeypatch.setattr(ray, "shutdown", None)
-    with RaySession():
-        pass
-
-
-@pytest.mark.parametrize("address", [None, "10.0.0.9:6379"])
+@pytest.mark.parametrize("address", [None, ADDRESS])
 def test_metrics_are_a_clusters_alone(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("is_initialized", "init", "shutdown"):
         monkeypatch.setattr(ray, name, lambda **_: None)

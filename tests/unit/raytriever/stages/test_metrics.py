@@ -1,5 +1,6 @@
 """What Ray's metrics are told, by a Ray that only listens, and what becomes of a run when they fail."""
 
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ import ray.util.metrics
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.stages import metrics
 from raytriever.stages.metrics import DROPPED, LOSS, ROWS, SHARDS, StageMetrics, stage_labels
-from tests.unit.raytriever.stages.test_stage import Numbers, NumbersConfig, run
-from tests.unit.small_run import make_artifact
+from tests.unit.raytriever.stages.test_stage import Numbers, config_in, run
 from tests.unit.test_grafana import METRICS
 
 Told = list[tuple[str, float, dict[str, str]]]
@@ -54,11 +54,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         ("/model", ("", "model")),
     ],
 )
-def test_a_stage_is_labelled_by_its_folder(output: str, labels: tuple[str, str]) -> None:
+def test_a_stage_is_labelled_by_its_folder(output, labels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tuple(stage_labels(output).values()) == labels
-
-
-def test_a_relative_folder_is_as_good(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert stage_labels("vectors") == {"run": tmp_path.name, "stage": "vectors"}
 
@@ -82,11 +79,12 @@ def test_a_shard_is_counted(told: Told) -> None:
         (ROWS.name, 5, labels),
         (DROPPED.name, 2, labels | {"reason": "too short"}),
     ]
+    StageMetrics("/runs/mine/model").record(LOSS, float("nan"))
+    assert isnan(told[-1][1])  # told as it is
 
 
 def test_a_stage_tells_of_what_it_makes_and_of_nothing_that_is_there(told: Told, tmp_path: Path) -> None:
-    source = make_artifact(tmp_path / "source", "any", {}, {}, {"x": "1"}, 1)
-    stage = Numbers(NumbersConfig(output=str(tmp_path / "out"), source=source))
+    stage = Numbers(config_in(tmp_path))
     run(stage)
     labels = {"run": tmp_path.name, "stage": "out"}
     assert sum(value for name, value, tags in told if name == ROWS.name and tags == labels) == 1 + 2 + 3
@@ -106,20 +104,11 @@ def test_without_ray_nothing_is_told(told: Told, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("told")
-def test_what_goes_wrong_costs_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_goes_wrong_costs_one_line(monkeypatch: pytest.MonkeyPatch, logged: list[str], tmp_path: Path) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no agent")
 
     monkeypatch.setattr(ray.util.metrics, "Counter", broken)
-    source = make_artifact(tmp_path / "source", "any", {}, {}, {"x": "1"}, 1)
-    assert run(Numbers(NumbersConfig(output=str(tmp_path / "out"), source=source))).rows == 5
-    lines = [line for line in capsys.readouterr().err.splitlines() if "metrics" in line]
+    assert run(Numbers(config_in(tmp_path))).rows == 5
+    lines = [line for line in logged if "metrics" in line]
     assert lines == ["Ray's metrics are off: RuntimeError: no agent. The run goes on without them."]
-
-
-def test_a_loss_that_is_no_number_is_told_as_it_is(told: Told) -> None:
-    StageMetrics("/runs/mine/model").record(LOSS, float("nan"))
-    (_, value, _) = told[0]
-    assert value != value

@@ -9,32 +9,22 @@ import ray.data
 from raytriever.stages.placement import NodeRoom, cpus_of_a_worker, even_share, tokenizing_threads
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, map_shards
 
-
-@pytest.mark.parametrize(
-    ("cpus_of_nodes", "workers", "share"),
-    [
-        ([2], 1, 2),
-        ([2], 2, 1),
-        ([8], 3, 2),
-        ([1, 1], 1, 1),  # a worker doesn't span nodes
-        ([0, 96, 96], 1, 96),
-        ([0, 96, 96], 4, 48),
-        ([16, 4], 3, 5),
-        ([2, 2], 8, 1),  # more than fit at a time
-        ([0], 1, 1),  # nodes come when they are asked for
-        ([], 2, 1),
-    ],
-)
-def test_each_worker_has_an_even_share_of_one_node(cpus_of_nodes: list[int], workers: int, share: int) -> None:
-    assert even_share([NodeRoom(cpus) for cpus in cpus_of_nodes], workers) == share
-
-
 HEAD, CPU_NODE, GPU_NODE = NodeRoom(0), NodeRoom(64), NodeRoom(96, 8)
 
 
 @pytest.mark.parametrize(
     ("nodes", "workers", "gpus_per_worker", "share"),
     [
+        ([NodeRoom(2)], 1, 0, 2),
+        ([NodeRoom(2)], 2, 0, 1),
+        ([NodeRoom(8)], 3, 0, 2),
+        ([NodeRoom(1), NodeRoom(1)], 1, 0, 1),  # a worker doesn't span nodes
+        ([HEAD, NodeRoom(96), NodeRoom(96)], 1, 0, 96),
+        ([HEAD, NodeRoom(96), NodeRoom(96)], 4, 0, 48),
+        ([NodeRoom(16), NodeRoom(4)], 3, 0, 5),
+        ([NodeRoom(2), NodeRoom(2)], 8, 0, 1),  # more than fit at a time
+        ([HEAD], 1, 0, 1),  # nodes come when they are asked for
+        ([], 2, 0, 1),
         ([HEAD, CPU_NODE, CPU_NODE, GPU_NODE], 8, 1, 12),  # the CPU nodes can't take any of them
         ([HEAD, *[CPU_NODE] * 8, *[GPU_NODE] * 4], 32, 1, 12),
         ([HEAD, CPU_NODE, GPU_NODE], 4, 1, 24),
@@ -44,22 +34,19 @@ HEAD, CPU_NODE, GPU_NODE = NodeRoom(0), NodeRoom(64), NodeRoom(96, 8)
         ([NodeRoom(96, 1), NodeRoom(8, 8)], 5, 1, 2),
         ([NodeRoom(12, 1)], 3, 1 / 3, 4),
         ([NodeRoom(12, 1)], 10, 0.1, 1),
+        ([NodeRoom(12, 0.7)], 7, 0.1, 1),  # 0.7 / 0.1 is a little less than 7
         ([HEAD, CPU_NODE, GPU_NODE], 16, 1, 12),  # eight wait for a node that comes, of the same kind
         ([HEAD, CPU_NODE], 8, 1, 1),  # no node with GPUs is there yet
         ([NodeRoom(96, 0.5)], 1, 1, 1),
     ],
 )
-def test_workers_with_gpus_share_the_nodes_that_have_them(
-    nodes: list[NodeRoom], workers: int, gpus_per_worker: float, share: int
-) -> None:
+def test_each_worker_has_an_even_share_of_one_node_that_has_its_gpus(nodes, workers, gpus_per_worker, share) -> None:
     assert even_share(nodes, workers, gpus_per_worker) == share
     held = sum(node.workers(share, gpus_per_worker) for node in nodes)
     assert held >= min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
 
 
-def test_a_share_without_a_node_to_share_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
     def node(alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"Alive": alive, "Resources": resources}
 
@@ -67,10 +54,10 @@ def test_a_share_without_a_node_to_share_is_said(
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     assert cpus_of_a_worker(8, 1) == 12
     assert cpus_of_a_worker(2, 0) == 64
-    assert capsys.readouterr().err == ""
+    assert logged == []
     listed[2]["Alive"] = False
     assert cpus_of_a_worker(8, 1) == 1
-    assert "resources.cpus_per_worker" in capsys.readouterr().err
+    assert "resources.cpus_per_worker" in logged[0]
 
 
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
@@ -89,9 +76,7 @@ def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
         (False, {"gpus_per_worker": 1}, 1),
     ],
 )
-def test_an_encoder_on_a_gpu_has_its_share_of_cpus(
-    monkeypatch: pytest.MonkeyPatch, keeps_state: bool, resources: dict[str, float], cpus: int
-) -> None:
+def test_an_encoder_on_a_gpu_has_its_share_of_cpus(monkeypatch, keeps_state, resources, cpus) -> None:
     asked: dict[str, Any] = {}
 
     class Rows:

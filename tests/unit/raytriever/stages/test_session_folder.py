@@ -13,6 +13,8 @@ from raytriever.cluster.doctor import is_shut
 from raytriever.errors import UserError
 from raytriever.stages.ray_session import session_folder
 
+root_alone = pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder away, or become another user")
+
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -24,37 +26,26 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_made_closed_and_found_again(base: Path) -> None:
+def test_it_is_made_closed_and_found_again(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = session_folder()
     assert made == base / f"raytriever-{os.getuid()}"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert session_folder() == made
+    monkeypatch.setenv("RAY_TMPDIR", str(made))  # one that is closed is taken as it is
+    assert session_folder() == made
 
 
-def test_one_that_is_closed_is_taken_as_it_is(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(session_folder()))
-    assert session_folder() == base / f"raytriever-{os.getuid()}"
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
-def test_one_that_others_may_enter_is_refused(base: Path, mode: int) -> None:
-    (base / f"raytriever-{os.getuid()}").mkdir()
-    (base / f"raytriever-{os.getuid()}").chmod(mode)
-    with pytest.raises(UserError, match="which other users may enter, or own"):
-        session_folder()
-
-
-def test_a_link_of_somebody_else_is_refused(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir(mode=0o700)
-    (base / f"raytriever-{os.getuid()}").symlink_to(tmp_path / "theirs")
-    with pytest.raises(UserError, match="which other users may enter, or own"):
-        session_folder()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder away")
-def test_somebody_elses_folder_is_refused(base: Path) -> None:
-    (base / "raytriever-0").mkdir(mode=0o700)
-    os.chown(base / "raytriever-0", 65534, 65534)
+@pytest.mark.parametrize("how", ["755", "770", "701", "a link", pytest.param("somebody else's", marks=root_alone)])
+def test_one_that_others_may_enter_or_own_is_refused(base: Path, tmp_path: Path, how: str) -> None:
+    folder, theirs = base / f"raytriever-{os.getuid()}", tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    if how == "a link":
+        folder.symlink_to(theirs)
+    elif how == "somebody else's":
+        os.chown(theirs.rename(folder), 65534, 65534)
+    else:
+        folder.mkdir()
+        folder.chmod(int(how, 8))
     with pytest.raises(UserError, match="which other users may enter, or own"):
         session_folder()
 
@@ -69,7 +60,7 @@ def test_a_folder_is_shut_where_one_above_it_is(tmp_path: Path) -> None:
     assert is_shut(tmp_path / "closed" / "not yet there")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+@root_alone
 def test_another_user_can_not_put_code_where_a_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's folders for copies of a job's program are open to all; what closes them is the folder above."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base:

@@ -47,19 +47,10 @@ def test_a_grid_is_the_product_and_the_last_axis_changes_fastest():
     assert grid([]) == [{}]
 
 
-def test_short_keys_tell_the_keys_apart():
-    assert short_keys(["model.training.seed", "model.objective.margin"]) == {
-        "model.training.seed": "seed",
-        "model.objective.margin": "margin",
-    }
-    assert list(short_keys(["model.training.seed", "packing.seed", "seed.seed"]).values()) == [
-        "training.seed",
-        "packing.seed",
-        "seed.seed",
-    ]
-
-
-def test_folder_names_are_readable_where_values_are_plain():
+def test_short_keys_tell_the_keys_apart_and_folder_names_are_readable():
+    seed, margin = "model.training.seed", "model.objective.margin"
+    assert short_keys([seed, margin]) == {seed: "seed", margin: "margin"}
+    assert [*short_keys([seed, "packing.seed", "seed.seed"]).values()] == ["training.seed", "packing.seed", "seed.seed"]
     assert folder_name({"m.margin": "0.1", "m.seed": "3"}, ["m.margin", "m.seed"]) == "margin=0.1,seed=3"
     assert folder_name({}, ["m.margin"]) == ""
 

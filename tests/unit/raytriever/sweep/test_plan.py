@@ -27,14 +27,9 @@ def test_a_stage_depends_on_its_own_keys_and_on_those_of_what_it_reads():
         "corpus": (), "vectors": (), "batches": (), "model": margin, "model_vectors": margin, "index": both,
         "evaluation": both,
     }  # fmt: skip
-
-
-def test_a_key_of_the_first_stage_changes_all_and_one_of_the_last_nothing_else():
     assert set(depends_on(READS, ["corpus.x"]).values()) == {("corpus.x",)}
     assert [name for name, keys in depends_on(READS, ["evaluation.x"]).items() if keys] == ["evaluation"]
-
-
-def test_a_stage_whose_name_begins_alike_is_another():
+    # a stage whose name begins alike is another
     assert depends_on({"model": [], "model_vectors": []}, ["model.x"]) == {"model": ("model.x",), "model_vectors": ()}
 
 
@@ -74,24 +69,18 @@ def test_stages_go_where_their_values_say_and_read_from_there(recipe):
 
     once, by_k, by_both = groups_of(planned)
     assert [(group.name, list(group.stages)) for group in once] == [("", ["collection", "other"])]
-    assert [(group.name, list(group.stages)) for group in by_k] == [
-        ("k1=0.5", ["lexical"]),
-        ("k1=1", ["lexical"]),
-    ]
+    assert [(group.name, list(group.stages)) for group in by_k] == [("k1=0.5", ["lexical"]), ("k1=1", ["lexical"])]
     assert [group.name for group in by_both] == [f"k1={k},top_k={n}" for k in ("0.5", "1") for n in (1, 2)]
     assert by_k[0].is_part_of(by_both[0])
     assert not by_k[1].is_part_of(by_both[0])
 
 
-def test_a_swept_input_changes_what_is_read(recipe):
+def test_a_swept_input_changes_what_is_read_and_stages_after_the_last_are_left_out(recipe):
     planned = trials(recipe, [{"found.index": "lexical"}, {"found.index": "other"}])
     assert [trial.stages["found"].config.index for trial in planned] == ["/out/lexical", "/out/other"]
     assert [group.name for group in groups_of(planned)[1]] == ["index=lexical", "index=other"]
-
-
-def test_only_stages_up_to_the_last_wanted_one_are_made(recipe):
-    planned = trials(recipe, [{"lexical.index.bm25.k1": "1"}], until="found")
-    assert list(planned[0].stages) == ["collection", "lexical", "other", "found"]
+    (until,) = trials(recipe, [{"lexical.index.bm25.k1": "1"}], until="found")
+    assert list(until.stages) == ["collection", "lexical", "other", "found"]
 
 
 @pytest.mark.parametrize(

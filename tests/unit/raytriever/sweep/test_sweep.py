@@ -27,7 +27,11 @@ stages:
 """
 
 
-@pytest.fixture
+class Begun(Exception):
+    """The first stage would be made now."""
+
+
+@pytest.fixture(autouse=True)
 def begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made; the source needn't be there."""
 
@@ -39,32 +43,19 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "RaySession", begin)
 
 
-def planned_of(folder: Path, *overrides: str, seeds: str = "model.training.seed=1,2,3") -> sweep.Sweep:
-    (folder / "recipe.yaml").write_text(RECIPE.replace("SPLIT", "dev"))
+def planned_of(
+    folder: Path, *overrides: str, seeds: str = "model.training.seed=1,2,3", split: str = "dev"
+) -> sweep.Sweep:
+    (folder / "recipe.yaml").write_text(RECIPE.replace("SPLIT", split))
     recipe = str(folder / "recipe.yaml")
     settings = SweepSettings(recipe=recipe, seeds=seeds, output=str(folder / "out"), set=overrides)
     return plan_sweep(settings, recipe_stages)
 
 
-class Begun(Exception):
-    """The first stage would be made now."""
-
-
 @pytest.mark.parametrize(("split", "times"), [("test", 1), ("dev", 0)])
-def test_what_stages_warn_of_is_said_once_and_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], split: str, times: int
-) -> None:
-    def begin() -> None:
-        raise Begun
-
-    monkeypatch.setattr(Collect, "check_inputs", lambda *_: None)
+def test_what_stages_warn_of_is_said_once_and_first(tmp_path: Path, monkeypatch, logged: list[str], split, times):
     monkeypatch.setattr(Train, "check_inputs", lambda *_: None)
-    monkeypatch.setattr(sweep, "RaySession", begin)
-    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("SPLIT", split))
-    settings = SweepSettings(
-        recipe=str(tmp_path / "recipe.yaml"), seeds="model.training.seed=1,2,3", output=str(tmp_path / "out")
-    )
-    planned = plan_sweep(settings, recipe_stages)
+    planned = planned_of(tmp_path, split=split)
     assert len(planned.trials) == 3
     with pytest.raises(Begun):
         run_sweep(planned)
@@ -72,7 +63,6 @@ def test_what_stages_warn_of_is_said_once_and_first(
     assert all("Warning: " in line and f"test set of this run: split '{split}'" in line for line in logged)
 
 
-@pytest.mark.usefixtures("begins")
 def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_encoder: Path) -> None:
     model = f"model.encoder.model={tiny_encoder}"
     with pytest.raises(Begun):
@@ -84,7 +74,6 @@ def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_
         run_sweep(epochs)
 
 
-@pytest.mark.usefixtures("begins")
 def test_what_other_machines_of_a_cluster_may_have_is_only_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:

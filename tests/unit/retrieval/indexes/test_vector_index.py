@@ -152,7 +152,7 @@ def test_a_rotation_learns_the_same_before_a_refinement(vectors: NDArray[np.floa
     faiss = index_factory.import_faiss()
 
     def rotation(factory: str, seed: int) -> NDArray[np.float32]:
-        whole = deserialized(vector_index.train(vectors[:300], factory, seed=seed))  # holds the parts that are looked at
+        whole = deserialized(vector_index.train(vectors[:300], factory, seed=seed))  # holds the parts that are seen
         (transform,), _ = index_factory._parts(whole)
         return faiss.vector_to_array(faiss.downcast_VectorTransform(transform).A).copy()
 
