@@ -38,6 +38,7 @@ _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
 _WHOLE = [None]  # the one task of a phase of one
 _EXAMPLES = 5
 _COMPARED_AT_ONCE = 10_000
+_ROWS_AT_ONCE = 1 << 17  # a row group has few
 _JUDGED, _DISTINCT = "relations/judged.parquet", "relations/distinct.parquet"
 
 
@@ -403,9 +404,11 @@ def _numbered(collection: StoredCollection, part: Part, *columns: str) -> tuple[
 
     def tables() -> Iterator[pa.Table]:
         first = 0
-        for table in collection.rows_of(part).tables(names):
-            yield table.append_column("row", pa.array(np.arange(first, first + len(table)))).cast(schema)
-            first += len(table)
+        for name in collection.names(f"{part}/", ".parquet"):
+            for batch in pq.ParquetFile(collection.open(name)).iter_batches(_ROWS_AT_ONCE, columns=names):
+                rows = pa.array(np.arange(first, first + len(batch)))
+                first += len(batch)
+                yield pa.table([*batch.columns, rows], schema=schema)
 
     return schema, tables()
 

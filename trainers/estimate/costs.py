@@ -54,8 +54,8 @@ class Calibration:
     Each is for the unit named behind it, of jobs one of ten million pairs, measured on two busy cores.
     """
 
-    pairs: float = 84 * 2 / _MEASURED_PAIRS
-    pairs_phases: tuple[float, ...] = (0.26, 0.54, 0.2)  # what of that each phase takes
+    pairs: float = 68 / _MEASURED_PAIRS
+    pairs_phases: tuple[float, ...] = (0.22, 0.58, 0.2)  # what of that each phase takes
     related: float = 60  # bytes of a pair, written and read by the phases of pairs
     cluster: float = 767 * 2 / _MEASURED_PAIRS
     cluster_rows: float = 0.11e-6  # a pair whose rows are put where all workers find them
