@@ -38,7 +38,9 @@ class PairsOnFullDisk(Pairs):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         if shard.name == "distinct-00000":
-            writer.path = lambda _: Path("/dev/full")  # type: ignore[method-assign,assignment]
+            path = writer.path
+            full = Path("/dev/full")
+            writer.path = lambda name: path(name) if name == "spill" else full  # type: ignore[method-assign]
         return super().make(shard, writer)
 
 

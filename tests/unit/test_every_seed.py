@@ -22,11 +22,11 @@ from tests.unit.test_every_setting import changes, example
 ROOT = Path(__file__).parents[2]
 TEXTS, CHUNKS_OF_A_SOURCE = 60, 5
 ELSEWHERE = {
-    ("mteb", "seed"): "tests/unit/retrieval/test_mteb_encoder.py",
+    ("mteb", "seed"): "tests/unit/retrieval/jobs/test_mteb.py",
     ("probe", "seeds"): "tests/unit/trainers/probe/test_probe_job.py",
     ("train", "training.seed"): "tests/unit/trainers/engine/test_loop_written_out.py",
     ("train", "objective[CoderSettings].seed"): "tests/unit/trainers/objectives/coder/test_objective.py",
-    ("train", "objective[ContextualSettings].seed"): "tests/unit/trainers/objectives/contextual/test_draws.py",
+    ("train", "objective[ContextualSettings].seed"): "tests/unit/trainers/objectives/contextual/test_contextual.py",
     ("train", "validation[BatchValidationSettings].seed"): "tests/unit/trainers/validation/test_batches.py",
     ("train", "validation[RetrievalValidationSettings].seed"): "tests/unit/trainers/validation/test_retrieval.py",
 }

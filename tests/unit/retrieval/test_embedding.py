@@ -27,7 +27,7 @@ WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file",
 def test_batches_cover_each_text_once_within_the_budget_and_leave_no_room(lengths: list[int], budget: int) -> None:
     batches = token_budget_batches(lengths, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    longest = [max(lengths[index] for index in batch) for batch in batches]
+    longest = [max(1, *(lengths[index] for index in batch)) for batch in batches]  # a text without a token is one wide
     assert longest == sorted(longest, reverse=True)
     for batch, width in zip(batches, longest, strict=True):
         assert len(batch) == 1 or len(batch) * width <= budget

@@ -14,7 +14,7 @@ from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny, save_sen
 from tests.unit.test_every_setting import OTHERS, changes
 
 UNCHANGED = {
-    "dtype": "weights are cast where the encoder is placed: test_placement.py",
+    "dtype": "weights are cast where the encoder is placed: test_transformer.py",
     "revision": "of a name at the hub",
     "trust_remote_code": "of a model with code of its own: test_pretrained.py",
     "prompts": "names one more prompt, which no role has",
