@@ -37,8 +37,6 @@ Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
 _WHOLE = [None]  # the one task of a phase of one
 _EXAMPLES = 5
-_COMPARED_AT_ONCE = 10_000
-_ROWS_AT_ONCE = 1 << 17  # a row group has few
 _JUDGED, _DISTINCT = "relations/judged.parquet", "relations/distinct.parquet"
 
 
@@ -152,7 +150,7 @@ LATER_NEAR = """
 """
 REPEATS = """
     SELECT later.query_id, later.document_id, earlier.query_id, earlier.document_id
-    FROM {later} AS later JOIN {pairs} AS earlier ON earlier.listed = later.first
+    FROM {later} AS later JOIN pairs AS earlier ON earlier.listed = later.first
     WHERE later.listed <> later.first
     ORDER BY later.query_row, later.document_row, later.listed LIMIT $most
 """
@@ -294,9 +292,9 @@ class Pairs(Stage[PairsConfig]):
             return
         keys = {part: self._tables_of("texts", part) for part in _SIDES}
         db.run(EQUAL_TEXTS, judged=judged, **keys)
-        _note_repeats(db, "equal_texts", "with both texts", "exact duplicates", tally, drop=settings.exact == "drop")
         kept = "WHERE first = listed" if settings.exact == "drop" else ""
         db.run(f"CREATE TABLE pairs AS SELECT * EXCLUDE (first) FROM equal_texts {kept}")
+        _note_repeats(db, "equal_texts", "with both texts", "exact duplicates", tally, drop=settings.exact == "drop")
 
     def _compare(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """The texts of a stretch that are similar to earlier ones, and of each the first that it is similar to."""
@@ -346,7 +344,7 @@ class Pairs(Stage[PairsConfig]):
         tally.add(earlier_record(self.config.output, "distinct-00000"))
         db.run(NEAR_TEXTS, **{part: self._tables_of("near", part) for part in _SIDES})
         db.run("CREATE TABLE near_repeats (listed BIGINT, first BIGINT)")
-        for later in db.tables(LATER_NEAR, _COMPARED_AT_ONCE):
+        for later in db.tables(LATER_NEAR, 10_000):
             alike = later.select(["listed", "first"]).filter(pa.array(self._are_alike(later)))
             db.load("INSERT INTO near_repeats FROM stream", alike.schema, [alike])
         db.run("CREATE VIEW near_pairs AS SELECT * FROM pairs JOIN near_repeats USING (listed)")
@@ -405,7 +403,7 @@ def _numbered(collection: StoredCollection, part: Part, *columns: str) -> tuple[
     def tables() -> Iterator[pa.Table]:
         first = 0
         for name in collection.names(f"{part}/", ".parquet"):
-            for batch in pq.ParquetFile(collection.open(name)).iter_batches(_ROWS_AT_ONCE, columns=names):
+            for batch in pq.ParquetFile(collection.open(name)).iter_batches(columns=names):
                 rows = pa.array(np.arange(first, first + len(batch)))
                 first += len(batch)
                 yield pa.table([*batch.columns, rows], schema=schema)
@@ -419,8 +417,7 @@ def _note_repeats(db: Relations, table: str, how: str, reason: str, tally: Tally
     tally.counts[f"pairs {how} of an earlier one"] = count
     if drop:
         tally.dropped[reason] = count
-    earlier = "pairs" if table == "near_pairs" else table
-    found = db.rows(REPEATS.format(later=table, pairs=earlier), most=_EXAMPLES)
+    found = db.rows(REPEATS.format(later=table), most=_EXAMPLES)
     tally.facts[reason.replace(" ", "_")] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
 
 

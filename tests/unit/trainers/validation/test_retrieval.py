@@ -396,7 +396,7 @@ SETTINGS = {"split": "dev", "measure": OF_REAL_DATA[0], "others": OF_REAL_DATA[1
 
 
 @on_real_data
-@pytest.mark.parametrize("name", ["nq_qed", "cosqa"])
+@pytest.mark.parametrize("name", ["nq_qed", pytest.param("cosqa", marks=pytest.mark.slow)])
 def test_on_real_data_a_search_has_the_numbers_of_the_stages(name, spread_encoder, tmp_path):
     """The encoder has random weights and is small; on nq_qed it still finds some documents by their words."""
     collection = collect(Path(os.environ["RAYTRIEVER_TEST_DATA"]) / name, tmp_path / "collection")
@@ -414,6 +414,7 @@ def test_on_real_data_a_search_has_the_numbers_of_the_stages(name, spread_encode
 
 
 @on_real_data
+@pytest.mark.slow
 def test_an_encoder_of_use_and_a_run_of_bm25(tmp_path):
     """Texts are cut at 16 tokens to save time: the numbers compared are of the same encoder."""
     collection = collect(Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "nq_qed", tmp_path / "collection")
