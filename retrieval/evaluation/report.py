@@ -209,7 +209,7 @@ def notes(metrics: Metrics) -> list[str]:
         if count := metrics["self_hits"][name]:
             what = "kept" if conventions["self_hits"] == "keep" else "removed"
             what += " (MTEB removes them for single tasks, such as ArguAna and Quora)" if like == "mteb" else ""
-            found.append(f"'{name}' has {count:,} results whose id is the query's own: {what}.")
+            found.append(f"'{name}' has {counted(count, 'result')} whose id is the query's own: {what}.")
         if 0 < (depth := metrics["depth"][name]) < deepest:
             found.append(
                 f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."
