@@ -17,7 +17,6 @@ import typer
 from raytriever.artifacts.artifact import MANIFEST, Artifact, origin
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.reports.table import printable
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
@@ -161,7 +160,8 @@ def ask(
     """Prints the passages of a finished run that answer a question best."""
     (passages,) = Searcher(run, indexes or (), encoder).search([question], k)
     for number, passage in enumerate(passages, 1):
-        text = printable(textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …"))
-        typer.echo(f"{number}  {passage.score:.4f}  {printable(passage.id)}\n     {text}")
+        texts = passage.id, textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
+        named, text = ("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in each) for each in texts)
+        typer.echo(f"{number}  {passage.score:.4f}  {named}\n     {text}")
     if not passages:
         typer.echo("Nothing was found.")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -10,13 +11,14 @@ import raytriever
 from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from retrieval.jobs.embed import Embed
 from retrieval.jobs.fuse import Fuse
-from retrieval.jobs.index import Index
+from retrieval.jobs.index import Index, IndexConfig
 from retrieval.jobs.search import Search
 from retrieval.rankings import StoredRanking
 from retrieval.searcher import Searcher
+from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make, make_artifact, make_collection
 
 K = 5
@@ -75,6 +77,16 @@ def test_a_question_of_the_command_is_answered_without_control_characters(run: P
     assert "text 12" in done.stdout
     nothing = CliRunner().invoke(app, ["ask", str(run), "zebra", "--index", "words"])
     assert nothing.stdout == "Nothing was found.\n"
+
+
+def test_text_of_strangers_sends_nothing_to_the_terminal(tmp_path: Path) -> None:
+    hostile = {"id": "d\x1b]0;title\x07", "title": "\u202eside", "text": "alarm \x9b31m red", "domain": ""}
+    collection = store(tmp_path / "documents", [pa.Table.from_pylist([hostile], DOCUMENTS)], [], [])
+    index = {"kind": "lexical", "collection": collection}
+    make(Index(validate(IndexConfig, {"index": index, "output": str(tmp_path / "words")}, "index")))
+    done = CliRunner().invoke(app, ["ask", str(tmp_path), "alarm"])
+    assert "d\ufffd]0;title\ufffd" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
 
 
 def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path) -> None:
