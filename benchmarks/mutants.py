@@ -205,7 +205,7 @@ def _skipped_call(node: ast.AST, source: Source) -> Edits:
 
 def _skipped_argument(node: ast.AST, source: Source) -> Edits:
     if isinstance(node, ast.Call):
-        for dropped in (each for each in node.keywords if each.arg):
+        for dropped in (each for each in node.keywords if each.arg not in (None, "strict")):  # zip's is an assertion
             kept = [source.of(each) for each in [*node.args, *node.keywords] if each is not dropped]
             yield source.replaced(node, f"{source.of(node.func)}({', '.join(kept)})")
 

@@ -34,3 +34,8 @@ def test_columns_that_are_too_many_go_below() -> None:
     assert max(map(len, lines)) <= 100
     assert [line[:9] for line in lines] == ["system  n", "a       1", "", "system  n", "a       1"]
     assert [line.count("measure") for line in lines] == [7, 0, 0, 2, 0]
+
+
+def test_a_column_wider_than_the_page_stands_beside_its_names_alone() -> None:
+    lines = Table(["name", "x" * 120, "n"], [["a", "1", "2"]]).lines()
+    assert [line.split() for line in lines] == [["name", "x" * 120], ["a", "1"], [], ["name", "n"], ["a", "2"]]

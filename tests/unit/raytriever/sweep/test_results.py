@@ -1,6 +1,7 @@
 """From trials to rows, the best one, the lines, the page and the JSON."""
 
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from raytriever.artifacts.storage import Folder
 from raytriever.sweep.grid import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
-from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row
+from raytriever.sweep.results import Column, Failure, Result, SweepResult, _changed_system, best_row
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
 MARGIN, SEED = "model.objective.margin", "model.training.seed"
@@ -128,6 +129,15 @@ def test_the_plot_follows_from_what_is_swept(texts, label):
     assert not [element for element in root.iter() if element.tag.endswith("}image")]
     assert "mathdefault" not in svg
     assert "nan" not in svg.lower()
+
+
+def test_the_system_measured_is_that_which_the_sweep_changes():
+    outputs = {"bm25": "a", "trained": "b"}
+    stages = {name: SimpleNamespace(config=SimpleNamespace(output=output)) for name, output in outputs.items()}
+    evaluation = SimpleNamespace(config=SimpleNamespace(runs={"BM25": "a", "ours": "b"}))
+    for changed, expected in (("trained", "ours"), ("bm25", "BM25"), ("nothing", "BM25")):
+        trial = SimpleNamespace(stages=stages, depends={name: name == changed for name in outputs})
+        assert _changed_system(trial, evaluation) == expected
 
 
 def test_one_setting_has_no_plot():

@@ -1,6 +1,7 @@
 """What can't be indexed, searched or written to a run file is refused before work is spent on it."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(tmp_
     for settings in (LexicalIndexSettings(collection=collection), VectorIndexSettings(vectors=vectors)):
         with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
             Index(IndexConfig(index=settings, output=str(tmp_path / "index"))).check_inputs({"index"})
+
+
+def test_each_vector_of_a_document_counts_among_those_to_learn_from(tmp_path):
+    documents = [f"d{number}" for number in range(10)]
+    collection = collected(tmp_path, documents, ["q"], ["q"])
+    two_each = np.ones((10, 2, 4), dtype=np.float16)
+    vectors = stored_vectors(tmp_path / "vectors", collection, {"documents": (two_each, documents)})
+    for lists, is_enough in ((16, True), (32, False)):
+        index = VectorIndexSettings(vectors=vectors, factory=f"IVF{lists},Flat")
+        job = Index(IndexConfig(index=index, output=str(tmp_path / "index")))
+        with nullcontext() if is_enough else pytest.raises(UserError, match=r"at least 32 vectors, .* have 20"):
+            job.check_inputs({"index.vectors"})
 
 
 def test_documents_in_an_object_store_are_looked_at_there(tmp_path, object_store, monkeypatch):

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -10,6 +12,14 @@ from tests.gpu.objectives import make_objective, make_rows, settings_of
 from trainers.objectives.replug import ScoreReader
 
 BATCH = 1
+
+
+def test_scores_are_stored_with_the_tokens_of_long_chunks() -> None:
+    stored = ScoreReader(settings_of("replug").scores).artifact
+    schema = pq.read_schema(stored.path(stored.names("epoch=")[0]))
+    assert (schema.field("tokens").type, schema.field("negative_log_likelihood").type.value_type) == (
+        pa.int32(), pa.float32()
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("include_self", [False, True])

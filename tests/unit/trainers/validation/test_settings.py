@@ -24,6 +24,7 @@ def test_defaults_of_retrieval():
     assert found.measures == ("nDCG@10", "RR@10", "R@100")
     assert (found.split, found.depth) == ("dev", 100)
     assert found.criteria(EPOCH_ENDS) == (Criterion("nDCG@10", higher_is_better=True),)
+    assert settings(minimum_change=0.01).criteria(EPOCH_ENDS)[0].minimum_change == 0.01
     assert settings(others=["R@500", "nDCG@10"]).depth == 500
     assert input_paths(Recipe(validation=settings(run="r"))) == {"validation.collection": "c", "validation.run": "r"}
 
