@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from raytriever.artifacts.artifact import MANIFEST, Artifact, origin
+from raytriever.artifacts.artifact import MANIFEST, Artifact, require_same_origin
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
+from retrieval.jobs.fuse import FuseConfig
 from retrieval.jobs.index import INDEX
 
 if TYPE_CHECKING:
     from retrieval.indexes.top_k import Ranking
 
 Search = Callable[[Sequence[str], int], "list[Ranking]"]  # the best of each shard
-_DEPTH = 200  # results of each index that are fused
+_DEPTH: int = FuseConfig.model_fields["depth"].default
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Searcher:
             if name not in known:
                 raise UserError(f"{run} has no index {name!r}. Those there: {', '.join(sorted(known))}.")
         names = list(indexes) or [max(known, key=lambda name: (self._rank(known[name]), name))]
-        collection = self._by_fingerprint.get(origin(known[names[0]], COLLECTION) or "")
+        collection = self._by_fingerprint.get(require_same_origin(COLLECTION, *(known[name] for name in names)))
         if collection is None:
             raise UserError(f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown.")
         self._documents = StoredCollection(collection.uri).rows_of("documents")
@@ -122,8 +123,7 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
     import torch
 
     from retrieval.embedding import encode_texts
-    from retrieval.encoders.contextual.contexts import CorpusContext
-    from retrieval.encoders.contextual.encoder import ContextualEncoder
+    from retrieval.encoders.contextual.contexts import CorpusContext, set_context
     from retrieval.encoders.structure import place_module
     from retrieval.encoders.towers import load_towers
     from retrieval.indexes.vector_index import read_index, search_shard
@@ -133,11 +133,9 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
     place_module(towers, "cpu", torch.float32)
     facts = index.manifest["facts"]
     contract = EncoderContract.model_validate(facts["encoder"])
-    alike = {"dtype": contract.dtype, "context": contract.context}
-    contract.require_queries(towers.contract.model_copy(update=alike), index.uri, str(located.path))
-    if isinstance(towers.query, ContextualEncoder) and contract.context not in ("none", "null"):
-        context = CorpusContext.of(index.uri)
-        towers.query.use_context(torch.from_numpy(context.vectors), context.description.fingerprint)
+    has_context = contract.context not in (None, "none", "null")
+    set_context(towers.query, CorpusContext.of(index.uri) if has_context else None, contract.context)
+    contract.require_queries(towers.contract.model_copy(update={"dtype": contract.dtype}), index.uri, str(located.path))
     many = facts.get("vectors_per_document", 1)
     shards = [
         (read_index(index.path(f"shards/{shard.name}.faiss")), shard.facts["first_row"]) for shard in index.shards

@@ -17,7 +17,7 @@ from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, EncoderTurns, encode_texts
-from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.contexts import CorpusContext, set_context
 from retrieval.encoders.modules import is_contextual, read_document_model, resolve_form
 from retrieval.encoders.pretrained import is_static
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
@@ -191,21 +191,13 @@ class Embed(ModelStage[EmbedConfig]):
 
     def load(self) -> None:
         """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
-        import torch
-
-        from retrieval.encoders.contextual.encoder import ContextualEncoder
         from retrieval.encoders.structure import place_module
         from retrieval.encoders.towers import load_towers
 
         placement, located = self.placement(), self.located
         self._towers = towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
         place_module(towers, *placement)
-        if isinstance(towers.query, ContextualEncoder):
-            context = self._context()
-            if context is None:
-                towers.query.use_context("null" if self.config.without_context == "null" else None)
-            else:
-                towers.query.use_context(torch.from_numpy(context.vectors), context.description.fingerprint)
+        set_context(towers.query, self._context(), self.config.without_context)
         self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:

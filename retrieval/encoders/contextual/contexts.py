@@ -139,6 +139,20 @@ class CorpusContext:
         writer.add_table(_DOCUMENTS, self.documents)
 
 
+def set_context(encoder: object, context: CorpusContext | None, without: str | None) -> None:
+    """What a contextual encoder reads texts in: the corpus' own ``context``, or in its place 'null' or 'none'."""
+    import torch
+
+    from retrieval.encoders.contextual.encoder import ContextualEncoder
+
+    if not isinstance(encoder, ContextualEncoder):
+        return
+    if context is None:
+        encoder.use_context("null" if without == "null" else None)
+    else:
+        encoder.use_context(torch.from_numpy(context.vectors), context.description.fingerprint)
+
+
 def copy_context(artifact: Artifact, writer: ShardWriter) -> None:
     """Adds the three files of ``artifact``, where it has them, to a shard."""
     for name in artifact.names("context/"):

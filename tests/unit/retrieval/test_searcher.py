@@ -1,10 +1,14 @@
 """Questions to a finished run: the passages that its own stages rank first, by vectors, words and both."""
 
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import raytriever
@@ -12,6 +16,7 @@ from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
+from retrieval.jobs.context import Context
 from retrieval.jobs.embed import Embed
 from retrieval.jobs.fuse import Fuse
 from retrieval.jobs.index import Index, IndexConfig
@@ -19,20 +24,21 @@ from retrieval.jobs.search import Search
 from retrieval.rankings import StoredRanking
 from retrieval.searcher import Searcher
 from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.small_run import make, make_artifact, make_collection
 
 K = 5
+
+
+def stage_of(folder: Path, kind: Any, name: str, **values: Any) -> str:
+    return make(kind(validate(kind.config_class, values | {"output": str(folder / name)}, name)))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
     """A run with a model, its vectors and an index of them, an index of words, and what its stages find with both."""
     folder = tmp_path_factory.mktemp("run")
-    collection = make_collection(folder)
-
-    def stage(kind: Any, name: str, **values: Any) -> str:
-        return make(kind(validate(kind.config_class, values | {"output": str(folder / name)}, name)))
-
+    collection, stage = make_collection(folder), partial(stage_of, folder)
     files = {path.name: path.read_bytes() for path in tiny_encoder.iterdir()}
     model = make_artifact(folder / "model", "model", {}, {}, files, 1)
     encoder = {"model": model, "dtype": "float32", "pooling": "mean", "query_prompt": "query "}
@@ -70,6 +76,23 @@ def test_questions_find_what_the_stages_find(run: Path, indexes: tuple[str, ...]
         assert [passage.score for passage in of_query] == pytest.approx(expected_scores[: len(of_query)], abs=1e-5)
 
 
+@pytest.mark.parametrize("without", [None, "null", "none"])
+def test_questions_are_read_in_the_context_of_the_documents(tmp_path: Path, without: str | None) -> None:
+    collection, stage, model = make_collection(tmp_path), partial(stage_of, tmp_path), tmp_path / "encoder"
+    contextual(dtype=torch.float32, context_documents=8).save(model)
+    encoder = {"model": str(model), "dtype": "float32"}
+    fitted = None if without else stage(Context, "context", collection=collection, encoder=encoder)
+    how = {"context": fitted} if fitted else {"without_context": without}
+    vectors = stage(Embed, "vectors", collection=collection, encoder=encoder, **how)
+    index = stage(Index, "index", index={"kind": "vectors", "vectors": vectors})
+    asked = {"collection": collection, "split": None, "top_k": K}
+    ranking = StoredRanking(stage(Search, "ranking", index=index, vectors=vectors, **asked)).ranking()
+    texts = StoredCollection(collection).rows_of("queries").read(["text"])["text"].to_pylist()
+    found = Searcher(str(tmp_path), encoder=str(model)).search(texts, K)
+    scores = [[passage.score for passage in passages] for passages in found]
+    np.testing.assert_allclose(scores, ranking.scores, atol=1e-3)
+
+
 def test_a_question_of_the_command_is_answered_without_control_characters(run: Path) -> None:
     done = CliRunner().invoke(app, ["ask", str(run), "text 12", "--top", "2", "--index", "words"])
     assert done.exit_code == 0, done.output
@@ -92,6 +115,13 @@ def test_text_of_strangers_sends_nothing_to_the_terminal(tmp_path: Path) -> None
 def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path) -> None:
     with pytest.raises(UserError, match="holds no index"):
         Searcher(str(tmp_path))
+    make_collection(tmp_path / "one", "other")
+    other = {"index": {"kind": "lexical", "collection": str(tmp_path / "one" / "documents")}}
+    stage_of(tmp_path / "one", Index, "of_another", **other)
+    (tmp_path / "one" / "words").symlink_to(run / "words")
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        Searcher(str(tmp_path / "one"), ["of_another", "words"])
+    shutil.rmtree(tmp_path / "one")
     with pytest.raises(UserError, match=r"no index 'sparse'\. Those there: dense, words"):
         Searcher(str(run), ["sparse"])
     (tmp_path / "dense").symlink_to(run / "dense")
