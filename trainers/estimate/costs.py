@@ -56,7 +56,7 @@ class Calibration:
 
     pairs: float = 68 / _MEASURED_PAIRS
     pairs_phases: tuple[float, ...] = (0.22, 0.58, 0.2)  # what of that each phase takes
-    related: float = 60  # bytes of a pair, written and read by the phases of pairs
+    related: float = 94  # bytes of a pair: 47 that the phases of pairs write, and read again
     cluster: float = 767 * 2 / _MEASURED_PAIRS
     cluster_rows: float = 0.11e-6  # a pair whose rows are put where all workers find them
     pack: float = 144 * 2 / _MEASURED_PAIRS  # of regions
