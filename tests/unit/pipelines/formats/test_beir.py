@@ -161,7 +161,7 @@ DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unk
      r"line 6: id 'e' is already that of line 5"),  # the id of a dropped record is still taken
     ({"queries": []}, {}, r"queries\.jsonl holds no queries with a text"),
     ({"qrels": {"a": [], "b": []}}, {}, r"No judgments to keep in .*/qrels/a\.tsv, .*/qrels/b\.tsv: 0 "),
-    ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t1"]}}, {}, r"a\.tsv, line 3 judges .* as line 2 does"),
+    ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t0"]}}, {}, r"a\.tsv, line 3 judges .* with 0, line 2 with 1\. Keep one"),
     ({"qrels": UNKNOWN}, {}, r"qrels/a\.tsv, line 3 names 'x1', which .*/c/corpus\.jsonl does not hold; in all, 2 "
      r"judgments name unknown documents and 2 unknown queries\..*unknown_ids to 'drop'"),
     ({"qrels": {"a": ["y\tx\t1"]}}, {},
