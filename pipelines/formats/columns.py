@@ -191,9 +191,8 @@ class ColumnsFormat(Format):
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents in their table's order."""
         names = self._document_columns
-        rows = self._documents.rows(
-            [name for name in (names.id, names.text) if name], [names.title, names.domain, names.join_by]
-        )
+        ids = [] if names.id is None else [names.id]
+        rows = self._documents.rows(ids, [names.text, names.title, names.domain, names.join_by])
         for _, joined in groupby(rows, self._join_key):
             yield _joined(self._document(row) for row in joined)
 

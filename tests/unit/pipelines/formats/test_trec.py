@@ -169,7 +169,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str
     ("collection.tsv", "0\tzero\n1\n", r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text"),
     ("collection.tsv", "0\tzero\n0\tzero\n", r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids"),
     ("queries.train.tsv", "10 ten\n", r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
-    ("qrels.train.tsv", "10\t0\t0\n", r"qrels\.train\.tsv, line 1 has 3 columns"),
+    ("qrels.train.tsv", "10\t0\n", r"qrels\.train\.tsv, line 1 is .* which begins no file of judgments"),
     ("qrels.train.tsv", "10\t0\t9\t1\n", r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not"),
     ("triples.tsv", "10\t0\n", r"c/triples.tsv, line 1 has 2 .* query id, positive id, negative id"),
     ("triples.tsv", "10\t0\t \n", r"c/triples.tsv, line 1: the id is ' '"),
