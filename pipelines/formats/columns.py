@@ -74,26 +74,22 @@ class SplitTables(Settings):
     table: FileNames | None = Field(default=None, min_length=1)
     """The table of all splits."""
     split: str | None = None
-    """The column of ``table`` that names each row's split."""
+    """The column of ``table`` that names each row's split; null: all rows are for training."""
 
     @model_validator(mode="after")
     def _check_splits(self) -> Self:
-        if self.splits is None and (self.table is None or self.split is None):
-            raise ValueError(
-                "the splits are missing; give splits (train: …, test: …), or table and split, the column that names"
-                " each row's split"
-            )
+        if self.splits is None and self.table is None:
+            raise ValueError("the table is missing; give table, or splits (train: …, test: …), one for each")
         if self.splits is not None and (self.table is not None or self.split is not None):
             raise ValueError("splits and table exclude each other, as do splits and split; give one of them")
         return self
 
     def tables(self) -> Iterator[tuple[str | None, FileNames]]:
         """Each split, by name, and its table; None where a column tells the split."""
-        if self.splits is not None:
-            yield from sorted(self.splits.items())
+        if self.table is None:
+            yield from sorted((self.splits or {}).items())
         else:
-            assert self.table is not None
-            yield None, self.table
+            yield None if self.split else "train", self.table
 
 
 class JudgmentTables(SplitTables):

@@ -17,23 +17,25 @@ from pydantic import Field
 
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.sources import AnySource, JoinedSources
+from pipelines.jobs.left_out import check_kept, find_left_out, make_splits
 from pipelines.jobs.lookups import earlier_file, earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
-from raytriever.relations import Relations, open_relations
+from raytriever.relations import open_relations
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import BYTES_A_SECOND, Phase, Shard, Stage, StageConfig
-from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection, TextPart
+from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
+from retrieval.collections.held_out import TRAIN, NewSplits
 from retrieval.collections.reading import Limits, Piece, reading_within
 from retrieval.collections.records import CrossValidation, Source
-from retrieval.collections.unfit_records import emptiness, record_batches, record_schema, repetition
+from retrieval.collections.unfit_records import record_batches, record_schema
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own
 _ROW = pa.field("row", pa.int64(), nullable=False)
+_MOVED = pa.schema([("query_id", pa.string()), ("split", pa.string())])
 _WHOLE = [None]  # the one task of a phase of one
-_TEXTS: tuple[TextPart, TextPart] = ("documents", "queries")
 _COMPARED: dict[Part, list[str]] = {
     "documents": ["id", "text_key"],
     "queries": ["id", "text_key"],
@@ -54,68 +56,6 @@ class SourcePiece(NamedTuple):
         return self.number << _ROW_BITS
 
 
-# The queries, of one source. A part's rows are numbered; the first of some that repeat each other is kept, of a format
-# whose judgments repeat the first that says most: a positive, then a grade of 0.
-
-FIRST = """
-    CREATE TABLE first_{part} AS
-    SELECT id, min(row) AS row, arg_min(text_key, row) AS text_key, count(*) AS records FROM {part} GROUP BY id
-"""
-REPEATED = """
-    CREATE TABLE repeated_{part} AS
-    SELECT later.row, earlier.row AS earlier, later.text_key <> earlier.text_key AS differs
-    FROM {part} AS later JOIN first_{part} AS earlier ON earlier.id = later.id
-    WHERE earlier.records > 1 AND later.row > earlier.row
-"""
-REPEATED_JUDGMENTS = """
-    CREATE TABLE repeated_judgments AS
-    WITH several AS (
-        SELECT query_id, document_id, split FROM judgments GROUP BY query_id, document_id, split HAVING count(*) > 1
-    )
-    SELECT row, lag(row) OVER same AS earlier, relevance <> lag(relevance) OVER same AS differs
-    FROM judgments SEMI JOIN several USING (query_id, document_id, split)
-    WINDOW same AS (
-        PARTITION BY query_id, document_id, split
-        ORDER BY CASE WHEN NOT $repeats OR relevance > 0 THEN 0 WHEN relevance = 0 THEN 1 ELSE 2 END, row
-    )
-    QUALIFY earlier IS NOT NULL
-"""
-REFUSED = "SELECT row, earlier FROM repeated_{part} WHERE differs OR $always ORDER BY row LIMIT 1"
-EMPTY = "SELECT row FROM first_{part} WHERE text_key = 0 ORDER BY row LIMIT 1"
-LEFT_OUT = """
-    CREATE TABLE left_out AS
-    SELECT 'documents' AS part, row, 'repeated_documents' AS reason FROM repeated_documents UNION ALL
-    SELECT 'documents', row, 'empty_documents' FROM first_documents WHERE text_key = 0 UNION ALL
-    SELECT 'queries', row, 'repeated_queries' FROM repeated_queries UNION ALL
-    SELECT 'queries', row, 'empty_queries' FROM first_queries WHERE text_key = 0 UNION ALL
-    SELECT 'judgments', judgments.row, CASE
-        WHEN repeated.row IS NOT NULL THEN 'repeated_judgments'
-        WHEN queries.id IS NULL THEN 'judgments_of_unknown_queries'
-        WHEN queries.text_key = 0 THEN 'judgments_of_empty_queries'
-        WHEN documents.id IS NULL THEN 'judgments_of_unknown_documents'
-        ELSE 'judgments_of_empty_documents'
-    END
-    FROM judgments
-    LEFT JOIN repeated_judgments AS repeated ON repeated.row = judgments.row
-    LEFT JOIN first_queries AS queries ON queries.id = query_id
-    LEFT JOIN first_documents AS documents ON documents.id = document_id
-    WHERE repeated.row IS NOT NULL OR coalesce(queries.text_key, 0) = 0 OR coalesce(documents.text_key, 0) = 0
-"""
-REASONS = "SELECT reason, count(*), min(row) FROM left_out GROUP BY reason ORDER BY reason"
-KEPT = "SELECT (SELECT count(*) FROM {part}) - (SELECT count(*) FROM left_out WHERE part = '{part}')"
-KEPT_JUDGMENTS = """
-    CREATE TABLE kept AS
-    SELECT query_id, split, row FROM judgments WHERE row NOT IN (SELECT row FROM left_out WHERE part = 'judgments')
-"""
-SPLITS = "SELECT DISTINCT split FROM kept ORDER BY split"
-OF_TWO_SPLITS = """
-    SELECT row FROM kept
-    WHERE query_id IN (SELECT query_id FROM kept WHERE split = $split)
-        AND query_id IN (SELECT query_id FROM kept WHERE split <> $split)
-    ORDER BY row LIMIT 1
-"""
-
-
 class CollectConfig(StageConfig):
     """Which source becomes the collection."""
 
@@ -123,6 +63,8 @@ class CollectConfig(StageConfig):
     """The source, by its format."""
     bytes_per_shard: int = Field(default=32 << 20, gt=0)
     """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
+    new_splits: NewSplits | None = None
+    """Splits for validation and for testing, made of the judgments where these have none; null: as they are."""
     limits: Limits = Limits()
     """How large one piece of the source may be."""
 
@@ -226,19 +168,25 @@ class Collect(Stage[CollectConfig]):
         return writer.commit(0, counts=format_.counts, dropped=format_.left_out, facts=facts)
 
     def _compare(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """Hands on which rows of each source are left out, and why."""
+        """Hands on which rows of each source are left out, and why, and which queries change their split."""
+        taken_from = dict[str, str]()
         for number, name in enumerate(self._names()):
             self._refuse_absent(name)
             with open_relations(self.config.output, writer.path("spill"), self.config.resources) as db:
                 for part, columns in _COMPARED.items():
                     schema = pa.schema([*map(record_schema(part).field, columns), _ROW])
                     db.load(f"CREATE TABLE {part} AS FROM stream", schema, self._numbered(name, part, schema))
-                self._find_left_out(db, name)
-                self._check_kept(db, name)
+                source, record_at = self._open(name), partial(self._record_at, name)
+                find_left_out(db, source, record_at)
+                check_kept(db, source, record_at)
                 path = writer.path(_left_out(number))
                 db.write("SELECT part, row, reason FROM left_out ORDER BY part, row", path)
+                if self.config.new_splits is not None:
+                    taken_from[name], moved = make_splits(db, source.format.judgments_name, self.config.new_splits)
+                    table = pa.table([list(moved), list(moved.values())], schema=_MOVED)
+                    writer.add_table(_moved(number), table)
             writer.add(_left_out(number))
-        return writer.commit(0)
+        return writer.commit(0, facts=taken_from)
 
     def _shards_of(self, name: str) -> Iterator[tuple[str, SourcePiece]]:
         """Those that read the source."""
@@ -272,73 +220,6 @@ class Collect(Stage[CollectConfig]):
             for group in range(records.num_row_groups):
                 yield records.read_row_group(group, columns=columns).combine_chunks().to_batches()[0]
 
-    def _find_left_out(self, db: Relations, name: str) -> None:
-        """Makes the table ``left_out``. Raises ``UserError`` for records that repeat others or are empty."""
-        format_, policies = self._open(name)
-        for texts in _TEXTS:
-            db.run(FIRST.format(part=texts))
-            db.run(REPEATED.format(part=texts))
-        db.run(REPEATED_JUDGMENTS, repeats=format_.repeats)
-        for part in SCHEMAS:
-            if format_.repeats if part == "judgments" else format_.keeps_first:
-                continue  # which one is kept is the format's to say
-            always = part != "judgments" and not format_.repeats  # equal judgments say nothing new
-            for later, earlier in db.rows(REFUSED.format(part=part), always=always):
-                raise repetition(format_, self._record_at(name, part, later), self._record_at(name, part, earlier))
-        for texts in _TEXTS:
-            for (row,) in db.rows(EMPTY.format(part=texts)) if getattr(policies, f"empty_{texts}") == "refuse" else ():
-                raise emptiness(self._record_at(name, texts, row), texts)
-        db.run(LEFT_OUT)
-
-    def _check_kept(self, db: Relations, name: str) -> None:
-        """Raises ``UserError`` for a source that lacks documents, queries or judgments, or what its judgments name."""
-        format_, policies = self._open(name)
-        kept = {part: db.rows(KEPT.format(part=part))[0][0] for part in SCHEMAS}
-        found = {reason: (count, row) for reason, count, row in db.rows(REASONS)}
-        wanted: dict[Part, str] = {"documents": format_.documents_name}
-        if format_.judgments_name or "empty_queries" in found:
-            wanted["queries"] = format_.queries_name
-        for part, where in wanted.items():
-            if not kept[part]:
-                raise UserError(f"{where} holds no {part} with a text. Is it the right file, is it complete?")
-        unknown = {part: found.get(f"judgments_of_unknown_{part}", (0, 1 << 63)) for part in _TEXTS}
-        if policies.unknown_ids == "refuse" and any(count for count, _ in unknown.values()):
-            first = min(_TEXTS, key=lambda part: unknown[part][1])
-            record = self._record_at(name, "judgments", unknown[first][1])
-            raise UserError(
-                f"{record.place} names {record[1 if first == 'queries' else 2]!r}, which {wanted[first]} does not hold;"
-                f" in all, {unknown['documents'][0]} judgments name unknown documents and {unknown['queries'][0]}"
-                " unknown queries. Complete the files, or set unknown_ids to 'drop' to leave these judgments out."
-            )
-        if format_.judgments_name and not kept["judgments"]:
-            left_out = {reason: count for reason, (count, _) in found.items() if "judgments" in reason}
-            counted = ", ".join(f"{reason} {count}" for reason, count in left_out.items())
-            raise UserError(
-                f"No judgments to keep in {format_.judgments_name}: {sum(left_out.values())} were left out"
-                f" ({counted or 'there are none'}). Are these the right files?"
-            )
-        if format_.judgments_name and policies.cross_validation:
-            self._check_folds(db, name, policies.cross_validation)
-
-    def _check_folds(self, db: Relations, name: str, folds: CrossValidation) -> None:
-        """Raises ``UserError`` where no judgment is of the split, or one of its queries is judged in another too."""
-        db.run(KEPT_JUDGMENTS)
-        for (row,) in db.rows(OF_TWO_SPLITS, split=folds.split):
-            record = self._record_at(name, "judgments", row)
-            raise UserError(
-                f"{record.place} judges query {record.query_id!r} in split '{record.split}', and it is judged in"
-                f" {'another split' if record.split == folds.split else f'split {folds.split!r}'} too. cross_validation"
-                f" shares out the queries of '{folds.split}', so one that is tested could be trained on too. Read split"
-                f" '{folds.split}' alone (splits: [{folds.split}], where the kind has that setting), or take the query"
-                " out of the other split."
-            )
-        splits = [split for (split,) in db.rows(SPLITS)]
-        if folds.split not in splits:
-            raise UserError(
-                f"cross_validation.split is '{folds.split}', but {self._open(name).format.judgments_name} has no"
-                f" judgments of it. Splits there: {', '.join(splits)}."
-            )
-
     def _record_at(self, name: str, part: Part, row: int) -> Any:
         """The record of a row in all of a source, read again."""
         piece, row = divmod(row, 1 << _ROW_BITS)
@@ -359,6 +240,8 @@ class Collect(Stage[CollectConfig]):
             batches = self._kept(_records_of(shard, part), part, of_part["row"].to_numpy() - piece.row)
             if part == "judgments" and policies.cross_validation:
                 batches = _shared_out(batches, policies.cross_validation)
+            if part == "judgments" and self.config.new_splits is not None:
+                batches = self._moved(batches, name)
             folder = f"{part}/{name}".rstrip("/")
             counts[part] = write_part(writer, folder, schema, _named(batches, name), piece.number)
         if self._open(name).format.judgments_name:
@@ -370,6 +253,16 @@ class Collect(Stage[CollectConfig]):
             dropped=_told_by(name, read.dropped | dropped),
             facts=_told_by(name, read.facts["of_format"]),
         )
+
+    def _moved(self, batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
+        """Judgments with the new splits of their queries; what else is of the split these came from is 'train'."""
+        (compared,), source = self._phases["compared"].shards, self._names().index(name)
+        moved = pq.read_table(earlier_file(self.config.output, compared, _moved(source)))
+        taken_from = earlier_record(self.config.output, compared).facts[name]
+        for batch in batches:
+            found = pc.index_in(batch["query_id"], value_set=moved["query_id"].combine_chunks())
+            splits = pc.coalesce(moved["split"].combine_chunks().take(found), TRAIN)
+            yield _with_splits(batch, pc.if_else(pc.equal(batch["split"], taken_from), splits, batch["split"]))
 
     def _kept(self, records: str, part: Part, left_out: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """The rows of a file of records without those ``left_out``, ascending."""
@@ -401,6 +294,10 @@ def _left_out(source: int) -> str:
     return f"left_out/{source:05d}.parquet"
 
 
+def _moved(source: int) -> str:
+    return f"moved/{source:05d}.parquet"
+
+
 def _prefix(name: str) -> str:
     """What ids of a source of several begin with, and what it says of itself."""
     return f"{name}/" if name else ""
@@ -413,10 +310,14 @@ def _told_by(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shared_out(batches: Iterable[pa.RecordBatch], folds: CrossValidation) -> Iterator[pa.RecordBatch]:
     """Judgments with the splits that folds give them."""
-    place = JUDGMENTS.get_field_index("split")
     for batch in batches:
         splits = map(folds.split_of, batch["query_id"].to_pylist(), batch["split"].to_pylist())
-        yield batch.set_column(place, JUDGMENTS.field(place), pa.array(splits, pa.string()))
+        yield _with_splits(batch, pa.array(splits, pa.string()))
+
+
+def _with_splits(judgments: pa.RecordBatch, splits: pa.Array) -> pa.RecordBatch:
+    place = JUDGMENTS.get_field_index("split")
+    return judgments.set_column(place, JUDGMENTS.field(place), splits)
 
 
 def _named(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
