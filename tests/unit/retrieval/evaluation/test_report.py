@@ -24,6 +24,7 @@ from retrieval.evaluation.report import (
     notes,
     pair_table,
     result_section,
+    verdict_table,
 )
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import domain_means, how_it_was_measured, metrics_of, per_query_table
@@ -55,6 +56,20 @@ def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
     comparisons = compare_systems(systems, ["nDCG@10"], 0, 0.05, comparable_pairs(systems, ["nDCG@10"]))
     values = measured(made_with={name: {} for name in systems}) | metrics_of(systems, ["nDCG@10"])
     return Evaluated(values | metrics, comparisons, 0.05)
+
+
+def test_the_verdict_says_against_each_other_system_whether_mine_is_better(systems: dict[str, PerQuery]) -> None:
+    table = verdict_table(evaluated(systems, mine="base"))
+    assert [row[:2] for row in table.rows] == [["better", "worse"], ["same", "not decided"]]
+    difference = systems["base"].mean("nDCG@10") - systems["better"].mean("nDCG@10")
+    low, high = map(float, str(table.rows[0][3]).split(" to "))
+    assert float(str(table.rows[0][2])) == pytest.approx(difference, abs=1e-4)
+    assert low < difference < high < 0
+    assert table.caption == "Not decided: over 40 queries the difference may be chance."
+    best = verdict_table(evaluated(systems, mine="better"))
+    assert ([row[:2] for row in best.rows], best.caption) == ([["base", "better"], ["same", "better"]], "")
+    assert verdict_table(evaluated(systems, mine="better")) in evaluation_blocks(evaluated(systems, mine="better"))
+    assert len(evaluation_blocks(evaluated(systems))) == len(evaluation_blocks(evaluated(systems, mine="same"))) - 1
 
 
 def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(systems: dict[str, PerQuery]) -> None:
