@@ -67,7 +67,8 @@ def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section
     """The evaluation's blocks and, of several systems, a plot of differences from ``baseline`` (None: the first)."""
     metrics, compared = evaluated.metrics, list[Block]()
     if evaluated.comparisons:
-        compared = [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
+        folded = Details("All comparisons", pair_table(evaluated))
+        compared = [_difference_plot(evaluated, baseline or evaluated.systems[0]), folded]
     lead = (
         f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
         " (mean over queries; higher is better)."
