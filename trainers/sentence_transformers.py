@@ -90,11 +90,8 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool = False, **settings: Any) -> None:
-        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
-        # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0
-        if self.generator is not None and self.generator.initial_seed() != torch.Generator().initial_seed():
-            self.seed = self.generator.initial_seed()
-        label = dataset[0].get(LABEL) if len(dataset) else None
+        is_dataset = hasattr(dataset, "features") and hasattr(dataset, "__len__")
+        label = dataset[0].get(LABEL) if is_dataset and len(dataset) else None
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
         self._size = label[_PLACE - 1]
@@ -103,6 +100,10 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
                 f"The batch size is {batch_size}, and stored batches have {self._size} rows: each is one loss. Set"
                 f" per_device_train_batch_size to {self._size}."
             )
+        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
+        # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0
+        if self.generator is not None and self.generator.initial_seed() != torch.Generator().initial_seed():
+            self.seed = self.generator.initial_seed()
         starts = np.arange(0, len(dataset), self._size)
         epochs, batches, rows = np.array(dataset.select(starts)[LABEL][:])[:, :3].T
         if rows.any() or len(dataset) % self._size:
