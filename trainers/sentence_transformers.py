@@ -122,12 +122,12 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
             yield list(range(start, start + self._size))
 
 
-def stored_mask(labels: Tensor, columns: int) -> Tensor:
+def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     """What each row leaves out, bool (B, M), of a batch with these ``labels``; ``columns``: of documents, 1 or more.
 
     Raises ``UserError`` unless the rows are one stored batch, whole and in order.
     """
-    if labels.ndim != 2 or labels.shape[1] <= _PLACE:
+    if labels is None or labels.ndim != 2 or labels.shape[1] <= _PLACE:
         raise UserError("The loss was given other labels than those of training_columns. Train on its result.")
     rows, size = len(labels), int(labels[0, _PLACE - 1])
     if len(of := torch.unique(labels[:, :2], dim=0)) > 1:
@@ -150,7 +150,7 @@ def stored_mask(labels: Tensor, columns: int) -> Tensor:
     return bits.flatten(1)[:, :documents].bool()
 
 
-def _loss(embeddings: list[Tensor], labels: Tensor, temperature: float) -> Tensor:
+def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float) -> Tensor:
     """``masked_contrastive_loss`` over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
     queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
