@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,10 +33,10 @@ from retrieval.vectors import StoredVectors
 
 RECIPE = "contextual_batches"  # whose settings are the defaults
 _PARTS: dict[str, TextPart] = {"query": "queries", "document": "documents"}
-_ROLES = {  # names of columns
+_ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding among them
     "query": "query|queries|anchor",
-    "document": "documents?|positives?",
-    "negative": r"(hard_)?negatives?(_\d+)?",
+    "document": "documents?|pos(itives?)?",
+    "negative": r"(hard_)?neg(atives?)?(_\d+)?",
     "query_id": "query_id",
     "document_id": "document_id",
     "domain": "domains?",
@@ -238,7 +238,7 @@ class _Given:
             self._read_texts(queries, documents, domains, judgments)
         else:
             table = {"queries": queries, "documents": documents, "domains": domains} if data is None else data
-            self._read_pairs(_columns("data", table, ("query", "document"), _TABLES))
+            self._read_pairs(_columns("data", table, _TABLES))
         for side, part in _PARTS.items():
             if left_out := self.ids[side].count(None):
                 log.info(f"{left_out:,} of {len(self.ids[side]):,} {part} have no text and are left out.")
@@ -305,7 +305,8 @@ class _Given:
                 raise UserError(f"There are {len(of_texts)} domains and {len(by_id)} documents. Give as many.")
             for (id_, text), domain in zip(by_id.items(), of_texts, strict=True):
                 known[side, str(id_)] = self._add(side, text, f"{part}[{id_!r}]", id_, domain)
-        for row, (grade, *ids) in enumerate(_judgments(judgments)):
+        for row, (*ids, grade) in enumerate(_judgments(judgments)):
+            grade = 1 if grade is None else grade
             place, named = _place(row, "judgments"), list(zip(_PARTS, map(str, ids), strict=True))
             if not _GRADE.fullmatch(str(grade)):
                 raise UserError(f"{place} has the grade {grade!r:.60}. It must be a whole number, above 0: an answer.")
@@ -318,11 +319,8 @@ class _Given:
         self.negatives = int(min(self.grades.values(), default=1) < 1)
 
 
-def _columns(argument: str, table: Any, names: Sequence[str], needed: str) -> _Columns:
-    """Names and values of a table's columns; ``names``: of the first ones where rows are tuples.
-
-    Raises ``UserError`` that says what is ``needed``.
-    """
+def _columns(argument: str, table: Any, needed: str) -> _Columns:
+    """Names and values of a table's columns. Raises ``UserError`` that says what is ``needed``."""
     try:
         if hasattr(table, "keys"):  # a mapping, or of pandas
             named = {str(name): table[name] for name in table.keys()}  # noqa: SIM118
@@ -342,7 +340,7 @@ def _columns(argument: str, table: Any, names: Sequence[str], needed: str) -> _C
         return [(str(key), [row.get(key) for row in rows]) for key in keys]
     if rows and all(isinstance(row, tuple | list) for row in rows):
         columns = list(map(list, zip_longest(*rows)))
-        names = [*names, *(f"negative_{place}" for place in range(1, len(columns)))]
+        names = ["query", "document", *(f"negative_{place}" for place in range(1, len(columns)))]
         return list(zip(names, columns, strict=False))
     raise UserError(f"{argument} is {table!r:.60}. {needed}")
 
@@ -398,17 +396,17 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
 
 
 def _judgments(judgments: Any) -> Iterator[tuple[Any, ...]]:
-    """Grade, query and document of each."""
+    """Query, document and grade of each; a grade of None is a positive's."""
     if isinstance(judgments, Mapping):
-        for query, found in judgments.items():
-            for document in [found] if isinstance(found, str) or not hasattr(found, "__iter__") else found:
-                yield found[document] if isinstance(found, Mapping) else 1, query, document
-        return
-    columns = _columns("judgments", judgments, ("query_id", "document_id", "relevance"), _JUDGED)
+        judgments = [
+            (query, document, found[document] if isinstance(found, Mapping) else None)
+            for query, found in judgments.items()
+            for document in ([found] if isinstance(found, str) or not hasattr(found, "__iter__") else found)
+        ]
+    columns = [values for _, values in _columns("judgments", judgments, _JUDGED)]
     if len(columns) not in (2, 3):
         raise UserError(f"judgments have {len(columns)} columns. {_JUDGED}")
-    for query, document, *grade in zip(*(values for _, values in columns), strict=True):
-        yield grade[0] if grade and grade[0] is not None else 1, query, document
+    return zip(*columns, *[repeat(None)] * (3 - len(columns)), strict=False)
 
 
 def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[str | None]) -> None:

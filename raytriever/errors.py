@@ -33,15 +33,15 @@ def storage_error(where: str, problem: object) -> StorageError:
 
 
 def require_list(name: str, values: Any) -> list[Any]:
-    """The values of a list, an array, a column or an iterator; a string, a mapping or a table is a ``UserError``."""
-    is_other = isinstance(values, str | bytes | Mapping) or hasattr(values, "columns")
+    """The values of a list, an array, a column or an iterator. Raises ``UserError`` for anything else."""
+    is_other = isinstance(values, str | bytes | Mapping | set) or hasattr(values, "columns")
     if is_other or not hasattr(values, "__iter__"):
         raise UserError(f"{name} is {values!r:.60}. It must be a list.")
     return list(values.to_pylist() if hasattr(values, "to_pylist") else values)
 
 
 def require_strings(name: str, values: Any) -> list[str]:
-    """A list of strings, as ``require_list``; anything else among them is a ``UserError``."""
+    """The values of ``require_list``. Raises ``UserError`` where one of them is no string."""
     found = require_list(name, values)
     for place, value in enumerate(found):
         if not isinstance(value, str):

@@ -55,9 +55,7 @@ class Searcher:
         stages = [name.removesuffix(end) for name in folder.files() if name.endswith(end)]
         found = {name: Artifact(folder.describe(name)) for name in stages}
         self._by_fingerprint = {artifact.fingerprint: artifact for artifact in found.values()}
-        if not isinstance(encoder, str | Path | None):
-            raise UserError(f"encoder is {encoder!r:.60}. It must be the name or the folder of a model.")
-        self._encoder = encoder and str(encoder)
+        self._encoder = None if encoder is None else str(encoder)
         known = {name: artifact for name, artifact in found.items() if artifact.kind == INDEX}
         if not known:
             raise UserError(f"{run} holds no index. Run its recipe to the end, or name the folder of a run that has.")

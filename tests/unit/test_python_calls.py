@@ -17,8 +17,9 @@ from datasets import Dataset, DatasetDict
 import raytriever
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
+from retrieval.jobs.embed import Embed
 from retrieval.jobs.index import Index
-from tests.unit.small_run import BATCH_SIZE, make, make_collection
+from tests.unit.small_run import BATCH_SIZE, make, make_artifact, make_collection
 from trainers.sentence_transformers import stored_mask
 
 TEXTS = {"query": [f"q{row}" for row in range(16)], "document": [f"d{row}" for row in range(16)]}
@@ -44,6 +45,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "streaming": lambda: Dataset.from_dict({"text": ["a", "b"]}).to_iterable_dataset(),
     "DatasetDict": lambda: DatasetDict({"train": Dataset.from_dict({"text": ["a", "b"]})}),
     "mapping": lambda: {"a": "b"},
+    "set": lambda: {"a", "b"},
     "list of None": lambda: [None],
     "list of int": lambda: [3],
     "list of list": lambda: [["a"]],
@@ -61,12 +63,23 @@ def there(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Mappi
     """What the calls need."""
     folder = tmp_path_factory.mktemp("calls")
     collection = make_collection(folder)
-    of_words = {"index": {"kind": "lexical", "collection": collection}, "output": str(folder / "words")}
-    make(Index(validate(Index.config_class, of_words, "words")))
+    files = {path.name: path.read_bytes() for path in tiny_encoder.iterdir()}
+    encoder = {
+        "model": make_artifact(folder / "model", "model", {}, {}, files, 1),
+        "dtype": "float32",
+        "pooling": "mean",
+    }
+
+    def stage(kind: Any, name: str, **values: Any) -> str:
+        return make(kind(validate(kind.config_class, values | {"output": str(folder / name)}, name)))
+
+    vectors = stage(Embed, "vectors", collection=collection, encoder=encoder)
+    stage(Index, "dense", index={"kind": "vectors", "vectors": vectors})
+    stage(Index, "words", index={"kind": "lexical", "collection": collection})
     batches = raytriever.build_batches(TEXTS, **ARRAYS)
     return {
         "run": str(folder),
-        "searcher": raytriever.Searcher(folder),
+        "searcher": raytriever.Searcher(folder, ["dense", "words"]),
         "collection": raytriever.StoredCollection(collection),
         "batches": batches,
         "columns": raytriever.training_columns(batches),
@@ -108,7 +121,7 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     "Searcher(indexes)": (lambda there, wrong: raytriever.Searcher(there["run"], wrong), {"empty list"}),
     "Searcher(encoder)": (
         lambda there, wrong: raytriever.Searcher(there["run"], encoder=wrong),
-        {"None", "no str", "path", "str"},  # an index of words has none
+        {"None", "no str"},
     ),
     "search": (lambda there, wrong: there["searcher"].search(wrong), STRINGS),
     "search(k)": (lambda there, wrong: there["searcher"].search(["a"], wrong), {"int"}),

@@ -161,7 +161,11 @@ FORMS: dict[str, Callable[[], Any]] = {
     "generator of tuples": lambda: (row for row in TRIPLETS),
     "list of mappings": lambda: [dict(zip(NAMED, row, strict=True)) for row in TRIPLETS],
     "named tuples": lambda: [Triplet(negative, positive, anchor) for anchor, positive, negative in TRIPLETS],
-    "lists of negatives": lambda: NAMED | {"negative": [[text] for text in NAMED["negative"]]},
+    "lists": lambda: {  # as FlagEmbedding's files have them
+        "query": NAMED["anchor"],
+        "pos": [[text] for text in NAMED["positive"]],
+        "neg": [(text,) for text in NAMED["negative"]],
+    },
     "Dataset": lambda: Dataset.from_dict(NAMED),
     "streaming": lambda: Dataset.from_dict(NAMED).to_iterable_dataset(),
     "streaming columns": lambda: {name: Dataset.from_dict(NAMED).to_iterable_dataset()[name] for name in NAMED},
