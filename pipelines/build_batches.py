@@ -258,7 +258,7 @@ class _Given:
     def _add(self, side: str, text: Any, place: str, id_: Any, domain: Any, *, may_lack: bool = False) -> str | None:
         """The text's id. Raises ``UserError``, naming the place, for what is no text, or an id that has another."""
         found = None
-        if _is_missing(text) or (isinstance(text, str) and not text.strip()):
+        if _is_missing(text):
             if not (may_lack or self._drop_empty):
                 raise UserError(f"{place} is {text!r:.60}. Give it a text, or leave such pairs out: drop_empty=True.")
         elif not isinstance(text, str):
@@ -355,7 +355,9 @@ def _place(row: int, name: str) -> str:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether it is None, or what NumPy and pandas put in its place."""
+    """Whether it is None, or what NumPy and pandas put in its place, or blank."""
+    if isinstance(value, str):
+        return not value.strip()
     return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
 
 
