@@ -108,7 +108,7 @@ CALLS: dict[str, tuple[Call, set[str]]] = {
     "a column": (lambda _, wrong: build(TEXTS | {"query": wrong}), set()),
     "a query": (lambda _, wrong: build(TEXTS | {"query": [*QUERIES[1:], wrong]}), {"str"}),
     "a document": (lambda _, wrong: build(TEXTS | {"document": [*DOCUMENTS[1:], wrong]}), {"str"}),
-    "a label": (lambda _, wrong: build(TEXTS | {"label": [1] * 15 + [wrong]}), {"None"}),
+    "a label": (lambda _, wrong: build(TEXTS | {"label": [1] * 15 + [wrong]}), {"None", "no str"}),
     "query_vectors": (lambda _, wrong: build(TEXTS, query_vectors=wrong), set()),
     "encoder": (
         lambda _, wrong: raytriever.build_batches(TEXTS, encoder=wrong, batch_size=BATCH_SIZE),
