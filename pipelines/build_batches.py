@@ -264,7 +264,11 @@ class _Given:
         elif not isinstance(text, str):
             raise UserError(f"{place} is {text!r:.60}. It must be a string.")
         else:
-            found = text_id(text) if _is_missing(id_) else str(id_)
+            try:
+                of_text = text_id(text)
+            except UnicodeEncodeError as error:
+                raise UserError(f"{place} is no valid Unicode ({error}). Put another character there.") from error
+            found = of_text if _is_missing(id_) else str(id_)
             stored = text, "" if _is_missing(domain) else str(domain)
             if self.texts[side].setdefault(found, stored)[0] != text:
                 raise UserError(f"{place}: id {found!r} is already that of another text. Give each text its own.")
@@ -425,8 +429,13 @@ def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[
             f"{side}_vectors are {array.dtype} of shape {array.shape}, and {len(ids)} {_PARTS[side]} are given. Give"
             " numbers, a row for each; the rows of negatives stand behind those of documents, column after column."
         )
-    if not (finite := np.isfinite(array).all(axis=1)).all():
-        raise UserError(f"{side}_vectors[{np.argmin(finite)}] holds a NaN or an infinity. Embed its text again.")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(np.float16)).all(axis=1)
+    if not finite.all():
+        raise UserError(
+            f"{side}_vectors[{np.argmin(finite)}] holds a NaN, an infinity or a number beyond half precision (65,504)."
+            " Embed its text again, or scale all vectors."
+        )
     zeros = np.count_nonzero(~array.any(axis=1))
     if zeros or (len(array) > 1 and np.allclose(array, array[0], rtol=1e-3, atol=0)):
         log.warning(

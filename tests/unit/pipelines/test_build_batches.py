@@ -386,6 +386,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"data": TWO | {"document_id": ["x", "x"]}},
         r"Row 1 \(from 0\) of 'document': id 'x' is already that of another text",
     ),
+    ({"data": TWO | {"document": ["c", "d\ud800"]}}, r"Row 1 \(from 0\) of 'document' is no valid Unicode"),
     ({"data": TWO | {"label": [1, 0]}}, r"Row 1 \(from 0\) of 'label' is 0, so not every row"),
     ({"data": TWO | {"score": [0.5, 1]}}, r"Row 0 \(from 0\) of 'score' is 0.5, so not every row"),
     ({"queries": ["a"], "documents": ["b", "c"]}, "'queries' has 1 values and 'documents' has 2"),
@@ -438,6 +439,7 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     shuffled = np.random.default_rng(1).permutation(queries)
     for wrong, message in (
         (bad, r"query_vectors\[5\] holds a NaN"),
+        (queries * np.where(np.arange(COUNT) == 7, 1e6, 1)[:, None], r"query_vectors\[7\] .* beyond half precision"),
         (queries[1:], r"query_vectors are float32 of shape \(95, 16\), and 96 queries are given"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(48, 16\), 'queries': \(96, 15\)}"),
         (queries[0], r"query_vectors are float32 of shape \(16,\)"),
