@@ -125,6 +125,18 @@ def test_what_is_no_mapping_is_refused_with_its_line(text: str, message: str) ->
     assert str(raised.value).startswith(message)
 
 
+def test_yaml_that_stands_for_too_much_is_refused() -> None:
+    assert parse_yaml(f"a: {'[' * 50}{']' * 50}", "f.yaml")
+    for endless in (f"a: {'[' * 51}{']' * 51}", f"a: {'[' * 400}", "a: &a [*a]"):
+        with pytest.raises(UserError, match=r"f\.yaml is not valid YAML: it is nested more than 50 deep\."):
+            parse_yaml(endless, "f.yaml")
+    repeated = "a: &a [1]\n" + "\n".join(
+        f"{name}: &{name} [{', '.join([f'*{of}'] * 20)}]" for of, name in zip("abcd", "bcde", strict=True)
+    )
+    with pytest.raises(UserError, match=r"f\.yaml is not valid YAML: it stands for more than 100,000 values\."):
+        parse_yaml(repeated, "f.yaml")
+
+
 def test_merge_keys_and_nested_lists_are_plain_yaml() -> None:
     text = "base: &b {x: 1, y: 2}\nmine:\n  <<: *b\n  y: 3\nitems: [{x: 1}, {x: 2}]"
     assert parse_yaml(text, "f")["mine"] == {"x": 1, "y": 3}
