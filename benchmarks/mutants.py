@@ -273,7 +273,7 @@ def computed(node: ast.AST) -> Iterator[ast.AST]:
         return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Literal", "NDArray"):
         return
     yield node
     for name, value in ast.iter_fields(node):
