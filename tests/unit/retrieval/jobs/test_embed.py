@@ -241,6 +241,8 @@ def test_auto_is_settled_once_by_the_processor_of_workers(collection, model, tmp
     assert job.config.encoder.dtype == "bfloat16"
     assert (job.config.texts_per_shard, job.config.token_budget) == (16_384, 500)
     assert stage(collection, model, tmp_path / "out", {"dtype": "auto"}).config.encoder.dtype == "float32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert job.placement() == (torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"gpus_per_worker is 1.0, but torch finds no GPU on"):
         job.load()
