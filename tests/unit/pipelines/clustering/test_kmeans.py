@@ -127,6 +127,16 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.assignments.tobytes() != other.assignments.tobytes()
 
 
+def test_every_seed_draws_a_sample_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, vectors = list[bytes](), topics(2000, 4, 3)
+    monkeypatch.setattr(
+        two_levels, "seed_centroids", lambda sample, *_: (samples.append(sample.tobytes()), sample[:3])[1]
+    )
+    for seed in (3, 3, 4):
+        clustered(vectors, 3, seed, iterations=1)
+    assert samples[0] == samples[1] != samples[2]
+
+
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])
 def test_as_many_clusters_as_distinct_points(pairs: Any) -> None:
     ones = np.ones((100, 4), dtype=np.float16)
