@@ -128,12 +128,15 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_seed_draws_a_sample_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, vectors = list[bytes](), topics(2000, 4, 3)
-    monkeypatch.setattr(
-        two_levels, "seed_centroids", lambda sample, *_: (samples.append(sample.tobytes()), sample[:3])[1]
-    )
+    samples = list[bytes]()
+
+    def noted(sample: NDArray[np.float32], *_: Any) -> NDArray[np.float32]:
+        samples.append(sample.tobytes())
+        return sample[:3]
+
+    monkeypatch.setattr(two_levels, "seed_centroids", noted)
     for seed in (3, 3, 4):
-        clustered(vectors, 3, seed, iterations=1)
+        clustered(topics(2000, 4, 3), 3, seed, iterations=1)
     assert samples[0] == samples[1] != samples[2]
 
 
