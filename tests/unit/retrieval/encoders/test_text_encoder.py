@@ -151,6 +151,13 @@ def test_pooling_reads_only_what_the_mask_keeps(pooling: Any) -> None:
     torch.testing.assert_close(pool(states, mask, pooling), found)
 
 
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(tiny_encoder: Path) -> None:
+    encoder = load_tiny(tiny_encoder, pooling="mean")
+    with pytest.raises(UserError, match="the length that a query is cut at is 2, but the tokenizer puts 2 special"):
+        encoder.tokenize_ids(["a text"], "query", 2)
+    assert len(encoder.tokenize_ids(["a text"], "query", 3)[0]) == 3
+
+
 def test_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
     one, other = (load_tiny(tiny_encoder, pooling="mean") for _ in range(2))
     other.tokenizer = one.tokenizer  # as two towers of one model share theirs
