@@ -1,4 +1,4 @@
-"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids; and pairs without any."""
+"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,7 @@ CLUSTERS = "clusters"
 class DomainPairs:
     """Pairs of a ``domain`` that are packed together.
 
-    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, -1 where there
-    are none; ``centroids`` (K, d) of the clusters.
+    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each; ``centroids`` (K, d).
     """
 
     domain: str

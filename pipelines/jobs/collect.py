@@ -131,20 +131,20 @@ class Collect(Stage[CollectConfig]):
 
     def _read(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Hands on all records of a piece, and by ranges of hashes what they are compared by."""
-        within = partial(reading_within, self.config.limits, shard.description["piece"])
+        within = partial(reading_within, self.config.limits, shard.task["piece"])
         try:
             with within() as absent:
                 return self._read_piece(shard, writer, absent)
         except UserError:
-            if shard.description["piece"] is None:
+            if shard.task["piece"] is None:
                 raise
             with within(counts_lines=True):  # now the message names the line
                 for part in SCHEMAS:
-                    deque(keyed_records(self._open(shard.description["name"]).format, part), maxlen=0)
+                    deque(keyed_records(self._open(shard.task["name"]).format, part), maxlen=0)
             raise
 
     def _read_piece(self, shard: Shard, writer: ShardWriter, absent: dict[str, str]) -> ShardRecord:
-        format_, ranges = self._open(shard.description["name"]).format, shard.description["ranges"]
+        format_, ranges = self._open(shard.task["name"]).format, shard.task["ranges"]
         keys, files = list[pa.Table](), 0
         for part in SCHEMAS:
             with new_file(writer.path(_file(shard.name, part)), SCHEMAS[part]) as file:
@@ -161,7 +161,7 @@ class Collect(Stage[CollectConfig]):
 
     def _compare(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Hands on which rows of each piece are left out, by what all records of a range of hashes tell."""
-        of, name = shard.description, shard.description["name"]
+        of, name = shard.task, shard.task["name"]
         tables, found = [KEYS.empty_table()], [_LEFT_OUT.empty_table()]
         absent = defaultdict[str, set[str]](set)
         for piece in range(of["pieces"]):
@@ -191,7 +191,7 @@ class Collect(Stage[CollectConfig]):
 
     def _write(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Writes what is left of a piece: documents, queries, judgments."""
-        of, name = shard.description, shard.description["name"]
+        of, name = shard.task, shard.task["name"]
         format_, policies = self._open(name)
         read = earlier_record(self.config.output, _shard("read", of["number"], name))
         files = [_file(_shard("compare", number, name), "left_out") for number in range(of["ranges"])]

@@ -30,7 +30,7 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
-NEGATIVES_SHARD, SCORES_SHARD = "negatives", "teacher-scores"
+NEGATIVES_SHARD, SCORES_SHARD = "negatives", "scores"  # phases of `filter`
 
 _SCORED_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
 _LINES_AT_ONCE = 1 << 20

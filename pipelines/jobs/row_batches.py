@@ -4,7 +4,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, ClassVar, Literal, TypeVar
+from itertools import chain, pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +16,17 @@ from pydantic import Field
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
-from pipelines.jobs.lookups import map_array, open_parts, part_shards, write_part
+from pipelines.jobs.lookups import earlier_record, earlier_shards, groups_of_files, map_array, open_parts, write_part
 from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases, phases_of_epochs
 from retrieval.collections.collection import ParquetRows, StoredCollection
 
 _ROWS_AT_ONCE = 2048
-_ROWS_OF_AN_ORDER = 1 << 21  # of a group, and of the groups that one task orders, about
 _CHUNK_PLACES = ["source_id", "number", "domain"]
 _LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scores", "relevance"]
 
@@ -49,6 +49,16 @@ class RowBatchesConfig(StageConfig):
 Config = TypeVar("Config", bound=RowBatchesConfig)
 
 
+class Order(NamedTuple):
+    """The batches ``first`` to ``stop`` of those ``possible`` in an epoch, which are of ``groups``."""
+
+    epoch: int
+    groups: tuple[int, int]
+    first: int
+    stop: int
+    possible: int
+
+
 class RowBatches(Stage[Config]):
     """The rows, to be read in any order, and which of them belong together; each epoch's order, by many tasks where
     there are many rows; its batches, but where training reads the order.
@@ -61,6 +71,7 @@ class RowBatches(Stage[Config]):
     layout: ClassVar[Layout]
     rows_in_words: ClassVar[str]
     shared: ClassVar[bool] = False  # True: rows are stored once, for all epochs
+    rows_of_an_order: ClassVar[int] = 1 << 21  # of a group, and of the groups that one task orders, about
 
     @abstractmethod
     def rows_of(self) -> tuple[Artifact, str]:
@@ -82,18 +93,18 @@ class RowBatches(Stage[Config]):
         """What is to be counted of a batch."""
         return {}
 
-    def _grouped(self, most: int) -> tuple[Stretches, int]:
-        """The stretches with the groups that batches are made within, divided by ``most``, and the rows dropped."""
+    def _grouped(self) -> tuple[Stretches, int]:
+        """The stretches with the groups that batches are made within, and the rows of domains that are dropped."""
         stretches, names = self.read_stretches()
         counts = np.bincount(stretches.groups, stretches.lengths, minlength=len(names)).astype(np.int64)
         size, small = self.grouping().batch_size, self.config.small_domains
         group_of = keep_domains(names, counts, size, small, self.rows_in_words)
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
-        return grouped.divided(most, self.config.seed), int(counts[group_of < 0].sum())
+        return grouped.divided(self.rows_of_an_order, self.config.seed), int(counts[group_of < 0].sum())
 
-    def plan(self) -> list[Shard]:
-        """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""
-        stretches, dropped = self._grouped(_ROWS_OF_AN_ORDER)
+    def phases(self) -> list[Phase]:
+        """Rows and stretches, orders, batches; refuses rows that don't make one batch, or not as many as asked for."""
+        stretches, _ = self._grouped()
         size = self.grouping().batch_size
         rows = stretches.rows_of_groups()
         possible = int((rows // size).sum())
@@ -103,109 +114,94 @@ class RowBatches(Stage[Config]):
                 f"batches_per_epoch is {batches:,}, but {self.rows_of()[0].uri} makes only {possible:,}. Lower it, or"
                 " leave it out for all of them."
             )
-        parts = part_shards("rows", *self.rows_of(), intermediate=not self.shared)
-        left_out = self._dropped(int((rows % size).sum()), dropped, (possible - batches) * size)
-        shards = [*parts, Shard("stretches", {"make": "stretches", "most": _ROWS_OF_AN_ORDER}, intermediate=True)]
-        for epoch in range(self.config.epochs):
-            orders = self._orders(epoch, rows, possible)
-            runs = [] if self.shared else self._runs_of_batches(epoch, orders, len(parts))
-            shards += [*orders, *runs]
-            (runs or orders)[0].description["dropped"] = left_out  # what an epoch leaves out is counted once
-        return shards
+        orders = [self._orders(epoch, rows) for epoch in range(self.config.epochs)]
+        phases = [
+            Phase("rows", groups_of_files(*self.rows_of()), self._map_rows, intermediate=not self.shared),
+            Phase("stretches", WHOLE, self._store_stretches, beside=True),
+        ]
+        if self.shared:
+            return [*phases, Phase("order", [*chain(*orders)], self._make_order, intermediate=False)]
+        phases += phases_of_epochs("order-", orders, self._make_order)
+        return phases + batch_phases([batches] * len(orders), self.config.batches_per_shard, self._make_batches)
 
-    def _orders(self, epoch: int, rows: NDArray[np.int64], possible: int) -> list[Shard]:
+    def _orders(self, epoch: int, rows: NDArray[np.int64]) -> list[Order]:
         """Each orders some groups, or, where training reads the order, all."""
-        stops = np.cumsum(rows // self.grouping().batch_size)
-        task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // _ROWS_OF_AN_ORDER
-        shards: list[Shard] = []
-        for number in np.unique(task).tolist():
-            first, last = np.flatnonzero(task == number)[[0, -1]].tolist()
-            batches = [int(stops[first - 1]) if first else 0, int(stops[last])]
-            described = {"make": "order", "epoch": epoch, "groups": [first, last + 1], "of": [*batches, possible]}
-            if held := len(self._drawn(described)):
-                described |= {"batches" if self.shared else "held": held}
-                name = f"order-{epoch:05d}" + ("" if self.shared else f"-{len(shards):05d}")
-                shards.append(Shard(name, described, phase=1, intermediate=not self.shared))
-        return shards
+        bounds = np.cumsum([0, *rows // self.grouping().batch_size]).tolist()
+        task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // self.rows_of_an_order
+        groups = pairwise([*np.flatnonzero(np.diff(task, prepend=-1)).tolist(), len(rows)])
+        return [Order(epoch, (first, end), bounds[first], bounds[end], bounds[-1]) for first, end in groups]
 
-    def _drawn(self, described: dict[str, Any]) -> NDArray[np.int64]:
+    def _drawn(self, order: Order) -> NDArray[np.int64]:
         """Which of an order's batches are among those of the epoch, counted from its first."""
-        first, stop, possible = described["of"]
         if not self.config.batches_per_epoch:
-            return np.arange(stop - first)
-        drawn = np.random.default_rng([self.config.seed, described["epoch"]]).permutation(possible)
+            return np.arange(order.stop - order.first)
+        drawn = np.random.default_rng([self.config.seed, order.epoch]).permutation(order.possible)
         drawn = np.sort(drawn[: self.config.batches_per_epoch])
-        return np.asarray(drawn[(drawn >= first) & (drawn < stop)] - first)
+        return np.asarray(drawn[(drawn >= order.first) & (drawn < order.stop)] - order.first)
 
-    def _runs_of_batches(self, epoch: int, orders: list[Shard], parts: int) -> list[Shard]:
-        """Each writes some batches, which one order or several after one another have."""
-        stops = np.cumsum([order.description["held"] for order in orders]).tolist()
-        shards = []
-        for number, first in enumerate(range(0, stops[-1], self.config.batches_per_shard)):
-            batches = min(self.config.batches_per_shard, stops[-1] - first)
-            begin, end = np.searchsorted(stops, [first, first + batches - 1], side="right").tolist()
-            description = {"make": "batches", "epoch": epoch, "number": number, "parts": parts, "batches": batches}
-            description |= {"orders": [order.name for order in orders[begin : end + 1]]}
-            description |= {"first": first - (stops[begin - 1] if begin else 0)}
-            shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=2))
-        return shards
-
-    def _dropped(self, left_over: int, of_small_domains: int, not_drawn: int) -> dict[str, int]:
-        counted = {
-            f"{self.rows_in_words} that fill no batch of their domain in an epoch": left_over,
-            f"{self.rows_in_words} of domains that are too small for a batch": of_small_domains,
-            f"{self.rows_in_words} of batches that were not drawn": not_drawn,
-        }
-        return {reason: count for reason, count in counted.items() if count}
-
-    def total_rows(self, shards: list[Shard]) -> int:
+    def total_rows(self) -> int:
         """Examples of all batches."""
-        batches: int = sum(shard.description.get("batches", 0) for shard in shards)
-        return batches * self.grouping().batch_size
+        orders = (task for phase in self._phases.values() for task in phase.tasks if isinstance(task, Order))
+        return sum(len(self._drawn(order)) for order in orders) * self.grouping().batch_size
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        match shard.description["make"]:
-            case "rows":
-                tables = self.tables(shard.description["files"])
-                return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
-            case "stretches":
-                for name, array in vars(self._grouped(shard.description["most"])[0]).items():
-                    writer.add_array(f"lookup/stretches-{name}.npy", array)
-                return writer.commit(0)
-            case "order":
-                order = self._order(shard.description)
-                writer.add_array(_order_name(shard.name), order)
-                if not self.shared:
-                    return writer.commit(0)
-                facts = {"epoch": shard.description["epoch"], "batches": len(order), "batch_size": order.shape[1]}
-                counts = {"batches": len(order)}
-                return writer.commit(order.size, counts=counts, dropped=shard.description["dropped"], facts=facts)
-        return self._make_batches(shard, writer)
+    def _map_rows(self, files: list[str], writer: ShardWriter) -> ShardRecord:
+        return write_part(writer, LAYOUTS[self.layout].schema(), self.tables(files))
 
-    def _order(self, described: dict[str, Any]) -> NDArray[np.int64]:
+    def _store_stretches(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """The stretches with their groups, and how many rows an epoch leaves out."""
+        stretches, of_small_domains = self._grouped()
+        for name, array in vars(stretches).items():
+            writer.add_array(f"lookup/stretches-{name}.npy", array)
+        size, rows = self.grouping().batch_size, stretches.rows_of_groups()
+        possible = int((rows // size).sum())
+        counted = {
+            f"{self.rows_in_words} that fill no batch of their domain in an epoch": int((rows % size).sum()),
+            f"{self.rows_in_words} of domains that are too small for a batch": of_small_domains,
+            f"{self.rows_in_words} of batches that were not drawn": (
+                possible - (self.config.batches_per_epoch or possible)
+            )
+            * size,
+        }
+        return writer.commit(0, facts={reason: count for reason, count in counted.items() if count})
+
+    def _left_out(self) -> dict[str, int]:
+        return earlier_record(self.config.output, "stretches").facts
+
+    def _make_order(self, order: Order, writer: ShardWriter) -> ShardRecord:
         """The rows of some of one epoch's batches, (batches, batch_size)."""
         names = (f"lookup/stretches-{field.name}.npy" for field in fields(Stretches))
         stretches = Stretches(*(map_array(self.config.output, "stretches", name) for name in names))
-        groups, epoch = slice(*described["groups"]), described["epoch"]
-        return group_batches(stretches, self.grouping(), self.config.seed, epoch, groups)[self._drawn(described)]
+        made = group_batches(stretches, self.grouping(), self.config.seed, order.epoch, slice(*order.groups))
+        made = made[self._drawn(order)]
+        writer.add_array(_order_name(writer.name), made)
+        if not self.shared:
+            return writer.commit(0)
+        facts = {"epoch": order.epoch, "batches": len(made), "batch_size": made.shape[1]}
+        return writer.commit(made.size, counts={"batches": len(made)}, dropped=self._left_out(), facts=facts)
 
-    def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        described, output, size = shard.description, self.config.output, self.grouping().batch_size
-        rows = open_parts(output, "rows", described["parts"])
-        order = np.concatenate([map_array(output, name, _order_name(name)) for name in described["orders"]])
-        order = order[described["first"] : described["first"] + described["batches"]]
+    def _make_batches(self, run: Run, writer: ShardWriter) -> ShardRecord:
+        output, size = self.config.output, self.grouping().batch_size
+        rows, order = open_parts(output, "rows"), self._rows_of(run)
         at_once = max(1, _ROWS_AT_ONCE // size)
         counts = Counter[str]()
         schema = LAYOUTS[self.layout].schema()
-        with BatchWriter(writer, schema, described["epoch"], described["number"], size) as file:
+        with BatchWriter(writer, schema, run.epoch, run.number, size) as file:
             for start in range(0, len(order), at_once):
                 block = rows.take(order[start : start + at_once].ravel())
                 for begin in range(0, len(block), size):
                     batch = block.slice(begin, size)
                     counts.update(self.count(batch))
                     file.write(batch)
-        return file.commit(counts, described.get("dropped"))
+        return file.commit(counts, {} if run.number else self._left_out())  # which is counted once an epoch
+
+    def _rows_of(self, run: Run) -> NDArray[np.int64]:
+        """The rows of the run's batches, (batches, batch_size); only these are read."""
+        found, place = list[NDArray[np.int64]](), 0
+        for shard in earlier_shards(self.config.output, f"order-{run.epoch:05d}"):
+            order = map_array(self.config.output, shard, _order_name(shard))
+            found.append(order[max(run.first - place, 0) : max(run.last - place, 0)])
+            place += len(order)
+        return np.concatenate(found)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The layout."""

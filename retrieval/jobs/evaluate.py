@@ -10,7 +10,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import Conventions, Like, resolve
@@ -121,19 +121,19 @@ class Evaluate(Stage[EvaluateConfig]):
             found[f"runs.{name}"] = ranking_fingerprint(f"runs.{name}", path)
         return found
 
-    def plan(self) -> list[Shard]:
-        """One shard; refuses rankings over another collection."""
+    def phases(self) -> list[Phase]:
+        """One task; refuses rankings over another collection."""
         if self.config.collection is not None:
             rankings = (StoredRanking(path) for path in self.config.runs.values() if is_artifact(path))
             require_same_origin("collection", StoredCollection(self.config.collection), *rankings)
-        return [Shard("all")]
+        return [Phase("all", WHOLE, self._judge, intermediate=False)]
 
     def _judgments(self) -> Judgments:
         if self.config.collection is not None:
             return collection_judgments(self.config.collection, self.config.split, self._measures())
         return file_judgments(str(self.config.qrels), self._measures())
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def _judge(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Judges every ranking."""
         config, measures, conventions = self.config, self._measures(), self._conventions()
         judged_by = self._judgments()

@@ -134,7 +134,7 @@ class Train(Stage[TrainConfig]):
         fewest, most = config.fewest_workers, config.resources.workers
         check_slices(fewest, most, config.training.batches_per_step, batch_size, config.batches)
 
-    def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
+    def total_rows(self) -> int:
         """Examples of all steps."""
         batches = BatchReader(self.config.batches)
         return self._steps(batches) * self.config.training.batches_per_step * batches.batch_size

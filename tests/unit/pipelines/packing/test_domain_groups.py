@@ -22,8 +22,12 @@ DOMAINS = pa.chunked_array([NAMES[:11], NAMES[11:]])
 def test_small_domains_are_merged_or_dropped(size, small, names, labels) -> None:
     found = group_domains(DOMAINS, size, small)
     assert found.names == names
-    assert found.labels.tolist() == np.repeat(labels, (10, 3, 4, 9)).tolist()
-    assert found.dropped == (found.labels < 0).sum()
+    counts = (10, 3, 4, 9)
+    domains = ("wiki", "code", "größe\0", "größe")
+    assert found.number_of == {domain: label for domain, label in zip(domains, labels, strict=True) if label >= 0}
+    kept = [(label, count) for label, count in zip(labels, counts, strict=True) if label >= 0]
+    assert found.sizes == tuple(sum(count for label, count in kept if label == number) for number in range(len(names)))
+    assert found.dropped == 26 - sum(found.sizes)
 
 
 def test_small_domains_are_refused_by_name() -> None:
