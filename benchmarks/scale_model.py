@@ -112,7 +112,7 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
         )
     run = figures["runs"][str(size)]
     pairs = Size(pairs=size, domains=(size,), rows=figures["batch_size"], cluster_size=figures["cluster_size"])
-    alike = Calibration(cluster_rows=run["cluster"]["tasks"]["lookup"] / size)
+    alike = Calibration(cluster_rows=run["cluster"]["tasks"]["by_domain"] / size)
     of_pair = {}
     for job in ("pairs", "cluster", "pack", "filter"):
         a_second_each = replace(alike, **{job: 1.0}, cluster_rows=0.0, open_vectors=0.0)

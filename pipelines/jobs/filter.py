@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Set
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +25,16 @@ from pipelines.jobs.filter_lookups import (
     scores_fingerprint,
     text_tables,
 )
-from pipelines.jobs.lookups import groups_of_files, open_parts, write_part
+from pipelines.jobs.lookups import TEXT_PARTS, Texts, groups_of_files, open_parts, text_phases, write_part
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
 from pipelines.pairs.pairs import PAIRS, read_positives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
+from raytriever.relations import open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
-from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart
+from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.vectors import StoredVectors, VectorRows
 
 
@@ -96,15 +97,7 @@ class FilterConfig(StageConfig):
         return self
 
 
-_PARTS: tuple[TextPart, TextPart] = ("queries", "documents")
 _ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
-
-
-class Texts(NamedTuple):
-    """Those of some files."""
-
-    part: TextPart
-    files: list[str]
 
 
 class Filter(Stage[FilterConfig]):
@@ -143,20 +136,19 @@ class Filter(Stage[FilterConfig]):
         if config.vectors:
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)
-            for part in _PARTS:
+            for part in TEXT_PARTS:
                 if vectors.part(part).vectors_per_text > 1:
                     raise UserError(f"{vectors.uri} has several vectors for one of the {part}; give one for each.")
         if config.negatives:
             require_same_origin("collection", collection, StoredCandidates(config.negatives))
         if config.teacher_scores:
             check_scores(config.teacher_scores, collection)
-        texts = {part: [Texts(part, files) for files in groups_of_files(collection, f"{part}/")] for part in _PARTS}
         batches = (record.rows // record.facts["batch_size"] for record in packing.shards)
         return [
             Phase("negatives", WHOLE if config.has_negatives else (), self._make_negatives),
             Phase("scores", WHOLE if config.teacher_scores else (), self._make_scores, beside=True),
             Phase("rows", groups_of_files(pairs, "pairs/"), self._map_pairs, beside=True),
-            *(Phase(part, texts[part], self._map_texts, beside=True) for part in _PARTS),
+            *text_phases(collection, self._map_texts),
             *batch_phases(batches, config.batches_per_shard, self._make_batches),
             Phase("audit", WHOLE, self._merge_audits, intermediate=False),
         ]
@@ -173,7 +165,9 @@ class Filter(Stage[FilterConfig]):
         return write_part(writer, TEXT_ROWS, text_tables(rows, part, with_title=self.config.with_title))
 
     def _make_scores(self, _: None, writer: ShardWriter) -> ShardRecord:
-        return make_scores(writer, str(self.config.teacher_scores), StoredCollection(self.config.collection))
+        config, collection = self.config, StoredCollection(self.config.collection)
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            return make_scores(writer, db, str(config.teacher_scores), collection)
 
     def _make_negatives(self, _: None, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
@@ -213,7 +207,7 @@ class Filter(Stage[FilterConfig]):
 
     def _batches(self) -> PairBatches:
         config, output = self.config, self.config.output
-        queries, documents = (open_parts(output, part) for part in _PARTS)
+        queries, documents = (open_parts(output, part) for part in TEXT_PARTS)
         scores = open_scores(output) if config.teacher_scores else None
         draw = None
         if config.has_negatives:
@@ -234,7 +228,7 @@ class Filter(Stage[FilterConfig]):
     def _vectors(self) -> tuple[VectorRows, VectorRows]:
         """Of queries and documents, whose files a worker keeps open from one run of batches to the next."""
         vectors = StoredVectors(str(self.config.vectors))
-        queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in _PARTS)
+        queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in TEXT_PARTS)
         return queries, documents
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002

@@ -27,6 +27,7 @@ from raytriever.artifacts.artifact import (
     require_same_origin,
 )
 from raytriever.errors import UserError
+from raytriever.relations import Relations
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
@@ -38,6 +39,16 @@ _QUERIES_AT_ONCE = 1 << 14
 
 _LISTS_FILE, _PLACES_FILE = "lookup/negatives-lists.arrow", "lookup/negatives-places.npy"
 _LISTS = pa.schema([("document_rows", pa.list_(pa.int64()))])
+
+_SCORED = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64()), ("score", pa.float32())])
+SCORED_TWICE = """
+    SELECT query_row, document_row FROM scored GROUP BY ALL HAVING min(score) <> max(score)
+    ORDER BY query_row, document_row LIMIT 1
+"""
+SCORES = """
+    SELECT query_row, document_row, min(score) FROM scored
+    GROUP BY query_row, document_row ORDER BY query_row, document_row
+"""
 
 # query rows, document rows and scores of some pairs, each (n,)
 ScoredPairs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
@@ -120,29 +131,22 @@ def check_scores(path: str, collection: StoredCollection) -> None:
         require_own_queries(collection, artifact)
 
 
-def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) -> ShardRecord:
-    """Keys and scores of all pairs, as sorted arrays. Raises ``UserError`` for a pair with two scores.
-
-    Memory: 12 bytes a pair, a few times while they are sorted.
-    """
-    keys, scores = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
-    for query_rows, document_rows, found in _scored_pairs(path, collection):
-        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
-        scores.append(found)
-    all_keys, all_scores = np.concatenate(keys), np.concatenate(scores)
-    if not len(all_keys):
-        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
-    order = np.lexsort((all_scores, all_keys))
-    all_keys, all_scores = all_keys[order], all_scores[order]
-    again = np.diff(all_keys) == 0
-    differ = again & (np.diff(all_scores) != 0)
-    if differ.any():
-        query, document = divmod(int(all_keys[int(np.argmax(differ))]), 1 << 31)
+def make_scores(writer: ShardWriter, db: Relations, path: str, collection: StoredCollection) -> ShardRecord:
+    """Keys and scores of all pairs, in the order of the keys. Raises ``UserError`` for a pair with two scores."""
+    found = (pa.table(list(block), schema=_SCORED) for block in _scored_pairs(path, collection))
+    db.load("CREATE TABLE scored AS FROM stream", _SCORED, found)
+    for query, document in db.rows(SCORED_TWICE):
         names = [_id(collection, "queries", query), _id(collection, "documents", document)]
         raise UserError(f"{path} gives query {names[0]!r} and document {names[1]!r} two different scores. Keep one.")
-    first = np.concatenate([[True], ~again])
-    writer.add_array(_SCORED_FILE, all_keys[first])
-    writer.add_array(_SCORES_FILE, all_scores[first])
+    keys, scores = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
+    for table in db.tables(SCORES):
+        query_rows, document_rows, of_pairs = (column.to_numpy() for column in table.columns)
+        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
+        scores.append(of_pairs)
+    if not keys:
+        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
+    writer.add_array(_SCORED_FILE, np.concatenate(keys))
+    writer.add_array(_SCORES_FILE, np.concatenate(scores))
     return writer.commit(0)
 
 

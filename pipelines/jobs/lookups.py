@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder
+from raytriever.stages.stage import Make, Phase
+from retrieval.collections.collection import StoredCollection, TextPart
 
 ROWS_OF_A_LOOKUP = 1 << 19
+TEXT_PARTS: tuple[TextPart, TextPart] = ("queries", "documents")
 
 
 def groups_of_files(artifact: Artifact, prefix: str) -> list[list[str]]:
@@ -32,6 +35,21 @@ def groups_of_files(artifact: Artifact, prefix: str) -> list[list[str]]:
         groups[-1].append(name)
         room -= pq.read_metadata(artifact.path(name)).num_rows
     return groups
+
+
+class Texts(NamedTuple):
+    """Those of some files of a collection."""
+
+    part: TextPart
+    files: list[str]
+
+
+def text_phases(collection: StoredCollection, make: Make) -> list[Phase]:
+    """A phase for the texts of each part, by ``groups_of_files``, beside what is before them."""
+    return [
+        Phase(part, [Texts(part, files) for files in groups_of_files(collection, f"{part}/")], make, beside=True)
+        for part in TEXT_PARTS
+    ]
 
 
 def write_part(writer: ShardWriter, schema: pa.Schema, tables: Iterable[pa.Table]) -> ShardRecord:

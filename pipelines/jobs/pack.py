@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.clustering.bisection import divide
-from pipelines.clustering.clusters import CLUSTERS, read_domain
+from pipelines.clustering.clusters import CLUSTERS, read_centroids, read_domain
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards
 from pipelines.packing.domain_groups import DomainGroups, groups_of
@@ -248,10 +248,10 @@ class Pack(Stage[PackConfig]):
             yield number, name, placed.slice(begin, end - begin)
 
     def _centroids(self, number: int) -> NDArray[np.float32]:
-        """Those of a domain, memory-mapped; one at zero for pairs without clusters."""
+        """Those of a domain; one at zero for pairs without clusters."""
         if not self.config.clusters:
             return np.zeros((1, 1), dtype=np.float32)
-        return read_domain(Artifact(self.config.clusters, CLUSTERS), number).centroids
+        return read_centroids(Artifact(self.config.clusters, CLUSTERS), number)
 
     def _vectors(self, placed: pa.Table) -> "VectorsOf":
         """Reads the vectors of pairs by their places, those of a few at a time."""

@@ -18,7 +18,7 @@ from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
 from pipelines.jobs.lookups import earlier_record, earlier_shards, groups_of_files, map_array, open_parts, write_part
 from pipelines.mining.candidates import StoredCandidates
-from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains
+from pipelines.pairs.pairs import SmallDomains, keep_domains, numbered_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
@@ -270,16 +270,16 @@ class Group(RowBatches[GroupConfig]):
         """Consecutive chunks of one source and domain; where a number is missing, a new stretch begins."""
         collection = self._collection()
         rows = ParquetRows(collection, collection.names("documents/", ".parquet"))
-        domains = DomainNumbers()
-        found: list[tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]] = []
+        found, domains = list[NDArray[np.int64]](), list[pa.Array]()
         start, last = 0, None
         for table in rows.tables(_CHUNK_PLACES):
             begins, is_new_source = _begins(table if last is None else pa.concat_tables([last, table]), last is None)
-            found.append((start + begins, is_new_source, domains.of(table["domain"])[begins]))
+            found.append(np.stack([start + begins, is_new_source]))
+            domains += table["domain"].take(pa.array(begins)).chunks
             start, last = start + len(table), table.slice(len(table) - 1)
-        first, is_new_source, of_first = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        lengths = np.diff(np.append(first, len(rows)))
-        return Stretches(first, lengths, np.cumsum(is_new_source), of_first), domains.names
+        first, is_new_source = np.concatenate(found, axis=1)
+        of_first, names = numbered_domains(pa.chunked_array(domains, pa.string()))
+        return Stretches(first, np.diff(np.append(first, len(rows))), np.cumsum(is_new_source), of_first), names
 
     def count(self, batch: pa.Table) -> dict[str, int]:
         """Of how many sources the batch is."""
@@ -382,7 +382,6 @@ class Lists(RowBatches[ListsConfig]):
         candidates, collection = self._inputs()
         if self.config.order == "random":
             return single_rows(np.zeros(len(candidates), dtype=np.int64)), ["(all)"]
-        domains = DomainNumbers()
-        of_queries = [domains.of(table["domain"]) for table in collection.rows_of("queries").tables(["domain"])]
+        of_queries, names = numbered_domains(collection.rows_of("queries").read(["domain"])["domain"])
         rows = np.concatenate([table["query_row"].to_numpy() for table in candidates.tables(["query_row"])])
-        return single_rows(np.concatenate(of_queries)[rows]), domains.names
+        return single_rows(of_queries[rows]), names

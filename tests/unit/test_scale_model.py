@@ -200,7 +200,7 @@ FIGURES = {
         "100000": {},
         "2000000": {
             "pairs": {"seconds": 20, "gib": 1, "tasks": {"judged": 6, "texts": 10, "pairs": 3}},
-            "cluster": {"seconds": 100, "gib": 1, "tasks": {"lookup": 1, "domain": 5}},
+            "cluster": {"seconds": 100, "gib": 1, "tasks": {"by_domain": 1, "domain": 5}},
             "pack": {"seconds": 70, "gib": 1, "tasks": {"regions": 1, "epoch": 34}},
             "filter": {"seconds": 30, "gib": 1, "tasks": {"positives": 2, "queries": 1, "epoch": 40, "audit": 0}},
         },

@@ -14,7 +14,15 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import FalseNegativeSettings
-from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards, groups_of_files, map_array
+from pipelines.jobs.lookups import (
+    TEXT_PARTS,
+    Texts,
+    earlier_file,
+    earlier_record,
+    earlier_shards,
+    map_array,
+    text_phases,
+)
 from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
@@ -50,7 +58,6 @@ if TYPE_CHECKING:
 UNTRAINED = "before training"
 _PAIRS_A_SECOND = 1e4  # that one process trains on
 TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
-_PARTS: tuple[TextPart, TextPart] = ("queries", "documents")
 
 
 class ProbeConfig(StageConfig):
@@ -92,13 +99,6 @@ class ProbeConfig(StageConfig):
             if name not in self.batches:
                 raise ValueError(f"'packings' has {name!r}, and 'batches' {', '.join(self.batches)}: name one of these")
         return self
-
-
-class Texts(NamedTuple):
-    """Those of some files."""
-
-    part: TextPart
-    files: list[str]
 
 
 class Trial(NamedTuple):
@@ -156,11 +156,9 @@ class Probe(Stage[ProbeConfig]):
             made_of = origin(BatchReader(config.batches[name]).artifact, "packing")
             if made_of != Artifact(path, PACKING).fingerprint:
                 raise UserError(f"batches.{name} was not made of packings.{name} ({path}). Name its own packing.")
-        texts = {part: [Texts(part, files) for files in groups_of_files(collection, f"{part}/")] for part in _PARTS}
-        tokens = [Phase(part, texts[part], self._make_tokens, beside=part == "documents") for part in _PARTS]
         trials = [Trial(name, seed) for name in config.batches for seed in range(config.seeds)]
         return [
-            *tokens,
+            *text_phases(collection, self._make_tokens),
             Phase("trial", [Trial(UNTRAINED, 0), *trials], self._make_trial),
             Phase("table", WHOLE, self._make_table, intermediate=False),
         ]
@@ -197,7 +195,7 @@ class Probe(Stage[ProbeConfig]):
 
         config = self.config
         collection = StoredCollection(config.collection)
-        queries, documents = map(self._tokens, _PARTS)
+        queries, documents = map(self._tokens, TEXT_PARTS)
         judged = collection_judgments(collection.uri, config.split, [config.measure]).qrels
         table, facts = self._first_table(trial.seed), dict[str, Any]()
         if trial.batches != UNTRAINED:
