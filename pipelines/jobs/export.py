@@ -16,7 +16,7 @@ from pipelines.formats.card import CHART, README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
 from pipelines.formats.training_examples import TrainingExamples
 from pipelines.jobs.lookups import earlier_record
-from pipelines.mining.candidates import StoredCandidates, mined_lists
+from pipelines.mining.candidates import StoredCandidates, mined_negatives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input, InputPath, input_paths
@@ -223,7 +223,7 @@ class Export(Stage[ExportConfig]):
         mined, minimum_relevance = None, 1
         if config.candidates is not None:
             candidates = StoredCandidates(config.candidates)
-            mined, minimum_relevance = mined_lists(candidates), candidates.minimum_relevance
+            mined, minimum_relevance = mined_negatives(candidates), candidates.minimum_relevance
         examples = TrainingExamples(collection, config.split, mined, folder, minimum_relevance)
         return _EXAMPLES[config.format](examples, folder)
 

@@ -27,7 +27,7 @@ from pipelines.jobs.filter_lookups import (
 )
 from pipelines.jobs.lookups import TEXT_PARTS, Texts, groups_of_files, open_parts, text_phases, write_part
 from pipelines.jobs.pack import PACKING
-from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
+from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import PAIRS, read_positives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
@@ -172,10 +172,9 @@ class Filter(Stage[FilterConfig]):
     def _make_negatives(self, _: None, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
-        lists = [mined_lists(StoredCandidates(config.negatives))] if config.negatives else []
-        lists += [judged_lists(collection, config.judged_negatives)] if config.judged_negatives else []
-        joined = lists[0] if len(lists) == 1 else iter([lists_in_turn(*lists)])
-        lengths = make_negatives(writer, joined, collection.count("queries"))
+        mined = StoredCandidates(config.negatives) if config.negatives else None
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            lengths = make_negatives(writer, db, collection, mined, config.judged_negatives)
         scored = bool(config.teacher_scores)
         check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)
         return writer.commit(0)

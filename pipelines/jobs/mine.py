@@ -5,20 +5,22 @@ from collections.abc import Set
 from typing import Any, Literal, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from pipelines.jobs.lookups import earlier_shards, groups_of_files, map_array
+from pipelines.jobs.lookups import TEXT_PARTS, earlier_shards, groups_of_files, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
-from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys, rows_of_ids
+from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys
 from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
+from raytriever.relations import numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
-from retrieval.collections.collection import ParquetRows, StoredCollection
+from retrieval.collections.collection import SCHEMAS, ParquetRows, StoredCollection
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
@@ -52,6 +54,18 @@ class MineConfig(StageConfig):
         if self.choose == "sample" and self.number is None:
             raise ValueError("'choose: sample' needs 'number', the candidates to draw for each query")
         return self
+
+
+# By the number of a query in the run. A document that has the query's id is no negative of it; -1: there is none.
+OWN_ROWS = """
+    SELECT queries.row AS query_rows, coalesce(documents.row, -1) AS own_rows
+    FROM run JOIN queries USING (id) LEFT JOIN documents USING (id) ORDER BY run.row
+"""
+JUDGED = """
+    SELECT run.row AS judged_queries, documents.row AS judged_rows, relevance AS judged_relevance
+    FROM judgments JOIN run ON run.id = query_id JOIN documents ON documents.id = document_id
+    ORDER BY judged_queries, judged_rows
+"""
 
 
 class Mine(Stage[MineConfig]):
@@ -125,10 +139,18 @@ class Mine(Stage[MineConfig]):
         return len(StoredRanking(self.config.run).ranking().rows)
 
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """The judgments of the run's queries, by row."""
-        collection, run = StoredCollection(self.config.collection), StoredRanking(self.config.run)
-        for name, array in rows_of_ids(collection, run, self.config.split).items():
-            writer.add_array(_lookup(name), array)
+        """Ids looked up once for all blocks: of the run's queries, and of what is judged of them."""
+        config, collection = self.config, StoredCollection(self.config.collection)
+        judgments = numbered_rows(collection, "judgments/", SCHEMAS["judgments"].names)
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            db.load("CREATE TABLE run AS FROM stream", *numbered_rows(StoredRanking(config.run), "queries", ["id"]))
+            db.load("CREATE TABLE judgments AS FROM stream WHERE split = $split", *judgments, split=config.split)
+            for part in TEXT_PARTS:
+                db.load(f"CREATE TABLE {part} AS FROM stream", *numbered_rows(collection, f"{part}/", ["id"]))
+            for query in (OWN_ROWS, JUDGED):
+                table = pa.concat_tables(db.tables(query))
+                for name in table.column_names:
+                    writer.add_array(_lookup(name), table[name].to_numpy())
         return writer.commit(0)
 
     def _make_keys(self, files: list[str], writer: ShardWriter) -> ShardRecord:

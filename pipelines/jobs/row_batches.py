@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import chain, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import SmallDomains, keep_domains, numbered_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
+from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases, phases_of_epochs
@@ -230,6 +233,18 @@ class GroupConfig(RowBatchesConfig):
     """How chunks are grouped."""
 
 
+STRETCHES = """
+    WITH places AS (
+        SELECT *, source_id IS DISTINCT FROM lag(source_id) OVER rows AS is_new_source,
+            is_new_source OR domain <> lag(domain) OVER rows OR number <> lag(number) OVER rows + 1 AS begins
+        FROM chunks WINDOW rows AS (ORDER BY row)
+    )
+    SELECT row AS first, lead(row, 1, $chunks) OVER stretches - row AS length,
+        (sum(is_new_source::INTEGER) OVER stretches)::BIGINT AS document, domain
+    FROM places WHERE begins WINDOW stretches AS (ORDER BY row) ORDER BY row
+"""
+
+
 class Group(RowBatches[GroupConfig]):
     """Chunks of a few documents to batches, as Revela trains on."""
 
@@ -269,17 +284,16 @@ class Group(RowBatches[GroupConfig]):
     def read_stretches(self) -> tuple[Stretches, list[str]]:
         """Consecutive chunks of one source and domain; where a number is missing, a new stretch begins."""
         collection = self._collection()
-        rows = ParquetRows(collection, collection.names("documents/", ".parquet"))
-        found, domains = list[NDArray[np.int64]](), list[pa.Array]()
-        start, last = 0, None
-        for table in rows.tables(_CHUNK_PLACES):
-            begins, is_new_source = _begins(table if last is None else pa.concat_tables([last, table]), last is None)
-            found.append(np.stack([start + begins, is_new_source]))
-            domains += table["domain"].take(pa.array(begins)).chunks
-            start, last = start + len(table), table.slice(len(table) - 1)
-        first, is_new_source = np.concatenate(found, axis=1)
-        of_first, names = numbered_domains(pa.chunked_array(domains, pa.string()))
-        return Stretches(first, np.diff(np.append(first, len(rows))), np.cumsum(is_new_source), of_first), names
+        chunks = numbered_rows(collection, "documents/", _CHUNK_PLACES)
+        with (
+            TemporaryDirectory() as spill,
+            open_relations(self.config.output, Path(spill), self.config.resources) as db,
+        ):
+            db.load("CREATE TABLE chunks AS FROM stream", *chunks)
+            found = pa.concat_tables(db.tables(STRETCHES, chunks=collection.count("documents")))
+        groups, names = numbered_domains(found["domain"])
+        first, lengths, documents = (found[name].to_numpy() for name in ("first", "length", "document"))
+        return Stretches(first, lengths, documents, groups), names
 
     def count(self, batch: pa.Table) -> dict[str, int]:
         """Of how many sources the batch is."""
@@ -290,23 +304,6 @@ class Group(RowBatches[GroupConfig]):
         counts = artifact.manifest["counts"]
         sources = sum(number * counts.get(_of_sources(number), 0) for number in range(_batch_size(artifact) + 1))
         return f"{super().summary(artifact)}, of {sources / counts['batches']:.2f} sources on average"
-
-
-def _begins(places: pa.Table, is_first: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where stretches begin, and whether their source is another than that of the row before.
-
-    The first row of ``places`` only comes before what is asked about, unless ``is_first``.
-    """
-    same = {}
-    for name in ("source_id", "domain"):
-        column = places[name].combine_chunks()
-        same[name] = pc.equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(zero_copy_only=False)
-    follows = np.diff(places["number"].to_numpy().astype(np.int64)) == 1
-    is_new, is_break = ~same["source_id"], ~(same["source_id"] & same["domain"] & follows)
-    if is_first:
-        is_new, is_break = (np.append(True, flags) for flags in (is_new, is_break))
-    begins = np.flatnonzero(is_break)
-    return begins, is_new[begins]
 
 
 def _of_sources(number: int) -> str:

@@ -12,9 +12,14 @@ from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
 from pipelines.jobs import lookups
 from pipelines.jobs.filter import Filter
-from pipelines.mining.candidates import lists_in_turn
+from pipelines.jobs.filter_lookups import make_negatives, open_negatives
+from pipelines.mining.candidates import StoredCandidates
+from raytriever.artifacts.artifact import ShardWriter
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.collection import DOCUMENTS
+from raytriever.relations import open_relations
+from raytriever.stages.stage import Resources
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
 from tests.unit.pipelines.jobs.made_up import made_by, store
 
@@ -237,12 +242,29 @@ def test_mined_and_judged_negatives_are_taken_in_turn(world: World, tmp_path: Pa
     assert taken > 1
 
 
-def test_lists_in_turn_have_each_document_once() -> None:
-    one = (np.array([3, 1]), pa.array([[5, 6, 7], []], pa.list_(pa.int64())))
-    more = (np.array([2]), pa.array([[9]], pa.list_(pa.int64())))
-    other = (np.array([1, 3]), pa.array([[4], [6, 8]], pa.list_(pa.int64())))
-    queries, documents = lists_in_turn([one, more], [other])
-    assert dict(zip(queries.tolist(), documents.to_pylist(), strict=True)) == {1: [4], 2: [9], 3: [5, 6, 8, 7]}
+def negatives_of(folder: Path, collection: str, mined: str | None = None, judged: str | None = None) -> list[list[int]]:
+    """Of each query its hard negatives."""
+    writer = ShardWriter(Folder(str(folder / "out")), "negatives", folder / "scratch")
+    stored = StoredCandidates(mined) if mined else None
+    with open_relations("out", folder / "spill", Resources()) as db:
+        lengths = make_negatives(writer, db, StoredCollection(collection), stored, judged)
+    writer.commit(0)
+    found = [rows.tolist() for rows in open_negatives(str(folder / "out")).of(np.arange(len(lengths)))]
+    assert [len(rows) for rows in found] == lengths.tolist()
+    return found
+
+
+def test_negatives_are_in_turn_or_in_the_order_of_their_source_each_once(tmp_path: Path) -> None:
+    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(10)]
+    judged = [("c", "d6", 0), ("a", "d1", 1), ("c", "d2", -1), ("b", "d4", 0), ("a", "d3", 2), ("c", "d8", 0)]
+    queries = [(name, "a query", "", []) for name in "abcd"]
+    rows = [(*row, "train") for row in judged] + [("d", "d4", 0, "test")]
+    collection = store(tmp_path / "c", [pa.Table.from_pylist(documents, DOCUMENTS)], queries, rows)
+    lists = {2: [(5, None), (9, 1), (6, 0), (7, None)], 3: [(1, 2)], 0: [(8, 0), (0, None)]}
+    mined = make_candidates(tmp_path / "n", collection, lists, "labelled_lists")
+    assert negatives_of(tmp_path / "mined", collection, mined) == [[8, 0], [], [5, 6, 7], []]
+    assert negatives_of(tmp_path / "judged", collection, judged="train") == [[], [4], [6, 2, 8], []]
+    assert negatives_of(tmp_path / "both", collection, mined, "train") == [[8, 0], [4], [5, 6, 2, 7, 8], []]
 
 
 def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
