@@ -4,7 +4,7 @@ What is stored of a result is stored in a total order, so bytes depend neither o
 downloaded. Imported by ``jobs/`` alone.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,13 +66,14 @@ class Relations:
         self.run(f"COPY ({query}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)", **values)
 
 
-def numbered_rows(artifact: Artifact, prefix: str, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """Columns of the parquet files of an artifact's folder with each row's number, ``row``: what ``load`` takes.
+def numbered_rows(artifact: Artifact, prefix: str, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """Columns, by default all, of an artifact's parquet files of this prefix, and each row's number, ``row``.
 
-    Of an object store's files nothing else is fetched.
+    What ``load`` takes. Of an object store's files nothing else is fetched.
     """
     names = artifact.names(prefix, ".parquet")
     stored = pq.read_schema(artifact.open(names[0]))
+    columns = columns or tuple(stored.names)
     schema = pa.schema([*(stored.field(name) for name in columns), pa.field("row", pa.int64(), nullable=False)])
 
     def tables() -> Iterator[pa.Table]:

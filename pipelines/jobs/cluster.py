@@ -14,7 +14,7 @@ from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs.lookups import earlier_file
 from pipelines.packing.domain_groups import DomainGroups, groups_of
-from pipelines.pairs.pairs import PAIRS, SCHEMA, SmallDomains, read_pairs
+from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.relations import numbered_rows, open_relations
@@ -139,9 +139,10 @@ class Cluster(Stage[ClusterConfig]):
     def _order_by_domain(self, _: None, writer: ShardWriter) -> ShardRecord:
         """The rows of all pairs that are in a group, group after group."""
         groups = self._groups().table()
+        columns = ("domain", "query_row", "document_row")
         with open_relations(self.config.output, writer.path("spill"), self.config.resources) as db:
             db.load("CREATE TABLE groups AS FROM stream", groups.schema, [groups])
-            db.load(GROUPED, *numbered_rows(Artifact(self.config.pairs, PAIRS), "pairs/", SCHEMA.names[2:]))
+            db.load(GROUPED, *numbered_rows(Artifact(self.config.pairs, PAIRS), "pairs/", *columns))
             db.write(BY_DOMAIN, writer.path(_ORDERED))
         writer.add(_ORDERED)
         return writer.commit(0)

@@ -27,7 +27,7 @@ from raytriever.artifacts.artifact import (
 )
 from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows
-from retrieval.collections.collection import SCHEMAS, ParquetRows, StoredCollection, TextPart, text_columns, texts_of
+from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
 NEGATIVES_SHARD, SCORES_SHARD = "negatives", "scores"  # phases of `filter`
@@ -104,9 +104,9 @@ def make_negatives(
         files = [str(mined.path(name)) for name in mined.names("candidates/")]
         db.run(MINED, files=files, minimum=mined.minimum_relevance)
     if judged:
-        db.load(JUDGMENTS, *numbered_rows(collection, "judgments/", SCHEMAS["judgments"].names), split=judged)
-        db.load(QUERIES, *numbered_rows(collection, "queries/", ["id"]))
-        db.load(DOCUMENTS, *numbered_rows(collection, "documents/", ["id"]))
+        db.load(JUDGMENTS, *numbered_rows(collection, "judgments/"), split=judged)
+        db.load(QUERIES, *numbered_rows(collection, "queries/", "id"))
+        db.load(DOCUMENTS, *numbered_rows(collection, "documents/", "id"))
         db.run(JUDGED)
         if not db.rows("SELECT 1 FROM judgments LIMIT 1"):
             raise UserError(
@@ -118,7 +118,7 @@ def make_negatives(
         lengths += np.bincount(table["query_row"].to_numpy(), minlength=len(lengths))
         documents.append(table["document_row"].to_numpy())
     writer.add_array(_NEGATIVES, np.concatenate(documents))
-    writer.add_array(_BOUNDS, np.cumsum([0, *lengths]))
+    writer.add_array(_BOUNDS, np.append(0, np.cumsum(lengths)))
     return lengths
 
 

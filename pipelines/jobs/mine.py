@@ -20,7 +20,7 @@ from raytriever.hashes import numbers_at
 from raytriever.relations import numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
-from retrieval.collections.collection import SCHEMAS, ParquetRows, StoredCollection
+from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
@@ -141,12 +141,12 @@ class Mine(Stage[MineConfig]):
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Ids looked up once for all blocks: of the run's queries, and of what is judged of them."""
         config, collection = self.config, StoredCollection(self.config.collection)
-        judgments = numbered_rows(collection, "judgments/", SCHEMAS["judgments"].names)
+        judgments = numbered_rows(collection, "judgments/")
         with open_relations(config.output, writer.path("spill"), config.resources) as db:
-            db.load("CREATE TABLE run AS FROM stream", *numbered_rows(StoredRanking(config.run), "queries", ["id"]))
+            db.load("CREATE TABLE run AS FROM stream", *numbered_rows(StoredRanking(config.run), "queries", "id"))
             db.load("CREATE TABLE judgments AS FROM stream WHERE split = $split", *judgments, split=config.split)
             for part in TEXT_PARTS:
-                db.load(f"CREATE TABLE {part} AS FROM stream", *numbered_rows(collection, f"{part}/", ["id"]))
+                db.load(f"CREATE TABLE {part} AS FROM stream", *numbered_rows(collection, f"{part}/", "id"))
             for query in (OWN_ROWS, JUDGED):
                 table = pa.concat_tables(db.tables(query))
                 for name in table.column_names:

@@ -190,7 +190,7 @@ class Pack(Stage[PackConfig]):
         return writer.commit(0)
 
     def _numbered(self, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
-        return numbered_rows(Artifact(str(self.config.pairs), PAIRS), "pairs/", columns)
+        return numbered_rows(Artifact(str(self.config.pairs), PAIRS), "pairs/", *columns)
 
     def _clustered(self) -> Iterator[pa.Table]:
         """The pairs of each domain with their clusters, whose regions are of near ones where a tour is to visit them,

@@ -31,7 +31,7 @@ from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
-from retrieval.collections.collection import SCHEMAS, StoredCollection, TextPart
+from retrieval.collections.collection import StoredCollection, TextPart
 
 Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
@@ -223,15 +223,15 @@ class Pairs(Stage[PairsConfig]):
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
         with self._open(writer) as db:
             splits, count = list(self._splits()), collection.count("judgments")
-            stream = numbered_rows(collection, "judgments/", SCHEMAS["judgments"].names)
+            stream = numbered_rows(collection, "judgments/")
             db.load(JUDGMENTS, *stream, splits=splits, minimum=minimum, judgments=count)
             if not db.rows("SELECT 1 FROM judgments WHERE is_pair LIMIT 1"):
                 raise UserError(
                     f"No judgment has a relevance of {minimum} or more, so there are no pairs. Lower minimum_relevance"
                     " or choose another split."
                 )
-            db.load(QUERIES, *numbered_rows(collection, "queries/", ["id"]))
-            db.load(DOCUMENTS, *numbered_rows(collection, "documents/", ["id", "domain"]))
+            db.load(QUERIES, *numbered_rows(collection, "queries/", "id"))
+            db.load(DOCUMENTS, *numbered_rows(collection, "documents/", "id", "domain"))
             db.run(JUDGED)
             for part, side in _SIDES.items():
                 for (name,) in db.rows(UNKNOWN.format(side=side)):

@@ -284,7 +284,7 @@ class Group(RowBatches[GroupConfig]):
     def read_stretches(self) -> tuple[Stretches, list[str]]:
         """Consecutive chunks of one source and domain; where a number is missing, a new stretch begins."""
         collection = self._collection()
-        chunks = numbered_rows(collection, "documents/", _CHUNK_PLACES)
+        chunks = numbered_rows(collection, "documents/", *_CHUNK_PLACES)
         with (
             TemporaryDirectory() as spill,
             open_relations(self.config.output, Path(spill), self.config.resources) as db,
