@@ -1,9 +1,12 @@
 """Batches of one's own data in one call from Python: a recipe's stages in this process, without Ray."""
 
 import json
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import repeat, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,19 +20,40 @@ from pipelines.batches import BatchReader
 from pipelines.filtering.mask_audit import Audit
 from pipelines.reports.batches import PairVectors, packed_pairs
 from raytriever.artifacts.artifact import MANIFEST, RUN, Artifact
-from raytriever.artifacts.long_columns import places_among, take_rows
+from raytriever.artifacts.long_columns import places_among
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
+from raytriever.errors import UserError, require_list
 from raytriever.reports.log import configure_log, log
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import recipe_stages, run_stage
 from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.collections.records import text_id
 from retrieval.vectors import StoredVectors
 
 RECIPE = "contextual_batches"  # whose settings are the defaults
 _PARTS: dict[str, TextPart] = {"query": "queries", "document": "documents"}
-_ALSO_CALLED = {"anchor": "query", "positive": "document"}  # by sentence-transformers
+_ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding among them
+    "query": "query|queries|anchor",
+    "document": "documents?|pos(itives?)?",
+    "negative": r"(hard_)?neg(atives?)?(_\d+)?",
+    "query_id": "query_id",
+    "document_id": "document_id",
+    "domain": "domains?",
+    "label": "labels?|scores?|relevance",  # what sentence-transformers takes for one, and ours
+}
+_GRADE = re.compile(r"-?\d{1,9}(\.0)?")
+_MOST_MASKED = 0.5
+_JUDGED = (
+    "Needed is (query id, document id[, grade]) for each judgment, or a mapping from query ids to document ids, or to"
+    " grades by document id."
+)
+_TABLES = (
+    "Needed is a table with a column of queries and one of documents: a datasets.Dataset (streaming or not), a frame of"
+    " pandas or Polars, an Arrow table, a mapping from names to columns; or rows, each a mapping, or a tuple (query,"
+    " document[, negative, …]). Of files, datasets.load_dataset makes such a table."
+)
+_JUDGED_NEGATIVES: dict[str, Any] = {"batches.judged_negatives": "train", "batches.too_few_negatives": "repeat"}
 _SOURCE: dict[str, Any] = {
     "kind": "columns",
     "documents": {"table": ["documents.parquet"], "id": "document_id", "text": "document", "domain": "domain"},
@@ -38,7 +62,7 @@ _SOURCE: dict[str, Any] = {
 }
 
 Given = Sequence[str] | Mapping[Any, str]  # texts, their numbers being their ids; or texts by id
-_Read = tuple[dict[str, pa.Table], dict[str, pa.ChunkedArray]]  # a collection's; by side the id of each given text
+_Columns = list[tuple[str, list[Any]]]  # names and values, in order
 
 
 class BuiltBatches(BatchReader):
@@ -52,10 +76,14 @@ class BuiltBatches(BatchReader):
         super().__init__(f"{folder.name}/batches")
 
     def __repr__(self) -> str:
-        audit = self.audit
-        masked = sum(of_rule["negatives"] for of_rule in audit["rules"].values()) / max(audit["negatives"], 1)
         epochs = f"{self.epochs} epochs" if self.epochs > 1 else "1 epoch"
-        return f"<{len(self):,} batches of {self.batch_size} in {epochs}, {masked:.2%} of negatives masked>"
+        return f"<{len(self):,} batches of {self.batch_size} in {epochs}, {self.masked:.2%} of negatives masked>"
+
+    @property
+    def masked(self) -> float:
+        """The share of negatives that are masked."""
+        audit = self.audit
+        return float(sum(rule["negatives"] for rule in audit["rules"].values()) / max(audit["negatives"], 1))
 
     @property
     def audit(self) -> Audit:
@@ -75,7 +103,7 @@ class BuiltBatches(BatchReader):
 
         Raises ``UserError`` where the folder holds files.
         """
-        target = Folder(str(folder))
+        target = Folder(folder)
         target.refuse_file()
         if there := sorted(target.files()):
             raise UserError(f"{target.uri} holds files ({there[0]}, …). Nothing was touched: choose a new folder.")
@@ -99,124 +127,319 @@ def build_batches(
     batch_size: int = 64,
     epochs: int = 1,
     seed: int = 0,
+    drop_empty: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> BuiltBatches:
     """Clustered, packed and masked batches of pairs, as the recipe ``contextual_batches`` makes them.
 
-    Either ``data``, a table of pairs with columns query and document (or anchor and positive), and perhaps domain,
-    query_id and document_id (a ``datasets.Dataset``, a pandas or Arrow table, a mapping); equal texts without ids are
-    one query, or one document. Or ``queries`` and ``documents``: lists in which row i of both is a pair, or lists and
-    mappings by id with ``judgments``: (query id, document id[, grade]) each, or a mapping from query ids to document
-    ids, or to grades by document id. ``domains`` are the documents'; a batch is of one, small ones are merged.
-    Vectors: ``query_vectors`` and ``document_vectors`` (texts, d), a row for each that is given, or an ``encoder``: a
-    name, a folder or a ``SentenceTransformer``. ``settings``: of the recipe's stages by dotted key, such as
-    ``{"packing.packing.polish_sweeps": 3}``; `raytriever run contextual_batches --print-config` explains all.
-    Raises ``UserError`` for data that don't fit together.
+    Either ``data``, a table of pairs: a ``datasets.Dataset``, streaming or not, a frame of pandas or Polars, an Arrow
+    table, a mapping of columns, or rows (mappings, or tuples of query, document and negatives). Its columns: query and
+    document (also called anchor and positive; of any names where just two columns are of texts), perhaps negative,
+    negative_1, …, domain, query_id and document_id. A document or negative may be a list of texts. Equal texts without
+    ids are one query, or one document. Negatives become hard negatives, as many an example as half of the rows have at
+    least; ``{"batches.negatives_per_example": 3}`` sets another number.
+
+    Or ``queries`` and ``documents``: lists in which row i of both is a pair, or lists and mappings by id with
+    ``judgments``: (query id, document id[, grade]) each, or a mapping from query ids to document ids, or to grades by
+    document id; grades of 0 or less are hard negatives. ``domains`` are the documents'; a batch is of one, small ones
+    are merged. ``drop_empty``: leaves out what has no text, with its pairs; else that is refused.
+
+    Vectors: ``query_vectors`` and ``document_vectors`` (texts, d), a row for each that is given, those of negatives
+    behind those of documents, column after column; or an ``encoder``: a name, a folder or a ``SentenceTransformer``.
+    ``settings``: of the recipe's stages by dotted key, such as ``{"packing.packing.polish_sweeps": 3}``; `raytriever
+    run contextual_batches --print-config` explains all. Raises ``UserError`` for data that don't fit together.
     """
-    vectors = [given for given in (query_vectors, document_vectors) if given is not None]
-    if len(vectors) != (2 if encoder is None else 0):
-        raise UserError("Give query_vectors and document_vectors, both, or an encoder that makes them; not all three.")
-    if encoder is not None and hasattr(encoder, "encode_query"):
-        vectors = [encoder.encode_query, encoder.encode_document]
-    elif not (vectors or isinstance(encoder, str | Path)):
-        raise UserError(f"encoder is a {type(encoder).__name__}; give a name, a folder or a SentenceTransformer.")
-    folder = TemporaryDirectory(prefix="raytriever-")
-    values: dict[str, Any] = {"packing.epochs": epochs, "corpus.source": _SOURCE | {"path": folder.name}}
-    values |= dict.fromkeys(
-        ("clusters.cluster_size", "clusters.smallest_domain", "packing.packing.batch_size"), batch_size
-    )
+    vectors = _vectors(query_vectors, document_vectors, encoder)
+    if not isinstance(settings, Mapping | None):
+        raise UserError(f"settings is a {type(settings).__name__}. It must be a mapping from dotted keys to values.")
+    if not log.hasHandlers():
+        configure_log()  # a program without any logging of its own sees how far it is
+    given = _Given(drop_empty=drop_empty)
+    given.read(data, queries, documents, domains, judgments)
+    pairs = sum(grade > 0 for grade in given.grades.values())
+    if not isinstance(batch_size, int | np.integer) or not 0 < batch_size <= pairs:
+        raise UserError(f"batch_size is {batch_size!r:.60}, and there are {pairs} pairs. Give 1 to as many.")
+    sizes = ("clusters.cluster_size", "clusters.smallest_domain", "packing.packing.batch_size")
+    values: dict[str, Any] = dict.fromkeys(sizes, batch_size) | {"packing.epochs": epochs}
     values |= dict.fromkeys(("clusters.seed", "packing.seed", "batches.seed"), seed)
-    files = {str(part): f"{folder.name}/{side}_vectors.npy" for side, part in _PARTS.items()}
-    made_elsewhere = {"job": "import-vectors", "collection": "corpus", "model": "given"} | files
-    values |= {"vectors": made_elsewhere} if vectors else {"vectors.encoder.model": str(encoder)}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in (values | dict(settings or {})).items()]
+    values |= {} if vectors else {"vectors.encoder.model": str(encoder)}
+    folder = TemporaryDirectory(prefix="raytriever-")
     try:
-        recipe = load_recipe(RECIPE, overrides, folder.name)
-        stages = recipe_stages(recipe)
-        tables, ids = _tables(data, queries, documents, domains, judgments)
-        for name, table in tables.items():
-            pq.write_table(table, f"{folder.name}/{name}.parquet")
-        if not log.hasHandlers():
-            configure_log()  # a program without any logging of its own sees how far it is
-        for name in recipe.names_until("batches"):
-            for side, given in zip(_PARTS, vectors, strict=False) if name == "vectors" else ():
-                _write_vectors(files[_PARTS[side]], given, side, recipe.folder("corpus"), ids[side])
-            run_stage(stages[name], RaySession(shards_here=True), label=name)
+        _make(folder.name, given, vectors, values | dict(settings or {}))
     except BaseException:
         folder.cleanup()
         raise
-    return BuiltBatches(folder)
+    return _checked(BuiltBatches(folder))
 
 
-def _tables(data: Any, queries: Any, documents: Any, domains: Any, judgments: Any) -> _Read:
-    """What `raytriever collect` reads and checks. Raises ``UserError`` for what is no table."""
-    is_there = [part is not None for part in (queries, documents, domains, judgments)]
-    if any(is_there) if data is not None else not all(is_there[:2]):
-        raise UserError("Give one table of pairs, or queries and documents with perhaps domains and judgments.")
-    try:
+def _vectors(queries: Any, documents: Any, encoder: Any) -> dict[str, Any]:
+    """Of each side the vectors, or what makes them of texts; nothing where a stage does by the encoder's name."""
+    vectors = {side: given for side, given in zip(_PARTS, (queries, documents), strict=True) if given is not None}
+    if len(vectors) != (2 if encoder is None else 0):
+        raise UserError("Give query_vectors and document_vectors, both, or an encoder that makes them; not all three.")
+    if encoder is not None and hasattr(encoder, "encode_query"):
+        return {"query": encoder.encode_query, "document": encoder.encode_document}
+    if not isinstance(encoder, str | Path | None):
+        raise UserError(f"encoder is a {type(encoder).__name__}; give a name, a folder or a SentenceTransformer.")
+    return vectors
+
+
+def _make(folder: str, given: "_Given", vectors: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """The recipe's stages up to the batches."""
+    values = {"corpus.source": _SOURCE | {"path": folder}} | values
+    if given.negatives:
+        values = _JUDGED_NEGATIVES | {"batches.negatives_per_example": given.negatives} | values
+    files = {str(part): f"{folder}/{side}_vectors.npy" for side, part in _PARTS.items()}
+    if vectors:
+        values["vectors"] = {"job": "import-vectors", "collection": "corpus", "model": "given"} | files
+    overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in values.items()]
+    recipe = load_recipe(RECIPE, overrides, folder)
+    stages = recipe_stages(recipe)
+    for name, table in given.tables().items():
+        pq.write_table(table, f"{folder}/{name}.parquet")
+    for name in recipe.names_until("batches"):
+        for side, of_side in vectors.items() if name == "vectors" else ():
+            _write_vectors(files[_PARTS[side]], of_side, side, recipe.folder("corpus"), given.ids[side])
+        run_stage(stages[name], RaySession(shards_here=True), label=name)
+
+
+def _checked(batches: BuiltBatches) -> BuiltBatches:
+    """Says where there is little to learn from."""
+    if batches.masked > _MOST_MASKED:
+        rules = batches.audit["rules"]
+        most = max(rules, key=lambda rule: rules[rule]["negatives"])
+        log.warning(
+            f"Warning: {batches.masked:.0%} of the negatives are masked, most by {most!r}, which leaves little to"
+            " learn from. batches.audit shows some. Are the vectors those of these texts, and of an encoder that tells"
+            ' them apart? settings={"batches.false_negatives.margin": -0.1} masks less.'
+        )
+    return batches
+
+
+class _Given:
+    """What was given: of each side texts and domains by id, and the id of each text in turn; grades of pairs of ids.
+
+    An id of None is that of a text that was left out.
+    """
+
+    def __init__(self, *, drop_empty: bool) -> None:
+        self.texts: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in _PARTS}
+        self.ids: dict[str, list[str | None]] = {side: [] for side in _PARTS}
+        self.grades: dict[Any, int] = {}
+        self.negatives = 0  # hard ones of an example
+        self._drop_empty = drop_empty
+
+    def read(self, data: Any, queries: Any, documents: Any, domains: Any, judgments: Any) -> None:
+        """Raises ``UserError`` that names the argument, and the row of what is wrong in it."""
+        is_there = [part is not None for part in (queries, documents, domains, judgments)]
+        if any(is_there) if data is not None else not all(is_there[:2]):
+            raise UserError("Give one table of pairs, or queries and documents with perhaps domains and judgments.")
         if judgments is not None:
-            return _tables_of_texts(queries, documents, domains, judgments)
-        if isinstance(queries, Mapping) or isinstance(documents, Mapping):
-            raise ValueError("texts by id need judgments")
-        if data is None:
-            columns = {"query": queries, "document": documents, "domain": domains}
-            data = {name: list(given) for name, given in columns.items() if given is not None}
-        return _tables_of_pairs(data.with_format("arrow")[:] if hasattr(data, "with_format") else pa.table(data))
-    except (TypeError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(
-            f"The data can't be read ({error}). Give a table (a datasets.Dataset, pandas, Arrow) with columns query and"
-            " document, or lists of strings, as many of each; judgments are (query id, document id[, grade]) each."
-        ) from error
+            self._read_texts(queries, documents, domains, judgments)
+        else:
+            table = {"queries": queries, "documents": documents, "domains": domains} if data is None else data
+            self._read_pairs(_columns("data", table, _TABLES))
+        for side, part in _PARTS.items():
+            if left_out := self.ids[side].count(None):
+                log.info(f"{left_out:,} of {len(self.ids[side]):,} {part} have no text and are left out.")
+        if self.negatives:
+            log.info(f"Hard negatives of an example: {self.negatives}. Fewer are repeated, more come epoch by epoch.")
+
+    def tables(self) -> dict[str, pa.Table]:
+        """What `raytriever collect` reads."""
+        tables = {}
+        for side, part in _PARTS.items():
+            texts, domains = zip(*self.texts[side].values(), strict=True)
+            tables[str(part)] = pa.table({f"{side}_id": list(self.texts[side]), side: texts, "domain": domains})
+        queries, documents = zip(*self.grades, strict=True)
+        judged = {"query_id": queries, "document_id": documents, "relevance": list(self.grades.values())}
+        return tables | {"judgments": pa.table(judged)}
+
+    def _add(self, side: str, text: Any, place: str, id_: Any, domain: Any, *, may_lack: bool = False) -> str | None:
+        """The text's id. Raises ``UserError``, naming the place, for what is no text, or an id that has another."""
+        found = None
+        if _is_missing(text):
+            if not (may_lack or self._drop_empty):
+                raise UserError(f"{place} is {text!r:.60}. Give it a text, or leave such pairs out: drop_empty=True.")
+        elif not isinstance(text, str):
+            raise UserError(f"{place} is {text!r:.60}. It must be a string.")
+        else:
+            try:
+                of_text = text_id(text)
+            except UnicodeEncodeError as error:
+                raise UserError(f"{place} is no valid Unicode ({error}). Put another character there.") from error
+            found = of_text if _is_missing(id_) else str(id_)
+            stored = text, "" if _is_missing(domain) else str(domain)
+            if self.texts[side].setdefault(found, stored)[0] != text:
+                raise UserError(f"{place}: id {found!r} is already that of another text. Give each text its own.")
+        self.ids[side].append(found)
+        return found
+
+    def _read_pairs(self, columns: _Columns) -> None:
+        """Each pair once; each text once, or each id with its text."""
+        found, counts = _by_role(columns), Counter[int]()
+        [(query, texts)], [(positive, _)] = found["query"], found["document"]
+        for name, values in columns:
+            if len(values) != len(texts):
+                raise UserError(f"{query!r} has {len(texts)} values and {name!r} has {len(values)}. Give as many.")
+        query_ids, document_ids, domains = (
+            found[role][0][1] if found[role] else [None] * len(texts) for role in ("query_id", "document_id", "domain")
+        )
+        asked = [
+            self._add("query", text, _place(row, query), query_ids[row], domains[row]) for row, text in enumerate(texts)
+        ]
+        for name, cells in found["document"] + found["negative"]:
+            is_positive = name == positive
+            for row, cell in enumerate(cells):
+                for text, id_ in zip_longest(_listed(cell), _listed(document_ids[row]) if is_positive else ()):
+                    place = _place(row, name)
+                    document = self._add("document", text, place, id_, domains[row], may_lack=not is_positive)
+                    if asked[row] and document and not self.grades.setdefault((asked[row], document), int(is_positive)):
+                        counts[row] += 1
+        self.negatives = int(np.median([*counts.values()])) if counts else 0
+
+    def _read_texts(self, queries: Any, documents: Any, domains: Any, judgments: Any) -> None:
+        """Texts by id, or with their numbers as ids, and what is judged of them."""
+        known: dict[tuple[str, str], str | None] = {}
+        for (side, part), given in zip(_PARTS.items(), (queries, documents), strict=True):
+            by_id = given if isinstance(given, Mapping) else dict(enumerate(require_list(part, given)))
+            has_domains = part == "documents" and domains is not None
+            of_texts = require_list("domains", domains) if has_domains else [None] * len(by_id)
+            if len(of_texts) != len(by_id):
+                raise UserError(f"There are {len(of_texts)} domains and {len(by_id)} documents. Give as many.")
+            for (id_, text), domain in zip(by_id.items(), of_texts, strict=True):
+                known[side, str(id_)] = self._add(side, text, f"{part}[{id_!r}]", id_, domain)
+        for row, (*ids, grade) in enumerate(_judgments(judgments)):
+            grade = 1 if grade is None else grade
+            place, named = _place(row, "judgments"), list(zip(_PARTS, map(str, ids), strict=True))
+            if not _GRADE.fullmatch(str(grade)):
+                raise UserError(f"{place} has the grade {grade!r:.60}. It must be a whole number, above 0: an answer.")
+            for side, id_ in named:
+                if (side, id_) not in known:
+                    raise UserError(f"{place} names {id_!r:.60}, which {_PARTS[side]} do not hold. Add its text.")
+            if all(pair := tuple(known[each] for each in named)):
+                number = int(float(grade))
+                self.grades[pair] = max(number, self.grades.get(pair, number))
+        self.negatives = int(min(self.grades.values(), default=1) < 1)
 
 
-def _tables_of_pairs(table: pa.Table) -> _Read:
-    """Each pair once; each text once, or each id with its text."""
-    table = table.rename_columns([_ALSO_CALLED.get(name, name) for name in table.column_names])
-    if "domain" not in table.column_names:
-        table = table.append_column("domain", pa.nulls(len(table), pa.string()))
-    tables, ids = dict[str, pa.Table](), {}
-    for side, part in _PARTS.items():
-        if f"{side}_id" not in table.column_names:
-            numbers = pa.array(places_among(table[side], table[side]))
-            table = table.append_column(f"{side}_id", numbers.cast(pa.string()))
-        ids[side] = table[f"{side}_id"]
-        tables[part] = _distinct(table.select([f"{side}_id", side, "domain"]))
-    judged = _distinct(table.select(["query_id", "document_id"]))
-    return tables | {"judgments": judged.append_column("relevance", pa.array(np.ones(len(judged), np.int32)))}, ids
+def _columns(argument: str, table: Any, needed: str) -> _Columns:
+    """Names and values of a table's columns. Raises ``UserError`` that says what is ``needed``."""
+    try:
+        if hasattr(table, "keys"):  # a mapping, or of pandas
+            named = {str(name): table[name] for name in table.keys()}  # noqa: SIM118
+            if any(hasattr(column, "column_names") for column in named.values()):
+                raise UserError(f"{argument} holds the tables {', '.join(named)}. Give one: {argument}[…].")
+            return [(name, require_list(name, column)) for name, column in named.items() if column is not None]
+        if hasattr(table, "to_dict") and hasattr(table, "features"):  # of datasets, which is slow row by row
+            return list(table.to_dict().items())
+        if hasattr(table, "__arrow_c_stream__"):
+            table = pa.table(table)
+            return list(zip(table.column_names, map(pa.ChunkedArray.to_pylist, table.columns), strict=True))
+        rows = [row._asdict() if hasattr(row, "_asdict") else row for row in table]
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{argument} is a {type(table).__name__} and can't be read ({error}). {needed}") from error
+    if rows and all(isinstance(row, Mapping) for row in rows):
+        keys = dict.fromkeys(key for row in rows for key in row)
+        return [(str(key), [row.get(key) for row in rows]) for key in keys]
+    if rows and all(isinstance(row, tuple | list) for row in rows):
+        columns = list(map(list, zip_longest(*rows)))
+        names = ["query", "document", *(f"negative_{place}" for place in range(1, len(columns)))]
+        return list(zip(names, columns, strict=False))
+    raise UserError(f"{argument} is {table!r:.60}. {needed}")
 
 
-def _distinct(table: pa.Table) -> pa.Table:
-    """The first row of those that are equal in the first two columns."""
-    one, other = (places_among(column, column) for column in table.columns[:2])
-    return take_rows(table, np.sort(np.unique(one * len(table) + other, return_index=True)[1]))
+def _listed(cell: Any) -> list[Any]:
+    """The texts of a cell, which holds one or a list of them; in place of an empty list a missing text."""
+    return (list(cell) or [None]) if isinstance(cell, list | tuple | np.ndarray) else [cell]
 
 
-def _tables_of_texts(queries: Given, documents: Given, domains: Any, judgments: Any) -> _Read:
-    """Texts by id, or with their numbers as ids, and what is judged of them."""
-    tables: dict[str, pa.Table] = {}
-    for (side, part), given in zip(_PARTS.items(), (queries, documents), strict=True):
-        by_id = given if isinstance(given, Mapping) else dict(enumerate(given))
-        tables[part] = pa.table({f"{side}_id": list(map(str, by_id)), side: list(by_id.values())})
-    domains = [""] * len(documents) if domains is None else list(domains)
-    tables["documents"] = tables["documents"].append_column("domain", pa.array(domains))
+def _place(row: int, name: str) -> str:
+    return f"Row {row} (from 0) of {name!r}"
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, or what NumPy and pandas put in its place, or blank."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+
+
+def _by_role(columns: _Columns) -> dict[str, _Columns]:
+    """The columns by what they are; what is not used is said.
+
+    Where queries or documents have no column of a known name, those of texts are taken by their position, as
+    sentence-transformers takes them. Raises ``UserError`` where that is ambiguous, and for labels that tell other rows
+    than positives.
+    """
+    found: dict[str, _Columns] = {role: [] for role in (*_ROLES, "")}
+    for column in columns:
+        role = next((role for role, names in _ROLES.items() if re.fullmatch(names, column[0])), "")
+        found[role].append(column)
+    for role in ("query", "document", "query_id", "document_id", "domain"):
+        if len(found[role]) > 1:
+            names = " and ".join(repr(name) for name, _ in found[role])
+            raise UserError(f"The columns {names} would all be {role!r}. Leave out all but one.")
+    absent = [side for side in _PARTS if not found[side]]
+    texts = [column for column in found[""] if any(isinstance(_listed(cell)[0], str) for cell in column[1])]
+    if absent and len(texts) != len(absent):
+        there = ", ".join(repr(name) for name, _ in columns) or "none"
+        raise UserError(f"No column is named {absent[0]!r}. Columns there: {there}. Rename those that are meant.")
+    for side, column in zip(absent, texts, strict=False):
+        log.info(f"Column {column[0]!r} is taken as {side!r} by its position.")
+        found[side].append(column)
+        found[""].remove(column)
+    for name, values in found["label"]:
+        for row, value in enumerate(values):
+            if not _is_missing(value) and str(value) not in ("1", "1.0", "True"):
+                raise UserError(
+                    f"{_place(row, name)} is {value!r:.60}, so not every row is a query and a document that answers it."
+                    " Keep the rows that are, without that column."
+                )
+    if unused := [name for name, _ in found["label"] + found[""]]:
+        log.warning(f"Warning: columns that are not used: {', '.join(unused)}.")
+    return found
+
+
+def _judgments(judgments: Any) -> Iterator[tuple[Any, ...]]:
+    """Query, document and grade of each; a grade of None is a positive's."""
     if isinstance(judgments, Mapping):
-        pairs = ((query, found, document) for query, found in judgments.items() for document in found)
-        judgments = [(query, of, found[of] if isinstance(found, Mapping) else 1) for query, found, of in pairs]
-    judged = [(str(query), str(document), int(*grade or (1,))) for query, document, *grade in judgments]
-    columns = zip(*judged, strict=True) if judged else ([], [], [])
-    tables["judgments"] = pa.table(dict(zip(("query_id", "document_id", "relevance"), columns, strict=True)))
-    return tables, {side: tables[part][f"{side}_id"] for side, part in _PARTS.items()}
+        judgments = [
+            (query, document, found[document] if isinstance(found, Mapping) else None)
+            for query, found in judgments.items()
+            for document in ([found] if isinstance(found, str) or not hasattr(found, "__iter__") else found)
+        ]
+    columns = [values for _, values in _columns("judgments", judgments, _JUDGED)]
+    if len(columns) not in (2, 3):
+        raise UserError(f"judgments have {len(columns)} columns. {_JUDGED}")
+    return zip(*columns, *[repeat(None)] * (3 - len(columns)), strict=False)
 
 
-def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: pa.ChunkedArray) -> None:
+def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[str | None]) -> None:
     """A row for each text of the collection: of those ``given`` for ``ids``, or what ``given`` makes of the texts."""
     stored = StoredCollection(corpus).rows_of(_PARTS[side]).read(["id", "text"])
     if callable(given):
-        given, ids = given(stored["text"].to_pylist(), show_progress_bar=True), stored["id"]
+        given, ids = given(stored["text"].to_pylist(), show_progress_bar=True), stored["id"].to_pylist()
     try:
-        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
-        if array.shape[:1] != (len(ids),):
-            raise ValueError(f"their shape is {array.shape}, the {_PARTS[side]} are {len(ids)}")
-        np.save(path, array[places_among(stored["id"], ids)], allow_pickle=False)
-    except (TypeError, ValueError) as error:
+        array = np.asarray(given.detach().cpu().float() if hasattr(given, "detach") else given)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{side}_vectors must be an array with a row for each text that is given ({error}).") from error
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != len(ids) or not array.size:
+        raise UserError(
+            f"{side}_vectors are {array.dtype} of shape {array.shape}, and {len(ids)} {_PARTS[side]} are given. Give"
+            " numbers, a row for each; the rows of negatives stand behind those of documents, column after column."
+        )
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(np.float16)).all(axis=1)
+    if not finite.all():
+        raise UserError(
+            f"{side}_vectors[{np.argmin(finite)}] holds a NaN, an infinity or a number beyond half precision (65,504)."
+            " Embed its text again, or scale all vectors."
+        )
+    zeros = np.count_nonzero(~array.any(axis=1))
+    if zeros or (len(array) > 1 and np.allclose(array, array[0], rtol=1e-3, atol=0)):
+        log.warning(
+            f"Warning: of {side}_vectors {zeros or 'all'} {'are zero' if zeros else 'are alike'}, so clusters and masks"
+            " mean nothing there. Embed the texts by a trained encoder."
+        )
+    np.save(path, array[places_among(stored["id"], pa.array(ids, pa.string()))], allow_pickle=False)

@@ -1,4 +1,7 @@
-"""The error types for what the user can mend."""
+"""The error types for what the user can mend, and the checks of what Python code is called with."""
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class UserError(Exception):
@@ -27,3 +30,20 @@ def storage_error(where: str, problem: object) -> StorageError:
         f"{where}: {problem}. Finished artifacts and shards are kept; mend it (room, permissions, network, the store's"
         " address and keys) and run the same command again, it goes on from there."
     )
+
+
+def require_list(name: str, values: Any) -> list[Any]:
+    """The values of a list, an array, a column or an iterator. Raises ``UserError`` for anything else."""
+    is_other = isinstance(values, str | bytes | Mapping | set) or hasattr(values, "columns")
+    if is_other or not hasattr(values, "__iter__"):
+        raise UserError(f"{name} is {values!r:.60}. It must be a list.")
+    return list(values.to_pylist() if hasattr(values, "to_pylist") else values)
+
+
+def require_strings(name: str, values: Any) -> list[str]:
+    """The values of ``require_list``. Raises ``UserError`` where one of them is no string."""
+    found = require_list(name, values)
+    for place, value in enumerate(found):
+        if not isinstance(value, str):
+            raise UserError(f"{name}[{place}] is {value!r:.60}. It must be a string.")
+    return found

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.errors import UserError
+from raytriever.errors import UserError, require_list, require_strings
 from raytriever.settings.configuration import validate
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from retrieval.encoders.contextual.context_reader import drawn_rows
@@ -103,7 +103,9 @@ class RaytrieverEncoder:
 
     def use_tasks(self, tasks: Iterable[Any]) -> None:
         """The tasks of MTEB that a contextual encoder is evaluated on from now on, and those that they are made of."""
-        tasks = list(tasks)
+        tasks = require_list("tasks", tasks)
+        if names := [task for task in tasks if not hasattr(task, "metadata")]:
+            raise UserError(f"tasks holds {names[0]!r:.60}. Give tasks of MTEB: mteb.get_tasks(tasks=[…]).")
         parts = [part for task in tasks for part in getattr(task.metadata, "tasks", ())]
         self._tasks = {task.metadata.name: task for task in [*tasks, *parts]}
         self._context_of = None
@@ -124,7 +126,9 @@ class RaytrieverEncoder:
                 f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out; an index with"
                 " a factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
             )
-        texts = [text for batch in inputs for text in batch["text"]]
+        texts = list[str]()
+        for batch in require_list("inputs", inputs):
+            texts += require_strings("text of inputs", batch.get("text") if isinstance(batch, Mapping) else batch)
         role: Role | None = None if prompt_type is None else prompt_type.value
         if isinstance(self._towers.query, ContextualEncoder):
             self._read_context(self._towers.query, task_metadata, hf_subset, hf_split, texts)

@@ -9,6 +9,7 @@ for passages in Searcher("runs/quickstart").search(["make a folder"], k=3):
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import typer
 
 from raytriever.artifacts.artifact import MANIFEST, Artifact, require_same_origin
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
+from raytriever.errors import UserError, require_strings
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
@@ -49,19 +50,20 @@ class Searcher:
     is neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
     """
 
-    def __init__(self, run: str, indexes: Sequence[str] = (), encoder: str | None = None) -> None:
+    def __init__(self, run: str | Path, indexes: Sequence[str] = (), encoder: str | Path | None = None) -> None:
         folder, end = Folder(run), f"/{MANIFEST}"
         stages = [name.removesuffix(end) for name in folder.files() if name.endswith(end)]
         found = {name: Artifact(folder.describe(name)) for name in stages}
         self._by_fingerprint = {artifact.fingerprint: artifact for artifact in found.values()}
-        self._encoder = encoder
+        self._encoder = None if encoder is None else str(encoder)
         known = {name: artifact for name, artifact in found.items() if artifact.kind == INDEX}
         if not known:
             raise UserError(f"{run} holds no index. Run its recipe to the end, or name the folder of a run that has.")
+        indexes = require_strings("indexes", indexes)
         for name in indexes:
             if name not in known:
                 raise UserError(f"{run} has no index {name!r}. Those there: {', '.join(sorted(known))}.")
-        names = list(indexes) or [max(known, key=lambda name: (self._rank(known[name]), name))]
+        names = indexes or [max(known, key=lambda name: (self._rank(known[name]), name))]
         collection = self._by_fingerprint.get(require_same_origin(COLLECTION, *(known[name] for name in names)))
         if collection is None:
             raise UserError(f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown.")
@@ -69,9 +71,15 @@ class Searcher:
         self._searches = [self._open(known[name]) for name in names]
 
     def search(self, questions: Sequence[str], k: int = 10) -> list[list[Passage]]:
-        """The ``k`` best passages of each question, the best first."""
+        """The ``k`` best passages of each question, the best first.
+
+        Raises ``UserError`` where the questions are no list of strings.
+        """
         from retrieval.indexes.top_k import merge_rankings, reciprocal_rank_fusion
 
+        questions = require_strings("questions", questions)
+        if not isinstance(k, int | np.integer) or k < 1:
+            raise UserError(f"k is {k!r:.60}. It must be a whole number above 0.")
         fused = len(self._searches) > 1
         depth = max(k, _DEPTH) if fused else k
         rankings = [merge_rankings(search(questions, depth), depth) for search in self._searches]

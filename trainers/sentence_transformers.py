@@ -90,11 +90,8 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool = False, **settings: Any) -> None:
-        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
-        # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0
-        if self.generator is not None and self.generator.initial_seed() != torch.Generator().initial_seed():
-            self.seed = self.generator.initial_seed()
-        label = dataset[0].get(LABEL) if len(dataset) else None
+        is_dataset = hasattr(dataset, "features") and hasattr(dataset, "__len__")
+        label = dataset[0].get(LABEL) if is_dataset and len(dataset) else None
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
         self._size = label[_PLACE - 1]
@@ -103,6 +100,10 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
                 f"The batch size is {batch_size}, and stored batches have {self._size} rows: each is one loss. Set"
                 f" per_device_train_batch_size to {self._size}."
             )
+        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
+        # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0
+        if self.generator is not None and self.generator.initial_seed() != torch.Generator().initial_seed():
+            self.seed = self.generator.initial_seed()
         starts = np.arange(0, len(dataset), self._size)
         epochs, batches, rows = np.array(dataset.select(starts)[LABEL][:])[:, :3].T
         if rows.any() or len(dataset) % self._size:
@@ -121,12 +122,12 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
             yield list(range(start, start + self._size))
 
 
-def stored_mask(labels: Tensor, columns: int) -> Tensor:
+def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     """What each row leaves out, bool (B, M), of a batch with these ``labels``; ``columns``: of documents, 1 or more.
 
     Raises ``UserError`` unless the rows are one stored batch, whole and in order.
     """
-    if labels.ndim != 2 or labels.shape[1] <= _PLACE:
+    if labels is None or labels.ndim != 2 or labels.shape[1] <= _PLACE:
         raise UserError("The loss was given other labels than those of training_columns. Train on its result.")
     rows, size = len(labels), int(labels[0, _PLACE - 1])
     if len(of := torch.unique(labels[:, :2], dim=0)) > 1:
@@ -149,7 +150,7 @@ def stored_mask(labels: Tensor, columns: int) -> Tensor:
     return bits.flatten(1)[:, :documents].bool()
 
 
-def _loss(embeddings: list[Tensor], labels: Tensor, temperature: float) -> Tensor:
+def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float) -> Tensor:
     """``masked_contrastive_loss`` over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
     queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)

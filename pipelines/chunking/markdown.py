@@ -1,10 +1,13 @@
 """Markdown and posts: sentences between headings, items of lists and rows of tables, and blocks of code."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from pipelines.chunking.pieces import (
     Pieces,
@@ -21,32 +24,97 @@ from retrieval.words import Offsets, TextWords
 _PARSER = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"])
 
 
+_NOT_SPACE = re.compile(r"\S")
+
+
 class Block(NamedTuple):
     """Rows from ``first`` up to ``stop``. Of a heading, ``level`` (from 1) and ``text``; an item may hold code."""
 
-    kind: Literal["item", "heading", "code"]
+    kind: Literal["item", "heading", "code", "table"]
     first: int
     stop: int
     level: int = 0
     text: str = ""
 
 
-def blocks(text: str) -> Iterator[Block]:
-    """Headings outside of lists and quotes, items of lists and rows of tables, and blocks of code, in order.
+@lru_cache(maxsize=1)  # a document's pieces and its chunks' titles ask for the same text
+def blocks(text: str) -> tuple[Block, ...]:
+    """Headings outside of lists and quotes, items of lists, tables and their rows, and blocks of code, in order.
 
     Code is what stands between fences or ``<pre>`` and ``</pre>``, or is indented, as CommonMark has it. A heading is
     one line, which another may underline.
     """
-    tokens = _PARSER.parse(text)
+    return tuple(_blocks(_PARSER.parse(text)))
+
+
+def _blocks(tokens: Sequence[Token]) -> Iterator[Block]:
     for place, token in enumerate(tokens):
         first, stop = token.map or (0, 0)
         is_pre = token.type == "html_block" and token.content.lstrip()[:4].lower() == "<pre"
         if token.type in ("fence", "code_block") or is_pre:
             yield Block("code", first, stop)
+        elif token.type == "table_open":
+            yield Block("table", first, stop)
         elif token.type in ("list_item_open", "tr_open"):
             yield Block("item", first, stop)
         elif token.type == "heading_open" and not token.level and "\n" not in tokens[place + 1].content:
             yield Block("heading", first, stop, int(token.tag[1:]), tokens[place + 1].content)
+
+
+class Section(NamedTuple):
+    """A stretch of text below a heading, up to the next one; ``start`` is behind the heading's line.
+
+    ``path``: the headings above it, outermost first, its own last; empty for what stands before the first heading.
+    """
+
+    path: tuple[str, ...]
+    start: int
+    end: int
+
+
+def sections(text: str) -> list[Section]:
+    """The text cut at its headings, in order; together with the heading lines they tile it."""
+    found: list[Section] = []
+    path: list[tuple[int, str]] = []
+    start, rows = 0, [*row_starts(text).tolist(), len(text)]
+    for block in blocks(text):
+        if block.kind != "heading" or not block.text:
+            continue
+        found.append(Section(tuple(name for _, name in path), start, rows[block.first]))
+        path = [(level, name) for level, name in path if level < block.level] + [(block.level, block.text)]
+        start = rows[block.stop]
+    return [*found, Section(tuple(name for _, name in path), start, len(text))]
+
+
+def titles_of_chunks(text: str, title: str, starts: Sequence[int]) -> Iterator[str]:
+    """For each chunk the document's title and the headings that it stands below, ``Guide > Install > Linux``.
+
+    A chunk that begins inside a table has the table's header row behind them. ``starts``: where chunks begin, in order.
+    """
+    rows = [*row_starts(text).tolist(), len(text)]
+    found = [block for block in blocks(text) if block.kind in ("heading", "table")]
+    place, above, table = 0, list[Block](), None
+    for start in starts:
+        begin = _NOT_SPACE.search(text, start)
+        offset = begin.start() if begin else len(text)
+        while place < len(found) and rows[found[place].first] < offset:
+            block, place = found[place], place + 1
+            if block.kind == "table":
+                table = block
+            else:
+                above = [*_below(block.level, above), block]
+        opened = found[place] if place < len(found) and rows[found[place].first] == offset else None
+        path = _below(opened.level, above) if opened and opened.kind == "heading" else above
+        names = " > ".join(dict.fromkeys(filter(None, [title, *(block.text for block in path)])))
+        header = ""
+        if table and offset < rows[table.stop]:
+            header = text[rows[table.first] : rows[table.first + 1]].strip(" |\n")
+        yield ": ".join(filter(None, [names, header]))
+
+
+def _below(level: int, headings: list[Block]) -> list[Block]:
+    """Those of ``headings`` that a heading of this level stands below."""
+    return [block for block in headings if block.level < level]
 
 
 def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) -> tuple[Pieces, int]:
@@ -56,7 +124,7 @@ def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) 
     """
     rows = row_starts(text)
     bounds = [*rows.tolist(), len(text)]
-    found = list(blocks(text))
+    found = blocks(text)
     whole = [(bounds[block.first], bounds[block.stop]) for block in found if block.kind in ("heading", "code")]
     sentences, failures = sentence_ends(text, words, language)
     ends = _not_inside(sentences, whole)

@@ -34,6 +34,8 @@ class ChunkingSettings(Settings):
     """Of sentences, ISO 639."""
     programming_language: Grammar | None = None
     """Of code; null: by the ending of the document's id."""
+    heading_path: bool = True
+    """Whether the title of a chunk of Markdown has the headings above it too: Guide > Install > Linux."""
 
     @model_validator(mode="after")
     def _check_words(self) -> Self:

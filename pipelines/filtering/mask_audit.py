@@ -124,6 +124,16 @@ def example_lines(audit: Audit) -> list[str]:
     return lines
 
 
+def example_table(audit: Audit) -> Table:
+    """The first examples of each rule: the query, its own document, and the one that was masked."""
+    rows = [
+        [rule, *map(_beginning, (found["query"], found["positive"], found["document"]))]
+        for rule in RULES
+        for found in audit["rules"][rule]["examples"][:_EXAMPLES_SHOWN]
+    ]
+    return Table(["rule", "query", "its document", "masked"], rows, text_columns=4)
+
+
 def _beginning(text: str) -> str:
     """The first words of a text, on one line."""
     line = " ".join(text.split())

@@ -3,14 +3,14 @@
 A folder with ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``, each plain, ``.gz`` or ``.zst``.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.formats.columns import ColumnFiles, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
+from pipelines.formats.columns import ColumnFiles, ColumnsFormat, DocumentTable, QueryTable
 from pipelines.formats.tables import FileTables, chosen
 from pipelines.formats.training_examples import (
     judgments_of,
@@ -24,8 +24,8 @@ from pipelines.formats.training_examples import (
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import FolderSource, Source
-from retrieval.collections.text_lines import HEADER, FileNames, find_file, json_objects, plain_name
+from retrieval.collections.records import FolderSource, JudgmentRecord, Source
+from retrieval.collections.text_lines import HEADER, find_file, json_objects, plain_name, read_qrels
 
 CORPUS_FILE = "corpus.jsonl"
 QUERIES_FILE = "queries.jsonl"
@@ -57,7 +57,7 @@ class BeirFolder(FolderSource):
         asked = self.domain_key == _DEFAULT_DOMAIN_KEY or any(
             chosen(record.values, [domain]) for record in json_objects(folder, queries)
         )
-        columns = ColumnFiles(
+        texts = ColumnFiles(
             path=self.path,
             documents=DocumentTable(table=(corpus,), id="_id", title="title", domain=domain),
             queries=QueryTable(
@@ -66,17 +66,30 @@ class BeirFolder(FolderSource):
                 domain=domain if asked else None,
                 answers=f"metadata.{self.answers_key}" if self.answers_key else None,
             ),
-            judgments=JudgmentTables(splits=splits, query_id="query-id", document_id="corpus-id", relevance="score"),
         )
         may_lack = ["title", f"metadata.{_DEFAULT_DOMAIN_KEY}", f"metadata.{_DEFAULT_ANSWERS_KEY}"]
-        return Source(ColumnsFormat(columns, FileTables(folder, quotes=False, may_lack=may_lack)), self)
+        return Source(_BeirFormat(texts, FileTables(folder, quotes=False, may_lack=may_lack), splits), self)
+
+
+class _BeirFormat(ColumnsFormat):
+    def __init__(self, texts: ColumnFiles, tables: FileTables, splits: Mapping[str, str]) -> None:
+        super().__init__(texts, tables)
+        tables.opened |= dict.fromkeys(splits.values())
+        self.judgments_name = self.describe(splits.values())
+        self._splits = splits
+
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The judgments, split by split."""
+        for split, name in self._splits.items():
+            for place, query, document, grade in read_qrels(self.folder, name):
+                yield JudgmentRecord(place, query, document, grade, split)
 
 
 def _qrels_file(split: str) -> str:
     return f"{QRELS_FOLDER}/{split}.tsv"
 
 
-def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, FileNames]:
+def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, str]:
     """Each split to read and its file, sorted. Raises ``UserError`` where one of them or a file is missing."""
     missing = [name for name in (CORPUS_FILE, QUERIES_FILE) if not find_file(folder, name)]
     files = [name for name in (folder / QRELS_FOLDER).files() if "/" not in name and not name.startswith(".")]
@@ -98,7 +111,7 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, Fi
             f"splits: {folder.uri} has no {', '.join(map(_qrels_file, absent))}. The splits there are"
             f" {', '.join(present)}."
         )
-    return {split: (name,) for split, name in sorted(present.items()) if wanted is None or split in wanted}
+    return {split: name for split, name in sorted(present.items()) if wanted is None or split in wanted}
 
 
 def write(collection: StoredCollection, folder: Path) -> list[str]:

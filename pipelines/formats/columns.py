@@ -74,26 +74,22 @@ class SplitTables(Settings):
     table: FileNames | None = Field(default=None, min_length=1)
     """The table of all splits."""
     split: str | None = None
-    """The column of ``table`` that names each row's split."""
+    """The column of ``table`` that names each row's split; null: all rows are for training."""
 
     @model_validator(mode="after")
     def _check_splits(self) -> Self:
-        if self.splits is None and (self.table is None or self.split is None):
-            raise ValueError(
-                "the splits are missing; give splits (train: …, test: …), or table and split, the column that names"
-                " each row's split"
-            )
+        if self.splits is None and self.table is None:
+            raise ValueError("the table is missing; give table, or splits (train: …, test: …), one for each")
         if self.splits is not None and (self.table is not None or self.split is not None):
             raise ValueError("splits and table exclude each other, as do splits and split; give one of them")
         return self
 
     def tables(self) -> Iterator[tuple[str | None, FileNames]]:
         """Each split, by name, and its table; None where a column tells the split."""
-        if self.splits is not None:
-            yield from sorted(self.splits.items())
+        if self.table is None:
+            yield from sorted((self.splits or {}).items())
         else:
-            assert self.table is not None
-            yield None, self.table
+            yield None if self.split else "train", self.table
 
 
 class JudgmentTables(SplitTables):
@@ -191,9 +187,8 @@ class ColumnsFormat(Format):
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents in their table's order."""
         names = self._document_columns
-        rows = self._documents.rows(
-            [name for name in (names.id, names.text) if name], [names.title, names.domain, names.join_by]
-        )
+        ids = [] if names.id is None else [names.id]
+        rows = self._documents.rows(ids, [names.text, names.title, names.domain, names.join_by])
         for _, joined in groupby(rows, self._join_key):
             yield _joined(self._document(row) for row in joined)
 

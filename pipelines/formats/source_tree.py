@@ -24,14 +24,12 @@ _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-class SourceTree(FolderSource):
+class FileTree(FolderSource):
     """Settings: a folder, local or in an object store, and which of its files are documents.
 
     ``include`` and ``exclude`` are globs of paths below the folder (``*``, ``**``, ``?``, ``[…]``).
     """
 
-    kind: Literal["source_tree"] = "source_tree"
-    """The format."""
     include: FileNames | None = Field(default=None, min_length=1)
     """Globs of files to read; None: files whose name tells a known language."""
     exclude: FileNames = ()
@@ -40,6 +38,13 @@ class SourceTree(FolderSource):
     """A document's domain; folder: the one below path, '' for files in path itself."""
     maximum_bytes: int = Field(default=1_000_000, ge=1)
     """Most bytes of a file: larger ones are often generated."""
+
+
+class SourceTree(FileTree):
+    """Settings: a folder of source code."""
+
+    kind: Literal["source_tree"] = "source_tree"
+    """The format."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where the folder holds no such file."""
@@ -54,7 +59,7 @@ class SourceTreeFormat(Format):
     one file and the names of all.
     """
 
-    def __init__(self, config: SourceTree) -> None:
+    def __init__(self, config: FileTree) -> None:
         super().__init__(Folder(config.path))
         self._config = config
         self.documents_name = self.folder.uri
@@ -79,11 +84,18 @@ class SourceTreeFormat(Format):
         skipped = Counter[str]()
         for name, size in self._files(skipped):
             reason, text = ("files_too_large", "") if size > self._config.maximum_bytes else self._read(name)
+            if not reason:
+                title, text = self._document(name, text)
+                reason = "" if text.strip() else "empty_files"
             if reason:
                 skipped[reason] += 1
             else:
-                yield DocumentRecord(Place(self.folder.describe(name), 1), name, name, text, self._domain_of(name))
+                yield DocumentRecord(Place(self.folder.describe(name), 1), name, title, text, self._domain_of(name))
         self.left_out = dict(sorted(skipped.items()))
+
+    def _document(self, name: str, text: str) -> tuple[str, str]:
+        """Title and text of the document that a file is."""
+        return name, text
 
     def _domain_of(self, name: str) -> str:
         if self._config.domain == "language":
@@ -104,7 +116,7 @@ class SourceTreeFormat(Format):
         except (UnicodeError, SyntaxError, LookupError):  # the last two: of the encoding that the file names
             return "undecodable_files", ""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-        return ("", text) if text.strip() else ("empty_files", "")
+        return "", text
 
     def _files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         """Name and bytes of every file that is wanted, sorted folder by folder; counts the others."""

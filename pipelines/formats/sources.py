@@ -7,6 +7,7 @@ from pydantic import Field
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
+from pipelines.formats.files import Files
 from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.source_tree import SourceTree
@@ -14,7 +15,7 @@ from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from raytriever.settings.configuration import Settings
 
-SingleSource = PythonFunctions | BeirFolder | MtebFolder | ColumnFiles | TrecFiles | Dpr | Tevatron | SourceTree
+SingleSource = PythonFunctions | BeirFolder | MtebFolder | ColumnFiles | TrecFiles | Dpr | Tevatron | SourceTree | Files
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # no slash: it ends the name in an id
 

@@ -56,7 +56,7 @@ class FileTable:
         if plain_name(name).endswith(JSON_ENDINGS):
             records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for record in records for key in record.values))
-        return _header(folder, name, self._quotes)
+        return self._header(name)
 
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, file after file, with its values of the required and the optional columns; None is left out.
@@ -88,10 +88,90 @@ class FileTable:
         if stretch_of(name) == NOTHING:
             return iter(())
         if name.endswith(".parquet"):
-            return _parquet_records(self._folder, name, columns, self._may_lack)
+            return self._parquet_records(name, columns)
         if plain_name(name).endswith(JSON_ENDINGS):
             return json_records(self._folder, name)
-        return _separated_records(self._folder, name, columns, self._quotes, self._may_lack)
+        return self._separated_records(name, columns)
+
+    def _stored_columns(self, columns: Sequence[str], header: Sequence[str], where: str) -> list[str]:
+        """The columns of a table that these are in.
+
+        Raises ``UserError`` that lists the columns there are where one is there twice, or is absent and may not be.
+        """
+        stored = {}
+        for column in columns:
+            name = column if column in header else column.partition(".")[0]
+            if header.count(name) > 1:
+                raise UserError(
+                    f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that is meant."
+                )
+            if name in header:
+                stored[name] = True
+            elif column not in self._may_lack:
+                raise _no_column(where, column, header)
+        return list(stored)
+
+    def _separated_records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
+        """Lines of CSV or TSV below the header, by the names that stand there."""
+        header = self._header(name)
+        if header:
+            self._stored_columns(columns, header, self._folder.describe(name))
+        begin, _ = stretch_of(name) or (0, 0)
+        for place, fields in islice(self._separated(name), 0 if begin else 1, None):
+            if len(fields) != len(header):
+                raise UserError(
+                    f"{place} has {len(fields)} fields, but its header has {len(header)}:"
+                    f" {str(fields)[:80]}. In TSV no field can hold a tab or a line end, unless quotes is set; in CSV"
+                    ' such fields stand between "quotes".'
+                )
+            yield Record(place, dict(zip(header, fields, strict=True)))
+
+    def _header(self, name: str) -> list[str]:
+        """Of the file, whichever part of it is read; nothing where it has no row."""
+        with reading_within(reading().limits):
+            return next((fields for _, fields in self._separated(name)), [])
+
+    def _separated(self, name: str) -> Iterator[tuple[Place, list[str]]]:
+        """Place and fields of each row, the header's too; blank lines are skipped.
+
+        A line end inside a quoted field becomes a newline.
+        """
+        lines = numbered_lines(self._folder, name)
+        is_tsv = plain_name(name).endswith(".tsv")
+        if is_tsv and not self._quotes:
+            for place, fields in ((place, text.split("\t")) for place, text in lines if text):
+                if self._quotes is None and any(field.startswith('"') for field in fields):
+                    raise UserError(
+                        f"{place}: a field begins with a quote, which may belong to the text or enclose it. Set quotes"
+                        " (beside the path) to false where it is part of the text (as MS MARCO's files are), to true"
+                        " where the file was written as CSV is (by pandas, say, or a spreadsheet)."
+                    )
+                yield place, fields
+            return
+        csv.field_size_limit(_LONGEST_FIELD)  # the module's own limit is below the length of some documents
+        reader = csv.reader((f"{text}\n" for _, text in lines), delimiter="\t" if is_tsv else ",", strict=True)
+        place = Place(self._folder.describe(name), 1)
+        try:
+            for fields in reader:
+                if fields:
+                    yield place, fields
+                place = place._replace(line=reader.line_num + 1)
+        except csv.Error as error:
+            raise UserError(
+                f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line"
+                ' end stands between quotes, and a quote in it is written "".'
+            ) from error
+
+    def _parquet_records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
+        folder, path = self._folder, self._folder.describe(name)
+        with open_parquet(folder, name) as file:
+            stored = self._stored_columns(columns, file.schema_arrow.names, path)
+            begin, end = stretch_of(name) or (0, file.num_row_groups)
+            first = 1 + sum(file.metadata.row_group(group).num_rows for group in range(begin))
+            with _whole_parquet(folder, name):
+                batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=stored, row_groups=range(begin, end))
+                rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+                yield from (Record(Place(path, number, "row"), row) for number, row in enumerate(rows, start=first))
 
 
 class FileTables:
@@ -184,96 +264,9 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def _stored_columns(
-    columns: Sequence[str], header: Sequence[str], where: str, may_lack: Collection[str] = ()
-) -> list[str]:
-    """The columns of a table that these are in.
-
-    Raises ``UserError`` that lists the columns there are where one is there twice, or absent and not in ``may_lack``.
-    """
-    stored = {}
-    for column in columns:
-        name = column if column in header else column.partition(".")[0]
-        if header.count(name) > 1:
-            raise UserError(f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that is meant.")
-        if name in header:
-            stored[name] = True
-        elif column not in may_lack:
-            raise _no_column(where, column, header)
-    return list(stored)
-
-
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(map(repr, columns)) or "none"
     return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that is meant.")
-
-
-def _separated_records(
-    folder: Folder, name: str, columns: Sequence[str], quotes: bool | None, may_lack: Collection[str]
-) -> Iterator[Record]:
-    """Lines of CSV or TSV below the header, by the names that stand there."""
-    header = _header(folder, name, quotes)
-    if header:
-        _stored_columns(columns, header, folder.describe(name), may_lack)
-    begin, _ = stretch_of(name) or (0, 0)
-    for place, fields in islice(_separated(folder, name, quotes), 0 if begin else 1, None):
-        if len(fields) != len(header):
-            raise UserError(
-                f"{place} has {len(fields)} fields, but its header has {len(header)}:"
-                f" {str(fields)[:80]}. In TSV no field can hold a tab or a line end, unless quotes is set; in CSV such"
-                ' fields stand between "quotes".'
-            )
-        yield Record(place, dict(zip(header, fields, strict=True)))
-
-
-def _header(folder: Folder, name: str, quotes: bool | None) -> list[str]:
-    """Of the file, whichever part of it is read; nothing where it has no row."""
-    with reading_within(reading().limits):
-        return next((fields for _, fields in _separated(folder, name, quotes)), [])
-
-
-def _separated(folder: Folder, name: str, quotes: bool | None) -> Iterator[tuple[Place, list[str]]]:
-    """Place and fields of each row, the header's too; blank lines are skipped.
-
-    A line end inside a quoted field becomes a newline.
-    """
-    lines = numbered_lines(folder, name)
-    is_tsv = plain_name(name).endswith(".tsv")
-    if is_tsv and not quotes:
-        for place, fields in ((place, text.split("\t")) for place, text in lines if text):
-            if quotes is None and any(field.startswith('"') for field in fields):
-                raise UserError(
-                    f"{place}: a field begins with a quote, which may belong to the text"
-                    " or enclose it. Set quotes (beside the path) to false where it is part of the text (as MS MARCO's"
-                    " files are), to true where the file was written as CSV is (by pandas, say, or a spreadsheet)."
-                )
-            yield place, fields
-        return
-    csv.field_size_limit(_LONGEST_FIELD)  # the module's own limit is below the length of some documents
-    reader = csv.reader((f"{text}\n" for _, text in lines), delimiter="\t" if is_tsv else ",", strict=True)
-    place = Place(folder.describe(name), 1)
-    try:
-        for fields in reader:
-            if fields:
-                yield place, fields
-            place = place._replace(line=reader.line_num + 1)
-    except csv.Error as error:
-        raise UserError(
-            f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line"
-            ' end stands between quotes, and a quote in it is written "".'
-        ) from error
-
-
-def _parquet_records(folder: Folder, name: str, columns: Sequence[str], may_lack: Collection[str]) -> Iterator[Record]:
-    path = folder.describe(name)
-    with open_parquet(folder, name) as file:
-        stored = _stored_columns(columns, file.schema_arrow.names, path, may_lack)
-        begin, end = stretch_of(name) or (0, file.num_row_groups)
-        first = 1 + sum(file.metadata.row_group(group).num_rows for group in range(begin))
-        with _whole_parquet(folder, name):
-            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=stored, row_groups=range(begin, end))
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from (Record(Place(path, number, "row"), row) for number, row in enumerate(rows, start=first))
 
 
 def open_parquet(folder: Folder, name: str) -> pq.ParquetFile:

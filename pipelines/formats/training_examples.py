@@ -113,15 +113,14 @@ def rows(collection: StoredCollection, part: Part, *columns: str) -> Iterator[tu
 
 def splits_of(collection: StoredCollection) -> list[str]:
     """The splits that there are judgments of, sorted."""
-    splits: list[str] = collection.rows_of("judgments").read(["split"])["split"].unique().to_pylist()
-    return sorted(splits)
+    return sorted({split for (split,) in rows(collection, "judgments", "split")})
 
 
 def judgments_of(collection: StoredCollection, split: str) -> Iterator[tuple[str, str, int]]:
     """Query id, document id and relevance of each of the split's judgments, in stored order."""
-    for table in collection.rows_of("judgments").tables(["query_id", "document_id", "relevance", "split"]):
-        of_split = table.filter(pc.equal(table["split"], split)).drop_columns("split")
-        yield from zip(*(column.to_pylist() for column in of_split.columns), strict=True)
+    for of_split, *judged in rows(collection, "judgments", "split", "query_id", "document_id", "relevance"):
+        if of_split == split:
+            yield tuple(judged)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -137,12 +136,7 @@ def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 def has_values(collection: StoredCollection, part: Part, column: str) -> bool:
     """Whether any row has more in this column of strings or lists than '' or []."""
-    for table in collection.rows_of(part).tables([column]):
-        values = table[column]
-        length = pc.list_value_length if pa.types.is_list(values.type) else pc.binary_length
-        if (pc.max(length(values)).as_py() or 0) > 0:
-            return True
-    return False
+    return any(value for (value,) in rows(collection, part, column))
 
 
 def require_judgments(collection: StoredCollection, what: str) -> None:

@@ -40,7 +40,7 @@ from retrieval.collections.text_lines import (
     json_objects,
     numbered_lines,
     plain_name,
-    read_trec_qrels,
+    read_qrels,
     tab_separated,
 )
 
@@ -261,7 +261,7 @@ class TrecFormat(Format):
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments of qrels, then of triples, each split by split."""
         for split, name in self._qrels:
-            for place, query, document, relevance in read_trec_qrels(self.folder, name):
+            for place, query, document, relevance in read_qrels(self.folder, name):
                 yield JudgmentRecord(place, query, document, relevance, split)
         for split, name in self._triples:
             for place, ids in tab_separated(self.folder, name, ["query id", "positive id", "negative id"]):

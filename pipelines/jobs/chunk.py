@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.markdown import titles_of_chunks
 from pipelines.chunking.settings import ChunkingSettings
 from pipelines.jobs.collect import write_part
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -64,7 +65,7 @@ class Chunk(Stage[ChunkConfig]):
     """A task is a stretch of source documents."""
 
     command = "chunk"
-    algorithm_version = 5
+    algorithm_version = 6
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"
@@ -150,6 +151,9 @@ class _Tally:
             self.counts.update(chunks.counts)
             short = sum(words < self._settings.min_words for words in chunks.words)
             self.counts.update(source_documents=1, words=sum(chunks.words), chunks_shorter_than_min_words=short)
+            titles = [title] * len(chunks.starts)
+            if self._settings.heading_path and self._settings.way_of(source)[0] == "markdown":
+                titles = list(titles_of_chunks(text, title, chunks.starts))
             for number, (start, end) in enumerate(zip(chunks.starts, chunks.ends, strict=True)):
                 end -= self._settings.kind == "parts" and text[end - 1] == PART_END
-                yield f"{source}#{number}", title, text[start:end], domain, source, number, start, end
+                yield f"{source}#{number}", titles[number], text[start:end], domain, source, number, start, end

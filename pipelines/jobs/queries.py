@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from pipelines.jobs.collect import write_part
-from pipelines.queries.examples import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
+from pipelines.queries.examples import CHUNKED, COLUMNS, QUERY, place_among_sources, source_documents
 from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
 from pipelines.queries.spans import CropQueries
@@ -22,7 +22,7 @@ from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
 
 _ROWS_AT_ONCE = 1_000
-HELD_OUT_SPLIT = "test"
+HELD_OUT_SPLIT, VALIDATION_SPLIT = "test", "dev"
 
 
 class QueriesConfig(StageConfig):
@@ -36,6 +36,8 @@ class QueriesConfig(StageConfig):
     """The split that their judgments are of."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
     """Share of the source documents, chosen by a hash of their ids, whose examples are of split test instead."""
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """Share of others, whose examples are of split dev."""
     seed: int = Field(default=0, ge=0)
     """Of what is drawn, and of what is held out."""
     rows_per_shard: int = Field(default=50_000, gt=0)
@@ -43,9 +45,19 @@ class QueriesConfig(StageConfig):
 
     @model_validator(mode="after")
     def _splits_differ(self) -> Self:
-        if self.held_out and self.split == HELD_OUT_SPLIT:
-            raise ValueError(f"split can't be '{HELD_OUT_SPLIT}' where a share is held out, whose split is that")
+        shares = {HELD_OUT_SPLIT: self.held_out, VALIDATION_SPLIT: self.validation}
+        if shares.get(self.split):
+            raise ValueError(f"split can't be '{self.split}' where a share is held out, whose split is that")
+        if sum(shares.values()) >= 1:
+            raise ValueError("held_out and validation are all there is: lower them, so that something is trained on")
         return self
+
+    def split_of(self, source_id: str) -> str:
+        """The split of a source document's examples."""
+        place = place_among_sources(source_id, self.seed)
+        if place < self.held_out:
+            return HELD_OUT_SPLIT
+        return VALIDATION_SPLIT if place < self.held_out + self.validation else self.split
 
 
 class Stretch(NamedTuple):
@@ -82,7 +94,7 @@ class Queries(Stage[QueriesConfig]):
         sources, no_answers = 0, list[str]()
         for source in source_documents(self._tables(stretch.begin, stretch.end)):
             sources += 1
-            split = HELD_OUT_SPLIT if is_held_out(source.id, config.held_out, config.seed) else config.split
+            split = config.split_of(source.id)
             for example in config.queries.examples(source, config.seed, dropped):
                 query_id = QUERY + example.query_id
                 rows["queries"].append((query_id, example.query, source.domain, no_answers))

@@ -83,6 +83,6 @@ def draws(seed: int, *names: str) -> Random:
     return Random(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "big"))
 
 
-def is_held_out(source_id: str, share: float, seed: int) -> bool:
-    """Whether a source's examples are for testing: a function of its id and the seed alone."""
-    return share > 0 and draws(seed, "held out", source_id).random() < share
+def place_among_sources(source_id: str, seed: int) -> float:
+    """Where a source stands in [0, 1), by which examples are held out: a function of its id and the seed alone."""
+    return draws(seed, "held out", source_id).random()

@@ -5,28 +5,16 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
-from pipelines.chunking.markdown import blocks
-from pipelines.chunking.pieces import row_starts
+from pipelines.chunking.markdown import Section, sections
 from pipelines.queries.examples import Example, MadeDocument, SourceDocument
 from raytriever.settings.configuration import Settings
 from retrieval.words import count_words, words_of
 
 How = Literal["title and heading", "heading", "title and path"]
-
-
-class Section(NamedTuple):
-    """A stretch of text below a heading, up to the next one; ``start`` is behind the heading's line.
-
-    ``path``: the headings above it, outermost first, its own last; empty for what stands before the first heading.
-    """
-
-    path: tuple[str, ...]
-    start: int
-    end: int
 
 
 class HeadingQueries(Settings):
@@ -90,20 +78,6 @@ def _pieces(source: SourceDocument, section: Section, minimum_words: int) -> lis
             start, words = before[0], before[2] + words
         spans.append((start, end, words))
     return [source.text[start:end].strip() for start, end, _ in spans]
-
-
-def sections(text: str) -> list[Section]:
-    """The text cut at its headings, in order; together with the heading lines they tile it."""
-    found: list[Section] = []
-    path: list[tuple[int, str]] = []
-    start, rows = 0, [*row_starts(text).tolist(), len(text)]
-    for block in blocks(text):
-        if block.kind != "heading" or not block.text:
-            continue
-        found.append(Section(tuple(name for _, name in path), start, rows[block.first]))
-        path = [(level, name) for level, name in path if level < block.level] + [(block.level, block.text)]
-        start = rows[block.stop]
-    return [*found, Section(tuple(name for _, name in path), start, len(text))]
 
 
 class TitleQueries(Settings):

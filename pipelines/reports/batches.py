@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader, mask_of
 from pipelines.filtering.hard_negatives import FILLED
-from pipelines.filtering.mask_audit import mask_table
+from pipelines.filtering.mask_audit import example_table, mask_table
 from pipelines.packing.hardness import batch_hardness
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import sample_of
@@ -21,7 +21,7 @@ from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.artifacts.long_columns import places_among
 from raytriever.errors import UserError
 from raytriever.reports.plots import Panel, curve_panels
-from raytriever.reports.report import Block, Section
+from raytriever.reports.report import Block, Details, Section
 from raytriever.reports.table import Table, counted
 from retrieval.collections.collection import ParquetRows, TextPart
 from retrieval.vectors import StoredVectors
@@ -213,7 +213,8 @@ def epoch_tables(packing: Artifact) -> list[Table]:
 def _mask_blocks(batches: Artifact) -> list[Block]:
     """What each rule masks, as `raytriever filter` wrote it; of mixed batches what any rule masks."""
     if _AUDIT in batches.names(""):
-        return [mask_table(batches.read_json(_AUDIT))]
+        audit = batches.read_json(_AUDIT)
+        return [mask_table(audit), Details("Examples of what each rule masked", example_table(audit))]
     counts = batches.manifest["counts"]
     masked = int(counts["masked by any rule"])
     return [

@@ -58,7 +58,10 @@ class Folder:
     File names are relative, with ``/`` between parts. Raises ``UserError`` for a URI that can't be understood.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str | Path) -> None:
+        if not isinstance(uri, str | Path) or uri == "":
+            raise UserError(f"{uri!r:.60} names no folder. Give a path or a URI.")
+        uri = str(uri)
         self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
         refuse_keys(self.uri)
         self.is_local = "://" not in self.uri

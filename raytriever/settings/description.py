@@ -217,6 +217,12 @@ def recipe_schema() -> dict[str, Any]:
             "description": {"type": "string", "description": "What the recipe is for."},
             "output": {"type": "string", "description": "Folder or URI for all artifacts of the run."},
             "next": {"type": "string", "description": "What its user may do when it is done."},
+            "size": {"type": "string", "description": "Which of the sizes is run."},
+            "sizes": {
+                "type": "object",
+                "description": "What differs in each size, by dotted key.",
+                "additionalProperties": {"type": ["object", "null"]},
+            },
             "resources": resources | {"description": "Of all stages that don't give their own."},
             "stages": {
                 "type": "object",

@@ -9,7 +9,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import apply_overrides, apply_values, did_you_mean, read_yaml, validate
 from raytriever.settings.suite import Suite, suite_stages
 
-_KEYS = ("description", "output", "next", "resources", "stages", "suite")
+_KEYS = ("description", "output", "next", "size", "sizes", "resources", "stages", "suite")
 _FILE_KEYS = (*_KEYS, "based_on", "until", "set")
 _ENDINGS = (".yaml", ".yml")
 OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all-MiniLM-L6-v2)."  # added where none is
@@ -21,7 +21,7 @@ class Recipe:
 
     A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input that is the name of
     an earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next``: what its
-    user may do when it is done.
+    user may do when it is done, ``{output}`` being that folder.
     """
 
     name: str
@@ -84,7 +84,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
     of_recipe = [each for each in overrides if _first_key(each) not in own and _first_key(each) in _KEYS]
     of_stages = [each for each in overrides if each not in of_recipe]
     values = apply_overrides(values, of_recipe)
-    stages = dict(_stages_of(values, where)) | _stages_of_suite(values, where)
+    stages = dict(_of_size(_stages_of(values, where), values, where)) | _stages_of_suite(values, where)
     for override in of_stages:
         if (key := _first_key(override)) not in stages:
             hint = did_you_mean(key, [*own, "output", "resources", *(["suite"] if values["suite"] is not None else [])])
@@ -101,7 +101,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
     folder = output or str(values.get("output") or f"runs/{path.stem}")
-    return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip())
+    return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip().replace("{output}", folder))
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:
@@ -152,8 +152,10 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     stages, last = _stages_of(base, _where(base_path)), values.get("until")
     kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of what it is based on.")
     stages = {name: stages[name] for name in kept}
-    stages = _changed(stages, values.get("set"), where, _where(base_path))
-    own = {key: values[key] for key in ("description", "output", "next") if key in values}
+    stages = _changed(stages, values.get("set"), f"{where}: set", _where(base_path))
+    if last is None:
+        values = {key: base[key] for key in ("size", "sizes") if key in base} | values
+    own = {key: values[key] for key in ("description", "output", "next", "size", "sizes") if key in values}
     suite = base["suite"]
     if is_measured_elsewhere and isinstance(suite, Mapping):
         suite = {"systems": suite.get("systems")}
@@ -223,21 +225,34 @@ def _base_path(path: Path, based_on: Any, above: tuple[Path, ...], key: str = "b
 
 
 def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict[str, Any]:
-    """``stages`` of the recipe ``base`` with ``values``, what stands under ``set``, laid over them by dotted key.
+    """``stages`` of the recipe ``base`` with ``values`` laid over them by dotted key; ``where`` these stand.
 
     A stage that is null is left out.
     """
     if values is None:
         return stages
     if not isinstance(values, Mapping):
-        raise UserError(f"{where}: 'set' is {values!r}; a mapping was expected, such as model.training.max_steps: 100.")
+        raise UserError(f"{where} is {values!r}; a mapping was expected, such as model.training.max_steps: 100.")
     for key in values:
         stage = str(key).split(".")[0]
         if stage not in stages:
             hint = " It stands beside 'set'." if stage in _KEYS else did_you_mean(stage, list(stages))
-            raise UserError(f"{where}: set '{key}': '{stage}' is no stage of {base}.{hint}")
-    changed = apply_values(stages, values, f"{where}: set")
+            raise UserError(f"{where} '{key}': '{stage}' is no stage of {base}.{hint}")
+    changed = apply_values(stages, values, where)
     return {name: settings for name, settings in changed.items() if settings is not None}
+
+
+def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The stages with what the recipe's ``sizes`` say of its ``size``."""
+    size, sizes = values.get("size"), values.get("sizes")
+    if size is None and sizes is None:
+        return stages
+    if not isinstance(sizes, Mapping) or size not in sizes:
+        there = ", ".join(sizes) if isinstance(sizes, Mapping) else "none"
+        raise UserError(
+            f"{where}: size is {size!r}, and the sizes are {there}.{did_you_mean(str(size), list(sizes or ()))}"
+        )
+    return _changed(dict(stages), sizes[size], f"{where}: sizes.{size}", where)
 
 
 def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

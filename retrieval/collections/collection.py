@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.long_columns import places_among
-from raytriever.errors import UserError
+from raytriever.errors import UserError, require_strings
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
@@ -176,10 +176,11 @@ class StoredCollection(Artifact):
 
     def require(self, part: TextPart, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
         """The row of each id (n,). Raises ``UserError`` with the number of those not there, and the first of them."""
+        ids = _column_of(ids)
         rows = self.find(part, ids)
         absent = np.flatnonzero(rows < 0)
         if len(absent):
-            first = _column_of(ids)[int(absent[0])].as_py()
+            first = ids[int(absent[0])].as_py()
             raise UserError(
                 f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as"
                 f" {first!r}. Is it of another collection, or are its ids written in another"
@@ -235,7 +236,7 @@ def text_columns(part: TextPart) -> list[str]:
 
 
 def _column_of(ids: Sequence[str] | pa.ChunkedArray) -> pa.ChunkedArray:
-    return ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([ids], pa.string())
+    return ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([require_strings("ids", ids)], pa.string())
 
 
 def texts_of(table: pa.Table, part: TextPart, *, with_title: bool = True) -> list[str]:

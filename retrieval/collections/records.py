@@ -28,7 +28,7 @@ PART_END = "\x1e"
 
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
 INT32 = range(-(2**31), 2**31)
 
 
@@ -138,7 +138,7 @@ class Record(NamedTuple):
     def grade(self, key: str | None) -> int:
         """The whole number of 32 bits under the key; 1 without a key."""
         value = 1 if key is None else self.values.get(key)
-        number = float(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
+        number = float(value) if isinstance(value, str) and WHOLE_NUMBER.fullmatch(value) else value
         if isinstance(number, float) and number.is_integer():
             number = int(number)
         if not isinstance(number, int) or number not in INT32:

@@ -4,18 +4,18 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import pyarrow as pa
 from pydantic import BeforeValidator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.reading import reading, stretch_of
-from retrieval.collections.records import INT32, Place, Record
+from retrieval.collections.reading import reading, reading_within, stretch_of
+from retrieval.collections.records import INT32, WHOLE_NUMBER, Place, Record
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[
@@ -25,7 +25,8 @@ FileNames = Annotated[
     ),
 ]
 
-HEADER = "query-id\tcorpus-id\tscore"  # of a BEIR judgment file
+_BEIR_COLUMNS = ("query-id", "corpus-id", "score")
+HEADER = "\t".join(_BEIR_COLUMNS)  # of a BEIR judgment file
 
 _BUFFER_BYTES = 8 << 20  # one request to an object store each
 _SHOWN_CHARACTERS = 60
@@ -35,7 +36,6 @@ _LONGEST_TOKEN = 16  # characters: a literal, or an escape with two halves, that
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NO_END = "the list has no end"
 _DECODER = json.JSONDecoder()
-_INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _ASCII_WHITESPACE = re.compile(r"[ \t\v\f]+")
 
 
@@ -246,47 +246,65 @@ def _require_whole_characters(written: str, value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()
 
 
+class _QrelsForm(NamedTuple):
+    """How a line of judgments is split, into how many columns, and where query, document and grade stand."""
+
+    split: Callable[[str], list[str]]
+    columns: int
+    places: tuple[int, ...]
+    header: list[str] | None = None
+
+
 def read_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int]]:
-    """Place, query id, document id and score (32 bits) of each judgment in BEIR's form; blank lines are skipped.
+    """Place, query id, document id and grade (32 bits) of each judgment; blank lines are skipped.
 
-    Raises ``UserError`` for another header, a malformed line, a score that is no integer.
+    The first line tells the form: BEIR's header ``query-id corpus-id score`` and columns between tabs; three such
+    columns without a header; or TREC's four, ``query iteration document grade``, between ASCII spaces or tabs. Raises
+    ``UserError`` for another form, a line with another number of columns, an empty id, a grade that is no whole number.
     """
+    with reading_within(reading().limits):  # of the file, whichever piece is read
+        first = next(((place, text) for place, text in numbered_lines(folder, name) if text.strip()), None)
+    if first is None:
+        return
+    form = _qrels_form(*first)
     for place, text in numbered_lines(folder, name):
-        fields = text.split("\t")
-        if place.line == 1:
-            if text != HEADER:
-                raise UserError(
-                    f"{place} is {text!r:.80}. A BEIR judgment file begins with the header {HEADER!r} and has"
-                    " these three columns: put that line first, above a judgment that may stand there now."
-                )
-        elif len(fields) == 3 and text.strip():
-            yield place, fields[0], fields[1], _grade(fields[2], f"{place}: the score")
-        elif text.strip():
+        fields = form.split(text)
+        if fields == form.header or not text.strip():
+            continue
+        if len(fields) != form.columns:
             raise UserError(
-                f"{place} has {len(fields)} tab-separated fields: {text!r:.80}. It must have 3: query id, document id,"
-                " score."
+                f"{place} has {len(fields)} columns: {text!r:.80}. It must have {form.columns}, as the first line has."
             )
+        query, document, grade = (fields[column] for column in form.places)
+        if not query or not document:
+            raise UserError(f"{place} has an empty id: {text!r:.80}. A judgment names a query and a document.")
+        yield place, query, document, _grade(grade, place)
 
 
-def read_trec_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int]]:
-    """Place, query id, document id and relevance (32 bits) of each judgment in TREC's form; blank lines are skipped.
-
-    Columns are query, iteration (not used), document and relevance, between them ASCII spaces or tabs. Raises
-    ``UserError`` for a line with another number of columns and for a relevance that is no integer.
-    """
-    for place, text in numbered_lines(folder, name):
-        fields = _ASCII_WHITESPACE.split(text.strip(" \t\v\f"))
-        if len(fields) == 4:
-            query, _, document, relevance = fields
-            yield place, query, document, _grade(relevance, f"{place}: the relevance")
-        elif fields != [""]:
-            raise UserError(
-                f"{place} has {len(fields)} columns: {text!r:.80}. It must have 4, with spaces or tabs between them:"
-                " query id, iteration, document id, relevance."
-            )
+def _qrels_form(place: Place, line: str) -> _QrelsForm:
+    between_tabs, words = _by_tabs(line), _by_white_space(line)
+    if set(_BEIR_COLUMNS) <= set(between_tabs):
+        places = tuple(map(between_tabs.index, _BEIR_COLUMNS))
+        return _QrelsForm(_by_tabs, len(between_tabs), places, header=between_tabs)
+    if len(between_tabs) == 3 and WHOLE_NUMBER.fullmatch(between_tabs[-1]):
+        return _QrelsForm(_by_tabs, 3, (0, 1, 2))
+    if len(words) == 4 and WHOLE_NUMBER.fullmatch(words[-1]):
+        return _QrelsForm(_by_white_space, 4, (0, 2, 3))
+    raise UserError(
+        f"{place} is {line!r:.80}, which begins no file of judgments. That is either the header {HEADER!r}, or a"
+        " judgment: query id, document id and grade between tabs, or TREC's query id, iteration, document id and grade."
+    )
 
 
-def _grade(text: str, what: str) -> int:
-    if not _INTEGER.fullmatch(text) or int(text) not in INT32:
-        raise UserError(f"{what} is {text!r:.40}. It must be an integer of 32 bits.")
-    return int(text)
+def _by_tabs(line: str) -> list[str]:
+    return line.split("\t")
+
+
+def _by_white_space(line: str) -> list[str]:
+    return _ASCII_WHITESPACE.split(line.strip(" \t\v\f"))
+
+
+def _grade(text: str, place: Place) -> int:
+    if not WHOLE_NUMBER.fullmatch(text) or int(float(text)) not in INT32:
+        raise UserError(f"{place}: the grade is {text!r:.40}. It must be an integer of 32 bits.")
+    return int(float(text))

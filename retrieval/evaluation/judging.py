@@ -12,9 +12,7 @@ from raytriever.artifacts.artifact import is_artifact, require_own_queries, requ
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.text_lines import numbered_lines
-from retrieval.collections.text_lines import read_qrels as beir
-from retrieval.collections.text_lines import read_trec_qrels as trec
+from retrieval.collections.text_lines import read_qrels
 from retrieval.evaluation.answers import Match, answer_accuracy
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
@@ -50,10 +48,10 @@ def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgm
 
 
 def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
-    """Those of a qrels file: TREC's (``query 0 document relevance``), or BEIR's where it begins with 3 columns.
+    """Those of a qrels file, TREC's or BEIR's.
 
-    Raises ``UserError``, naming file and line, for a line of another form, a pair judged twice, an empty file, and for
-    measures that need the documents' texts.
+    Raises ``UserError``, naming file and line, for a line of another form, a pair with two grades, an empty file, and
+    for measures that need the documents' texts.
     """
     by_answers = [name for name in measures if parse_measure(name).by_answers]
     if by_answers:
@@ -61,13 +59,14 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
     if not Path(path).is_file():
         raise UserError(f"There is no qrels file {path}. Is the path right?")
     folder, name = Folder(str(Path(path).parent)), Path(path).name
-    first = next((text for _, text in numbered_lines(folder, name)), "")
     qrels: dict[str, dict[str, int]] = {}
-    for place, query, document, grade in (beir if len(first.split()) == 3 else trec)(folder, name):
-        judged = qrels.setdefault(query, {})
-        if document in judged:
-            raise UserError(f"{place} judges document {document!r} again for query {query!r}. Keep one.")
-        judged[document] = grade
+    for place, query, document, grade in read_qrels(folder, name):
+        before = qrels.setdefault(query, {}).setdefault(document, grade)
+        if before != grade:
+            raise UserError(
+                f"{place} judges document {document!r} for query {query!r} with {grade}, an earlier line with {before}."
+                " Keep one of the two."
+            )
     if not qrels:
         raise UserError(f"The qrels file {path} holds no judgment: there is nothing to measure by.")
     return Judgments("the qrels file", qrels)

@@ -67,7 +67,8 @@ def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section
     """The evaluation's blocks and, of several systems, a plot of differences from ``baseline`` (None: the first)."""
     metrics, compared = evaluated.metrics, list[Block]()
     if evaluated.comparisons:
-        compared = [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
+        folded = Details("All comparisons", pair_table(evaluated))
+        compared = [_difference_plot(evaluated, baseline or evaluated.systems[0]), folded]
     lead = (
         f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
         " (mean over queries; higher is better)."
@@ -76,8 +77,10 @@ def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section
 
 
 def evaluation_blocks(evaluated: Evaluated, compared: Sequence[Block] = ()) -> list[Block]:
-    """Means, means by domain where there are some, notes, what was ``compared``, and conventions."""
+    """Means, the verdict, means by domain where there are some, notes, what was ``compared``, and conventions."""
     blocks: list[Block] = [_means_table(evaluated)]
+    if "mine" in evaluated.metrics and evaluated.comparisons:
+        blocks.append(verdict_table(evaluated))
     if evaluated.domains:
         blocks.append(domain_table(evaluated.domains, evaluated.measures[0]))
     return [*blocks, *notes(evaluated.metrics), *compared, _conventions(evaluated.metrics)]
@@ -114,6 +117,22 @@ def _means_table(evaluated: Evaluated) -> Table:
     )
     caption = explained if evaluated.comparisons else ""
     return Table(["", "system", *measures], rows, caption, text_columns=2)
+
+
+def verdict_table(evaluated: Evaluated) -> Table:
+    """Whether the system that the evaluation calls ``mine`` is better than each of the others, by the first measure."""
+    mine, measure, rows = str(evaluated.metrics["mine"]), evaluated.measures[0], []
+    for found in evaluated.comparisons:
+        if found["measure"] != measure or mine not in (found["a"], found["b"]):
+            continue
+        sign, other = (1, found["b"]) if found["a"] == mine else (-1, found["a"])
+        difference, p = sign * found["details"]["mean_difference"], found["holm"]["t_test"]
+        decided = ("better" if difference > 0 else "worse") if p < evaluated.level else "not decided"
+        low, high = sorted(sign * end for end in found["details"]["interval"])
+        rows.append([other, decided, signed(difference), f"{signed(low)} to {signed(high)}", _p_value(p)])
+    header = [f"{mine} against", "", measure, "95% interval", "p"]
+    caption = f"Not decided: over {evaluated.metrics['queries']:,} queries the difference may be chance."
+    return Table(header, rows, caption if any("not decided" in row for row in rows) else "", text_columns=2)
 
 
 def pair_table(evaluated: Evaluated) -> Table:

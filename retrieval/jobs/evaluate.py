@@ -61,11 +61,15 @@ class EvaluateConfig(StageConfig):
     """Differences within ± this count as none, in units of the measure."""
     by_domain: bool = False
     """Means over the queries of each domain as well."""
+    mine: str | None = None
+    """The run whose verdict is wanted: whether it is better than each of the others."""
     seed: int = Field(default=0, ge=0)
     """Of the permutations and of the bootstrap."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.mine is not None and self.mine not in self.runs:
+            raise ValueError(f"'mine' is {self.mine!r}, which is none of the runs ({', '.join(self.runs)})")
         if (self.collection is None) == (self.qrels is None):
             raise ValueError("Runs are judged by either a 'collection' or a file of 'qrels': name one of the two")
         if self.qrels is not None and self.split != type(self).model_fields["split"].default:
@@ -144,7 +148,7 @@ class Evaluate(Stage[EvaluateConfig]):
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
-        metrics = how | metrics_of(systems, measures)
+        metrics = how | metrics_of(systems, measures) | ({"mine": config.mine} if config.mine else {})
         write_evaluation(writer, metrics, systems, comparisons)
         if config.by_domain and judged_by.collection is not None:
             domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)

@@ -22,7 +22,7 @@ from tests.unit.small_run import make
 
 
 class DyingCollect(Killed, Collect):
-    killed_at = ("read-00001", "compare-00000", "write-00001")  # of each phase one, at its end
+    killed_at = ("read-00001", "compared", "write-00001")  # of each phase one, at its end
     moment = "end"
 
 

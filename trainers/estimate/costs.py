@@ -15,7 +15,7 @@ from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings,
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN, MOST_AT_ONCE, WORKERS_OF_A_DOMAIN
-from pipelines.jobs.collect import PIECES_OF_A_RANGE, CollectConfig
+from pipelines.jobs.collect import CollectConfig
 from pipelines.jobs.filter import FilterConfig
 from pipelines.jobs.lookups import ROWS_OF_A_LOOKUP
 from pipelines.jobs.mine import MineConfig
@@ -159,9 +159,9 @@ class Stage:
 
 
 def _collect(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """Pieces are read, ranges of hashes compared, pieces written."""
+    """Pieces are read, all ids compared, pieces written."""
     pieces = ceil(size.text_bytes / _COLLECTED_BYTES)
-    numbers = pieces, ceil(pieces / PIECES_OF_A_RANGE), pieces
+    numbers = pieces, 1, pieces
     tasks = [[size.pairs * each / number] * number for each, number in zip(calibration.collect, numbers, strict=True)]
     shared = size.text_bytes * (1 + 2 * calibration.handed_on + calibration.stored)
     return Stage("collect", [Phase(tasks[0], starts=True), *map(Phase, tasks[1:])], shared=shared)

@@ -1,7 +1,7 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -16,11 +16,13 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, or
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, provenance_section, render
-from raytriever.settings.configuration import InputPath, did_you_mean, input_paths
+from raytriever.settings.configuration import Input, InputPath, did_you_mean, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
+from retrieval.evaluation.examples import examples_section
 from retrieval.evaluation.report import Evaluated, result_section
 from retrieval.evaluation.stored import EVALUATION, StoredEvaluation
+from retrieval.rankings import StoredRanking
 from retrieval.vectors import VECTORS, StoredVectors
 from trainers.jobs.train import MODEL
 from trainers.record.report_section import training_section_of
@@ -55,6 +57,8 @@ class ReportConfig(StageConfig):
     """What mining made."""
     evaluation: InputPath | None = None
     """The evaluation of its rankings."""
+    runs: Annotated[dict[str, str], Input()] = Field(default={})
+    """Rankings of the evaluation by its names, of which examples are shown."""
     title: str | None = None
     """Of the page; null: the name of the folder that holds the output, which is the run's."""
     baseline: str | None = None
@@ -144,6 +148,7 @@ class Report(Stage[ReportConfig]):
         pairs, clusters, packing = found.get("pairs"), found.get("clusters"), found.get("packing")
         sections = [
             self._result(found.get("evaluation")),
+            self._examples(collection),
             data_section(collection, pairs),
             chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
             clusters_section(clusters) if clusters else None,
@@ -162,6 +167,13 @@ class Report(Stage[ReportConfig]):
         level = stored.config["significance_level"]
         evaluated = Evaluated(stored.metrics, stored.comparisons, level, stored.domains)
         return result_section(evaluated, self.config.baseline)
+
+    def _examples(self, collection: StoredCollection | None) -> Section | None:
+        config = self.config
+        if not config.runs or config.evaluation is None or collection is None:
+            return None
+        rankings = {name: StoredRanking(path) for name, path in config.runs.items()}
+        return examples_section(StoredEvaluation(config.evaluation), rankings, collection)
 
 
 def _check_origins(found: Mapping[str, Artifact]) -> None:

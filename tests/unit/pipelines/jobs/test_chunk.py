@@ -37,7 +37,7 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     assert rows.schema.equals(CHUNKS)
     shown = rows.select(["id", "source_id", "title", "domain", "number"]).to_pylist()
     assert [tuple(row.values()) for row in shown] == [
-        ("a/b.md#0", "a/b.md", "First", "docs", 0), ("a/b.md#1", "a/b.md", "First", "docs", 1),
+        ("a/b.md#0", "a/b.md", "First", "docs", 0), ("a/b.md#1", "a/b.md", "First > Head", "docs", 1),
         ("c.py#0", "c.py", "", "code", 0), ("#0", "", "Prose", "", 0), ("#1", "", "Prose", "", 1),
     ]  # fmt: skip
     texts = {row[0]: row[2] for row in ROWS}
@@ -52,6 +52,12 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     assert (counts["source_documents"], counts["words"]) == (3, 24)
     assert [counts[f"sources_cut_as_{kind}"] for kind in ("markdown", "code", "sentences")] == [1, 1, 1]
     assert made.manifest["inputs"] == {"collection": source.fingerprint}
+
+
+def test_titles_stay_as_they_are_without_heading_paths(tmp_path: Path) -> None:
+    settings = {"kind": "auto", "max_words": 6, "min_words": 2, "heading_path": False}
+    made = chunk(tmp_path / "made", stored(tmp_path / "source", [ROWS]), chunking=settings)
+    assert set(made.rows_of("documents").read(["title"])["title"].to_pylist()) == {"First", "", "Prose"}
 
 
 def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:

@@ -133,17 +133,25 @@ def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
     collection = collected(tmp_path, [(f"d{number}", f"title {number}", text) for number in range(200)])
     splits: dict[str, set[str]] = {}
     for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
-        uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, seed=5)  # type: ignore[operator]
+        uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, validation=0.1, seed=5)  # type: ignore[operator]
         for _, document, _, split in stored_rows(uri).judgments:
             splits.setdefault(document.partition("#")[0], set()).add(split)
     assert len(splits) == 200
     assert {len(found) for found in splits.values()} == {1}
     assert 20 <= sum(found == {"test"} for found in splits.values()) <= 60
+    assert 8 <= sum(found == {"dev"} for found in splits.values()) <= 35
+    test_alone = queries(tmp_path / "test", collection, queries={"kind": "title"}, held_out=0.2, seed=5)
+    tested = {
+        document.partition("#")[0] for _, document, _, split in stored_rows(test_alone).judgments if split == "test"
+    }
+    assert tested == {source for source, found in splits.items() if found == {"test"}}  # a validation share moves none
 
 
 @pytest.mark.parametrize(("values", "message"), [
     ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
     ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
+    ({"queries": {"kind": "title"}, "split": "dev", "validation": 0.1}, "split can't be 'dev'"),
+    ({"queries": {"kind": "title"}, "held_out": 0.6, "validation": 0.5}, "held_out and validation are all there is"),
     ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
 ])  # fmt: skip
 def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:

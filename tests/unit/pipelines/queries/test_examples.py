@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.queries.examples import Passage, draws, is_held_out, source_documents
+from pipelines.queries.examples import Passage, draws, place_among_sources, source_documents
 
 
 def rows(*values: tuple[str, str, int, str]) -> pa.Table:
@@ -44,8 +44,8 @@ def test_the_held_out_are_a_share_the_same_in_a_larger_one_and_draws_these_very_
     random = draws(7, "crops", "wt2v-000")
     assert [round(random.random(), 12) for _ in range(3)] == [0.071223486865, 0.034407934113, 0.78480856447]
     ids = [f"document {number}" for number in range(4000)]
-    small, large = ({id_ for id_ in ids if is_held_out(id_, share, 3)} for share in (0.1, 0.3))
+    small, large = ({id_ for id_ in ids if place_among_sources(id_, 3) < share} for share in (0.1, 0.3))
     assert small < large
     assert abs(len(small) / len(ids) - 0.1) < 4 * np.sqrt(0.09 / len(ids))
-    assert {id_ for id_ in ids if is_held_out(id_, 0.1, 4)} != small
-    assert not any(is_held_out(id_, 0, 3) for id_ in ids)
+    assert {id_ for id_ in ids if place_among_sources(id_, 4) < 0.1} != small
+    assert all(0 <= place_among_sources(id_, 3) < 1 for id_ in ids)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.queries.headings import HeadingQueries, Section, TitleQueries, sections
+from pipelines.chunking.markdown import Section, sections
+from pipelines.queries.headings import HeadingQueries, TitleQueries
 from tests.unit.pipelines.queries.made_up import chunks, examples, source
 
 ARTICLE = """The lobster is an animal.

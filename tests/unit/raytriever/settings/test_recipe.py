@@ -127,6 +127,47 @@ def test_inputs_are_earlier_stages_or_paths(recipe: str, tmp_path: Path, monkeyp
         loaded.resolve_input("pairs", "encoder.model", "all-MiniLM-L6-v2")
 
 
+SIZED = """
+output: runs/mine
+next: look into {output}
+size: good
+sizes:
+  quick: {pairs.minimum_relevance: 3}
+  good:
+  bare: {pairs: null}
+stages:
+  documents: {job: collect}
+  pairs: {job: pairs, collection: documents, minimum_relevance: 2}
+"""
+
+
+def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
+    path = tmp_path / "sized.yaml"
+    path.write_text(SIZED)
+
+    def grade(*overrides: str) -> object:
+        return load_recipe(str(path), overrides).stages["pairs"]["minimum_relevance"]
+
+    assert [grade(), grade("size=quick"), grade("size=quick", "pairs.minimum_relevance=5")] == [2, 3, 5]
+    assert list(load_recipe(str(path), ["size=bare"]).stages) == ["documents"]
+    assert load_recipe(str(path), [], "out").next == "look into out"
+    assert "size is 'qick', and the sizes are quick, good, bare. Did you mean 'quick'?" in refused(
+        str(path), "size=qick"
+    )
+    (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nsize: quick\nset: {documents.x: 1}")
+    based = load_recipe(str(tmp_path / "based.yaml"), [])
+    assert based.stages == {
+        "documents": {"job": "collect", "x": 1},
+        "pairs": load_recipe(str(path), ["size=quick"]).stages["pairs"],
+    }
+    path.write_text(SIZED.replace("{pairs: null}", "{pears.x: 1}"))
+    assert "sizes.bare 'pears.x': 'pears' is no stage of Recipe sized.yaml. Did you mean 'pairs'?" in refused(
+        str(path), "size=bare"
+    )
+    path.write_text("size: quick\nstages: {a: {job: collect}}")
+    assert "size is 'quick', and the sizes are none." in refused(str(path))
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_comes_along_is_valid(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from raytriever.stages.recipe_run import recipe_stages

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections import records, unfit_records
-from retrieval.collections.collection import JUDGMENTS
 from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
@@ -24,7 +21,6 @@ from retrieval.collections.records import (
     QueryRecord,
     Source,
 )
-from retrieval.collections.unfit_records import row_of_both
 from tests.unit.retrieval.collections.contents import contents, contents_and_dropped, counts, dropped
 
 Rows = list[tuple[Any, ...]]
@@ -96,8 +92,15 @@ def test_a_repeated_id_or_judgment_is_refused_with_both_places() -> None:
     empty = [("d1", "", ""), ("d1", "", "full")]
     refused(Listed(empty, QUERIES, None), "/docs, line 2: id 'd1' is already that of line 1", DROP)
     judged = [("q1", "d1", 1, "a"), ("q1", "d1", 1, "b"), ("q1", "d1", 0, "a")]
-    message = "/qrels, line 3 judges query 'q1' and document 'd1', as line 1 does. Keep one of the two"
+    message = "/qrels, line 3 judges query 'q1' and document 'd1' with 0, line 1 with 1. Keep one of the two"
     refused(Listed(DOCUMENTS, QUERIES, judged), message)
+
+
+def test_an_equal_judgment_is_left_out_and_counted() -> None:
+    judged = [("q1", "d1", 1, "a"), ("q2", "d1", 1, "a"), ("q1", "d1", 1, "a"), ("q1", "d1", 0, "b")]
+    source = Source(Listed(DOCUMENTS, QUERIES, judged), Policies())
+    assert contents(source)[2] == [judged[0], judged[1], judged[3]]
+    assert dropped(source) == {"repeated_judgments": 1}
 
 
 def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
@@ -120,11 +123,6 @@ def test_pairs_whose_ids_join_to_the_same_string_are_different() -> None:
     queries = [("a", "x"), ("aa", "x")]
     judged = [("aa", "b", 1, "s"), ("a", "ab", 1, "s"), ("a", "b", 1, "sa"), ("a", "1 b", 1, "s")]
     assert contents(Source(Listed(documents, queries, judged), Policies()))[2] == judged
-
-
-def test_ids_of_equal_digest_are_refused_rather_than_confused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfit_records, "string_hashes", lambda strings: np.zeros(len(list(strings)), dtype=np.uint64))
-    refused(Listed(DOCUMENTS, QUERIES, None), "/docs, line 2: 'd2' has the same 64-bit digest as another id.*Rename it")
 
 
 def test_equal_records_of_a_format_that_repeats_are_one() -> None:
@@ -176,10 +174,10 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
                 given_out += 1
                 yield DocumentRecord(Place("/docs", line), f"d{line}", "", "x" * 300)
 
-    assert len(next(unfit_records.keyed_records(Endless([], [], None), "documents"))[0]) == given_out == 4
+    assert len(next(unfit_records.record_batches(Endless([], [], None), "documents"))) == given_out == 4
     monkeypatch.setattr(records, "_CHARACTERS_AT_ONCE", 1 << 30)
     given_out = 0
-    next(unfit_records.keyed_records(Endless([], [], None), "documents"))
+    next(unfit_records.record_batches(Endless([], [], None), "documents"))
     assert given_out == records._RECORDS_AT_ONCE
 
 
@@ -290,12 +288,3 @@ def test_folds_that_are_not_there_are_named_and_of_no_judgments_at_once() -> Non
     message = r"judged queries, but with /docs no judgments are read\. Give them too, or"
     refused(format_, message, Policies(cross_validation=FIRST_FOLD))
     assert format_.started == []
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["all", "train", "test"]))))
-def test_the_first_row_of_a_query_of_both_is_found(judged: list[tuple[str, str]]) -> None:
-    of_split = {query for query, split in judged if split == "all"}
-    both = of_split & {query for query, split in judged if split != "all"}
-    rows = [{"query_id": query, "document_id": "d", "relevance": 1, "split": split} for query, split in judged]
-    expected = next((row for row, (query, _) in enumerate(judged) if query in both), None)
-    assert row_of_both(pa.Table.from_pylist(rows, JUDGMENTS), "all") == expected

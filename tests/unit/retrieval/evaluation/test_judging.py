@@ -171,11 +171,11 @@ def test_qrels_of_another_collection_or_not_enough_are_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize(("text", "message"), [
     ("", "holds no judgment"),
-    ("q1 0 d1 1\nq1 0 d1 2\n", r"qrels.txt, line 2 judges document 'd1' again for query 'q1'"),
-    ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n", r"line 3 judges document 'd1' again"),
+    ("q1 0 d1 1\nq1 0 d1 2\n", r"qrels.txt, line 2 judges document 'd1' for query 'q1' with 2, an earlier .* with 1"),
+    ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t0\n", r"line 3 judges document 'd1' .* with 0, .* with 1"),
     ("q1 0 d1 1\nq1 0 d1\n", r"line 2 has 3 columns"),
-    ("q1 0 d1 high\n", r"line 1: the relevance is 'high'"),
-    ("q1\td1\t1\n", r"line 1 is .*begins with the header"),
+    ("q1 0 d1 1\nq1 0 d2 high\n", r"line 2: the grade is 'high'"),
+    ("q1\td1\n", r"line 1 is .*which begins no file of judgments"),
 ])  # fmt: skip
 def test_damaged_qrels_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "qrels.txt"
@@ -190,3 +190,10 @@ def test_a_collection_without_answers(tmp_path: Path, monkeypatch: pytest.Monkey
     assert StoredCollection(collection).answers() == {}
     with pytest.raises(UserError, match="has no query with answers"):
         collection_judgments(collection, "test", ["Accuracy@5"])
+
+
+def test_judgments_in_any_form_and_said_twice_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "qrels.txt"
+    for text in ("q1 0 d1 1\nq1 0 d1 1\n", "q1\td1\t1\n", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n"):
+        path.write_text(text)
+        assert file_judgments(str(path), ["nDCG@10"]).qrels == {"q1": {"d1": 1}}

@@ -24,6 +24,7 @@ from retrieval.evaluation.report import (
     notes,
     pair_table,
     result_section,
+    verdict_table,
 )
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import domain_means, how_it_was_measured, metrics_of, per_query_table
@@ -57,6 +58,20 @@ def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
     return Evaluated(values | metrics, comparisons, 0.05)
 
 
+def test_the_verdict_says_against_each_other_system_whether_mine_is_better(systems: dict[str, PerQuery]) -> None:
+    table = verdict_table(evaluated(systems, mine="base"))
+    assert [row[:2] for row in table.rows] == [["better", "worse"], ["same", "not decided"]]
+    difference = systems["base"].mean("nDCG@10") - systems["better"].mean("nDCG@10")
+    low, high = map(float, str(table.rows[0][3]).split(" to "))
+    assert float(str(table.rows[0][2])) == pytest.approx(difference, abs=1e-4)
+    assert low < difference < high < 0
+    assert table.caption == "Not decided: over 40 queries the difference may be chance."
+    best = verdict_table(evaluated(systems, mine="better"))
+    assert ([row[:2] for row in best.rows], best.caption) == ([["base", "better"], ["same", "better"]], "")
+    assert verdict_table(evaluated(systems, mine="better")) in evaluation_blocks(evaluated(systems, mine="better"))
+    assert len(evaluation_blocks(evaluated(systems))) == len(evaluation_blocks(evaluated(systems, mine="same"))) - 1
+
+
 def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(systems: dict[str, PerQuery]) -> None:
     section = result_section(evaluated(systems))
     assert section.lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
@@ -88,8 +103,9 @@ def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(systems: d
 
 def test_a_row_of_the_pairs_is_of_the_values(systems: dict[str, PerQuery]) -> None:
     given = evaluated(systems)
-    table = result_section(given).blocks[2]
-    assert table == pair_table(given)
+    folded = result_section(given).blocks[2]
+    assert folded == Details("All comparisons", pair_table(given))
+    table = folded.content
     assert isinstance(table, Table)
     assert [row[1] for row in table.rows] == ["a - b", "a - c", "b - c"]
     comparisons = {(c["a"], c["b"]): c for c in given.comparisons}

@@ -46,6 +46,20 @@ def test_masks_over_several_batches_against_brute_force(count):
         assert sum(map(len, expected)) > stored + 20  # other batches add some
 
 
+def test_every_column_of_a_stored_batch_may_be_masked():
+    rows = several_batches(2)
+    own = rows.slice(0, 6)
+    columns = 6 + sum(map(len, own["hard_negatives"].to_pylist()))
+    assert columns > 8
+    objective = tiny_objective(share_negatives="step")
+    for column in range(1, columns):
+        masked = with_columns(rows, masked=[[column], *[[]] * (len(rows) - 1)])
+        batch = objective.collate(masked)
+        candidates = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)])
+        expected = as_one_batch(masked)["masked"].to_pylist()
+        assert [row.nonzero()[:, 0].tolist() for row in candidates.mask] == expected, column
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_as_one_loss_is_one_large_batch(name):
     rows = several_batches(3)

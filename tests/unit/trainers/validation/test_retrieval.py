@@ -59,6 +59,11 @@ def opened(collection: str, bf16: bool = False, **settings):
     return build_validation(RetrievalValidationSettings(collection=collection, **values), bf16=bf16, epoch_ends=[10])
 
 
+def test_the_loop_is_told_when_to_measure_and_when_to_stop(collection):
+    validation = opened(collection, every=7, patience=3)
+    assert (validation.every, validation.patience) == (7, 3)
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_search_has_the_numbers_of_the_stages_in_blocks_of_any_size(
     collection, spread_encoder, tmp_path, monkeypatch, normalize

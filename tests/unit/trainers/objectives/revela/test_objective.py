@@ -13,12 +13,13 @@ from torch.testing import assert_close
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
 from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.towers import Towers
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table, store_chunk_batches
 from tests.unit.trainers.tiny import with_columns
 from trainers.objective import Outcome
 from trainers.objectives.chunk_settings import RevelaSettings
-from trainers.objectives.revela.objective import Revela, in_batch_similarity, live_row_share, load_revela, row_entropy
+from trainers.objectives.revela.objective import Revela, in_batch_similarity, live_row_share, row_entropy
 
 WARM = 0.1  # a temperature at which every row passes a gradient on
 
@@ -30,11 +31,12 @@ def revela(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Revela]:
     save_tiny_model("bert", folder / "retriever")
     located = locate_model(str(save_tiny_model("qwen2", folder / "lm", seed=1, language_model=True)))
 
-    def made(**settings: Any) -> Revela:
+    def made(seed: int = 0, **settings: Any) -> Revela:
         model = {"model": "as located"} | settings.pop("language_model", {})
         chosen = RevelaSettings(language_model=model, **({"similarity_temperature": WARM} | settings))
         retriever = load_tiny(folder / "retriever", pooling="mean", query_prompt="q: ", document_prompt="p: ")
-        return load_revela(retriever, chosen, located, seed=0).double().eval()
+        models = {"objective.language_model": located}
+        return Revela.build(chosen, Towers(retriever, retriever), models, seed).double().eval()
 
     return made
 
@@ -69,6 +71,16 @@ def test_lora_alone_is_trained(revela: Callable[..., Revela]) -> None:
     trained = {name for name, p in objective.language_model.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+def test_the_seed_is_that_of_the_adapter(revela: Callable[..., Revela]) -> None:
+    settings = {"language_model": {"lora": {"rank": 2, "alpha": 4, "targets": "all_linear"}}}
+    first, again, other = (dict(revela(seed, **settings).named_parameters()) for seed in (1, 1, 2))
+    drawn = [name for name in first if "lora_A" in name]
+    assert drawn
+    for name in drawn:
+        assert torch.equal(first[name], again[name])
+        assert not torch.equal(first[name], other[name])
 
 
 def test_queries_and_passages_differ_unless_symmetric(revela: Callable[..., Revela]) -> None:

@@ -1,0 +1,192 @@
+"""Which records of a source are left out or refused, and which queries are held out, by SQL over all of them.
+
+The tables are ``documents`` and ``queries`` (id, text_key, row) and ``judgments`` (query_id, document_id, relevance,
+split, row).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from raytriever.errors import UserError
+from raytriever.relations import Relations
+from raytriever.reports.log import log
+from retrieval.collections.collection import SCHEMAS, Part, TextPart
+from retrieval.collections.held_out import FEWEST, NEW, TRAIN, NewSplits, held_out
+from retrieval.collections.records import CrossValidation, Source
+from retrieval.collections.unfit_records import emptiness, repetition
+
+RecordAt = Callable[[Part, int], Any]
+"""The record of a part's row, read again."""
+_TEXTS: tuple[TextPart, TextPart] = ("documents", "queries")
+
+# A part's rows are numbered; the first of some that repeat each other is kept, of a format
+# whose judgments repeat the first that says most: a positive, then a grade of 0.
+
+FIRST = """
+    CREATE TABLE first_{part} AS
+    SELECT id, min(row) AS row, arg_min(text_key, row) AS text_key, count(*) AS records FROM {part} GROUP BY id
+"""
+REPEATED = """
+    CREATE TABLE repeated_{part} AS
+    SELECT later.row, earlier.row AS earlier, later.text_key <> earlier.text_key AS differs
+    FROM {part} AS later JOIN first_{part} AS earlier ON earlier.id = later.id
+    WHERE earlier.records > 1 AND later.row > earlier.row
+"""
+REPEATED_JUDGMENTS = """
+    CREATE TABLE repeated_judgments AS
+    WITH several AS (
+        SELECT query_id, document_id, split FROM judgments GROUP BY query_id, document_id, split HAVING count(*) > 1
+    )
+    SELECT row, lag(row) OVER same AS earlier, relevance <> lag(relevance) OVER same AS differs
+    FROM judgments SEMI JOIN several USING (query_id, document_id, split)
+    WINDOW same AS (
+        PARTITION BY query_id, document_id, split
+        ORDER BY CASE WHEN NOT $repeats OR relevance > 0 THEN 0 WHEN relevance = 0 THEN 1 ELSE 2 END, row
+    )
+    QUALIFY earlier IS NOT NULL
+"""
+REFUSED = "SELECT row, earlier FROM repeated_{part} WHERE differs OR $always ORDER BY row LIMIT 1"
+EMPTY = "SELECT row FROM first_{part} WHERE text_key = 0 ORDER BY row LIMIT 1"
+LEFT_OUT = """
+    CREATE TABLE left_out AS
+    SELECT 'documents' AS part, row, 'repeated_documents' AS reason FROM repeated_documents UNION ALL
+    SELECT 'documents', row, 'empty_documents' FROM first_documents WHERE text_key = 0 UNION ALL
+    SELECT 'queries', row, 'repeated_queries' FROM repeated_queries UNION ALL
+    SELECT 'queries', row, 'empty_queries' FROM first_queries WHERE text_key = 0 UNION ALL
+    SELECT 'judgments', judgments.row, CASE
+        WHEN repeated.row IS NOT NULL THEN 'repeated_judgments'
+        WHEN queries.id IS NULL THEN 'judgments_of_unknown_queries'
+        WHEN queries.text_key = 0 THEN 'judgments_of_empty_queries'
+        WHEN documents.id IS NULL THEN 'judgments_of_unknown_documents'
+        ELSE 'judgments_of_empty_documents'
+    END
+    FROM judgments
+    LEFT JOIN repeated_judgments AS repeated ON repeated.row = judgments.row
+    LEFT JOIN first_queries AS queries ON queries.id = query_id
+    LEFT JOIN first_documents AS documents ON documents.id = document_id
+    WHERE repeated.row IS NOT NULL OR coalesce(queries.text_key, 0) = 0 OR coalesce(documents.text_key, 0) = 0
+"""
+REASONS = "SELECT reason, count(*), min(row) FROM left_out GROUP BY reason ORDER BY reason"
+KEPT = "SELECT (SELECT count(*) FROM {part}) - (SELECT count(*) FROM left_out WHERE part = '{part}')"
+KEPT_JUDGMENTS = """
+    CREATE TABLE kept AS
+    SELECT query_id, document_id, relevance, split, row FROM judgments
+    WHERE row NOT IN (SELECT row FROM left_out WHERE part = 'judgments')
+"""
+SPLITS = "SELECT DISTINCT split FROM kept ORDER BY split"
+OF_TWO_SPLITS = """
+    SELECT row FROM kept
+    WHERE query_id IN (SELECT query_id FROM kept WHERE split = $split)
+        AND query_id IN (SELECT query_id FROM kept WHERE split <> $split)
+    ORDER BY row LIMIT 1
+"""
+ANSWERED = "SELECT DISTINCT query_id AS id FROM kept WHERE split = $split AND relevance > 0 ORDER BY id"
+ANSWERS = """
+    SELECT dense_rank() OVER (ORDER BY query_id) - 1 AS query, dense_rank() OVER (ORDER BY document_id) - 1 AS document
+    FROM kept WHERE split = $split AND relevance > 0
+"""
+
+
+def find_left_out(db: Relations, source: Source, record_at: RecordAt) -> None:
+    """Makes the table ``left_out``. Raises ``UserError`` for records that repeat others or are empty."""
+    format_, policies = source
+    for texts in _TEXTS:
+        db.run(FIRST.format(part=texts))
+        db.run(REPEATED.format(part=texts))
+    db.run(REPEATED_JUDGMENTS, repeats=format_.repeats)
+    for part in SCHEMAS:
+        if format_.repeats if part == "judgments" else format_.keeps_first:
+            continue  # which one is kept is the format's to say
+        always = part != "judgments" and not format_.repeats  # equal judgments say nothing new
+        for later, earlier in db.rows(REFUSED.format(part=part), always=always):
+            raise repetition(format_, record_at(part, later), record_at(part, earlier))
+    for texts in _TEXTS:
+        for (row,) in db.rows(EMPTY.format(part=texts)) if getattr(policies, f"empty_{texts}") == "refuse" else ():
+            raise emptiness(record_at(texts, row), texts)
+    db.run(LEFT_OUT)
+
+
+def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
+    """Raises ``UserError`` for a source that lacks documents, queries or judgments, or what its judgments name."""
+    format_, policies = source
+    kept = {part: db.rows(KEPT.format(part=part))[0][0] for part in SCHEMAS}
+    found = {reason: (count, row) for reason, count, row in db.rows(REASONS)}
+    wanted: dict[Part, str] = {"documents": format_.documents_name}
+    if format_.judgments_name or "empty_queries" in found:
+        wanted["queries"] = format_.queries_name
+    for part, where in wanted.items():
+        if not kept[part]:
+            raise UserError(f"{where} holds no {part} with a text. Is it the right file, is it complete?")
+    unknown = {part: found.get(f"judgments_of_unknown_{part}", (0, 1 << 63)) for part in _TEXTS}
+    if policies.unknown_ids == "refuse" and any(count for count, _ in unknown.values()):
+        first = min(_TEXTS, key=lambda part: unknown[part][1])
+        record = record_at("judgments", unknown[first][1])
+        raise UserError(
+            f"{record.place} names {record[1 if first == 'queries' else 2]!r}, which {wanted[first]} does not hold;"
+            f" in all, {unknown['documents'][0]} judgments name unknown documents and {unknown['queries'][0]}"
+            " unknown queries. Complete the files, or set unknown_ids to 'drop' to leave these judgments out."
+        )
+    if format_.judgments_name and not kept["judgments"]:
+        left_out = {reason: count for reason, (count, _) in found.items() if "judgments" in reason}
+        counted = ", ".join(f"{reason} {count}" for reason, count in left_out.items())
+        raise UserError(
+            f"No judgments to keep in {format_.judgments_name}: {sum(left_out.values())} were left out"
+            f" ({counted or 'there are none'}). Are these the right files?"
+        )
+    db.run(KEPT_JUDGMENTS)
+    if format_.judgments_name and policies.cross_validation:
+        _check_folds(db, format_.judgments_name, policies.cross_validation, record_at)
+
+
+def _check_folds(db: Relations, judgments_name: str, folds: CrossValidation, record_at: RecordAt) -> None:
+    """Raises ``UserError`` where no judgment is of the split, or one of its queries is judged in another too."""
+    for (row,) in db.rows(OF_TWO_SPLITS, split=folds.split):
+        record = record_at("judgments", row)
+        raise UserError(
+            f"{record.place} judges query {record.query_id!r} in split '{record.split}', and it is judged in"
+            f" {'another split' if record.split == folds.split else f'split {folds.split!r}'} too. cross_validation"
+            f" shares out the queries of '{folds.split}', so one that is tested could be trained on too. Read split"
+            f" '{folds.split}' alone (splits: [{folds.split}], where the kind has that setting), or take the query"
+            " out of the other split."
+        )
+    splits = [split for (split,) in db.rows(SPLITS)]
+    if folds.split not in splits:
+        raise UserError(
+            f"cross_validation.split is '{folds.split}', but {judgments_name} has no"
+            f" judgments of it. Splits there: {', '.join(splits)}."
+        )
+
+
+def make_splits(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict[str, str]]:
+    """The split that queries are taken from, and the new split of each of these; ('', {}) where none is needed.
+
+    ``where``: the files of the judgments, for messages. Raises ``UserError`` where there is no such split, or too few
+    queries of it.
+    """
+    splits = [split for (split,) in db.rows(SPLITS)]
+    taken_from = splits[0] if len(splits) == 1 else TRAIN
+    wanted = [split for split in NEW if split not in splits or split == taken_from]
+    if not splits or not wanted:
+        return "", {}
+    if taken_from not in splits:
+        raise UserError(
+            f"new_splits take queries from '{TRAIN}', and the splits in {where} are {', '.join(splits)}. Read one of"
+            f" them alone (splits: [{splits[0]}], where the kind has that setting), or call one '{TRAIN}'."
+        )
+    ids = [id_ for (id_,) in db.rows(ANSWERED, split=taken_from)]
+    if len(ids) < FEWEST:
+        raise UserError(
+            f"{where} has {len(ids)} queries with an answer, too few to hold some out: {FEWEST} at least. Give more,"
+            " or splits of your own and new_splits: null."
+        )
+    answers = pa.concat_tables(db.tables(ANSWERS, split=taken_from))
+    queries, documents = (answers[column].to_numpy() for column in ("query", "document"))
+    found, stay_together = held_out(ids, queries, documents, dict.fromkeys(wanted, settings.size(len(ids))))
+    told = ", ".join(f"{len(rows):,} are '{split}' now" for split, rows in found.items())
+    shared = "those that share a document stayed together"
+    if not stay_together:
+        shared = "Warning: most are linked by documents that they share, so some documents are trained on and tested"
+    log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}; {shared}")
+    return taken_from, {ids[row]: split for split, rows in found.items() for row in rows.tolist()}

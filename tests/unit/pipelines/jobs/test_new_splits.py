@@ -1,0 +1,85 @@
+"""A collection whose judgments lack splits gets them when it is collected."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.errors import UserError
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.recipe_run import run_stage
+from retrieval.collections.collection import StoredCollection
+
+
+def collected(folder: Path, source: dict[str, Any], **settings: Any) -> StoredCollection:
+    values = {"source": source, "output": str(folder / "out"), "new_splits": {}, **settings}
+    with RaySession() as session:
+        run_stage(Collect(CollectConfig.model_validate(values)), session)
+    return StoredCollection(str(folder / "out"))
+
+
+def judged(stored: StoredCollection) -> dict[str, set[tuple[str, str]]]:
+    """The judged pairs of each split."""
+    found = defaultdict[str, set[tuple[str, str]]](set)
+    for table in stored.rows_of("judgments").tables(["query_id", "document_id", "split"]):
+        for query, document, split in zip(*table.to_pydict().values(), strict=True):
+            found[split].add((query, document))
+    return found
+
+
+def beir(folder: Path, splits: dict[str, range], documents: int = 100) -> dict[str, Any]:
+    """Query ``n`` finds document ``n % documents``."""
+    queries = sorted({number for numbers in splits.values() for number in numbers})
+    texts = {"corpus": range(documents), "queries": queries}
+    (folder / "qrels").mkdir(parents=True)
+    for name, numbers in texts.items():
+        lines = [json.dumps({"_id": f"{name[0]}{number}", "text": f"{name} {number}"}) for number in numbers]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    for split, numbers in splits.items():
+        rows = [f"q{number}\tc{number % documents}\t1" for number in numbers]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(rows))
+    return {"kind": "beir", "path": str(folder)}
+
+
+def test_pairs_without_splits_are_shared_out_and_documents_stay_apart(tmp_path: Path, caplog: Any) -> None:
+    rows = [f"question {number},answer {number % 150}" for number in range(300)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["question,answer", *rows]))
+    pairs = {"table": "pairs.csv", "query": "question", "document": "answer"}
+    stored = collected(tmp_path, {"kind": "columns", "path": str(tmp_path), "pairs": pairs}, bytes_per_shard=2_000)
+    found = judged(stored)
+    assert {split: len(of) for split, of in found.items()} == {"train": 200, "dev": 50, "test": 50}
+    documents = [{document for _, document in of} for of in found.values()]
+    assert len(set.union(*documents)) == sum(map(len, documents)) == 150
+    assert "of 300 queries of 'train' 50 are 'dev' now, 50 are 'test' now; those that share a document" in caplog.text
+
+
+@pytest.mark.parametrize(("splits", "sizes"), [
+    ({"test": range(100)}, {"train": 60, "dev": 20, "test": 20}),
+    ({"all": range(100)}, {"train": 60, "dev": 20, "test": 20}),
+    ({"train": range(60), "test": range(60, 90)}, {"train": 48, "dev": 12, "test": 30}),
+    ({"train": range(60), "dev": range(60, 70), "test": range(70, 90)}, {"train": 60, "dev": 10, "test": 20}),
+    ({"train": range(60), "dev": range(60, 70), "x": range(70, 90)}, {"train": 48, "dev": 10, "test": 12, "x": 20}),
+])  # fmt: skip
+def test_only_the_splits_that_are_missing_are_made(
+    tmp_path: Path, splits: dict[str, range], sizes: dict[str, int]
+) -> None:
+    stored = collected(tmp_path, beir(tmp_path / "in", splits))
+    assert {split: len(of) for split, of in judged(stored).items()} == sizes
+    pairs = sorted(pair for of in judged(stored).values() for pair in of)
+    assert pairs == sorted((f"q{number}", f"c{number}") for numbers in splits.values() for number in numbers)
+
+
+def test_queries_linked_by_their_documents_are_shared_out_with_a_warning(tmp_path: Path, caplog: Any) -> None:
+    stored = collected(tmp_path, beir(tmp_path / "in", {"train": range(100)}, documents=1))
+    assert {split: len(of) for split, of in judged(stored).items()} == {"train": 60, "dev": 20, "test": 20}
+    assert "Warning: most are linked by documents that they share" in caplog.text
+
+
+def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"qrels/train\.tsv has 9 queries with an answer, too few .*: 10 at least"):
+        collected(tmp_path, beir(tmp_path / "few", {"train": range(9)}))
+    with pytest.raises(UserError, match=r"take queries from 'train', and the splits in .* are a, dev\. Read one"):
+        collected(tmp_path, beir(tmp_path / "two", {"a": range(50), "dev": range(50, 99)}))
