@@ -131,7 +131,7 @@ class RowBatches(Stage[Config]):
         """Each orders some groups, or, where training reads the order, all."""
         bounds = np.cumsum([0, *rows // self.grouping().batch_size]).tolist()
         task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // self.rows_of_an_order
-        groups = pairwise([*np.flatnonzero(np.diff(task, prepend=-1)).tolist(), len(rows)])
+        groups = pairwise([*np.flatnonzero(np.diff(task, prepend=-2)).tolist(), len(rows)])
         return [Order(epoch, (first, end), bounds[first], bounds[end], bounds[-1]) for first, end in groups]
 
     def _drawn(self, order: Order) -> NDArray[np.int64]:
@@ -144,8 +144,9 @@ class RowBatches(Stage[Config]):
 
     def total_rows(self) -> int:
         """Examples of all batches."""
-        orders = (task for phase in self._phases.values() for task in phase.tasks if isinstance(task, Order))
-        return sum(len(self._drawn(order)) for order in orders) * self.grouping().batch_size
+        tasks = chain(*(phase.tasks for phase in self._phases.values()))
+        possible = next(task.possible for task in tasks if isinstance(task, Order))
+        return (self.config.batches_per_epoch or possible) * self.config.epochs * self.grouping().batch_size
 
     def _map_rows(self, files: list[str], writer: ShardWriter) -> ShardRecord:
         return write_part(writer, LAYOUTS[self.layout].schema(), self.tables(files))
@@ -157,15 +158,14 @@ class RowBatches(Stage[Config]):
             writer.add_array(f"lookup/stretches-{name}.npy", array)
         size, rows = self.grouping().batch_size, stretches.rows_of_groups()
         possible = int((rows // size).sum())
-        counted = {
-            f"{self.rows_in_words} that fill no batch of their domain in an epoch": int((rows % size).sum()),
-            f"{self.rows_in_words} of domains that are too small for a batch": of_small_domains,
-            f"{self.rows_in_words} of batches that were not drawn": (
-                possible - (self.config.batches_per_epoch or possible)
-            )
-            * size,
+        not_drawn = (possible - (self.config.batches_per_epoch or possible)) * size
+        left_out = {
+            "that fill no batch of their domain in an epoch": int((rows % size).sum()),
+            "of domains that are too small for a batch": of_small_domains,
+            "of batches that were not drawn": not_drawn,
         }
-        return writer.commit(0, facts={reason: count for reason, count in counted.items() if count})
+        facts = {f"{self.rows_in_words} {reason}": count for reason, count in left_out.items() if count}
+        return writer.commit(0, facts=facts)
 
     def _left_out(self) -> dict[str, int]:
         return earlier_record(self.config.output, "stretches").facts
