@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 
-from pipelines.batches import BatchReader, mask_of
+from pipelines.batches import BatchReader
 from raytriever.errors import UserError
 from raytriever.reports.report import Plot, Section, render
 from retrieval.vectors import StoredVectors
@@ -113,13 +111,10 @@ def show(
     reader = BatchReader(batches)
     lines = list(describe_batch(reader, epoch, batch))
     if vectors is not None and reader.layout == "pairs":
-        from pipelines.reports.batches import matrix_lines, text_vectors
+        from pipelines.reports.matrix import batch_matrix, matrix_lines
         from raytriever.reports.plots import heat_map
 
-        rows, stored = reader.read(epoch, batch), StoredVectors(vectors)
-        ids = [*rows["document_id"].chunks, *pc.list_flatten(rows["hard_negative_ids"]).chunks]
-        documents = text_vectors(stored, "documents", pa.chunked_array(ids))
-        scores, mask = text_vectors(stored, "queries", rows["query_id"]) @ documents.T, mask_of(rows)
+        scores, mask = batch_matrix(reader.read(epoch, batch), StoredVectors(vectors))
         lines += ["", *matrix_lines(scores, mask)]
         if html is not None:
             plot = Plot(heat_map(scores, mask, lines[0]), "Rows: queries; columns: documents, then hard negatives.")
