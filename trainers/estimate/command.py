@@ -75,13 +75,13 @@ def _row(name: str, of: Sequence[Estimate], gpu: Gpu) -> list[str]:
 def _of_training(name: str, each: Estimate, cost: StepCost, gpu: Gpu) -> list[str]:
     """What a step's memory consists of and what its time, whether it fits, and what makes it fit."""
     config = on_gpus(each.stage.config, gpu)
-    parts = {"weights": cost.weights, "gradients": cost.gradients, "optimizer": cost.optimizer, "kept": cost.kept}
+    parts = {"weights": cost.weights, "gradients": cost.gradients, "optimizer states": cost.optimizer}
+    parts["activations"] = max(0, cost.peak - sum(parts.values()))
     named = ", ".join(f"{part} {_gib(size)}" for part, size in parts.items())
     timed = ", ".join(f"{cause} {seconds:.3g} s" for cause, seconds in seconds_of(cost, config, gpu).items())
     lines = [
         "",
-        f"{name}: {_gib(cost.peak)} at the peak: {named} by the forward pass,"
-        f" {_gib(max(0, cost.peak - sum(parts.values())))} of the moment.",
+        f"{name}: {_gib(cost.peak)} at the peak: {named}.",
         f"  A step on each GPU: {cost.flops / 1e12:.3g} TFLOP, {cost.launches:,.0f} launches,"
         f" {cost.sent / 1e9:.2g} GB sent, {cost.tokens:,.0f} tokens; {timed}. {each.steps:,.0f} steps.",
         f"  {cost.parameters / 1e6:,.0f} million weights, {cost.trained / 1e6:,.0f} million trained,"

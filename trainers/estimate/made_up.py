@@ -1,26 +1,29 @@
 """Made-up rows of batches, of the sizes that are asked for, and what objectives look up beside them."""
 
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from retrieval.encoders.text_encoder import TextEncoder
-from trainers.estimate.outlines import text_of
-from trainers.objectives import replug
-from trainers.objectives.coder import objective as coder
-from trainers.objectives.coder.candidates import DocumentVectors
-from trainers.objectives.coder.settings import CoderSettings
+from raytriever.settings.configuration import apply_values
+from retrieval.encoders.pretrained import named_models
+from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
+from trainers.objective import Objective, build_objective
+from trainers.objectives.coder.objective import Coder
+from trainers.objectives.replug import Replug
+from trainers.objectives.revela.cross_attention import Readers, find_readers
+from trainers.objectives.revela.language_model import InBatchLanguageModel
 from trainers.objectives.settings import ObjectiveSettings
+from trainers.run_settings import RunSettings
+from trainers.training_run import load_for_training, place
 
 _SPREAD = 0.5  # standard deviation of the logarithm of a text's tokens
 _DOCUMENTS = 1_000_000  # that candidates are drawn from
@@ -70,8 +73,8 @@ class MadeUpBatches:
         """A batch, its texts different from those of others."""
         shape, rows = self._shape, self._shape.rows
         first = index * rows * (2 + shape.hard_negatives)
-        queries = self._texts(first, rows, shape.query_tokens)
-        documents = self._texts(first + rows, rows * (1 + shape.hard_negatives), shape.document_tokens)
+        queries = _texts(first, rows, shape.query_tokens)
+        documents = _texts(first + rows, rows * (1 + shape.hard_negatives), shape.document_tokens)
         negatives = np.array(documents[rows:], dtype=object).reshape(rows, shape.hard_negatives)
         ids = [f"{index} {row}" for row in range(rows)]
         drawn = np.random.default_rng(index).integers(0, _DOCUMENTS, (rows, max(1, shape.candidates)))
@@ -93,34 +96,70 @@ class MadeUpBatches:
         }
         return pa.table(columns)
 
-    @staticmethod
-    def _texts(first: int, count: int, tokens: float) -> list[str]:
-        return [text_of(number, first + place) for place, number in enumerate(token_counts(count, tokens))]
+
+def _texts(first: int, count: int, tokens: float) -> list[str]:
+    return [text_of(number, first + place) for place, number in enumerate(token_counts(count, tokens))]
 
 
-@contextmanager
-def made_up_lookups(shape: Shape) -> Iterator[None]:
-    """Objectives that are built in it look up made-up vectors and scores."""
-    load = coder.load_coder
+class _Vectors:
+    """Zeros in the place of stored vectors of documents."""
 
-    def load_coder(encoder: TextEncoder, settings: CoderSettings) -> coder.Coder:
-        class Documents(DocumentVectors):  # zeros, as many as are asked for
-            def __init__(self, _: Any) -> None:
-                self.uri, self.total = MadeUpBatches.uri, _DOCUMENTS
+    uri, vectors_per_text = MadeUpBatches.uri, 1
 
-            def gather(self, rows: Tensor) -> Tensor:
-                return torch.zeros(len(rows) + 1, encoder.dimension, dtype=torch.float16)
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.contract = SimpleNamespace(dimension=dimension)
 
-        contract = SimpleNamespace(dimension=encoder.dimension, fingerprint=encoder.contract.document_model)
-        with (
-            patch.object(coder, "StoredVectors", lambda _: SimpleNamespace(contract=contract)),
-            patch.object(coder, "DocumentVectors", Documents),
-        ):
-            return load(encoder, settings.model_copy(update={"smoothing": None}))
+    def __len__(self) -> int:
+        return _DOCUMENTS
 
-    scores = np.ones((shape.rows, shape.rows), np.float32)
-    with (
-        patch.object(coder, "load_coder", load_coder),
-        patch.object(replug, "ScoreReader", lambda _: SimpleNamespace(read=lambda *_, **__: scores)),
-    ):
-        yield
+    def part(self, _: str) -> "_Vectors":
+        return self
+
+    def require_all(self) -> None:
+        pass
+
+    def gather(self, _: NDArray[np.int64], out: NDArray[np.float16]) -> None:
+        out[:] = 0
+
+
+class _Scores:
+    """Ones in the place of a language model's stored scores."""
+
+    def __init__(self, rows: int) -> None:
+        self._scores = np.ones((rows, rows), np.float32)
+
+    def read(self, *_: int, **__: bool) -> NDArray[np.float32]:
+        return self._scores
+
+
+def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
+    """Each document reads every other: the most that Revela may compute, whatever the similarities are."""
+    return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
+
+
+def outlined_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode | None = None) -> Objective[Any]:
+    """What the settings train, of configurations alone: its weights are random, or ``fake``.
+
+    Raises ``UserError`` as training does, and for models of which no configuration is at hand.
+    """
+    models = named_models(settings)
+    own = {f"{key}.tokenizer": None for key, each in models.items() if getattr(each, "tokenizer", None)}
+    settings = type(settings).model_validate(apply_values(settings.model_dump(), own, "estimate"))
+    located = {key: outline(each.model, each.revision) for key, each in models.items()}
+    with without_weights("cpu" if fake is None else "meta"):
+        towers = load_for_training(settings, located)
+        wanted: Any = settings.objective
+        if wanted.kind == "coder":
+            plain = wanted.model_copy(update={"smoothing": None})
+            objective: Objective[Any] = Coder(towers.query, plain, cast(Any, _Vectors(towers.query.dimension)))
+        elif wanted.kind == "replug":
+            objective = Replug(towers.query, wanted, cast(Any, _Scores(shape.rows)))
+        else:
+            objective = build_objective(wanted, towers, located, settings.training.seed)
+    for module in objective.modules():
+        if isinstance(module, InBatchLanguageModel):
+            module.find_readers = _every_other
+    if fake is not None:
+        make_fake(objective, fake)
+    return place(objective, settings, torch.device("cpu"))

@@ -31,12 +31,12 @@ from trainers.estimate.costs import (
     training_stage,
 )
 from trainers.estimate.costs import Stage as Costs
-from trainers.estimate.counting import Counting, attention_of_gpus
+from trainers.estimate.counting import AttentionOfGpus, Counting
 from trainers.estimate.machines import Gpu, Machines, find_gpu, known_gpu
-from trainers.estimate.made_up import Shape
-from trainers.estimate.outlines import outline, published, text_of, without_weights
+from trainers.estimate.made_up import Shape, outlined_objective
+from trainers.estimate.outlines import make_fake, outline, published, text_of, without_weights
 from trainers.estimate.sizes import size_of
-from trainers.estimate.step import StepCost, outlined_objective, step_cost
+from trainers.estimate.step import StepCost, step_cost
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objectives.revela.language_model import load_language_model
 from trainers.run_settings import RunSettings
@@ -153,8 +153,9 @@ class Estimating:
         if not chunks or not tokens:
             return Estimate(stage, size)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with without_weights(fake):
+        with without_weights("meta"):
             model, _ = load_language_model(outline(settings.model, settings.revision).path)
+        make_fake(model, fake)
         texts = torch.ones(chunks, tokens, dtype=torch.int64)
         counting, peak = count_forward(model, fake, input_ids=texts, use_cache=False)
         arithmetic = counting.flops * (chunks + 1) / self._machines.operations
@@ -285,8 +286,10 @@ def embedding_cost(settings: Any, maker: Stage[Any] | None, tokens: int, operati
         encoder = outlined_objective(run, Shape(_ROWS), fake).encoder("document")
     else:
         located = outline(settings.model, settings.revision)
-        with without_weights(fake):
-            encoder = load_towers(settings, located.path, located.fingerprint).document
+        own = settings.model_copy(update={"tokenizer": None})
+        with without_weights("meta"):
+            encoder = load_towers(own, located.path, located.fingerprint).document
+        make_fake(encoder, fake)
     if isinstance(encoder, ContextualEncoder):
         with fake:
             encoder.use_context(torch.zeros(encoder.contextual_form.vectors, encoder.width), "made up")
@@ -304,6 +307,6 @@ def count_forward(model: nn.Module, fake: FakeTensorMode, *inputs: Any, **named:
     for parameter in model.parameters():
         counting.hold(parameter)
     weights = counting.alive
-    with counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
+    with counting, AttentionOfGpus(), torch.autocast("cpu", torch.bfloat16):
         model.eval()(*inputs, **named)
     return counting, counting.peak - weights / 2

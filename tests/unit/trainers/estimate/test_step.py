@@ -1,34 +1,27 @@
 """What a step is estimated to hold, against what PyTorch allocates when the same step runs on real tensors."""
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
-import transformers
 from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from raytriever.settings.configuration import validate
-from retrieval.encoders.pretrained import LocatedModel, named_models
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
-from trainers.estimate.made_up import Shape, made_up_lookups
-from trainers.estimate.outlines import CountingTokenizer
+from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.recipe import estimate_of_run
 from trainers.estimate.sizes import size_of
-from trainers.estimate.step import count_step, outlined_objective, step_cost
+from trainers.estimate.step import count_step, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate
 from trainers.run_settings import RunSettings
-from trainers.training_run import objective_to_train
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)
@@ -80,12 +73,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def counting_tokenizers() -> Iterator[None]:
-    with patch.object(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: CountingTokenizer()):
-        yield
-
-
 def run_settings(name: str, models: Path) -> RunSettings:
     objective, form, _, others = KINDS[name]
     if "language_model" in objective:
@@ -98,9 +85,7 @@ def run_settings(name: str, models: Path) -> RunSettings:
 
 def real_peak(settings: RunSettings, shape: Shape) -> float:
     """By the profiler, which hears of every block that the allocator gives and takes."""
-    models = {key: LocatedModel(Path(named.model), "", "0" * 64) for key, named in named_models(settings).items()}
-    with made_up_lookups(shape):
-        objective = objective_to_train(settings, models, torch.device("cpu"))
+    objective = outlined_objective(settings, shape)
     counting = Counting()
     gc.collect()  # else what other tests have left may be freed meanwhile, and counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -113,7 +98,6 @@ def real_peak(settings: RunSettings, shape: Shape) -> float:
     return peak + sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
 
 
-@pytest.mark.usefixtures("counting_tokenizers")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=slow_if(name in LIKE_OTHERS)) for name in KINDS])
 def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     settings, shape = run_settings(name, models), KINDS[name][2]
