@@ -7,17 +7,19 @@ of nothing alone, and its table of formulas for floating-point operations.
 """
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
@@ -65,7 +67,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d":
             self._send(name, [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)])
-        elif not func.is_view and name not in _NO_LAUNCH:
+        elif func.namespace == "aten" and not func.is_view and name not in _NO_LAUNCH:
             self.launches += 1
         if count := flop_registry.get(func._overloadpacket):
             self.flops += count(*args, **kwargs, out_val=out)
@@ -99,12 +101,18 @@ def _ones(value: Any) -> Any:
     return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, FakeTensor) else value
 
 
-class AttentionOfGpus(TorchFunctionMode):
-    """Attention by the memory-efficient kernel of GPUs, which keeps as much as flash attention does."""
+@contextmanager
+def attention_of_gpus() -> Iterator[None]:
+    """Attention by the memory-efficient kernel of GPUs, which keeps as much as flash attention does.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        chosen = _attention if func is nn.functional.scaled_dot_product_attention else func
-        return chosen(*args, **(kwargs or {}))
+    For the whole process, as ``fastest_attention``.
+    """
+    by_default = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = _attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = by_default
 
 
 def _attention(

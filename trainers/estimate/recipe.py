@@ -31,7 +31,7 @@ from trainers.estimate.costs import (
     training_stage,
 )
 from trainers.estimate.costs import Stage as Costs
-from trainers.estimate.counting import AttentionOfGpus, Counting
+from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import Gpu, Machines, find_gpu, known_gpu
 from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.outlines import make_fake, outline, published, text_of, without_weights
@@ -307,6 +307,6 @@ def count_forward(model: nn.Module, fake: FakeTensorMode, *inputs: Any, **named:
     for parameter in model.parameters():
         counting.hold(parameter)
     weights = counting.alive
-    with counting, AttentionOfGpus(), torch.autocast("cpu", torch.bfloat16):
+    with counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
         model.eval()(*inputs, **named)
     return counting, counting.peak - weights / 2

@@ -18,7 +18,7 @@ from trainers.engine.gradient_cache import Chunks
 from trainers.engine.optimization import build_optimizer
 from trainers.engine.reading import Reader, run_order
 from trainers.engine.step import compute_gradients
-from trainers.estimate.counting import AttentionOfGpus, Counting
+from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective
 from trainers.objective import Objective, map_nest
 from trainers.run_settings import RunSettings
@@ -78,7 +78,7 @@ def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost
 
 def _counted(settings: RunSettings, shape: Shape, workers: int) -> StepCost:
     fake, training, pieces = FakeTensorMode(allow_non_fake_inputs=True), settings.training, 1
-    with _ranks(workers), AttentionOfGpus():
+    with _ranks(workers), attention_of_gpus():
         objective = outlined_objective(settings, shape, fake)
         if not objective.joins_step and (pieces := max(1, training.batches_per_step // workers)) > 1:
             training = training.model_copy(update={"batches_per_step": workers})
