@@ -20,6 +20,7 @@ from trainers.engine.loop import train
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective
 from trainers.objective import Objective
 from trainers.run_settings import RunSettings
+from trainers.training_run import place
 
 _TRIPLETS = {"hard_negatives": 1}
 _LAYERS = {"kind": "layers", "layers": [1, 2]}
@@ -82,7 +83,7 @@ def run_settings(name: str, models: Models, folder: Path, **training: Any) -> tu
 def random_objective(settings: RunSettings, shape: Shape, device: torch.device) -> Objective[Any]:
     """What the settings train, with the same weights whenever it is asked for."""
     torch.manual_seed(0)
-    return outlined_objective(settings, shape).to(device)
+    return place(outlined_objective(settings, shape), settings, device)
 
 
 class _TimeIsUp(Exception):

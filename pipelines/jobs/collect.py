@@ -5,6 +5,7 @@ import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import ceil
@@ -25,6 +26,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
 from raytriever.settings.configuration import input_paths
+from raytriever.stages.cost import STORED, Cost, Size
 from raytriever.stages.stage import BYTES_A_SECOND, Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.reading import Limits, Piece, reading_within
@@ -91,6 +93,11 @@ class Collect(Stage[CollectConfig]):
         """One hash over what the sources say of their own bytes."""
         found = {name: self._open(name).format.fingerprint() for name in self._names()}
         return {"source": hashlib.sha256(json.dumps(found.get("", found), sort_keys=True).encode()).hexdigest()}
+
+    def cost(self, read: Size) -> Cost:
+        """Pieces of the sources, which ``read`` is of, are read and written."""
+        tasks = 2 * ceil(read.texts / self.config.bytes_per_shard)
+        return Cost(replace(read, disk=STORED * read.texts), 37e-6 * read.documents, tasks)
 
     def plan(self) -> list[Shard]:
         """Of each source its pieces to read, ranges of hashes to compare, and the pieces again to write."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +33,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, or
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Shard, Stage, StageConfig, shard_name
 from retrieval.vectors import StoredVectors
 
@@ -98,6 +100,13 @@ class Pack(Stage[PackConfig]):
         """Clusters of another kind than the order needs."""
         if "clusters" in there:
             _check_clusters(Artifact(str(self.config.clusters), CLUSTERS), self.config)
+
+    def cost(self, read: Size) -> Cost:
+        """A region of an epoch is a task, and so is what all of them set aside; random batches are shuffled."""
+        rows, epochs, most = self.config.packing.batch_size, self.config.epochs, self.config.packing.region_pairs
+        made = replace(read, rows=rows, batches=read.pairs // rows, epochs=epochs, disk=20 * epochs * read.pairs)
+        each = 29e-6 if self.config.clusters else 0.44e-6
+        return Cost(made, each * epochs * read.pairs, epochs * ceil(read.pairs / most))
 
     def plan(self) -> list[Shard]:
         """The regions, the pairs' rows, the parts, the epochs; refuses inputs that don't go together."""

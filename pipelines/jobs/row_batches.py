@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from math import ceil
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection
 
@@ -90,6 +92,15 @@ class RowBatches(Stage[Config]):
         group_of = keep_domains(names, counts, size, small, self.rows_in_words)
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
         return grouped.divided(most, self.config.seed), int(counts[group_of < 0].sum())
+
+    def cost(self, read: Size) -> Cost:
+        """Runs of batches are tasks."""
+        rows, epochs = self.grouping().batch_size, self.config.epochs
+        batches = self.config.batches_per_epoch or (read.queries("train") if self.shared else read.documents) // rows
+        made = replace(read, rows=rows, batches=batches, pairs=batches * rows, epochs=epochs)
+        times = 1 if self.shared else epochs
+        made = replace(made, disk=times * made.epoch_bytes)
+        return Cost(made, 32e-6 * times * made.pairs, times * ceil(batches / self.config.batches_per_shard))
 
     def plan(self) -> list[Shard]:
         """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""

@@ -11,11 +11,11 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pipelines.batches import LAYOUTS
 from raytriever.settings.configuration import apply_values
 from retrieval.encoders.pretrained import named_models
-from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
+from trainers.estimate.outlines import outline, text_of, without_weights
 from trainers.objective import Objective, build_objective
 from trainers.objectives.coder.objective import Coder
 from trainers.objectives.replug import Replug
@@ -23,7 +23,7 @@ from trainers.objectives.revela.cross_attention import Readers, find_readers
 from trainers.objectives.revela.language_model import InBatchLanguageModel
 from trainers.objectives.settings import ObjectiveSettings
 from trainers.run_settings import RunSettings
-from trainers.training_run import load_for_training, place
+from trainers.training_run import load_for_training
 
 _SPREAD = 0.5  # standard deviation of the logarithm of a text's tokens
 _DOCUMENTS = 1_000_000  # that candidates are drawn from
@@ -71,30 +71,30 @@ class MadeUpBatches:
 
     def read(self, epoch: int, index: int) -> pa.Table:  # noqa: ARG002
         """A batch, its texts different from those of others."""
-        shape, rows = self._shape, self._shape.rows
-        first = index * rows * (2 + shape.hard_negatives)
-        queries = _texts(first, rows, shape.query_tokens)
-        documents = _texts(first + rows, rows * (1 + shape.hard_negatives), shape.document_tokens)
-        negatives = np.array(documents[rows:], dtype=object).reshape(rows, shape.hard_negatives)
-        ids = [f"{index} {row}" for row in range(rows)]
-        drawn = np.random.default_rng(index).integers(0, _DOCUMENTS, (rows, max(1, shape.candidates)))
-        relevance = np.zeros(drawn.shape, np.int32)
-        relevance[:, 0] = 1
-        columns: dict[str, pa.Array] = {
-            "query_id": pa.array(ids),
-            "query": pa.array(queries),
-            "document_id": pa.array(ids),
-            "document": pa.array(documents[:rows]),
-            "source_id": pa.array([each[: len(each) // 2] for each in ids]),
-            "domain": pa.array([self._domain] * rows),
-            "hard_negatives": pa.array(negatives.tolist(), pa.list_(pa.string())),
-            "masked": pa.array([[]] * rows, pa.list_(pa.int32())),
-            "positive_score": pa.array([1.0] * rows, pa.float32()),
-            "hard_negative_scores": pa.array([[0.0] * shape.hard_negatives] * rows, pa.list_(pa.float32())),
-            "candidate_rows": pa.array(drawn.tolist(), pa.list_(pa.int64())),
-            "candidate_relevance": pa.array(relevance.tolist(), pa.list_(pa.int32())),
-        }
-        return pa.table(columns)
+        shape, count = self._shape, self._shape.rows
+        first = index * count * (2 + shape.hard_negatives)
+        queries = _texts(first, count, shape.query_tokens)
+        documents = _texts(first + count, count * (1 + shape.hard_negatives), shape.document_tokens)
+        drawn = np.random.default_rng(index).integers(0, _DOCUMENTS, (count, max(1, shape.candidates))).tolist()
+        rows = [
+            {
+                "query_id": f"{index} {row}",
+                "query": queries[row],
+                "document_id": f"{index} {row}",
+                "document": documents[row],
+                "source_id": f"{index} {row // 10}",
+                "domain": self._domain,
+                "hard_negatives": documents[count + row :: count],
+                "masked": [],
+                "positive_score": 1.0,
+                "hard_negative_scores": [0.0] * shape.hard_negatives,
+                "candidate_rows": drawn[row],
+                "candidate_relevance": [1] + [0] * (len(drawn[row]) - 1),
+            }
+            for row in range(count)
+        ]
+        columns = {column.name: column.type for layout in LAYOUTS.values() for column in layout.columns}
+        return pa.Table.from_pylist(rows, pa.schema([(name, columns[name]) for name in rows[0]]))
 
 
 def _texts(first: int, count: int, tokens: float) -> list[str]:
@@ -138,8 +138,8 @@ def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
     return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
 
 
-def outlined_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode | None = None) -> Objective[Any]:
-    """What the settings train, of configurations alone: its weights are random, or ``fake``.
+def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu") -> Objective[Any]:
+    """What the settings train, of configurations alone; ``device`` as in ``without_weights``.
 
     Raises ``UserError`` as training does, and for models of which no configuration is at hand.
     """
@@ -147,7 +147,7 @@ def outlined_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode
     own = {f"{key}.tokenizer": None for key, each in models.items() if getattr(each, "tokenizer", None)}
     settings = type(settings).model_validate(apply_values(settings.model_dump(), own, "estimate"))
     located = {key: outline(each.model, each.revision) for key, each in models.items()}
-    with without_weights("cpu" if fake is None else "meta"):
+    with without_weights(device):
         towers = load_for_training(settings, located)
         wanted: Any = settings.objective
         if wanted.kind == "coder":
@@ -160,6 +160,4 @@ def outlined_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode
     for module in objective.modules():
         if isinstance(module, InBatchLanguageModel):
             module.find_readers = _every_other
-    if fake is not None:
-        make_fake(objective, fake)
-    return place(objective, settings, torch.device("cpu"))
+    return objective

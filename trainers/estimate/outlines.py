@@ -48,7 +48,8 @@ def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
     """Puts fake weights of the CPU in the place of a module's own, those that are shared once."""
     made: dict[int, Tensor] = {}
     for each in module.modules():
-        for held in (each._parameters, each._buffers):
+        own: list[dict[str, Any]] = [each._parameters, each._buffers]
+        for held in own:
             for name, tensor in held.items():
                 if tensor is not None and id(tensor) not in made:
                     fake = FakeTensor(mode, tensor.detach().to("meta"), torch.device("cpu"))

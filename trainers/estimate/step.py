@@ -20,8 +20,10 @@ from trainers.engine.reading import Reader, run_order
 from trainers.engine.step import compute_gradients
 from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective
+from trainers.estimate.outlines import make_fake
 from trainers.objective import Objective, map_nest
 from trainers.run_settings import RunSettings
+from trainers.training_run import place
 
 _CHUNKS_COUNTED = 2  # of a side, and twice as many, where a batch is cut into more: a step is linear in them
 
@@ -44,6 +46,13 @@ class StepCost:
     parameters: float
     trained: float
 
+    @property
+    def parts(self) -> str:
+        """What the peak consists of, for the user."""
+        parts = {"weights": self.weights, "gradients": self.gradients, "optimizer states": self.optimizer}
+        parts["activations"] = max(0, self.peak - sum(parts.values()))
+        return ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts.items())
+
 
 @contextmanager
 def _ranks(count: int) -> Iterator[None]:
@@ -63,7 +72,7 @@ def _ranks(count: int) -> Iterator[None]:
 def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost:
     """What a step takes on each of so many GPUs, ``training.bf16`` being resolved.
 
-    A batch of many chunks is counted at two smaller sizes, and several pieces of a rank as one that comes after others.
+    A batch of many chunks is counted at two smaller sizes, and many pieces of a rank as two.
     Raises ``UserError`` as training does, and for models of which no configuration is at hand.
     """
     rows = shape.rows
@@ -76,25 +85,27 @@ def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost
     return StepCost(*(each + (other - each) * times for each, other in zip(less, greater, strict=True)))
 
 
+def fake_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode) -> Objective[Any]:
+    """The run's objective with fake weights, in the state to be counted in."""
+    objective = outlined_objective(settings, shape, "meta")
+    make_fake(objective, fake)
+    return place(objective, settings, torch.device("cpu"))
+
+
 def _counted(settings: RunSettings, shape: Shape, workers: int) -> StepCost:
-    fake, training, pieces = FakeTensorMode(allow_non_fake_inputs=True), settings.training, 1
+    fake, training, times = FakeTensorMode(allow_non_fake_inputs=True), settings.training, 1.0
     with _ranks(workers), attention_of_gpus():
-        objective = outlined_objective(settings, shape, fake)
-        if not objective.joins_step and (pieces := max(1, training.batches_per_step // workers)) > 1:
-            training = training.model_copy(update={"batches_per_step": workers})
-        few = settings.model_copy(update={"training": training})
-        cost = count_step(objective, few, shape, Counting(fake), after_others=pieces > 1)
-    times = {name: getattr(cost, name) * pieces for name in ("flops", "launches", "tokens")}
-    return replace(cost, **times, sent=cost.sent * (1 if settings.sharding == "replicated" else pieces))
+        objective = fake_objective(settings, shape, fake)
+        few = 2 * workers
+        if not objective.joins_step and training.batches_per_step > few:
+            training, times = training.model_copy(update={"batches_per_step": few}), training.batches_per_step / few
+        cost = count_step(objective, settings.model_copy(update={"training": training}), shape, Counting(fake))
+    counted = {name: getattr(cost, name) * times for name in ("flops", "launches", "tokens")}
+    return replace(cost, **counted, sent=cost.sent * (1 if settings.sharding == "replicated" else times))
 
 
-def count_step(
-    objective: Objective[Any], settings: RunSettings, shape: Shape, counting: Counting, after_others: bool = False
-) -> StepCost:
-    """One step of ``objective``, fake or real, on this rank: its second one, when the optimizer has its states.
-
-    ``after_others``: gradients of earlier pieces are there.
-    """
+def count_step(objective: Objective[Any], settings: RunSettings, shape: Shape, counting: Counting) -> StepCost:
+    """One step of ``objective``, fake or real, on this rank: its second one, when the optimizer has its states."""
     training, states_in_bytes = settings.training, settings.training.optimizer.kind == "adamw_8bit"
     batches = MadeUpBatches(shape, training.batches_per_step, settings.objective)
     order = run_order(objective, batches, training.model_copy(update={"epochs": 1}))
@@ -115,8 +126,6 @@ def count_step(
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         states = counting.alive - before - gradients
-        if after_others:
-            vars(objective)["zero_grad"] = lambda **_: None
         objective.zero_grad(set_to_none=True)
         if states_in_bytes:  # each of the two moments
             states, counting.alive = states // 4, counting.alive - states + states // 4

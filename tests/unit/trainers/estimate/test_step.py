@@ -6,22 +6,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from raytriever.settings.configuration import validate
+from raytriever.stages.cost import Size
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.recipe import estimate_of_run
-from trainers.estimate.sizes import size_of
-from trainers.estimate.step import count_step, step_cost
+from trainers.estimate.sizes import stored_size
+from trainers.estimate.step import count_step, fake_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate
 from trainers.run_settings import RunSettings
+from trainers.training_run import place
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)
@@ -85,7 +88,7 @@ def run_settings(name: str, models: Path) -> RunSettings:
 
 def real_peak(settings: RunSettings, shape: Shape) -> float:
     """By the profiler, which hears of every block that the allocator gives and takes."""
-    objective = outlined_objective(settings, shape)
+    objective = place(outlined_objective(settings, shape), settings, torch.device("cpu"))
     counting = Counting()
     gc.collect()  # else what other tests have left may be freed meanwhile, and counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -102,7 +105,7 @@ def real_peak(settings: RunSettings, shape: Shape) -> float:
 def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     settings, shape = run_settings(name, models), KINDS[name][2]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    objective = outlined_objective(settings, shape, fake)
+    objective = fake_objective(settings, shape, fake)
     found = count_step(objective, settings, shape, Counting(fake))
     expected = real_peak(settings, shape)
     assert found.peak == pytest.approx(expected, rel=0.01)
@@ -136,7 +139,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     }
     stage = Train(validate(TrainConfig, values, "train"))
     said = estimate_of_run(stage, "H100")
-    assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, else act")
+    assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, activations ")
     assert "; on H100s " in said
     assert " s a step, bound by " in said
     assert "; on " not in estimate_of_run(stage, "Gaudi")
@@ -149,7 +152,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
         log_estimate._function(other, "H100", board)
     assert records[0].getMessage() == f"  {said}"
     assert "can't be estimated: UserError: train: How the model 'org/unknown' is built" in records[1].getMessage()
-    batch = size_of(stage, [])
+    batch = stored_size(batches, Size())
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
     assert batch.document_bytes == round(sum(len(text.encode()) for text in texts) / 4)
