@@ -47,9 +47,7 @@ def test_a_stage_takes_as_long_as_its_equal_tasks_and_what_waits_for_one() -> No
 @settings(max_examples=20)
 @given(st.floats(1e-2, 1e2), st.floats(1e-2, 1e3), st.floats(1e-2, 1e3))
 def test_more_nodes_are_never_slower(node: float, store: float, network: float) -> None:
-    machines = replace(
-        NODE, per_node=2, count=2, cores=4, node_bandwidth=node, store_bandwidth=store, network=network
-    )
+    machines = replace(NODE, per_node=2, count=2, cores=4, node_bandwidth=node, store_bandwidth=store, network=network)
     before = forecasts(SMALL, machines, {})
     for count in (2, 3, 8):
         found = forecasts(SMALL, nodes(count, machines), {})

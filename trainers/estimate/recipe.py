@@ -22,14 +22,14 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
-from trainers.engine.order import can_share
+from trainers.engine.order import Order
 from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import Machines, find_gpus, known_gpu, seconds_by_cause
 from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
 from trainers.estimate.sizes import joined, published_size, stored_size
 from trainers.estimate.step import StepCost, step_cost
-from trainers.jobs.train_checks import check_slices, check_workers
+from trainers.jobs.train_checks import check_slices
 from trainers.objectives.revela.language_model import load_language_model
 from trainers.run_settings import RunSettings
 
@@ -123,23 +123,16 @@ class Estimating:
         config, machines = on_gpus(stage.config, self._machines), self._machines
         read, training = self._size_at(config.batches), config.training
         shape = shape_of(read, config)
-        check_workers(config.fewest_workers, machines.count, training.batches_per_step)
+        batches = [read.batches] * min(training.epochs, read.epochs) if read.batches else []
+        order = Order(batches, training.batches_per_step, 0, machines.count, max_steps=training.max_steps)
         check_slices(config.fewest_workers, machines.count, training.batches_per_step, shape.rows, config.batches)
-        if 0 < read.batches < training.batches_per_step:
-            most = max(few for few in range(1, read.batches + 1) if can_share(few, machines.count))
-            raise UserError(
-                f"A step of the {machines.count} GPUs takes {training.batches_per_step} batches"
-                f" (training.batches_per_step), and an epoch of {config.batches} has {read.batches}: set"
-                f" training.batches_per_step to {most}, or pack smaller batches or more data."
-            )
         cost = step_cost(config, shape, machines.count)
         made = replace(read, disk=_NUMBER * (cost.parameters + 3 * cost.trained * config.checkpoints_kept))
-        steps = read.batches // training.batches_per_step * min(training.epochs, read.epochs)
-        steps = min(steps, training.max_steps or steps)
         bounds = seconds_of(cost, config, machines)
         slowest = max(bounds, key=lambda cause: bounds[cause])
-        causes = {slowest: steps * bounds[slowest], "exchange of gradients": steps * machines.exchange(cost.sent)}
-        return Estimate(stage, made, causes if steps else {}, cost.peak, cost, steps)
+        of_step = {slowest: bounds[slowest], "exchange of gradients": machines.exchange(cost.sent)}
+        causes = {cause: order.total_steps * seconds for cause, seconds in of_step.items() if batches}
+        return Estimate(stage, made, causes, cost.peak, cost, order.total_steps)
 
     def _embedding(self, stage: Stage[Any], read: Size) -> Estimate:
         config, share = stage.config, stage.config.resources.gpus_per_worker

@@ -72,7 +72,7 @@ def _ranks(count: int) -> Iterator[None]:
 def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost:
     """What a step takes on each of so many GPUs, ``training.bf16`` being resolved.
 
-    A batch of many chunks is counted at two smaller sizes, and many pieces of a rank as two.
+    A batch of many chunks is counted at two smaller sizes, and several pieces of a rank as one that comes after others.
     Raises ``UserError`` as training does, and for models of which no configuration is at hand.
     """
     rows = shape.rows
@@ -93,15 +93,15 @@ def fake_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode) ->
 
 
 def _counted(settings: RunSettings, shape: Shape, workers: int) -> StepCost:
-    fake, training, times = FakeTensorMode(allow_non_fake_inputs=True), settings.training, 1.0
+    fake, training, pieces = FakeTensorMode(allow_non_fake_inputs=True), settings.training, 1
     with _ranks(workers), attention_of_gpus():
         objective = fake_objective(settings, shape, fake)
-        few = 2 * workers
-        if not objective.joins_step and training.batches_per_step > few:
-            training, times = training.model_copy(update={"batches_per_step": few}), training.batches_per_step / few
+        if not objective.joins_step and (pieces := max(1, training.batches_per_step // workers)) > 1:
+            training = training.model_copy(update={"batches_per_step": workers})
+            vars(objective)["zero_grad"] = lambda **_: None  # gradients of earlier pieces are there
         cost = count_step(objective, settings.model_copy(update={"training": training}), shape, Counting(fake))
-    counted = {name: getattr(cost, name) * times for name in ("flops", "launches", "tokens")}
-    return replace(cost, **counted, sent=cost.sent * (1 if settings.sharding == "replicated" else times))
+    times = {name: getattr(cost, name) * pieces for name in ("flops", "launches", "tokens")}
+    return replace(cost, **times, sent=cost.sent * (1 if settings.sharding == "replicated" else pieces))
 
 
 def count_step(objective: Objective[Any], settings: RunSettings, shape: Shape, counting: Counting) -> StepCost:

@@ -1,6 +1,7 @@
 """What a step is estimated to hold, against what PyTorch allocates when the same step runs on real tensors."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.recipe import estimate_of_run
 from trainers.estimate.sizes import stored_size
-from trainers.estimate.step import count_step, fake_objective, step_cost
+from trainers.estimate.step import StepCost, count_step, fake_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate
 from trainers.run_settings import RunSettings
@@ -86,19 +87,19 @@ def run_settings(name: str, models: Path) -> RunSettings:
     return TypeAdapter(RunSettings).validate_python(values)
 
 
-def real_peak(settings: RunSettings, shape: Shape) -> float:
-    """By the profiler, which hears of every block that the allocator gives and takes."""
+def on_real_tensors(settings: RunSettings, shape: Shape) -> StepCost:
+    """The peak by the profiler, which hears of every block that the allocator gives and takes."""
     objective = place(outlined_objective(settings, shape), settings, torch.device("cpu"))
     counting = Counting()
     gc.collect()  # else what other tests have left may be freed meanwhile, and counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        count_step(objective, settings, shape, counting)
+        cost = count_step(objective, settings, shape, counting)
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     alive = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         alive += event.nbytes()
         peak = max(peak, alive)
-    return peak + sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
+    return replace(cost, peak=peak + sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()]))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=slow_if(name in LIKE_OTHERS)) for name in KINDS])
@@ -107,8 +108,10 @@ def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     objective = fake_objective(settings, shape, fake)
     found = count_step(objective, settings, shape, Counting(fake))
-    expected = real_peak(settings, shape)
-    assert found.peak == pytest.approx(expected, rel=0.01)
+    expected = on_real_tensors(settings, shape)
+    assert found.peak == pytest.approx(expected.peak, rel=0.01)
+    assert found.flops == pytest.approx(expected.flops, rel=0.01)
+    assert expected.launches <= found.launches < 1.3 * expected.launches  # fake gradients are clipped one by one
 
 
 def test_sharing_out_divides_what_stands(models: Path) -> None:
@@ -139,7 +142,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     }
     stage = Train(validate(TrainConfig, values, "train"))
     said = estimate_of_run(stage, "H100")
-    assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, activations ")
+    assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, act")
     assert "; on H100s " in said
     assert " s a step, bound by " in said
     assert "; on " not in estimate_of_run(stage, "Gaudi")
