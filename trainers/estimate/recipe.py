@@ -125,14 +125,15 @@ class Estimating:
         shape = shape_of(read, config)
         batches = [read.batches] * min(training.epochs, read.epochs) if read.batches else []
         order = Order(batches, training.batches_per_step, 0, machines.count, max_steps=training.max_steps)
+        steps = order.total_steps or training.max_steps or 0
         check_slices(config.fewest_workers, machines.count, training.batches_per_step, shape.rows, config.batches)
         cost = step_cost(config, shape, machines.count)
         made = replace(read, disk=_NUMBER * (cost.parameters + 3 * cost.trained * config.checkpoints_kept))
         bounds = seconds_of(cost, config, machines)
         slowest = max(bounds, key=lambda cause: bounds[cause])
         of_step = {slowest: bounds[slowest], "exchange of gradients": machines.exchange(cost.sent)}
-        causes = {cause: order.total_steps * seconds for cause, seconds in of_step.items() if batches}
-        return Estimate(stage, made, causes, cost.peak, cost, order.total_steps)
+        causes = {cause: steps * seconds for cause, seconds in of_step.items() if steps}
+        return Estimate(stage, made, causes, cost.peak, cost, steps)
 
     def _embedding(self, stage: Stage[Any], read: Size) -> Estimate:
         config, share = stage.config, stage.config.resources.gpus_per_worker

@@ -127,8 +127,9 @@ def test_sharing_out_divides_what_stands(models: Path) -> None:
 
 def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
     settings = run_settings("contextual", models)
-    alone, one_of_two = (step_cost(settings, PAIRS, workers) for workers in (1, 2))
+    alone, one_of_two, one_of_eight = (step_cost(settings, PAIRS, workers) for workers in (1, 2, 8))
     assert alone.flops / 2 < one_of_two.flops < 0.7 * alone.flops  # fewer rows are padded to the longest, too
+    assert alone.flops / 8 < one_of_eight.flops < 1.3 * alone.flops / 8  # no rank has the others' texts
 
 
 def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path) -> None:
