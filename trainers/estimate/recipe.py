@@ -40,7 +40,7 @@ _ANY = "a100"  # of which memory alone is said
 _LAUNCH = 14e-6  # seconds of the host for each kernel
 _START_UP = 5.0  # seconds of new workers on GPUs
 _NUMBER = 4  # bytes on disk of a float32
-_TOKENS = 128  # of texts that embedding is counted with
+_LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
 _ROWS = 64  # of batches in which an encoder is built that isn't trained
 _DOCUMENT_BYTES, _QUERY_BYTES = 600, 100  # where nothing is known
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
@@ -137,10 +137,11 @@ class Estimating:
 
     def _embedding(self, stage: Stage[Any], read: Size) -> Estimate:
         config, share = stage.config, stage.config.resources.gpus_per_worker
-        key = config.encoder.model_dump_json()
+        tokens = next(few for few in _LENGTHS if few >= min(_LENGTHS[-1], read.document_bytes / BYTES_OF_A_TOKEN))
+        key = f"{config.encoder.model_dump_json()} {tokens}"
         if key not in self._encoders:
             maker = made_by(self._stages, config.encoder.model)
-            self._encoders[key] = encoder_cost(config.encoder, maker, self._machines)
+            self._encoders[key] = encoder_cost(config.encoder, maker, self._machines, tokens)
         encoder = self._encoders[key]
         sides = {"documents": (read.documents, read.document_bytes), "queries": (read.queries(), read.query_bytes)}
         texts = [sides[part] for part in config.parts if config.run is None]
@@ -249,8 +250,10 @@ def embedding_causes(
 
 
 @torch.no_grad()
-def encoder_cost(settings: EncoderSettings, maker: Stage[Any] | None, machines: Machines) -> EncoderCost:
-    """Of a forward pass by the encoder of ``settings``, or what ``maker`` trains."""
+def encoder_cost(
+    settings: EncoderSettings, maker: Stage[Any] | None, machines: Machines, tokens: int = 128
+) -> EncoderCost:
+    """Of a forward pass over texts of so many tokens by the encoder of ``settings``, or what ``maker`` trains."""
     if maker is not None and isinstance(maker.config, RunSettings):
         run = maker.config.model_copy(update={"lora": None, "sharding": "replicated"})
         encoder = outlined_objective(run, Shape(_ROWS), "meta").encoder("document")
@@ -261,7 +264,7 @@ def encoder_cost(settings: EncoderSettings, maker: Stage[Any] | None, machines: 
             encoder = load_towers(own, located.path, located.fingerprint).document
     if isinstance(encoder, ContextualEncoder):
         encoder.use_context(torch.zeros(encoder.contextual_form.vectors, encoder.width), "made up")
-    texts = [text_of(_TOKENS, number) for number in range(ON_GPU["token_budget"] // _TOKENS)]
+    texts = [text_of(tokens, number) for number in range(ON_GPU["token_budget"] // tokens)]
     features = encoder.eval().tokenize(texts, "document")
     counting, peak = count_forward(encoder, features)
     seconds = max(counting.flops / machines.operations(), counting.launches * _LAUNCH)
