@@ -128,7 +128,8 @@ class Filter(Stage[FilterConfig]):
 
     def cost(self, read: Size) -> Cost:
         """Runs of batches are tasks."""
-        made = replace(read, negatives=self.config.negatives_per_example * self.config.has_negatives)
+        negatives = self.config.negatives_per_example * self.config.has_negatives
+        made = replace(read, negatives=negatives, candidates=0)
         made = replace(made, disk=read.epochs * made.epoch_bytes)
         tasks = read.epochs * ceil(read.batches / self.config.batches_per_shard)
         return Cost(made, 49e-6 * read.epochs * read.pairs, tasks)

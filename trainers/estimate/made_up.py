@@ -71,10 +71,10 @@ class MadeUpBatches:
 
     def read(self, epoch: int, index: int) -> pa.Table:  # noqa: ARG002
         """A batch, its texts different from those of others."""
-        shape, count = self._shape, self._shape.rows
-        first = index * count * (2 + shape.hard_negatives)
+        shape, count, negatives = self._shape, self._shape.rows, self._shape.hard_negatives
+        first = index * count * (2 + negatives)
         queries = _texts(first, count, shape.query_tokens)
-        documents = _texts(first + count, count * (1 + shape.hard_negatives), shape.document_tokens)
+        documents = _texts(first + count, count * (1 + negatives), shape.document_tokens)
         drawn = np.random.default_rng(index).integers(0, _DOCUMENTS, (count, max(1, shape.candidates))).tolist()
         rows = [
             {
@@ -84,10 +84,10 @@ class MadeUpBatches:
                 "document": documents[row],
                 "source_id": f"{index} {row // 10}",
                 "domain": self._domain,
-                "hard_negatives": documents[count + row :: count],
+                "hard_negatives": documents[count + negatives * row :][:negatives],
                 "masked": [],
                 "positive_score": 1.0,
-                "hard_negative_scores": [0.0] * shape.hard_negatives,
+                "hard_negative_scores": [0.0] * negatives,
                 "candidate_rows": drawn[row],
                 "candidate_relevance": [1] + [0] * (len(drawn[row]) - 1),
             }
