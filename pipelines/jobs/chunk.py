@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from pipelines.jobs.collect import write_part
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import BYTES_OF_A_WORD, STORED, Cost, Size
 from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import (
     COLLECTION,
@@ -69,6 +72,12 @@ class Chunk(Stage[ChunkConfig]):
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"
+
+    def cost(self, read: Size) -> Cost:
+        """36 MB a second. A chunk has four fifths of the words that it may have."""
+        length, texts = 0.8 * self.config.chunking.max_words * BYTES_OF_A_WORD, read.texts
+        made = replace(read, documents=int(texts / length), document_bytes=length, disk=STORED * texts)
+        return Cost(made, texts / 36e6, ceil(texts / 1e6 / self.config.megabytes_per_shard))
 
     def phases(self) -> list[Phase]:
         """Stretches of whole row groups, so that a shard depends on nothing but the collection."""

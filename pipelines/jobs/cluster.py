@@ -2,6 +2,8 @@
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from math import isqrt, sqrt
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
@@ -86,6 +89,16 @@ class Cluster(Stage[ClusterConfig]):
             raise UserError(f"{artifact.uri} holds no pairs, so there is nothing to cluster.")
         limit = "smallest_domain and the batch size"
         return groups_of(artifact, self.config.smallest_domain, self.config.small_domains, limit)
+
+    def cost(self, read: Size) -> Cost:
+        """N·√K in a domain of many clusters, N·K in one of few. A small domain is a task, and a cell of a large one."""
+        work, tasks = 0.0, 0
+        for pairs in filter(None, read.domains):
+            clusters = number_of_clusters(pairs, self.config.cluster_size)
+            few = clusters <= self.config.kmeans.two_level_above
+            work += pairs * (70e-9 * clusters if few else 153e-6 * sqrt(pairs / 10_000_000))
+            tasks += isqrt(clusters) if pairs > LARGE_DOMAIN else 1
+        return Cost(replace(read, disk=20 * read.pairs), work, tasks)
 
     def phases(self) -> list[Phase]:
         """The pairs domain after domain, then each domain; refuses small ones unless told what to do with them."""

@@ -4,8 +4,10 @@ import hashlib
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
 from raytriever.relations import open_relations
 from raytriever.settings.configuration import input_paths
+from raytriever.stages.cost import STORED, Cost, Size
 from raytriever.stages.stage import BYTES_A_SECOND, WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.held_out import TRAIN, NewSplits
@@ -105,6 +108,11 @@ class Collect(Stage[CollectConfig]):
         """One hash over what the sources say of their own bytes."""
         found = {name: self._open(name).format.fingerprint() for name in self._names()}
         return {"source": hashlib.sha256(json.dumps(found.get("", found), sort_keys=True).encode()).hexdigest()}
+
+    def cost(self, read: Size) -> Cost:
+        """Pieces of the sources, which ``read`` is of, are read and written."""
+        tasks = 2 * ceil(read.texts / self.config.bytes_per_shard)
+        return Cost(replace(read, disk=STORED * read.texts), 37e-6 * read.documents, tasks)
 
     def phases(self) -> list[Phase]:
         """Pieces of the sources are read, all records of a source compared, and the pieces written."""

@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Set
+from dataclasses import replace
+from math import ceil
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +35,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
 from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.vectors import StoredVectors, VectorRows
@@ -125,6 +128,14 @@ class Filter(Stage[FilterConfig]):
         """A split that is not judged."""
         if "collection" in there and self.config.judged_negatives:
             StoredCollection(self.config.collection).judgments(self.config.judged_negatives)
+
+    def cost(self, read: Size) -> Cost:
+        """Runs of batches are tasks."""
+        negatives = self.config.negatives_per_example * self.config.has_negatives
+        made = replace(read, negatives=negatives, candidates=0)
+        made = replace(made, disk=read.epochs * made.epoch_bytes)
+        tasks = read.epochs * ceil(read.batches / self.config.batches_per_shard)
+        return Cost(made, 49e-6 * read.epochs * read.pairs, tasks)
 
     def phases(self) -> list[Phase]:
         """What batches look up, runs of batches, their audit; refuses inputs that don't belong together."""

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Set
+from dataclasses import replace
+from math import ceil
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,6 +21,7 @@ from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
 from raytriever.relations import numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.rankings import StoredRanking
@@ -82,6 +85,13 @@ class Mine(Stage[MineConfig]):
         """A split that is not judged."""
         if "collection" in there:
             StoredCollection(self.config.collection).judgments(self.config.split)
+
+    def cost(self, read: Size) -> Cost:
+        """One task hashes all texts, then blocks of queries are tasks."""
+        candidates = self.config.number or read.candidates
+        made = replace(read, candidates=candidates, disk=12 * candidates * read.queries(self.config.split))
+        tasks = ceil(read.results / self.config.candidates_per_shard)
+        return Cost(made, 0.56e-6 * read.results, tasks, alone=16e-9 * read.texts)
 
     def phases(self) -> list[Phase]:
         """What all look up, blocks of queries, their audit; refuses what doesn't fit together or leaves nothing."""

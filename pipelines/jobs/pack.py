@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
@@ -27,6 +28,7 @@ from raytriever.hashes import numbers_at, string_hashes
 from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, phases_of_epochs
 from retrieval.vectors import StoredVectors
 
@@ -119,6 +121,13 @@ class Pack(Stage[PackConfig]):
         """Clusters of another kind than the order needs."""
         if "clusters" in there:
             _check_clusters(Artifact(str(self.config.clusters), CLUSTERS), self.config)
+
+    def cost(self, read: Size) -> Cost:
+        """A region of an epoch is a task, and so is what all of them set aside; random batches are shuffled."""
+        rows, epochs, most = self.config.packing.batch_size, self.config.epochs, self.config.packing.region_pairs
+        made = replace(read, rows=rows, batches=read.pairs // rows, epochs=epochs, disk=20 * epochs * read.pairs)
+        each = 29e-6 if self.config.clusters else 0.44e-6
+        return Cost(made, each * epochs * read.pairs, epochs * ceil(read.pairs / most))
 
     def phases(self) -> list[Phase]:
         """Pairs in order, parts of epochs, what is dealt anew, epochs; refuses inputs that don't go together."""

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -30,6 +31,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart
 
@@ -186,6 +188,15 @@ class Pairs(Stage[PairsConfig]):
         if "collection" in there:
             for split in self._splits():
                 StoredCollection(self.config.collection).require_split(split)
+
+    def cost(self, read: Size) -> Cost:
+        """One node joins and orders; before, in three fifths of the time, texts are hashed in parallel."""
+        judged = [read.splits.get(split, (0, 0)) for split in self._splits()]
+        most = self.config.documents_per_query
+        pairs = sum(min(pairs, most * queries if most else pairs) for queries, pairs in judged)
+        domains = read.domains if sum(read.domains) == pairs else (pairs,)
+        made = replace(read, pairs=pairs, domains=domains, disk=20 * pairs)
+        return Cost(made, 3.9e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=2.9e-6 * pairs)
 
     def phases(self) -> list[Phase]:
         """Judgments by row; keys of their texts, where these are compared; texts that are near others; pairs."""

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
@@ -18,6 +20,7 @@ from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable, UserError
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
 
@@ -76,6 +79,11 @@ class Queries(Stage[QueriesConfig]):
     algorithm_version = 8
     config_class = QueriesConfig
     unit = "documents"
+
+    def cost(self, read: Size) -> Cost:
+        """A query of ten words is made of each document."""
+        made = replace(read, query_bytes=60, splits={self.config.split: (read.documents, read.documents)})
+        return Cost(made, read.texts / 36e6, ceil(read.documents / self.config.rows_per_shard))
 
     def phases(self) -> list[Phase]:
         """Stretches of rows; chunks of one source are never in two."""

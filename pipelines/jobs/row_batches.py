@@ -3,8 +3,9 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain, pairwise
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from raytriever.errors import UserError
 from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases, phases_of_epochs
 from retrieval.collections.collection import ParquetRows, StoredCollection
 
@@ -104,6 +106,15 @@ class RowBatches(Stage[Config]):
         group_of = keep_domains(names, counts, size, small, self.rows_in_words)
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
         return grouped.divided(self.rows_of_an_order, self.config.seed), int(counts[group_of < 0].sum())
+
+    def cost(self, read: Size) -> Cost:
+        """Runs of batches are tasks."""
+        rows, epochs = self.grouping().batch_size, self.config.epochs
+        batches = self.config.batches_per_epoch or (read.queries("train") if self.shared else read.documents) // rows
+        made = replace(read, rows=rows, batches=batches, pairs=batches * rows, epochs=epochs)
+        times = 1 if self.shared else epochs
+        made = replace(made, disk=times * made.epoch_bytes)
+        return Cost(made, 32e-6 * times * made.pairs, times * ceil(batches / self.config.batches_per_shard))
 
     def phases(self) -> list[Phase]:
         """Rows and stretches, orders, batches; refuses rows that don't make one batch, or not as many as asked for."""

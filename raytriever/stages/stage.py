@@ -9,7 +9,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
@@ -24,6 +24,7 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.placement import cpus_of_a_worker, threads_of_a_worker, tokenizing_threads, workers_that_fit
 from raytriever.stages.ray_session import RaySession
 
@@ -192,6 +193,10 @@ class Stage(Generic[Config]):
             for name, task in zip(phase.shards, phase.tasks, strict=True):
                 shards.append(Shard(name, task, place, phase.intermediate, phase.make.__name__))
         return shards
+
+    def cost(self, read: Size) -> Cost:
+        """What it takes to make what it makes of inputs of the size ``read``; by default a moment."""
+        return Cost(replace(read, disk=0), tasks=min(1, read.documents))
 
     def load(self) -> None:
         """Worker-side set-up, once per worker, before the first ``make``."""

@@ -5,6 +5,7 @@ And what training may do to its blocks: compute their activations again in the b
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,9 @@ _UNREADABLE = (OSError, ValueError, RuntimeError, ImportError, *_MEANINGLESS)
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
 _OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
+
+OUTLINED = ContextVar[torch.device | None]("OUTLINED", default=None)
+"""Where set, models are made on this device from their configurations alone: for estimates, which have no weights."""
 
 
 def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None) -> nn.Module:
@@ -70,7 +74,12 @@ def load_pretrained(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if dropout is not None:
             set_dropout(config, dropout)
-        model, report = loader(config).from_pretrained(
+        kind, outlined = loader(config), OUTLINED.get()
+        if outlined is not None:
+            with outlined:
+                make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
+                return make(config, dtype=torch.float32, **arguments), set()
+        model, report = kind.from_pretrained(
             path,
             config=config,
             dtype=torch.float32,

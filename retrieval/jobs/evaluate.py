@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Set
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
@@ -124,6 +126,11 @@ class Evaluate(Stage[EvaluateConfig]):
         for name, path in self.config.runs.items():
             found[f"runs.{name}"] = ranking_fingerprint(f"runs.{name}", path)
         return found
+
+    def cost(self, read: Size) -> Cost:
+        """One task judges all runs."""
+        queries = read.queries(self.config.split)
+        return Cost(replace(read, disk=0), 0.36e-3 * len(self.config.runs) * queries, min(1, queries))
 
     def phases(self) -> list[Phase]:
         """One task; refuses rankings over another collection."""

@@ -1,5 +1,7 @@
 """`raytriever fuse`: several rankings into one by reciprocal rank."""
 
+from dataclasses import replace
+from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -7,6 +9,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.indexes.top_k import Ranking, reciprocal_rank_fusion
 from retrieval.rankings import RANKING, StoredRanking, Tag, join_ranking_blocks, write_ranking_block
@@ -36,6 +39,11 @@ class Fuse(Stage[FuseConfig]):
     config_class = FuseConfig
     unit = "queries"
     results = ("run.trec",)
+
+    def cost(self, read: Size) -> Cost:
+        """Blocks of queries are tasks; results of all runs are counted."""
+        tasks = ceil(read.results / max(1, read.candidates) / self.config.queries_per_shard)
+        return Cost(replace(read, disk=52 * read.results), 0.43e-6 * len(self.config.runs) * read.results, tasks)
 
     def phases(self) -> list[Phase]:
         """Blocks of queries, then one ranking; refuses rankings over different collections or queries."""

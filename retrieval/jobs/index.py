@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Set
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from raytriever.artifacts.long_columns import joined
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, Settings
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.contexts import copy_context
@@ -133,6 +135,16 @@ class Index(Stage[IndexConfig]):
             index = empty_index(rows.dimension, settings.factory)
             _require_enough(settings, index, len(rows) * rows.vectors_per_text, stored.uri)
         require_names(names, "A document id")
+
+    def cost(self, read: Size) -> Cost:
+        """A shard of vectors is what fits a worker's memory; BM25 counts the words of as many documents at a time."""
+        settings = self.config.index
+        if isinstance(settings, LexicalIndexSettings):
+            shards = math.ceil(read.documents / settings.documents_per_shard)
+            return Cost(replace(read, shards=shards, disk=0.75 * read.texts), 162e-9 * read.texts, shards)
+        size = 4 * read.documents * read.dimension
+        shards = settings.shards or math.ceil(_BUILDING_FACTOR * size / settings.memory_budget)
+        return Cost(replace(read, shards=shards, disk=size), 13e-9 * size, shards if size else 0)
 
     def phases(self) -> list[Phase]:
         """What is found out of all documents, and a shard for each run of rows."""

@@ -1,6 +1,8 @@
 """`raytriever rerank`: the best of a first stage, ranked anew by an encoder's vectors or a module over them."""
 
+from dataclasses import replace
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 from pydantic import Field
@@ -8,6 +10,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import LocatedModel, locate_model
@@ -60,6 +63,13 @@ class Rerank(Stage[RerankConfig]):
         run = {"run": ranking_fingerprint("run", found.pop("run"))}
         fingerprints = run | {key: Artifact(path).fingerprint for key, path in found.items()}
         return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
+
+    def cost(self, read: Size) -> Cost:
+        """Blocks of queries are tasks; each candidate's vector meets its query's."""
+        queries, depth = read.results // max(1, read.candidates), min(self.config.depth, read.candidates)
+        made = replace(read, candidates=depth, results=depth * queries, disk=52 * depth * queries)
+        tasks = ceil(queries / self.config.queries_per_shard)
+        return Cost(made, 8e-9 * made.results * read.dimension, tasks)
 
     def phases(self) -> list[Phase]:
         """Blocks of queries, then one ranking; refuses a ranking or vectors of another collection."""

@@ -1,6 +1,8 @@
 """`raytriever search`: the queries of a split against an index; writes a TREC run."""
 
 from collections.abc import Set
+from dataclasses import replace
+from math import ceil
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.artifacts.long_columns import joined, take_texts
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
@@ -94,6 +97,14 @@ class Search(Stage[SearchConfig]):
             require_names(id_blocks(StoredCollection(self.config.collection), "documents/"), "A document id")
         if ("queries" if self.config.queries else "collection") in there:
             require_names([_ids_of(self._asked(), self._searched())], "A query id")
+
+    def cost(self, read: Size) -> Cost:
+        """Blocks of queries meet each shard: of vectors every number, of BM25 every document."""
+        queries, top_k = read.queries(self.config.split), self.config.top_k
+        made = replace(read, candidates=top_k, results=top_k * queries, disk=52 * top_k * queries)
+        each = 52e-12 * read.dimension if self.config.vectors else 2.9e-9
+        tasks = ceil(queries / self.config.queries_per_shard) * read.shards
+        return Cost(made, each * queries * read.documents, tasks)
 
     def phases(self) -> list[Phase]:
         """Each block of queries in each index shard, merged, then joined; refuses vectors of another encoder."""
