@@ -5,16 +5,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import typer
+from numpy.typing import NDArray
 
-from pipelines.batches import BatchReader
+from pipelines.batches import BatchReader, mask_of
+from raytriever.artifacts.long_columns import places_among
 from raytriever.errors import UserError
 from raytriever.reports.report import Plot, Section, render
+from retrieval.collections.collection import TextPart
 from retrieval.vectors import StoredVectors
 
 Row = dict[str, Any]
 
 _CANDIDATES_SHOWN = 10  # of a list's best, beside its relevant ones
+_PRINTED = 40  # queries of a matrix in a terminal, two characters a cell
+_SHADES = " ░▒▓█"
 
 
 def describe_batch(reader: BatchReader, epoch: int, index: int) -> Iterator[str]:
@@ -100,6 +108,39 @@ def _shorten(label: str, text: str, lines: int) -> str:
     return "    " + label + ("\n" + " " * (4 + len(label))).join(shown[:lines]) + more
 
 
+def batch_matrix(rows: pa.Table, vectors: StoredVectors) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Similarities of a batch's queries with its documents, then with its hard negatives, and which are masked: (B, M).
+
+    Raises ``UserError`` as ``text_vectors``.
+    """
+    ids = [*rows["document_id"].chunks, *pc.list_flatten(rows["hard_negative_ids"]).chunks]
+    documents = text_vectors(vectors, "documents", pa.chunked_array(ids))
+    return text_vectors(vectors, "queries", rows["query_id"]) @ documents.T, mask_of(rows)
+
+
+def text_vectors(vectors: StoredVectors, part: TextPart, ids: pa.ChunkedArray) -> NDArray[np.float32]:
+    """The vectors of texts by their ids: (n, d). Raises ``UserError`` where a text has none, or several."""
+    stored = vectors.part(part)
+    stored.require_all()
+    places = places_among(ids, stored.ids())
+    if (places < 0).any() or stored.vectors_per_text > 1:
+        raise UserError(
+            f"{vectors.uri} does not hold one vector for each of the batch's {part}. Give those of the collection that"
+            " the batches were made from, by an encoder with one vector a text."
+        )
+    return stored.gather(places)
+
+
+def matrix_lines(scores: NDArray[np.float32], mask: NDArray[np.bool_]) -> Iterator[str]:
+    """A line for each of a batch's first 40 queries, a cell for each of their documents."""
+    scores, mask = scores[:_PRINTED, :_PRINTED], mask[:_PRINTED, :_PRINTED]
+    low, high = float(scores.min()), float(scores.max())
+    shades = np.rint((scores - low) / max(high - low, 1e-9) * (len(_SHADES) - 1)).astype(int)
+    yield f"similarities of {len(scores)} queries and their documents, from {low:.2f} to {high:.2f} (██); xx: masked"
+    for row, left_out in zip(shades.tolist(), mask.tolist(), strict=True):
+        yield "    " + "".join("xx" if out else _SHADES[shade] * 2 for shade, out in zip(row, left_out, strict=True))
+
+
 def show(
     batches: Annotated[str, typer.Argument(help="A batches artifact.")],
     batch: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
@@ -111,7 +152,6 @@ def show(
     reader = BatchReader(batches)
     lines = list(describe_batch(reader, epoch, batch))
     if vectors is not None and reader.layout == "pairs":
-        from pipelines.reports.matrix import batch_matrix, matrix_lines
         from raytriever.reports.plots import heat_map
 
         scores, mask = batch_matrix(reader.read(epoch, batch), StoredVectors(vectors))

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.sources import AnySource, JoinedSources
-from pipelines.jobs.left_out import check_kept, find_left_out, make_splits
+from pipelines.jobs.left_out import check_kept, find_left_out, make_splits, record_batches, record_schema
 from pipelines.jobs.lookups import earlier_file, earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
@@ -32,7 +32,6 @@ from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Par
 from retrieval.collections.held_out import TRAIN, NewSplits
 from retrieval.collections.reading import Limits, Piece, reading_within
 from retrieval.collections.records import CrossValidation, Source
-from retrieval.collections.unfit_records import record_batches, record_schema
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own

@@ -11,14 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.batch_description import describe_batch
+from pipelines.batch_description import batch_matrix, describe_batch, text_vectors
 from pipelines.batches import BatchReader, mask_of
 from pipelines.filtering.hard_negatives import FILLED
 from pipelines.filtering.mask_audit import example_table, mask_table
 from pipelines.packing.hardness import batch_hardness
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import sample_of
-from pipelines.reports.matrix import batch_matrix, text_vectors
 from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.reports.plots import Panel, curve_panels, heat_map
 from raytriever.reports.report import Block, Details, Plot, Section

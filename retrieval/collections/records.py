@@ -1,7 +1,7 @@
 """What a format gives: plain records with the place each was read at, and settings for records that are no good.
 
 A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
-formats have in common is in ``unfit_records``.
+formats have in common is in ``raytriever collect``.
 """
 
 import hashlib

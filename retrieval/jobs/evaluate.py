@@ -155,7 +155,7 @@ class Evaluate(Stage[EvaluateConfig]):
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
-        metrics = how | metrics_of(systems, measures) | ({"mine": config.mine} if config.mine else {})
+        metrics: dict[str, Any] = how | metrics_of(systems, measures) | ({"mine": config.mine} if config.mine else {})
         write_evaluation(writer, metrics, systems, comparisons)
         if config.by_domain and judged_by.collection is not None:
             domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)

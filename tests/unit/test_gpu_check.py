@@ -25,7 +25,7 @@ from benchmarks.gpu_check import main, run_checks, summary, write_page
 from benchmarks.random_models import OBJECTIVES
 from raytriever.errors import UserError
 from trainers.estimate.machines import Machines, find_gpus, known_gpu
-from trainers.objectives.union import AnyObjectiveSettings
+from trainers.run_settings import AnyObjectiveSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

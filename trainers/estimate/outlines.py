@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from raytriever.artifacts.hub_mirror import mirrored
+from raytriever.artifacts.object_store import mirrored
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, read_yaml
 from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from pipelines.jobs.collect import Collect
 from pipelines.jobs.pairs import PairsConfig
-from raytriever.artifacts.hub_mirror import HUB_MIRROR
+from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.command_line import RecipeArgument, SetOption, UntilOption
 from raytriever.errors import UserError
 from raytriever.reports.log import log

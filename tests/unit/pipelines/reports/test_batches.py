@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipelines import batch_description
 from pipelines.batch_description import show
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import RULES
@@ -19,7 +20,6 @@ from pipelines.packing.hardness import batch_hardness
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports import batches as drawn
-from pipelines.reports import matrix
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -218,15 +218,19 @@ def test_the_section_draws_one_batch_with_its_texts_and_examples_of_each_rule(sm
 def test_the_larger_a_similarity_the_darker_and_masked_cells_are_marked() -> None:
     scores = np.array([[1, -1, 0], [0.5, 1, -0.5]], np.float32)
     mask = np.array([[False, False, True], [False, False, False]])
-    head, *lines = matrix.matrix_lines(scores, mask)
+    head, *lines = batch_description.matrix_lines(scores, mask)
     assert head == "similarities of 2 queries and their documents, from -1.00 to 1.00 (██); xx: masked"
     assert lines == ["    ██  xx", "    ▓▓██░░"]
-    assert [len(line) for line in matrix.matrix_lines(np.ones((90, 180)), np.zeros((90, 180), bool))][1:] == [84] * 40
+    assert [len(line) for line in batch_description.matrix_lines(np.ones((90, 180)), np.zeros((90, 180), bool))][
+        1:
+    ] == [84] * 40
 
 
 def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tmp_path, capsys, monkeypatch) -> None:
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(matrix, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"])
+    monkeypatch.setattr(
+        batch_description, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"]
+    )
     page = tmp_path / "page.html"
     show(small_run["batches"], 1, 0, small_run["vectors"], page)
     assert capsys.readouterr().out.endswith("\n\ndrawn\n")
