@@ -27,6 +27,7 @@ from raytriever.artifacts.artifact import (
 )
 from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows
+from raytriever.reports.log import log
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
@@ -132,14 +133,17 @@ def check_negatives(
 ) -> None:
     """Raises ``UserError`` where packed pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
 
-    Whatever is to be done with few: where no pair has any, the negatives are of other queries.
+    Where no pair has any, the negatives may be of other queries: refused, or said where all are drawn at random.
     """
     packed = np.zeros(pairs.rows, dtype=bool)
     for table in ParquetRows(packing, packing.names("epoch=")).tables(["pair"]):
         packed[table["pair"].to_numpy()] = True
     of_packed = lengths[read_pairs(pairs, ["query_row"])["query_row"].to_numpy()[packed]]
     if not of_packed.any():
-        raise UserError("No packed pair's query has a hard negative. Are they of the queries of these pairs' split?")
+        none = "No packed pair's query has a hard negative. Are they of the queries of these pairs' split?"
+        if too_few != "random":
+            raise UserError(none)
+        log.warning(f"Warning: {none} All are drawn at random.")
     short = np.flatnonzero(of_packed < number)
     if len(short) and too_few == "refuse":
         instead = "'repeat'" if scored else "'repeat' or 'random'"  # no teacher scores what is drawn at random
