@@ -20,7 +20,7 @@ from pydantic import Field
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.sources import AnySource, JoinedSources
 from pipelines.jobs.left_out import check_kept, find_left_out, make_splits, record_batches, record_schema
-from pipelines.jobs.lookups import earlier_file, earlier_record
+from pipelines.jobs.lookups import earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
@@ -35,6 +35,7 @@ from retrieval.collections.records import CrossValidation, Source
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own
+_COMPARED_BY = "compared"  # the shard
 _ROW = pa.field("row", pa.int64(), nullable=False)
 _MOVED = pa.schema([("query_id", pa.string()), ("split", pa.string())])
 _COMPARED: dict[Part, list[str]] = {
@@ -45,11 +46,20 @@ _COMPARED: dict[Part, list[str]] = {
 
 
 class SourcePiece(NamedTuple):
-    """What one task reads and writes: a piece of the source ``name``, in which it has this ``number``."""
+    """What one task reads and writes: a piece of the source ``name``, in which it has this ``number``.
+
+    ``place``: its number among the pieces of all sources.
+    """
 
     name: str
     number: int
     piece: Piece | None
+    place: int = 0
+
+    @property
+    def read_by(self) -> str:
+        """The shard that reads it."""
+        return f"read-{self.place:05d}"
 
     @property
     def row(self) -> int:
@@ -120,9 +130,10 @@ class Collect(Stage[CollectConfig]):
             for name in self._names()
             for number, piece in enumerate(self._pieces(name))
         ]
+        pieces = [piece._replace(place=place) for place, piece in enumerate(pieces)]
         return [
             Phase("read", pieces, self._read),
-            Phase("compared", WHOLE, self._compare),
+            Phase(_COMPARED_BY, WHOLE, self._compare),
             Phase("write", pieces, self._write, intermediate=False),
         ]
 
@@ -194,17 +205,17 @@ class Collect(Stage[CollectConfig]):
             writer.add(_left_out(number))
         return writer.commit(0, facts=taken_from)
 
-    def _shards_of(self, name: str) -> Iterator[tuple[str, SourcePiece]]:
-        """Those that read the source."""
-        for shard, piece in zip(self._phases["read"].shards, self._phases["read"].tasks, strict=True):
-            if piece.name == name:
-                yield shard, piece
+    def _pieces_of(self, name: str) -> Iterator[SourcePiece]:
+        return (piece for piece in self._phases["read"].tasks if piece.name == name)
+
+    def _folder(self) -> Folder:
+        return Folder(self.config.output)
 
     def _refuse_absent(self, name: str) -> None:
         """Columns that no piece of the source has."""
         absent = defaultdict[str, set[str]](set)
-        for shard, _ in self._shards_of(name):
-            for column, problem in earlier_record(self.config.output, shard).facts["absent"].items():
+        for piece in self._pieces_of(name):
+            for column, problem in earlier_record(self.config.output, piece.read_by).facts["absent"].items():
                 absent[column].add(problem)
         for problems in absent.values():
             if "" not in problems:
@@ -212,16 +223,16 @@ class Collect(Stage[CollectConfig]):
 
     def _numbered(self, name: str, part: Part, schema: pa.Schema) -> Iterator[pa.Table]:
         """Columns of all records of a source, with the number of each."""
-        for shard, piece in self._shards_of(name):
+        for piece in self._pieces_of(name):
             first = piece.row
-            for batch in self._records(_records_of(shard, part), _COMPARED[part]):
+            for batch in self._records(_records_of(piece.read_by, part), _COMPARED[part]):
                 rows = pa.array(np.arange(first, first + len(batch)))
                 first += len(batch)
                 yield pa.table([*batch.columns, rows], schema=schema)
 
     def _records(self, file: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The records that a piece handed on, as many at once as were read at once."""
-        with Folder(self.config.output).open_input(file) as source:
+        with self._folder().open_input(file) as source:
             records = pq.ParquetFile(source)
             for group in range(records.num_row_groups):
                 yield records.read_row_group(group, columns=columns).combine_chunks().to_batches()[0]
@@ -235,15 +246,14 @@ class Collect(Stage[CollectConfig]):
     def _write(self, piece: SourcePiece, writer: ShardWriter) -> ShardRecord:
         """Writes what is left of a piece: documents, queries, judgments."""
         name, policies = piece.name, self._open(piece.name).policies
-        shard = self._phases["read"].shards[self._phases["read"].tasks.index(piece)]
-        read, counts, dropped = earlier_record(self.config.output, shard), dict[Part, int](), Counter[str]()
-        (compared,), found = self._phases["compared"].shards, _left_out(self._names().index(name))
+        read, counts, dropped = earlier_record(self.config.output, piece.read_by), dict[Part, int](), Counter[str]()
         own_rows = [("row", ">=", piece.row), ("row", "<", piece.row + (1 << _ROW_BITS))]
-        left_out = pq.read_table(earlier_file(self.config.output, compared, found), filters=own_rows)
+        with self._folder().open_input(_left_out(self._names().index(name))) as source:
+            left_out = pq.read_table(source, filters=own_rows)
         for part, schema in SCHEMAS.items():
             of_part = left_out.filter(pc.equal(left_out["part"], part))
             dropped.update(of_part["reason"].to_pylist())
-            batches = self._kept(_records_of(shard, part), part, of_part["row"].to_numpy() - piece.row)
+            batches = self._kept(_records_of(piece.read_by, part), part, of_part["row"].to_numpy() - piece.row)
             if part == "judgments" and policies.cross_validation:
                 batches = _shared_out(batches, policies.cross_validation)
             if part == "judgments" and self.config.new_splits is not None:
@@ -262,9 +272,9 @@ class Collect(Stage[CollectConfig]):
 
     def _moved(self, batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
         """Judgments with the new splits of their queries; what else is of the split these came from is 'train'."""
-        (compared,), source = self._phases["compared"].shards, self._names().index(name)
-        moved = pq.read_table(earlier_file(self.config.output, compared, _moved(source)))
-        taken_from = earlier_record(self.config.output, compared).facts[name]
+        with self._folder().open_input(_moved(self._names().index(name))) as source:
+            moved = pq.read_table(source)
+        taken_from = earlier_record(self.config.output, _COMPARED_BY).facts[name]
         for batch in batches:
             found = pc.index_in(batch["query_id"], value_set=moved["query_id"].combine_chunks())
             splits = pc.coalesce(moved["split"].combine_chunks().take(found), TRAIN)
