@@ -19,7 +19,7 @@ from pydantic import Field
 
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.sources import AnySource, JoinedSources
-from pipelines.jobs.left_out import check_kept, find_left_out, make_splits, record_batches, record_schema
+from pipelines.jobs.left_out import check_kept, find_left_out, moved_queries, record_batches, record_schema
 from pipelines.jobs.lookups import earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
@@ -31,7 +31,7 @@ from raytriever.stages.stage import BYTES_A_SECOND, WHOLE, Phase, Shard, Stage, 
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.held_out import TRAIN, NewSplits
 from retrieval.collections.reading import Limits, Piece, reading_within
-from retrieval.collections.records import CrossValidation, Source
+from retrieval.collections.records import Source
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own
@@ -75,7 +75,8 @@ class CollectConfig(StageConfig):
     bytes_per_shard: int = Field(default=32 << 20, gt=0)
     """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
     new_splits: NewSplits | None = None
-    """Splits for validation and for testing, made of the judgments where these have none; null: as they are."""
+    """Splits for validation and for testing, made of the judgments where these have none; null: as they are. A source
+    with cross_validation has those of its folds."""
     limits: Limits = Limits()
     """How large one piece of the source may be."""
 
@@ -198,10 +199,8 @@ class Collect(Stage[CollectConfig]):
                 check_kept(db, source, record_at)
                 path = writer.path(_left_out(number))
                 db.write("SELECT part, row, reason FROM left_out ORDER BY part, row", path)
-                if self.config.new_splits is not None:
-                    taken_from[name], moved = make_splits(db, source.format.judgments_name, self.config.new_splits)
-                    table = pa.table([list(moved), list(moved.values())], schema=_MOVED)
-                    writer.add_table(_moved(number), table)
+                taken_from[name], moved = moved_queries(db, source, self.config.new_splits, record_at)
+                writer.add_table(_moved(number), pa.table([list(moved), list(moved.values())], schema=_MOVED))
             writer.add(_left_out(number))
         return writer.commit(0, facts=taken_from)
 
@@ -245,7 +244,7 @@ class Collect(Stage[CollectConfig]):
 
     def _write(self, piece: SourcePiece, writer: ShardWriter) -> ShardRecord:
         """Writes what is left of a piece: documents, queries, judgments."""
-        name, policies = piece.name, self._open(piece.name).policies
+        name = piece.name
         read, counts, dropped = earlier_record(self.config.output, piece.read_by), dict[Part, int](), Counter[str]()
         own_rows = [("row", ">=", piece.row), ("row", "<", piece.row + (1 << _ROW_BITS))]
         with self._folder().open_input(_left_out(self._names().index(name))) as source:
@@ -254,9 +253,7 @@ class Collect(Stage[CollectConfig]):
             of_part = left_out.filter(pc.equal(left_out["part"], part))
             dropped.update(of_part["reason"].to_pylist())
             batches = self._kept(_records_of(piece.read_by, part), part, of_part["row"].to_numpy() - piece.row)
-            if part == "judgments" and policies.cross_validation:
-                batches = _shared_out(batches, policies.cross_validation)
-            if part == "judgments" and self.config.new_splits is not None:
+            if part == "judgments":
                 batches = self._moved(batches, name)
             folder = f"{part}/{name}".rstrip("/")
             counts[part] = write_part(writer, folder, schema, _named(batches, name), piece.number)
@@ -275,10 +272,12 @@ class Collect(Stage[CollectConfig]):
         with self._folder().open_input(_moved(self._names().index(name))) as source:
             moved = pq.read_table(source)
         taken_from = earlier_record(self.config.output, _COMPARED_BY).facts[name]
+        place = JUDGMENTS.get_field_index("split")
         for batch in batches:
             found = pc.index_in(batch["query_id"], value_set=moved["query_id"].combine_chunks())
             splits = pc.coalesce(moved["split"].combine_chunks().take(found), TRAIN)
-            yield _with_splits(batch, pc.if_else(pc.equal(batch["split"], taken_from), splits, batch["split"]))
+            splits = pc.if_else(pc.equal(batch["split"], taken_from), splits, batch["split"])
+            yield batch.set_column(place, JUDGMENTS.field(place), splits)
 
     def _kept(self, records: str, part: Part, left_out: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """The rows of a file of records without those ``left_out``, ascending."""
@@ -322,18 +321,6 @@ def _prefix(name: str) -> str:
 def _told_by(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """What a source tells of itself, by its name, if it has one."""
     return {_prefix(name) + what: value for what, value in told.items()}
-
-
-def _shared_out(batches: Iterable[pa.RecordBatch], folds: CrossValidation) -> Iterator[pa.RecordBatch]:
-    """Judgments with the splits that folds give them."""
-    for batch in batches:
-        splits = map(folds.split_of, batch["query_id"].to_pylist(), batch["split"].to_pylist())
-        yield _with_splits(batch, pa.array(splits, pa.string()))
-
-
-def _with_splits(judgments: pa.RecordBatch, splits: pa.Array) -> pa.RecordBatch:
-    place = JUDGMENTS.get_field_index("split")
-    return judgments.set_column(place, JUDGMENTS.field(place), splits)
 
 
 def _named(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:

@@ -112,6 +112,7 @@ OF_TWO_SPLITS = """
         AND query_id IN (SELECT query_id FROM kept WHERE split <> $split)
     ORDER BY row LIMIT 1
 """
+QUERIES_OF = "SELECT DISTINCT query_id FROM kept WHERE split = $split ORDER BY query_id"
 ANSWERED = "SELECT DISTINCT query_id AS id FROM kept WHERE split = $split AND relevance > 0 ORDER BY id"
 ANSWERS = """
     SELECT dense_rank() OVER (ORDER BY query_id) - 1 AS query, dense_rank() OVER (ORDER BY document_id) - 1 AS document
@@ -166,11 +167,24 @@ def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
             f" ({counted or 'there are none'}). Are these the right files?"
         )
     db.run(KEPT_JUDGMENTS)
+
+
+def moved_queries(
+    db: Relations, source: Source, settings: NewSplits | None, record_at: RecordAt
+) -> tuple[str, dict[str, str]]:
+    """A split, and the new split of queries of it: by the source's folds, or by ``settings``; ('', {}) without both.
+
+    Raises ``UserError`` where the split can't be shared out.
+    """
+    format_, policies = source
     if format_.judgments_name and policies.cross_validation:
-        _check_folds(db, format_.judgments_name, policies.cross_validation, record_at)
+        return _share_out(db, format_.judgments_name, policies.cross_validation, record_at)
+    return _hold_out(db, format_.judgments_name, settings) if settings else ("", {})
 
 
-def _check_folds(db: Relations, judgments_name: str, folds: CrossValidation, record_at: RecordAt) -> None:
+def _share_out(
+    db: Relations, judgments_name: str, folds: CrossValidation, record_at: RecordAt
+) -> tuple[str, dict[str, str]]:
     """Raises ``UserError`` where no judgment is of the split, or one of its queries is judged in another too."""
     for (row,) in db.rows(OF_TWO_SPLITS, split=folds.split):
         record = record_at("judgments", row)
@@ -187,14 +201,11 @@ def _check_folds(db: Relations, judgments_name: str, folds: CrossValidation, rec
             f"cross_validation.split is '{folds.split}', but {judgments_name} has no"
             f" judgments of it. Splits there: {', '.join(splits)}."
         )
+    return folds.split, {query: folds.split_of(query) for (query,) in db.rows(QUERIES_OF, split=folds.split)}
 
 
-def make_splits(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict[str, str]]:
-    """The split that queries are taken from, and the new split of each of these; ('', {}) where none is needed.
-
-    ``where``: the files of the judgments, for messages. Raises ``UserError`` where there is no such split, or too few
-    queries of it.
-    """
+def _hold_out(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict[str, str]]:
+    """Queries for splits that are missing; ('', {}) where none is."""
     splits = [split for (split,) in db.rows(SPLITS)]
     taken_from = splits[0] if len(splits) == 1 else TRAIN
     wanted = [split for split in NEW if split not in splits or split == taken_from]
