@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import typer
 
 from pipelines.batches import BatchReader, mask_of
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.report import Plot, Section, render
 from retrieval.vectors import StoredVectors
@@ -127,4 +128,4 @@ def show(
             html.write_text(render(lines[0], reader.uri, [section]), encoding="utf-8")
     elif vectors or html:
         raise UserError("A matrix of similarities is one of batches of pairs and of --vectors: give both.")
-    typer.echo("\n".join(lines))
+    echo("\n".join(lines))

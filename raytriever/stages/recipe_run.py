@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import typer
-
 from raytriever.artifacts.artifact import Artifact, is_artifact, read_run
 from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import stage_class
 from raytriever.reports.log import log, log_fields
@@ -105,7 +104,7 @@ def run_recipe(
                     with _naming(later):
                         stages[later].check_inputs(made)
     for line in closing_lines(finished):
-        typer.echo(line)
+        echo(line)
 
 
 def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
