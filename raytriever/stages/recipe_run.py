@@ -161,7 +161,7 @@ def run_stage(
             shards = [dataclasses.replace(shard, derivation=writer.derivation.digest) for shard in shards]
             if finished:
                 log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
-            with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
+            with ProgressLine(label, stage.total_rows(shards), stage.unit, stage.reads()) as progress:
                 progress.start_at(sum(record.rows for record in finished.values()))
                 for phase in sorted({shard.phase for shard in shards}):
                     pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]

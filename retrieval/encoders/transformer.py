@@ -159,7 +159,7 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
         tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"The tokenizer in {path} can't be loaded: {first_line(error)}") from error
-    _compare_with_file(tokenizer, path / "tokenizer.json")
+    compare_with_file(tokenizer, path / "tokenizer.json")
     if tokenizer.truncation_side == "left":
         warn_once(f"{path}: the tokenizer cuts long texts at the front (truncation_side). Here the end is cut off.")
     tokenizer.padding_side = "right"
@@ -172,7 +172,7 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
     return tokenizer
 
 
-def _compare_with_file(tokenizer: Any, file: Path) -> None:
+def compare_with_file(tokenizer: Any, file: Path) -> None:
     """Tells where the class that tokenizer_config.json names reads texts otherwise than tokenizer.json says."""
     from tokenizers import Tokenizer
 

@@ -39,6 +39,7 @@ class CountingTokenizer:
     pad_token_id = eos_token_id = _END
     all_special_ids = (_END,)
     model_max_length = 10**9
+    name_or_path = truncation_side = ""
     backend_tokenizer = SimpleNamespace(normalizer=None)
 
     def __len__(self) -> int:
@@ -97,6 +98,7 @@ def without_weights(fake: FakeTensorMode) -> Iterator[None]:
         patch.object(PreTrainedModel, "from_pretrained", classmethod(cast(Any, model))),
         patch.object(AutoTokenizer, "from_pretrained", lambda *_, **__: CountingTokenizer()),
         patch.object(transformer, "require_tokenizer", lambda _: None),
+        patch.object(transformer, "compare_with_file", lambda *_: None),
         patch.object(text_encoder, "find_tokenizer", Path),
         patch.object(text_encoder, "load_layers", load_layers),
         patch.object(nn.Module, "_apply", _replace_tensors),
