@@ -218,7 +218,7 @@ def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bo
     if wanted == "auto":
         asked = stated.get("add_eos_token") is True
         wanted = (asked or may_need_eos) and ids[-len(bare) :] == bare
-        if asked and wanted:
+        if asked and wanted and eos is not None:
             warn_once(_ADDED.format(path, "end in", eos, "add_eos_token"))
     if present or not wanted:
         return present

@@ -45,7 +45,7 @@ class Rerank(Stage[RerankConfig]):
 
     command = "rerank"
     kind = RANKING
-    algorithm_version = 3
+    algorithm_version = 2
     config_class = RerankConfig
     unit = "queries"
     results = ("run.trec",)
