@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader, mask_of
 from raytriever.artifacts.long_columns import places_among
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.report import Plot, Section, render
 from retrieval.collections.collection import TextPart
@@ -162,4 +163,4 @@ def show(
             html.write_text(render(lines[0], reader.uri, [section]), encoding="utf-8")
     elif vectors or html:
         raise UserError("A matrix of similarities is one of batches of pairs and of --vectors: give both.")
-    typer.echo("\n".join(lines))
+    echo("\n".join(lines))

@@ -25,6 +25,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
 from raytriever.relations import open_relations
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.cost import STORED, Cost, Size
 from raytriever.stages.stage import BYTES_A_SECOND, WHOLE, Phase, Shard, Stage, StageConfig
@@ -141,6 +142,11 @@ class Collect(Stage[CollectConfig]):
     def seconds_here(self, pending: list[Shard]) -> float:
         """Of reading the sources' files."""
         return len(pending) * min(self.config.bytes_per_shard, self._bytes()) / BYTES_A_SECOND
+
+    def reads(self) -> str:
+        """The sources' first file, and how many more there are."""
+        first, *more = [file for name in self._names() for file in self._open(name).format.files] or [""]
+        return f"{first} and {counted(len(more), 'more file')}" if more else first
 
     def _bytes(self) -> int:
         count = 0

@@ -114,7 +114,7 @@ class Export(Stage[ExportConfig]):
 
     command = "export"
     kind = EXPORT
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = ExportConfig
     results = ("",)
 

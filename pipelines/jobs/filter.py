@@ -30,7 +30,7 @@ from pipelines.jobs.filter_lookups import (
 from pipelines.jobs.lookups import TEXT_PARTS, Texts, groups_of_files, open_parts, text_phases, write_part
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates
-from pipelines.pairs.pairs import PAIRS, read_positives
+from pipelines.pairs.pairs import PAIRS, POSITIVES, read_positives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
@@ -142,6 +142,7 @@ class Filter(Stage[FilterConfig]):
         config = self.config
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
         collection = StoredCollection(config.collection)
+        pairs.listed(POSITIVES)
         require_same_origin("pairs", packing, pairs)
         require_same_origin("collection", collection, pairs)
         if config.vectors:
@@ -248,10 +249,13 @@ class Filter(Stage[FilterConfig]):
         return facts | ({"teacher_scores": True} if self.config.teacher_scores else {})
 
     def summary(self, artifact: Artifact) -> str:
-        """Batches and the share of negatives left out."""
+        """Batches, the share of negatives left out, and how many examples have none left, whose loss is 0."""
         counts = artifact.manifest["counts"]
         masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
-        return f"{counts['batches']:,} batches, {masked / max(counts['negatives'], 1):.2%} of negatives masked"
+        rows = artifact.read_json("audit.json")["rows"]
+        alone = f", {rows['without_negatives']:,} of {rows['all']:,} examples without any left"
+        share = f"{masked / max(counts['negatives'], 1):.2%} of negatives masked"
+        return f"{counts['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
 
     def announce(self, artifact: Artifact) -> list[str]:
         """Of masks that a surrogate made, the audit's table and what some of them left out."""

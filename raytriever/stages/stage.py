@@ -237,6 +237,10 @@ class Stage(Generic[Config]):
         """Rows of all shards together, for the time left; None where only making them tells."""
         return None
 
+    def reads(self) -> str:
+        """What it reads first, in words: its inputs."""
+        return ", ".join(Path(path).name for path in input_paths(self.config).values())
+
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """Deterministic facts of the whole for the manifest. Raises ``Unfinishable`` where the whole is nothing."""
         return {}

@@ -52,7 +52,7 @@ class Context(ModelStage[ContextConfig]):
 
     command = "context"
     kind = CONTEXT
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = ContextConfig
     unit = "documents"
 

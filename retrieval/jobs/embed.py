@@ -83,7 +83,7 @@ class Embed(ModelStage[EmbedConfig]):
 
     command = "embed"
     kind = VECTORS
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = EmbedConfig
     unit = "texts"
     shards_at_once = 3  # one is read and tokenized, one encoded, one written

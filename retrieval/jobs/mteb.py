@@ -67,6 +67,7 @@ class Mteb(ModelStage[MtebConfig]):
 
     command = "mteb"
     kind = MTEB
+    algorithm_version = 2
     config_class = MtebConfig
     unit = "tasks"
     results = (RESULTS,)

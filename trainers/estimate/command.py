@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raytriever.command_line import OutputOption, RecipeArgument, SetOption, UntilOption
+from raytriever.command_line import OutputOption, RecipeArgument, SetOption, UntilOption, echo
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import apply_values
@@ -38,7 +38,7 @@ def estimate(
     for name in loaded.names_until(until):
         estimating.add(name)
     found = estimating.found
-    typer.echo(f"{loaded.name} on {counted(gpus, gpu.upper())}: counted and modelled, not measured\n")
+    echo(f"{loaded.name} on {counted(gpus, gpu.upper())}: counted and modelled, not measured\n")
     lines = Table(("stage", "time", "bound by", "GPU memory", "disk"), _rows(found, machines)).lines()
     for name, each in found.items():
         lines += _of_training(name, each, each.step, machines) if each.step is not None else []
@@ -49,7 +49,7 @@ def estimate(
             f"How much {', '.join(unknown)} will hold isn't known, nor the time of what reads it. Make it first:",
         ]
         lines += [f"  raytriever run {recipe} --until {unknown[-1]}"]
-    typer.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def _rows(found: Mapping[str, Estimate], machines: Machines) -> list[list[str]]:

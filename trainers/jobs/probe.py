@@ -113,7 +113,7 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True

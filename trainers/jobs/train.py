@@ -65,7 +65,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 9
+    algorithm_version = 10
     config_class = TrainConfig
     unit = "examples"
     results = ("",)

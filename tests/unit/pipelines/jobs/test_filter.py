@@ -1,26 +1,36 @@
 """The job on a small collection against a literal filter, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
 from pipelines.jobs import lookups
-from pipelines.jobs.filter import Filter
+from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.filter_lookups import make_negatives, open_negatives
 from pipelines.mining.candidates import StoredCandidates
-from raytriever.artifacts.artifact import ShardWriter
+from raytriever.artifacts.artifact import Artifact, ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
+from raytriever.settings.configuration import validate
 from raytriever.stages.stage import Resources
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
-from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
+from tests.unit.pipelines.jobs.batch_inputs import (
+    artifact,
+    contents,
+    make_candidates,
+    make_packing,
+    make_pairs,
+    make_vectors,
+)
 from tests.unit.pipelines.jobs.made_up import made_by, store
 
 QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
@@ -313,6 +323,15 @@ def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, mined: B
     assert shown > 20
 
 
+def test_the_summary_tells_of_examples_that_have_no_negative_left(world: World, mined: BatchReader, tmp_path) -> None:
+    def summary(reader: BatchReader) -> str:
+        return Filter(validate(FilterConfig, world.inputs | {"output": ""}, "filter")).summary(reader.artifact)
+
+    assert re.fullmatch(r"12 batches, [0-9.]+% of negatives masked", summary(mined))
+    bare = run(world, tmp_path, false_negatives={"margin": 100.0})
+    assert summary(bare) == "12 batches, 100.00% of negatives masked, 48 of 48 examples without any left"
+
+
 def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'false_negatives\.surrogate_score' needs 'vectors'"):
         run(world, tmp_path / "r", vectors=None)
@@ -322,6 +341,14 @@ def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> N
     assert counts["masked by same text"] > 0
     audit = json.loads((tmp_path / "b" / "audit.json").read_text())
     assert audit["rules"]["same text"]["examples"][0]["score"] is None
+
+
+def older_pairs(world: World, folder: Path) -> str:
+    """As an earlier version made them: their known positives in files of another name."""
+    pairs = Artifact(world.inputs["pairs"])
+    files = {name: pq.read_table(pairs.path(name)) for name in pairs.names("pairs/")}
+    files["positives/0.parquet"] = pa.table({"key": [1]})
+    return artifact(folder / "older", "pairs", {}, pairs.manifest["inputs"], [{"files": files, "rows": pairs.rows}])
 
 
 def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
@@ -341,6 +368,7 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
         ({"negatives": foreign}, "don't come from the same collection"),
         ({"judged_negatives": "train"}, r"Split 'train' of .* judges no document with a relevance of 0 or less"),
         ({"judged_negatives": "dev"}, "no judgments of split 'dev'"),
+        ({"pairs": older_pairs(world, tmp_path)}, r"older has no positives.npy: another version .* Make it again"),
     ]):  # fmt: skip
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / f"{number}", **settings)
