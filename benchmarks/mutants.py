@@ -37,7 +37,12 @@ ANSWERED = Path(__file__).with_suffix("").with_name("mutants_answered.json")
 NEAREST_SECONDS, AREA_SECONDS = 180, 600
 KILLED, SURVIVED, OPEN = "killed", "survived", "open"
 _SLOW_TESTS = ("tests/cluster/", "tests/gpu/", "tests/peers/")  # start Ray, need a GPU, need other projects
-_OF_ALL_JOBS = ("tests/unit/test_every_seed.py", "tests/unit/test_every_setting.py")
+_OF_EVERYTHING = (
+    "tests/unit/test_every_seed.py",
+    "tests/unit/test_every_setting.py",
+    "tests/unit/trainers/objectives/test_every_objective_setting.py",
+    "tests/unit/retrieval/encoders/test_every_encoder_setting.py",
+)
 _SPOKEN = ("log.", "typer.echo", "warnings.")  # calls whose text is for the user
 _SETTINGS = {"config", "settings", "optimizer", "schedule", "rules", "packing", "training", "objective"}
 
@@ -273,7 +278,7 @@ def computed(node: ast.AST) -> Iterator[ast.AST]:
         return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Literal", "NDArray"):
         return
     yield node
     for name, value in ast.iter_fields(node):
@@ -323,13 +328,13 @@ def nearest_tests(path: str, tests: dict[str, str]) -> list[str]:
 
 
 def area_tests(path: str, tests: dict[str, str]) -> list[str]:
-    """All tests of the module's folder, others that import anything of it, and those of all jobs."""
+    """All tests of the module's folder, others that import anything of it, and those of every setting and seed."""
     folder = Path(path).parent
     imports = re.compile(rf"(from|import) {re.escape('.'.join(folder.parts))}\b")
     found = [name for name in tests if Path(name).parent == Path("tests/unit") / folder]
     if len(folder.parts) > 1:  # all import something of a package
         found += [name for name, text in tests.items() if imports.search(text)]
-    return sorted({*found, *_OF_ALL_JOBS} & tests.keys())
+    return sorted({*found, *_OF_EVERYTHING} & tests.keys())
 
 
 def test_files(root: Path) -> dict[str, str]:

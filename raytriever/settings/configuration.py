@@ -243,7 +243,7 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
     for part in location:
         fields = [holder.model_fields[part] for holder in holders if part in holder.model_fields]
         tagged = [holder for holder in holders if kind_of(holder) == part]
-        if fields and not (tagged and len(holders) > 1):
+        if fields and len(holders) == 1:  # below several comes a tag, or what the user has named
             keys.append(part)
             holders = [below for field in fields for below in models_in(field)] or holders
         elif tagged:

@@ -42,7 +42,7 @@ class TokenTable(nn.Module):
         ``tokens`` int64 (all texts' tokens,); ``starts`` int64 (n,): where each text's begin.
         """
         rows = self.embedding.weight
-        if torch.is_grad_enabled() and rows.requires_grad:
+        if torch.is_grad_enabled():
             used, tokens = torch.unique(tokens, return_inverse=True)
             rows = self.embedding(used)
         return nn.functional.embedding_bag(tokens, rows, starts, mode="mean")

@@ -196,10 +196,7 @@ def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: tor
 
     ``there``: the vectors on the device that finds it.
     """
-    with np.errstate(invalid="ignore", over="ignore"):
-        squares: Any = (
-            np.einsum("ij,ij->i", vectors, vectors) if there is None else torch.einsum("ij,ij->i", there, there)
-        )
+    squares: Any = np.einsum("ij,ij->i", vectors, vectors) if there is None else torch.einsum("ij,ij->i", there, there)
     longest = float(squares.max()) ** 0.5 if len(squares) else 0.0
     if not longest <= _LONGEST:
         _require_finite(vectors, name, first_row)

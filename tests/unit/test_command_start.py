@@ -46,6 +46,22 @@ def test_every_command_and_job_is_where_the_table_says(name: str) -> None:
     assert f"{name} [OPTIONS]" in ended.output
 
 
+def test_what_nobody_expected_is_a_plain_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: str) -> None:
+        raise ValueError("no good")
+
+    monkeypatch.setattr("raytriever.cli._command", fail)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ValueError, match="no good") as raised:
+        app(["doctor"])
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert shown.endswith("ValueError: no good\n")
+
+
 def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:
     other = tmp_path / "trainers"
     other.mkdir()

@@ -48,6 +48,7 @@ TESTS = {
         ("x = f(a, b=1, **c)", "skipped argument", {"x = f(a, **c)"}),
         ("x = self.config.cluster_size", "ignored setting", {"x = 64"}),
         ("x: Literal['float32'] = 'é' + f'{a - b}'", "", set()),
+        ("x = list[NDArray[np.float32]]", "", set()),
         ("raise ValueError(a - b)", "", set()),
         ("log.info(a - b)", "", set()),
     ],

@@ -1,5 +1,7 @@
 """Groupings: each row at most once, full batches, one group a batch, remainders that rotate, few documents a batch."""
 
+from math import ceil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,11 +61,12 @@ def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, 
     np.testing.assert_array_equal(parts.rows(), stretches.rows())
     np.testing.assert_array_equal(documents_of(parts), documents_of(stretches))
     wanted = chosen.batch_size / chosen.documents_per_batch
+    longest = chosen.batch_size - (chosen.documents_per_batch > 1)
     for document, length in enumerate(lengths):
         of = parts.lengths[parts.documents == document]
         assert of.max() - of.min() <= 1
-        assert len(of) in (int(length / wanted), int(length / wanted) + 1, -(-length // (chosen.batch_size - 1)))
-        assert of.max() <= chosen.batch_size - (chosen.documents_per_batch > 1)
+        assert len(of) in (int(length / wanted), ceil(length / wanted), ceil(length / longest))
+        assert of.max() <= longest
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), choices, st.integers(0, 99))

@@ -1,6 +1,4 @@
-"""Rows are those written, in whatever order they are asked for, whole or in the parts that shards exchange."""
-
-from pathlib import Path
+"""Rows are those written, in whatever order they are asked for."""
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import mapped_rows
-from pipelines.exchange import number_parts, read_parts, write_parts
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
-from raytriever.artifacts.artifact import ShardWriter
-from raytriever.artifacts.storage import Folder
 
 SCHEMA = pa.schema([("id", pa.string()), ("numbers", pa.list_(pa.int32())), ("score", pa.float32())])
 
@@ -54,21 +49,3 @@ def test_equal_rows_give_equal_bytes_and_large_texts_pieces_of_their_own(tmp_pat
     found = MappedRows([tmp_path / "rows"])
     assert len(found._pieces) == 3
     assert found.take(np.array([5, 0])).to_pylist() == 2 * table.to_pylist()
-
-
-def test_a_part_is_what_every_file_has_of_it_in_order_and_parts_are_alike_in_size(tmp_path: Path) -> None:
-    generator, folder, written = np.random.default_rng(0), Folder(str(tmp_path)), []
-    for number in range(3):
-        table = pa.table({"id": [f"{number} {row}" for row in range(50)], "part": generator.integers(0, 5, 50)})
-        with folder.scratch() as scratch:
-            name = f"exchange/{number}.arrow"
-            write_parts(ShardWriter(folder, str(number), scratch), name, table, table["part"].to_numpy(), 7)
-        written += table.to_pylist()
-    names = [f"exchange/{number}.arrow" for number in range(3)]
-    for part in range(7):
-        assert read_parts(str(tmp_path), names, [part]).to_pylist() == [row for row in written if row["part"] == part]
-    assert read_parts(str(tmp_path), names[:1], [3, 4]).to_pylist() == sorted(
-        (row for row in written[:50] if row["part"] in (3, 4)), key=lambda row: int(row["part"])
-    )
-    found = number_parts(np.arange(20_000, dtype=np.uint64), 10)
-    assert np.bincount(found, minlength=10).min() > 1_700

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from pydantic import TypeAdapter
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from pipelines.formats.sources import AnySource
@@ -146,6 +147,8 @@ def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monke
     encoder = load_encoder(settings, located.path, located.fingerprint)
     assert encoder.contract.dimension == 64
     assert encoder.contract.max_length >= 512
+    names = load_file(Path(located.path) / "model.safetensors")
+    assert all(name.startswith("bert.") for name in names) == (model == "nomic-ai/nomic-bert-2048")  # as on the hub
 
 
 @pytest.mark.parametrize("kind", ["adamw_8bit", "adamw"])

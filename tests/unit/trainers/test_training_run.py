@@ -16,6 +16,7 @@ from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderSettings, ListScorerForm
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.towers import load_towers
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
@@ -23,7 +24,7 @@ from trainers import training_run
 from trainers.objective import Objective, build_objective
 from trainers.record.ledger import ledger_lines
 from trainers.run_settings import RunSettings
-from trainers.training_run import load_for_training, run_training
+from trainers.training_run import load_for_training, objective_to_train, run_training
 
 CPU = torch.device("cpu")
 SHARED = {"kind": "contrastive", "share_negatives": "step"}
@@ -242,6 +243,28 @@ def test_each_of_two_encoders_may_have_been_one_of_queries(of_queries: Path, poo
         own = {"document_encoder": {"model": str(document)}}
         objective_of(settings_for(query, {"kind": "contrastive"}, **own)).eval().export(tmp_path / str(number))
         assert read_document_model(tmp_path / str(number)) is None
+
+
+def test_fresh_weights_are_drawn_by_the_seed(tiny_encoder: Path, tmp_path: Path) -> None:
+    """A projection, an adapter, the prefix of a contextual encoder, the adapter of Revela's language model."""
+    encoder, adapter = {"model": str(tiny_encoder), "pooling": "cls"}, {"rank": 2, "targets": "all_linear"}
+    contrastive, contextual = {"kind": "contrastive"}, {"kind": "contextual", "context_documents": 2}
+    language_model = save_tiny_model("qwen2", tmp_path / "qwen2", language_model=True)
+    revela = {"kind": "revela", "language_model": {"model": str(language_model), "lora": adapter}}
+    for fresh in (
+        {"encoder": encoder | {"projection": "linear"}, "objective": contrastive},
+        {"encoder": encoder, "objective": contrastive, "lora": adapter},
+        {"encoder": encoder, "objective": contextual},
+        {"encoder": encoder, "objective": revela},
+    ):
+        first, again, other = (first_weights(fresh, seed) for seed in (1, 1, 2))
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        assert any(not torch.equal(first[name], other[name]) for name in first), fresh
+
+
+def first_weights(values: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    chosen = validate(RunSettings, {"batches": "any", "training": {"bf16": False, "seed": seed}} | values, "run")
+    return dict(objective_to_train(chosen, chosen.located(), CPU).named_parameters())
 
 
 def test_coder_knows_the_documents_that_its_encoder_was_trained_for(of_queries: Path) -> None:

@@ -127,6 +127,19 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.assignments.tobytes() != other.assignments.tobytes()
 
 
+def test_every_seed_draws_a_sample_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = list[bytes]()
+
+    def noted(sample: NDArray[np.float32], *_: Any) -> NDArray[np.float32]:
+        samples.append(sample.tobytes())
+        return sample[:3]
+
+    monkeypatch.setattr(two_levels, "seed_centroids", noted)
+    for seed in (3, 3, 4):
+        clustered(topics(2000, 4, 3), 3, seed, iterations=1)
+    assert samples[0] == samples[1] != samples[2]
+
+
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])
 def test_as_many_clusters_as_distinct_points(pairs: Any) -> None:
     ones = np.ones((100, 4), dtype=np.float16)

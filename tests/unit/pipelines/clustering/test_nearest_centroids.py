@@ -18,6 +18,24 @@ def normal(*shape: int) -> NDArray[np.float32]:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+def points_across(centroid: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Points at about right angles to ``centroid`` and its opposite."""
+    direction = centroid / np.linalg.norm(centroid)
+    points = normal(300, len(centroid))
+    points += (1e-4 * normal(300) - points @ direction)[:, None] * direction
+    return points, np.stack((centroid, -centroid))
+
+
+def aligned_losses(width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A point whose product with a centroid is above zero, and below with the centroid in bfloat16."""
+    step = 2.0**-7  # of bfloat16 above 1
+    lost = 0.495 * step
+    centroid = np.tile(np.array([1 + lost, lost - 1 - step], dtype=np.float32), width // 2)
+    point = np.ones((1, width), dtype=np.float32)
+    point[0, 0] += step
+    return point, np.stack((centroid, -centroid))
+
+
 CASES = {
     "well separated": (normal(700, 20), normal(40, 20)),
     "far from the origin": (100 + 0.01 * normal(700, 20), 100 + 0.01 * normal(40, 20)),
@@ -29,6 +47,8 @@ CASES = {
     "all the same": (np.ones((300, 5), np.float32), np.ones((30, 5), np.float32)),
     "one centroid": (normal(300, 5), normal(1, 5)),
     "zeros": (np.zeros((10, 5), np.float32), np.zeros((3, 5), np.float32)),
+    "products less than the rounding of points": points_across(RANDOM.integers(-128, 128, 20).astype(np.float32)),
+    "products less than the rounding of centroids": aligned_losses(64),
 }
 
 

@@ -109,6 +109,14 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection
             export(tmp_path, source, format=form, **settings)
 
 
+def test_a_split_that_is_not_there_is_named_before_the_run(tmp_path: Path, collection: StoredCollection) -> None:
+    output = str(tmp_path / "exported")
+    stage = Export(ExportConfig(collection=collection.uri, format="tevatron", split="dev", output=output))
+    stage.check_inputs(set())  # the collection is not there yet
+    with pytest.raises(UserError, match=r"no judgments of split 'dev'\. Splits there: test, train"):
+        stage.check_inputs({"collection"})
+
+
 def test_a_format_that_can_not_hold_the_collection_leaves_nothing(tmp_path: Path) -> None:
     collection = stored_collection(tmp_path, ROWS._replace(documents=[("d0", "", "two\nlines", "")]))
     with pytest.raises(UserError, match="'d0' has a tab or a line end"):

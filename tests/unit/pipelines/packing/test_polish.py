@@ -54,6 +54,31 @@ def test_monotone_and_a_permutation(count: int, size: int, dimension: int, sweep
     assert np.all(np.diff(totals) >= -1e-2)
 
 
+def literal_sweep(start: NDArray[np.int64], **sides: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Place by place, the exchange with another batch that gains the most, where one gains anything."""
+    found = start.copy()
+    flat, size = found.reshape(-1), start.shape[1]
+    for place in range(len(flat)):
+        totals = np.full(len(flat), -np.inf)
+        for partner in range(len(flat)):
+            if partner // size != place // size:
+                flat[[place, partner]] = flat[[partner, place]]
+                totals[partner] = eq2(found, **sides)
+                flat[[place, partner]] = flat[[partner, place]]
+        best = int(totals.argmax())
+        if totals[best] > eq2(found, **sides):
+            flat[[place, best]] = flat[[best, place]]
+    return found
+
+
+def test_a_sweep_takes_the_best_exchange_of_every_place_in_turn() -> None:
+    for seed in range(4):
+        queries, documents = draw(9, 5, seed)
+        start = np.random.default_rng(seed).permutation(9).reshape(3, 3)
+        expected = literal_sweep(start, queries=queries, documents=documents)
+        np.testing.assert_array_equal(polished(start, queries=queries, documents=documents, sweeps=1), expected)
+
+
 def test_ends_where_no_exchange_gains() -> None:
     queries, documents = draw(12, 3, seed=4)
     found = polished(np.arange(12).reshape(3, 4), queries=queries, documents=documents, sweeps=50)

@@ -143,6 +143,13 @@ def test_what_is_near_is_listed_and_flags_have_places() -> None:
         np.testing.assert_array_equal(module._true_places(flags), np.flatnonzero(flags))
 
 
+def test_a_cluster_with_no_neighbour_has_itself_whatever_its_number() -> None:
+    clusters, nearness, cut_off = module._cut(np.zeros(0, np.int64), np.zeros(40_000, np.float32))
+    np.testing.assert_array_equal(clusters[:, 0], np.arange(40_000))
+    assert np.isneginf(nearness).all()
+    assert np.isneginf(cut_off).all()
+
+
 def test_rows_with_too_many_entries_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TILE_ROWS", 64)
     monkeypatch.setattr(module, "TILE_COLUMNS", 128)

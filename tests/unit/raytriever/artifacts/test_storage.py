@@ -154,6 +154,13 @@ def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path
     assert not list((cache_folder() / "files").glob(f"{TEMPORARY_PREFIX}*"))
 
 
+def test_a_cache_is_made_where_none_is_yet(object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "home" / "cache"))
+    folder = Folder(f"{object_store}/cached")
+    folder.write_bytes("name", b"the bytes")
+    assert folder.local_path("name", sha256(b"the bytes")).read_bytes() == b"the bytes"
+
+
 @pytest.mark.parametrize("recorded", ["../../.bashrc", "/tmp/x", "0" * 63, "A" * 64, "0" * 64 + "\n", "", None])
 def test_a_hash_that_is_none_names_no_file(place: str, cache: Path, recorded: Any) -> None:
     folder = Folder(place)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -75,6 +76,23 @@ def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callabl
         assert mpl.rcParams["font.size"] == 30
     texts = {"".join(each.itertext()).strip() for each in ElementTree.fromstring(first).iter(f"{NAMESPACE}text")}
     assert "a <b> & $x_1$ \\frac � 漢" in texts  # names stay text as they are
+
+
+def test_all_that_is_given_is_drawn() -> None:
+    interval, both = Interval("a", 0.1, 0.0, 0.2, True), setting("m", ["1", "2", "3"], is_joined=True)
+    panel = Panel("a", STEPS[:5], VALUES[:5], marked=None)
+    changes: list[tuple[Callable[[Any], str], Any, dict[str, Any]]] = [
+        (lambda each: interval_panels({"m": [each]}, "x", "d"), interval,
+         {"low": 0.05, "high": 0.15, "is_significant": False}),
+        (lambda each: curve_panels([each], "d"), panel,
+         {"steps": STEPS[1:6], "values": VALUES[1:6], "smoothed": False}),
+        (lambda each: curve_panels([each], "d"), replace(panel, smoothed=False), {"dots": True}),
+        (lambda each: setting_panels([each], "d"), both,
+         {"key": "k", "names": ["1", "2", "4"], "deviations": np.array([0.1, 0.2, 0.3]), "joined": False}),
+    ]  # fmt: skip
+    for draw, given, changed in changes:
+        plain = draw(given)
+        assert [name for name, value in changed.items() if draw(replace(given, **{name: value})) == plain] == []
 
 
 def test_two_plots_on_a_page_share_no_id() -> None:

@@ -97,6 +97,26 @@ def test_a_mistake_is_named_as_the_user_wrote_it(values: dict[str, object], mess
     assert refusal(values) == message
 
 
+class Table(Settings):
+    name: str = "corpus"
+
+
+class Tables(Settings):
+    kind: Literal["tables"] = "tables"
+    documents: Table = Table()
+
+
+class Joined(Settings):
+    sources: dict[str, Annotated[Folder | Tables, Field(discriminator="kind")]]
+
+
+def test_a_name_that_is_also_that_of_a_setting_is_still_a_name() -> None:
+    with pytest.raises(UserError, match=r"'sources\.documents\.pth' is not a setting\. Did you mean 'path'\?"):
+        validate(Joined, {"sources": {"documents": {"kind": "folder", "path": "a", "pth": "b"}}}, "f")
+    with pytest.raises(UserError, match=r"'sources\.a\.documents\.nam' is not a setting\. Did you mean 'name'\?"):
+        validate(Joined, {"sources": {"a": {"kind": "tables", "documents": {"nam": "b"}}}}, "f")
+
+
 def test_settings_are_immutable_and_typed_and_all_mistakes_are_named_at_once() -> None:
     message = refusal({"outptu": 1, "optimizer": {"learning_rate": "x"}, "source": {"kind": "folder"}})
     assert all(key in message for key in ("'outptu'", "'optimizer.learning_rate'", "'source.path'"))
@@ -123,6 +143,12 @@ def test_what_is_no_mapping_is_refused_with_its_line(text: str, message: str) ->
     with pytest.raises(UserError) as raised:
         parse_yaml(text, "f.yaml")
     assert str(raised.value).startswith(message)
+
+
+def test_what_is_nested_50_deep_is_read_and_nothing_deeper() -> None:
+    assert parse_yaml(f"a: {'[' * 50}{']' * 50}", "f.yaml")
+    with pytest.raises(UserError, match=r"f\.yaml is not valid YAML: it is nested more than 50 deep\."):
+        parse_yaml(f"a: {'[' * 51}{']' * 51}", "f.yaml")
 
 
 def test_merge_keys_and_nested_lists_are_plain_yaml() -> None:

@@ -70,6 +70,17 @@ def test_stages_have_the_settings_of_their_system_and_collection(stages: dict[st
     assert stages["arguana/evaluation"]["like"] == "beir"
 
 
+def test_a_context_is_fitted_to_each_collection(tmp_path: Path) -> None:
+    encoder = "suite.systems.base.encoder={model: org/contextual}"
+    context = "suite.systems.base.context={documents: 5}"
+    stages = load_recipe(write(tmp_path, SUITE), [encoder, context]).stages
+    assert stages["arguana/base/context"] == {
+        "job": "context", "collection": "arguana/collection", "encoder": {"model": "org/contextual"},
+        "with_title": True, "documents": 5,
+    }  # fmt: skip
+    assert stages["android/base/vectors"]["context"] == "android/base/context"
+
+
 def test_splits_of_one_collection_are_columns(stages: dict[str, Any]) -> None:
     names = [name for name in stages if name.startswith("msmarco/BM25/")]
     assert names == ["msmarco/BM25/index", "msmarco/BM25/dl19/run", "msmarco/BM25/dl20/run"]

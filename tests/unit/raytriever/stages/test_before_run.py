@@ -83,6 +83,14 @@ def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeyp
     assert ("b", "made") not in Watching.happened
 
 
+def test_an_output_below_a_file_is_refused_before_the_first_stage(tmp_path: Path) -> None:
+    stages = watching(tmp_path, "ab") | watching(tmp_path / "file", "c")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file is a file; an output is a folder"):
+        run_recipe(stages, "abc", "letters")
+    assert ("a", "made") not in Watching.happened
+
+
 def collection(folder: Path, document: str = "d", query: str = "q") -> str:
     source = folder / "source"
     (source / "qrels").mkdir(parents=True)

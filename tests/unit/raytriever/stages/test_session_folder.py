@@ -31,6 +31,8 @@ def test_it_is_made_closed_and_found_again(base: Path, monkeypatch: pytest.Monke
     assert made == base / f"raytriever-{os.getuid()}"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert session_folder() == made
+    monkeypatch.setenv("RAY_TMPDIR", str(base / "not" / "there"))
+    assert session_folder().is_dir()
     monkeypatch.setenv("RAY_TMPDIR", str(made))  # one that is closed is taken as it is
     assert session_folder() == made
 

@@ -74,6 +74,7 @@ def test_the_table_shows_everything_and_marks_the_highest():
 def test_equal_settings_are_equally_highest_and_failures_alone_are_no_best():
     equal = [result("0", "1", 0.5), result("1", "1", 0.5)]
     assert sum(line.count("0.5000 *") for line in sweep_lines(swept(equal, columns=[NDCG]))) == 2
+    assert "*" not in "".join(sweep_lines(swept(equal[:1])))  # there is none below it
     nothing = swept([result("0", "1", None), result("1", "1", None)])
     assert not any("*" in line for line in sweep_lines(nothing))
     assert sweep_section(nothing).lead == "No trial finished."

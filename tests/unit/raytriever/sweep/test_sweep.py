@@ -52,6 +52,14 @@ def planned_of(
     return plan_sweep(settings, recipe_stages)
 
 
+def test_what_would_be_made_where_is_printed(tmp_path: Path) -> None:
+    shared, each = ["collection", "pairs", "packing", "batches"], ["model", "vectors", "index", "found", "evaluation"]
+    described = planned_of(tmp_path).described()
+    assert described["output"] == str(tmp_path / "out")
+    assert described["stages"] == {"once": shared} | {f"seed={seed}": each for seed in (1, 2, 3)}
+    assert described["compared"][0] == "evaluation: nDCG@10 of trained"
+
+
 @pytest.mark.parametrize(("split", "times"), [("test", 1), ("dev", 0)])
 def test_what_stages_warn_of_is_said_once_and_first(tmp_path: Path, monkeypatch, logged: list[str], split, times):
     monkeypatch.setattr(Train, "check_inputs", lambda *_: None)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.multi_vector import write_towers
+from retrieval.encoders.pretrained import is_static
 from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.static import TokenTable, word_embeddings
 from retrieval.encoders.structure import place_module
@@ -102,6 +103,8 @@ def test_sentence_transformers_gives_the_same_vectors(tiny_encoder, whole_texts,
     theirs = sentence_transformer(tmp_path / "saved")
     assert_allclose(theirs.encode(TEXTS), vectors(encoder), atol=1e-6)
     assert_allclose(theirs.encode(TEXTS, prompt_name="query"), vectors(encoder, "query"), atol=1e-6)
+    named = [EncoderSettings(model=str(folder)) for folder in (tmp_path / "saved", tiny_encoder)]
+    assert [is_static(settings, Path(settings.model)) for settings in named] == [True, False]
     again = load_tiny(tmp_path / "saved")
     assert_allclose(vectors(again), vectors(encoder), atol=0)
     kept = {"max_length", "normalize", "query_prompt", "architecture", "dimension"}

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytriever.artifacts.artifact import to_strict_json
+from raytriever.reports.plots import Interval
 from raytriever.reports.report import Details, Plot
 from raytriever.reports.table import Cell, Table
+from retrieval.evaluation import report
 from retrieval.evaluation.conventions import CONVENTIONS, Like
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.report import (
@@ -92,13 +94,22 @@ def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(system
     }.items() <= dict(conventions.content.rows).items()  # fmt: skip
 
 
-def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(systems: dict[str, PerQuery]) -> None:
+def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(
+    systems: dict[str, PerQuery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[dict[str, list[Interval]]] = []
+    draw = report.interval_panels
+    monkeypatch.setattr(report, "interval_panels", lambda panels, *words: drawn.append(panels) or draw(panels, *words))
+    means = {name: of.values["nDCG@10"].mean() for name, of in systems.items()}
     for chosen, baseline in ((None, "base"), ("same", "same")):
         plot = result_section(evaluated(systems), chosen).blocks[1]
         assert isinstance(plot, Plot)
         assert f"Mean difference from '{baseline}'" in plot.caption
         assert all(f">{name}<" in plot.svg for name in set(systems) - {baseline})
         assert f">{baseline}<" not in plot.svg
+        for found in drawn[-1]["nDCG@10"]:
+            assert found.value == pytest.approx(means[found.name] - means[baseline])
+            assert found.low < found.value < found.high
 
 
 def test_a_row_of_the_pairs_is_of_the_values(systems: dict[str, PerQuery]) -> None:

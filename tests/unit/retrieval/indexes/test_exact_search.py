@@ -90,6 +90,7 @@ def test_equal_vectors_have_equal_scores_wherever_they_stand(search: Search) -> 
         assert len(np.unique(found.scores)) == 1
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_vectors_that_are_not_finite_are_named(search: Search, value: float) -> None:
     bad, good = np.ones((9000, 4), dtype=np.float32), np.zeros((1, 4), dtype=np.float32)

@@ -241,9 +241,18 @@ def test_auto_is_settled_once_by_the_processor_of_workers(collection, model, tmp
     assert job.config.encoder.dtype == "bfloat16"
     assert (job.config.texts_per_shard, job.config.token_budget) == (16_384, 500)
     assert stage(collection, model, tmp_path / "out", {"dtype": "auto"}).config.encoder.dtype == "float32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert job.placement() == (torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"gpus_per_worker is 1.0, but torch finds no GPU on"):
         job.load()
+
+
+def test_a_static_encoder_is_told_with_the_precision_that_it_has(collection, tiny_encoder, tmp_path, logged) -> None:
+    load_tiny(tiny_encoder, static=True, max_length=20).save(tmp_path / "static")
+    encoder = {"pooling": "auto", "dtype": "bfloat16"}
+    stage(collection, tmp_path / "static", tmp_path / "out", encoder).plan()
+    assert [line.endswith(", float32") for line in logged] == [True]
 
 
 def test_shards_grow_where_there_would_be_too_many(collection, model, tmp_path, monkeypatch):

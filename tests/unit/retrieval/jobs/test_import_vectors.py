@@ -17,6 +17,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.jobs import import_vectors
 from retrieval.jobs.import_vectors import ImportVectors, ImportVectorsConfig
 from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
+from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
@@ -92,6 +93,11 @@ def test_one_side_is_enough_for_later_stages_too(collection: str, sides: Sides, 
     np.testing.assert_array_equal(found.part("documents").range(0, 54), sides["documents"])
     with pytest.raises(UserError, match="no vectors of queries"):
         found.part("queries")
+    for part, other in (("queries", "documents"), ("documents", "queries")):
+        alone = imported(collection, tmp_path, f"{part}-alone", **{part: sides[part]})
+        config = RerankConfig(run=ranking.uri, vectors=alone, collection=collection, output=str(tmp_path / "reranked"))
+        with pytest.raises(UserError, match=f"no vectors of {other}"):
+            Rerank(config).plan()
     with pytest.raises(UserError, match="documents and queries are both missing; give the vectors of at least one"):
         imported(collection, tmp_path)
 

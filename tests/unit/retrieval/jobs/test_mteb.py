@@ -165,7 +165,7 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, t
         return embed(self, texts, prompt)
 
     monkeypatch.setattr(ContextualEncoder, "embed_context", embed_context)
-    uri = make(job(tmp_path / "run", contextual_encoder, context_documents=6))
+    uri = make(job(tmp_path / "run", contextual_encoder, context_documents=6, seed=3))
     assert [len(texts) for texts, _ in read] == [6, 6, 6]
     assert {prompt for _, prompt in read} == {"return "}
     flight, topics, similarity = Flight(), FlightTopics(), FlightSimilarity()
@@ -177,8 +177,11 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, t
     assert set(read[2][0]) <= set(similarity.dataset["test"]["sentence1"])
     results = Artifact(uri).read_json("results.json")["tasks"]
     of = {"device": "cpu", "dtype": "float32"}
-    same = RaytrieverEncoder(contextual_encoder, context_documents=6, **of)
+    same = RaytrieverEncoder(contextual_encoder, context_documents=6, context_seed=3, **of)
     assert {name: task["main_score"] for name, task in results.items()} == pytest.approx(scores(same), abs=1e-6)
+    assert read[3:] == read[:3]
+    scores(RaytrieverEncoder(contextual_encoder, context_documents=6, **of))
+    assert all(other != drawn for other, drawn in zip(read[6:], read[:3], strict=True))  # by another seed
     more = RaytrieverEncoder(contextual_encoder, context_documents=DOCUMENTS, **of)
     assert scores(more, Flight)["Flight"] != results["Flight"]["main_score"]
     assert len(read[-1][0]) == DOCUMENTS - 2  # two are empty

@@ -38,11 +38,13 @@ def column_texts(rows: pa.Table) -> list[str]:
 POOLS = [5, 0, 3, 1, 8, 2]
 
 
-@pytest.mark.parametrize("count", range(10))
-def test_masks_name_the_same_texts_as_before(count):
-    rows = made_up_batch(POOLS, masked_share=0.5)
+@pytest.mark.parametrize(
+    ("pools", "count", "share"), [*((POOLS, n, 0.5) for n in range(10)), ([40_000], 39_999, 0.001)]
+)
+def test_masks_name_the_same_texts_as_before(pools, count, share):
+    rows = made_up_batch(pools, masked_share=share)
     drawn = draw_hard_negatives(rows, count, seed=1, epoch=2)
-    assert [len(pool) for pool in drawn["hard_negatives"].to_pylist()] == [min(size, count) for size in POOLS]
+    assert [len(pool) for pool in drawn["hard_negatives"].to_pylist()] == [min(size, count) for size in pools]
     before, after = column_texts(rows), column_texts(drawn)
     for old, new in zip(rows["masked"].to_pylist(), drawn["masked"].to_pylist(), strict=True):
         assert [after[column] for column in new] == [before[column] for column in old if before[column] in after]

@@ -15,10 +15,11 @@ from raytriever.errors import StorageError, UserError
 from raytriever.stages import metrics
 from raytriever.stages.metrics import Metric
 from raytriever.stages.stage import Resources
+from retrieval.encoders.processors import KEEPS_MEMORY
 from tests.unit.test_grafana import METRICS
 from tests.unit.trainers.record.test_ledger import of_run
 from trainers.jobs import workers
-from trainers.jobs.worker import RayMetrics, Spread
+from trainers.jobs.worker import GPU_VARIABLES, RayMetrics, Spread, size_of_worker
 from trainers.jobs.workers import EndAtMistakes, refusal_of
 from trainers.record.ledger import negatives_per_query
 
@@ -69,6 +70,14 @@ def test_an_error_is_raised_where_other_workers_may_wait(
     with pytest.raises(UserError) as caught:
         train(2)
     assert caught.value is error
+
+
+def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
+    cpus, variables = size_of_worker(Resources(gpus_per_worker=1, cpus_per_worker=3))
+    assert cpus == 3
+    assert (variables["TOKENIZERS_PARALLELISM"], variables["RAYON_NUM_THREADS"]) == ("true", "3")
+    assert variables.items() >= GPU_VARIABLES.items()
+    assert size_of_worker(Resources(cpus_per_worker=3)) == (3, KEEPS_MEMORY)
 
 
 MISTAKE, FULL, LOST = UserError("row 3 has no negative"), StorageError("s3://full: no room"), RuntimeError("closed")

@@ -120,7 +120,7 @@ def test_conventions_are_those_of_the_tool_that_is_named(spread_encoder, objecti
     run = searched(collection, embedded(collection, encoder_settings(spread_encoder), tmp_path), tmp_path, "dev")
     for like in ("trec", "beir"):
         expected = evaluated(collection, run, tmp_path / like, "dev", MEASURES, like=like)
-        assert opened(collection, like=like).measure(objective) == pytest.approx(expected, abs=1e-6)
+        assert opened(collection, like=like).measure(objective) == pytest.approx(expected, abs=1e-12)
 
 
 def test_each_distinct_text_is_encoded_once_an_evaluation_and_tokenised_once_a_run(collection, objective, monkeypatch):
