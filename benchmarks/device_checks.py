@@ -27,10 +27,10 @@ from retrieval.indexes import vector_index
 from retrieval.indexes.faiss_factory import import_faiss
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.sharding import shard
-from trainers.estimate.machines import Gpu
+from trainers.estimate.machines import Machines
 from trainers.estimate.made_up import token_counts
 from trainers.estimate.outlines import text_of
-from trainers.estimate.recipe import embedding_cost, seconds_of
+from trainers.estimate.recipe import encoder_cost, seconds_of
 from trainers.estimate.step import step_cost
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ class Bench:
     device: torch.device
     size: Size
     folder: Path
-    gpu: Gpu | None = None
+    gpu: Machines | None = None
     until: float = float("inf")
 
     @property
@@ -147,8 +147,7 @@ def check_embedding(bench: Bench) -> Finding:
     figures = {"tokens/s": sum(counts) / (time.perf_counter() - started)}
     estimated = {}
     if bench.gpu is not None:
-        of_token = embedding_cost(settings.encoder, None, 128, bench.gpu.machines().operations).of_token
-        estimated = {"tokens/s": 1 / of_token}
+        estimated = {"tokens/s": 1 / encoder_cost(settings.encoder, None, bench.gpu).of_token}
     apart = [each - expected.mean(axis=0) for each in (found, expected)]
     cosines = (apart[0] * apart[1]).sum(axis=1) / np.prod([np.linalg.norm(each, axis=1) for each in apart], axis=0)
     figures["least cosine"] = float(cosines.min())

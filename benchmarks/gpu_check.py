@@ -27,7 +27,7 @@ import torch
 from benchmarks.device_checks import CHECKS, ON_GPU, REHEARSED, Bench, Check, Finding
 from raytriever.reports.report import Section, render
 from raytriever.reports.table import Cell, Table, counted
-from trainers.estimate.machines import find_gpu, known_gpu
+from trainers.estimate.machines import find_gpus, known_gpu
 
 MINUTES = 10
 _SHARE = 4  # how many times its even share of the time that is left a check may take
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     with tempfile.TemporaryDirectory() as folder:
         size = ON_GPU if device.type == "cuda" else REHEARSED
-        bench = Bench(device, size, Path(folder), find_gpu(known, 1) if known else None)
+        bench = Bench(device, size, Path(folder), find_gpus(known, 1) if known else None)
         found = run_checks(bench, CHECKS, 60 * chosen.minutes)
     write_page(chosen.output, bench, found)
     print(f"{summary(found)}\n{chosen.output / 'gpu-check.html'}")

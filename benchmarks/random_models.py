@@ -1,32 +1,27 @@
 """Training runs with random weights on made-up batches, of every objective: what ``benchmarks.gpu_check`` runs.
 
-Models are built from their configurations alone and texts are counted, not tokenized, as in ``raytriever estimate``;
-here the weights are real, and on a device.
+Models are built from their configurations alone and a word is a token, as in ``raytriever estimate``; here the weights
+are real, and on a device.
 """
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
-from unittest.mock import patch
-from zlib import crc32
+from typing import Any
 
 import torch
 
-from retrieval.encoders.pretrained import LocatedModel, named_models
 from trainers.engine.callback import Callback
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.loop import train
-from trainers.estimate import outlines
-from trainers.estimate.made_up import MadeUpBatches, Shape, made_up_lookups
+from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective
 from trainers.objective import Objective
 from trainers.run_settings import RunSettings
-from trainers.training_run import objective_to_train
+from trainers.training_run import place
 
-_WORDS = 900  # that texts are made up of
 _TRIPLETS = {"hard_negatives": 1}
 _LAYERS = {"kind": "layers", "layers": [1, 2]}
 # name: the objective, what its batches have besides, other settings of the run. "llama" is the larger model
@@ -87,28 +82,8 @@ def run_settings(name: str, models: Models, folder: Path, **training: Any) -> tu
 
 def random_objective(settings: RunSettings, shape: Shape, device: torch.device) -> Objective[Any]:
     """What the settings train, with the same weights whenever it is asked for."""
-    located = {key: LocatedModel(Path(each.model), "", "0" * 64) for key, each in named_models(settings).items()}
     torch.manual_seed(0)
-    with (
-        patch.object(outlines, "CountingTokenizer", _Words),
-        made_up_lookups(shape),
-        outlines.without_weights(cast(Any, nullcontext())),
-    ):
-        made = objective_to_train(settings, located, torch.device("cpu"))
-    return made.to(device)
-
-
-class _Words(outlines.CountingTokenizer):
-    """As many tokens as a text has words, all of them one word that few other texts have."""
-
-    def __call__(self, texts: str | Sequence[str], **options: Any) -> dict[str, Any]:
-        if isinstance(texts, str):
-            return {"input_ids": self([texts], **options)["input_ids"][0]}
-        found = super().__call__(texts, **options)
-        ids, own = found["input_ids"], [crc32(text.encode()) % _WORDS for text in texts]
-        if isinstance(ids, torch.Tensor):
-            return found | {"input_ids": ids + (ids > 1) * torch.tensor(own)[:, None]}
-        return {"input_ids": [[i + (i > 1) * word for i in row] for row, word in zip(ids, own, strict=True)]}
+    return place(outlined_objective(settings, shape), settings, device)
 
 
 class _TimeIsUp(Exception):

@@ -2,44 +2,36 @@
 
     python -m benchmarks.scale_model --nodes 1 8 64
 
-From collecting to evaluation, stage by stage: tasks as ``trainers.estimate.costs`` has them, each begun on the first
-core or GPU that is free; bytes against the bandwidth of a node and of the store; start-up. Computing and moving bytes
-follow one another, as where files are copied before they are mapped, once on each node for all stages. A stage takes as
-many of the nodes as make it fastest.
+From collecting to evaluation, stage by stage: what jobs say of their own cost, against cores, GPUs, the driver, and the
+bandwidth of a node and of the store; training by its number of weights. Computing and moving bytes follow one another,
+as where files are copied before they are mapped, once on each node for all stages. A stage takes as many of the nodes
+as make it fastest.
 Prints for each number of nodes the hours, what bounds each stage, the bottleneck, and the efficiency against one node.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.clustering.kmeans import KMeansSettings, number_of_clusters
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from raytriever.errors import UserError
+from raytriever.jobs import stage_class
 from raytriever.prefetching import TOKENIZING_THREADS
 from raytriever.reports.table import counted
+from raytriever.stages.cost import STORED, Cost, Size
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
-from trainers.estimate.costs import (
-    LAWS,
-    Calibration,
-    Embedding,
-    Size,
-    Stage,
-    embedding_stage,
-    makespan,
-    seconds_by_cause,
-    training_stage,
-)
-from trainers.estimate.machines import Machines
+from trainers.estimate.machines import GPUS, Machines, seconds_by_cause
 from trainers.estimate.outlines import published
+from trainers.estimate.recipe import BYTES_OF_A_TOKEN, TOKENIZE, EncoderCost, embedding_causes
 
-DOMAINS = tuple[int, ...](published()["domains"])
+DOMAINS = tuple[int, ...](published()["collections"]["data/nomic_unsupervised"]["domains"])
+NODE = Machines("a100", 8, *GPUS["a100"], cores=96)
 _FORWARD, _BACKWARD = 2, 4  # operations of a weight and a token
-_OF_PAIRS = ("collect", "pairs", "cluster", "pack", "filter")
-_OF_CORPUS = ("chunk", "index", "search", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -72,33 +64,124 @@ class Workload:
     @property
     def text_bytes(self) -> float:
         """Of all pairs."""
-        return self.of_pairs(*self.domains).text_bytes
+        return self.pairs * (self.document_bytes + self.query_bytes)
 
-    def of_pairs(self, *domains: int) -> Size:
-        """What stages process that make batches of these domains."""
-        return Size(
-            document_bytes=self.document_bytes,
-            query_bytes=self.query_bytes,
-            pairs=sum(domains),
-            domains=domains,
-            rows=self.batch_size,
-            epochs=self.epochs,
-            cluster_size=self.cluster_size,
-            dimension=self.dimension,
-        )
-
-    def of_corpus(self) -> Size:
-        """What stages process that search the corpus by the trained encoder."""
-        return Size(
-            documents=self.passages,
-            document_bytes=self.passage_bytes,
-            splits={"test": [self.queries]},
-            dimension=self.trained_dimension,
-        )
+    @property
+    def vector_bytes(self) -> float:
+        """Of both vectors of all pairs."""
+        return 2 * 2 * self.pairs * self.dimension
 
 
-def calibrated(figures: Mapping[str, Any]) -> Calibration:
-    """With the largest run of what ``benchmarks.batch_construction --json`` wrote.
+Causes = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A stage: its seconds by cause on some machines, of which each node copies so many bytes; ``copied``: which."""
+
+    name: str
+    causes: Callable[[Machines, float], Causes]
+    copied: Mapping[str, float] = field(default_factory=dict)
+
+
+def costs(workload: Workload) -> dict[str, Cost]:
+    """What the jobs without a GPU say of their own cost, those of batches and those that search the corpus."""
+    packing = {"batch_size": workload.batch_size}
+    of_pairs: dict[str, dict[str, Any]] = {
+        "collect": {"source": {"kind": "beir", "path": "source"}},
+        "pairs": {"collection": "texts"},
+        "cluster": {"pairs": "pairs", "vectors": "vectors", "cluster_size": workload.cluster_size},
+        "pack": {"clusters": "clusters", "packing": packing, "epochs": workload.epochs},
+        "filter": {"packing": "packing", "pairs": "pairs", "collection": "texts", "vectors": "vectors"},
+    }
+    of_corpus: dict[str, dict[str, Any]] = {
+        "chunk": {"collection": "corpus"},
+        "index": {"index": {"kind": "vectors", "vectors": "passages"}},
+        "search": {"index": "index", "collection": "corpus", "vectors": "passages"},
+        "evaluate": {"collection": "corpus", "runs": {"one": "run", "another": "run"}},
+    }
+    counts, judged = (workload.pairs, workload.document_bytes, workload.query_bytes), (workload.pairs, workload.pairs)
+    size = Size(*counts, {"train": judged}, domains=workload.domains, dimension=workload.dimension)
+    asked = {"test": (workload.queries, workload.queries)}
+    corpus = Size(workload.passages, workload.passage_bytes, splits=asked, dimension=workload.trained_dimension)
+    found = {}
+    for jobs, read in ((of_pairs, size), (of_corpus, corpus)):
+        for job, settings in jobs.items():
+            stage = stage_class(job, job)
+            found[job] = stage(stage.config_class.model_validate(settings | {"output": job})).cost(read)
+            read = found[job].made if job != "chunk" else read  # passages are as many as they are
+    return found
+
+
+def stages(workload: Workload, factors: Mapping[str, float]) -> list[Modelled]:
+    """Those of a run in order. ``factors``: how many times as long jobs take here as by the measured constants."""
+    texts, vectors = {"texts": STORED * workload.text_bytes}, {"vectors": workload.vector_bytes}
+    passages = {"passages": 2 * workload.passages * workload.trained_dimension}
+    corpus = {"corpus": workload.passages * workload.passage_bytes}
+    copied: dict[str, Mapping[str, float]] = {
+        "collect": {"source": workload.text_bytes},
+        "pairs": texts,
+        "cluster": vectors,
+        "pack": vectors,
+        "filter": vectors | texts,
+        "chunk": corpus,
+        "index": passages,
+        "search": {"index": 4 * workload.passages * workload.trained_dimension},
+        "evaluate": {},
+    }
+    found = {}
+    for job, cost in costs(workload).items():
+        times = factors.get(job, 1)
+        scaled = replace(cost, work=times * cost.work, alone=times * cost.alone)
+        found[job] = Modelled(job, partial(_on_cores, scaled), copied[job])
+    sides = [(workload.pairs, workload.document_bytes), (workload.pairs, workload.query_bytes)]
+    read = [(workload.passages, workload.passage_bytes)]
+    small, trained = (
+        (workload.embedding_weights, workload.dimension),
+        (workload.trained_weights, workload.trained_dimension),
+    )
+    found["embed pairs"] = Modelled("embed pairs", partial(_embed, sides, *small, workload.embedders_per_gpu))
+    found["train"] = Modelled("train", partial(_train, workload))
+    found["embed corpus"] = Modelled("embed corpus", partial(_embed, read, *trained, workload.embedders_per_gpu))
+    before = ("collect", "chunk", "embed pairs", "pairs", "cluster", "pack", "filter", "train", "embed corpus")
+    return [found[name] for name in (*before, "index", "search", "evaluate")]
+
+
+def _on_cores(cost: Cost, machines: Machines, copied: float) -> Causes:
+    return seconds_by_cause(cost, copied, machines)
+
+
+def _embed(
+    texts: Sequence[tuple[int, float]], weights: float, dimension: int, per_gpu: int, machines: Machines, _: float
+) -> Causes:
+    encoder = EncoderCost(_FORWARD * weights / machines.operations(), dimension)
+    return embedding_causes(texts, encoder, machines, per_gpu)
+
+
+def _train(workload: Workload, machines: Machines, _: float) -> Causes:
+    """By the number of weights; a power of two of nodes takes part.
+
+    More than a chunk is encoded twice, for the gradient cache. Gradients of layers are exchanged behind the last
+    backward pass, of a chunk of documents; those of words are complete at its end.
+    """
+    nodes = 2 ** (machines.nodes.bit_length() - 1)
+    gpus = nodes * machines.per_node
+    steps = workload.epochs * workload.pairs / workload.pairs_per_step
+    tokens = workload.epochs * workload.text_bytes / BYTES_OF_A_TOKEN / (steps * gpus)
+    of_documents = workload.document_bytes / (workload.query_bytes + workload.document_bytes)
+    operations = _FORWARD * (2 if tokens > CHUNK_TOKENS_ON_GPU else 1) + _BACKWARD
+    computing = tokens * operations * workload.trained_weights / machines.operations()
+    tokenizing = tokens * TOKENIZE / TOKENIZING_THREADS
+    of_weight = 2 * workload.exchange_bytes / machines.network / 1e9 if nodes > 1 else 0.0
+    slowest = max(computing, tokenizing)
+    last = min(of_documents, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * slowest
+    exchange = max(0.0, of_weight * workload.trained_weights - last) + of_weight * workload.word_weights
+    working = {"GPUs" if computing >= tokenizing else "tokenizing": steps * slowest}
+    return working | {"exchange of gradients": steps * exchange}
+
+
+def calibrated(figures: Mapping[str, Any]) -> dict[str, float]:
+    """How many times as long jobs took as they say, in the largest run of ``benchmarks.batch_construction --json``.
 
     Raises ``UserError`` where that is of too few pairs for their k-means to run on all cores.
     """
@@ -110,68 +193,21 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
             f" task, up to {levels:,} clusters in one level, which says little about more: measure with"
             " benchmarks.batch_construction --pairs 1000000, or more where --cluster-size is above 200."
         )
-    run = figures["runs"][str(size)]
-    pairs = Size(pairs=size, domains=(size,), rows=figures["batch_size"], cluster_size=figures["cluster_size"])
-    alike = Calibration(cluster_rows=run["cluster"]["tasks"]["lookup"] / size)
-    of_pair = {}
-    for job in ("pairs", "cluster", "pack", "filter"):
-        a_second_each = replace(alike, **{job: 1.0}, cluster_rows=0.0, open_vectors=0.0)
-        phases = LAWS[job](pairs, a_second_each, Machines(cores=cores)).phases
-        of_pair[job] = run[job]["seconds"] / sum(makespan(phase.tasks, cores) for phase in phases)
-    return replace(alike, **of_pair)
-
-
-def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:
-    """Those of a run in order, on all of these nodes."""
-    pairs, per_gpu = workload.pairs, workload.embedders_per_gpu
-    sides = ((pairs, workload.document_bytes), (pairs, workload.query_bytes))
-    corpus = ((workload.passages, workload.passage_bytes),)
-    found = {name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines) for name in _OF_PAIRS}
-    found |= {name: LAWS[name](workload.of_corpus(), calibration, machines) for name in _OF_CORPUS}
-    embedding, trained = (
-        Embedding(_FORWARD * weights / machines.operations, dimension, per_gpu)
-        for weights, dimension in (
-            (workload.embedding_weights, workload.dimension),
-            (workload.trained_weights, workload.trained_dimension),
-        )
-    )
-    found["embed pairs"] = embedding_stage("embed pairs", sides, embedding, calibration, machines)
-    found["train"] = _train(workload, calibration, machines)
-    found["embed corpus"] = embedding_stage("embed corpus", corpus, trained, calibration, machines)
-    before = ("collect", "chunk", "embed pairs", "pairs", "cluster", "pack", "filter", "train", "embed corpus")
-    return [found[name] for name in (*before, "index", "search", "evaluate")]
-
-
-def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
-    """By the number of weights; a power of two of nodes takes part.
-
-    More than a chunk is encoded twice, for the gradient cache. Gradients of layers are exchanged behind the last
-    backward pass, of a chunk of documents; those of words are complete at its end.
-    """
-    nodes = 2 ** (machines.nodes.bit_length() - 1)
-    gpus = nodes * machines.gpus
-    steps = workload.epochs * workload.pairs / workload.pairs_per_step
-    tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
-    of_documents = workload.document_bytes / (workload.query_bytes + workload.document_bytes)
-    operations = _FORWARD * (2 if tokens > CHUNK_TOKENS_ON_GPU else 1) + _BACKWARD
-    seconds = {
-        "GPUs": tokens * operations * workload.trained_weights / machines.operations,
-        "tokenizing": tokens * calibration.tokenize / TOKENIZING_THREADS,
-    }
-    of_weight = 2 * workload.exchange_bytes / machines.network if nodes > 1 else 0.0
-    last = min(of_documents, CHUNK_TOKENS_ON_GPU / tokens) * _BACKWARD / operations * max(seconds.values())
-    exchange = max(0.0, of_weight * workload.trained_weights - last) + of_weight * workload.word_weights
-    stored = workload.text_bytes * calibration.stored
-    return training_stage(gpus, steps, seconds, exchange, workload.epochs * stored)
+    run, free = figures["runs"][str(size)], replace(NODE, cores=cores, node_bandwidth=1e9, store_bandwidth=1e9)
+    measured = {name: figures[name] for name in ("batch_size", "cluster_size", "dimension")}
+    said = costs(Workload(domains=(size,), epochs=1, **measured))
+    modelled = {job: sum(_on_cores(said[job], free, 0).values()) for job in ("pairs", "cluster", "pack", "filter")}
+    return {job: run[job]["seconds"] / seconds for job, seconds in modelled.items()}
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a stage: the nodes that it takes, and its seconds by cause."""
+    """Of a stage: the nodes that it takes, the bytes that each copies, by name, and its seconds by cause."""
 
-    stage: Stage
+    name: str
     nodes: int
-    causes: Mapping[str, float]
+    copied: Mapping[str, float]
+    causes: Causes
 
     @property
     def seconds(self) -> float:
@@ -184,24 +220,19 @@ class Forecast:
         return max(self.causes, key=lambda cause: self.causes[cause])
 
 
-def forecasts(workload: Workload, calibration: Calibration, machines: Machines) -> list[Forecast]:
+def forecasts(workload: Workload, machines: Machines, factors: Mapping[str, float]) -> list[Forecast]:
     """Of every stage, on as many of the nodes as make it fastest, the fewest of equals."""
-    some = [replace(machines, nodes=nodes) for nodes in range(1, machines.nodes + 1)]
     found, held = list[Forecast](), dict[str, int]()
-    for of_nodes in zip(*(stages(workload, calibration, each) for each in some), strict=True):
+    for stage in stages(workload, factors):
         tried = []
-        for stage, each in zip(of_nodes, some, strict=True):
-            reading = where_held(stage, each.nodes, held)
-            tried.append(Forecast(reading, each.nodes, seconds_by_cause(reading, calibration, each)))
+        for nodes in range(1, machines.nodes + 1):
+            copied = {name: size for name, size in stage.copied.items() if held.get(name, 0) < nodes}
+            some = replace(machines, count=nodes * machines.per_node)
+            tried.append(Forecast(stage.name, nodes, copied, stage.causes(some, sum(copied.values()))))
         best = min(tried, key=lambda forecast: forecast.seconds)
-        held |= {name: max(best.nodes, held.get(name, 0)) for name in best.stage.copied}
+        held |= {name: max(best.nodes, held.get(name, 0)) for name in best.copied}
         found.append(best)
     return found
-
-
-def where_held(stage: Stage, nodes: int, held: Mapping[str, int]) -> Stage:
-    """The same on so many nodes, of which as many as ``held`` says have copies of earlier stages' reading."""
-    return replace(stage, copied={name: size for name, size in stage.copied.items() if held.get(name, 0) < nodes})
 
 
 def total_hours(found: Sequence[Forecast]) -> float:
@@ -216,16 +247,16 @@ def table(found: Sequence[Forecast], machines: Machines, hours_of_one: float) ->
     for forecast in found:
         share = forecast.causes[forecast.bound] / forecast.seconds
         hours, bound = f"{forecast.seconds / 3600:.2f}", f"{forecast.bound} ({share:.0%})"
-        lines.append(f"| {forecast.stage.name} | {hours} | {forecast.nodes} | {bound} |")
+        lines.append(f"| {forecast.name} | {hours} | {forecast.nodes} | {bound} |")
     slowest = max(found, key=lambda forecast: forecast.seconds)
     gain = hours_of_one / total
-    copied = sum(size for forecast in found for size in forecast.stage.copied.values())
+    copied = sum(size for forecast in found for size in forecast.copied.values())
     return "\n".join(
         [
             *lines,
             f"| all | {total:.1f} | | |",
             "",
-            f"Bottleneck: {slowest.stage.name}, {slowest.seconds / 36 / total:.0f} % of the hours, by {slowest.bound}."
+            f"Bottleneck: {slowest.name}, {slowest.seconds / 36 / total:.0f} % of the hours, by {slowest.bound}."
             f" {gain:.1f} times as fast as one node: efficiency {gain / machines.nodes:.0%}."
             f" A node copies at most {copied / 1e9:,.0f} GB.",
         ]
@@ -234,29 +265,29 @@ def table(found: Sequence[Forecast], machines: Machines, hours_of_one: float) ->
 
 def main() -> None:
     """Prints a table for each number of nodes."""
-    machines, workload = Machines(), Workload()
+    workload = Workload()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--pairs", type=int, default=workload.pairs, help="of all domains, in the paper's proportions")
     parser.add_argument("--embedders-per-gpu", type=int, default=workload.embedders_per_gpu, help="workers of embed")
     parser.add_argument("--epochs", type=int, default=workload.epochs)
     parser.add_argument("--exchange-bf16", action="store_true", help="training.exchange_bf16")
-    parser.add_argument("--cores", type=int, default=machines.cores, help="of a node")
-    parser.add_argument("--gpus", type=int, default=machines.gpus, help="of a node")
-    parser.add_argument("--peak", type=float, default=machines.peak / 1e12, help="TFLOP/s of a GPU")
-    parser.add_argument("--share", type=float, default=machines.share, help="of the peak: an assumption")
-    parser.add_argument("--node-bandwidth", type=float, default=machines.node_bandwidth / 1e9, help="GB/s to the store")
-    parser.add_argument("--store-bandwidth", type=float, default=machines.store_bandwidth / 1e9, help="GB/s, all nodes")
+    parser.add_argument("--cores", type=int, default=NODE.cores, help="of a node")
+    parser.add_argument("--gpus", type=int, default=NODE.per_node, help="of a node")
+    parser.add_argument("--peak", type=float, default=NODE.peak, help="TFLOP/s of a GPU")
+    parser.add_argument("--share", type=float, default=NODE.share, help="of the peak: an assumption")
+    parser.add_argument("--node-bandwidth", type=float, default=NODE.node_bandwidth, help="GB/s to the store")
+    parser.add_argument("--store-bandwidth", type=float, default=NODE.store_bandwidth, help="GB/s, all nodes")
     parser.add_argument("--calibration", type=Path, help="what benchmarks.batch_construction --json wrote")
     given = parser.parse_args()
     if min(*given.nodes, given.embedders_per_gpu, given.epochs, given.cores, given.gpus) < 1:
         parser.error("nodes, embedders, epochs, cores and GPUs are at least 1 each")
-    calibration = Calibration()
+    factors: Mapping[str, float] = {}
     if given.calibration:
         figures = json.loads(given.calibration.read_text(encoding="utf-8"))
         workload = replace(workload, **{name: figures[name] for name in ("dimension", "cluster_size", "batch_size")})
         try:
-            calibration = calibrated(figures)
+            factors = calibrated(figures)
         except UserError as error:
             parser.error(str(error))
     domains = tuple(max(1, round(size * given.pairs / workload.pairs)) for size in workload.domains)
@@ -267,22 +298,23 @@ def main() -> None:
         epochs=given.epochs,
         exchange_bytes=2 if given.exchange_bf16 else workload.exchange_bytes,
     )
-    machines = replace(
-        machines,
+    node = replace(
+        NODE,
+        count=given.gpus,
+        per_node=given.gpus,
         cores=given.cores,
-        gpus=given.gpus,
-        peak=given.peak * 1e12,
+        peak=given.peak,
         share=given.share,
-        node_bandwidth=given.node_bandwidth * 1e9,
-        store_bandwidth=given.store_bandwidth * 1e9,
+        node_bandwidth=given.node_bandwidth,
+        store_bandwidth=given.store_bandwidth,
     )
-    hours_of_one = total_hours(forecasts(workload, calibration, machines))
+    hours_of_one = total_hours(forecasts(workload, node, factors))
     for nodes in given.nodes:
-        of_nodes = replace(machines, nodes=nodes)
-        found = forecasts(workload, calibration, of_nodes)
-        of_node = f"{machines.cores} cores and {machines.gpus} GPUs"
+        machines = replace(node, count=nodes * given.gpus)
+        found = forecasts(workload, machines, factors)
+        of_node = f"{node.cores} cores and {node.per_node} GPUs"
         print(f"{workload.pairs:,} pairs, {counted(nodes, 'node')} of {of_node}\n")
-        print(table(found, of_nodes, hours_of_one) + "\n")
+        print(table(found, machines, hours_of_one) + "\n")
 
 
 if __name__ == "__main__":

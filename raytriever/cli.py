@@ -8,6 +8,8 @@ The command. ``raytriever run quickstart`` chains the jobs of a recipe; every jo
 """
 
 import os
+import sys
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -16,14 +18,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, user_errors
+from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, echo, user_errors
 from raytriever.jobs import COMMANDS, JOBS, load, stage_class
-from raytriever.reports.log import configure_log
+from raytriever.reports.log import configure_log, log
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(metadata.version("raytriever"))
+        echo(metadata.version("raytriever"))
         raise typer.Exit
 
 
@@ -86,11 +88,11 @@ def run(
     stages = recipe_stages(loaded)
     if print_config:
         shown = {name: (stage.command, stage.config) for name, stage in stages.items()}
-        typer.echo(commented_recipe(loaded.output, shown))
+        echo(commented_recipe(loaded.output, shown))
         return
     run_recipe(stages, loaded.names_until(until), loaded.name, force=force)
     if loaded.next and until is None:
-        typer.echo(f"\nnext: {loaded.next}")
+        echo(f"\nnext: {loaded.next}")
 
 
 def _job(job: str) -> Callable[..., None]:
@@ -109,13 +111,13 @@ def _job(job: str) -> Callable[..., None]:
         stage_type = stage_class(job, job)
         stage = stage_type(validate(stage_type.config_class, values, f"Settings of {job}"))
         if print_config:
-            typer.echo(commented_yaml(stage.config))
+            echo(commented_yaml(stage.config))
             return
         check_before_run({job: stage}, [job])
         with RaySession() as session:
             artifact = run_stage(stage, session, replace=force, force=force)
         for line in closing_lines([(stage, artifact)]):
-            typer.echo(line)
+            echo(line)
 
     command.__doc__ = f"{JOBS[job][1]}\n\n`raytriever settings {job}` describes every setting."
     return command
@@ -125,4 +127,8 @@ def main() -> None:
     """Entry point of the ``raytriever`` command."""
     # of libraries that are loaded later: threads that spin while they wait take the time of whatever else runs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()
+    try:
+        app()
+    except Exception as error:  # a defect of ours, whose message may hold a stranger's text
+        log.error("".join(traceback.format_exception(error)).rstrip())
+        sys.exit(1)

@@ -9,6 +9,7 @@ import typer
 
 from raytriever.errors import UserError
 from raytriever.reports.log import fields_of, log
+from raytriever.reports.table import printable
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe's name (recipes/) or the path of a .yaml file.")]
 OutputOption = Annotated[str | None, typer.Option(help="Folder or URI for all artifacts of the run.")]
@@ -17,6 +18,11 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides one setting; may be repeated.")
 ]
 PrintOption = Annotated[bool, typer.Option("--print-config", help="Prints the resolved settings and stops.")]
+
+
+def echo(text: str, *, nl: bool = True) -> None:
+    """Prints to stdout; no command does so by other means, as texts and names of strangers would reach the terminal."""
+    typer.echo(printable(text), nl=nl)  # noqa: TID251
 
 
 @contextmanager
@@ -31,7 +37,7 @@ def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
         if isinstance(error, OSError) and error.filename is None:
             raise
         if with_traceback:
-            traceback.print_exception(error)
+            log.error("".join(traceback.format_exception(error)).rstrip())
         said = error if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
         log.error(f"raytriever: {said}", extra={"fields": fields_of(error)})
         raise SystemExit(2) from error

@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError, storage_error
 from raytriever.stages.ray_session import usable_cpus
 from raytriever.stages.stage import Resources
@@ -61,6 +64,27 @@ class Relations:
         """The result as a parquet file at ``path``."""
         target = str(path).replace("'", "''")
         self.run(f"COPY ({query}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)", **values)
+
+
+def numbered_rows(artifact: Artifact, prefix: str, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """Columns, by default all, of an artifact's parquet files of this prefix, and each row's number, ``row``.
+
+    What ``load`` takes. Of an object store's files nothing else is fetched.
+    """
+    names = artifact.names(prefix, ".parquet")
+    stored = pq.read_schema(artifact.open(names[0]))
+    columns = columns or tuple(stored.names)
+    schema = pa.schema([*(stored.field(name) for name in columns), pa.field("row", pa.int64(), nullable=False)])
+
+    def tables() -> Iterator[pa.Table]:
+        first = 0
+        for name in names:
+            for batch in pq.ParquetFile(artifact.open(name)).iter_batches(columns=columns):
+                rows = pa.array(np.arange(first, first + len(batch)))
+                first += len(batch)
+                yield pa.table([*batch.columns, rows], schema=schema)
+
+    return schema, tables()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import typer
 
 from raytriever.artifacts.artifact import MANIFEST, Artifact, require_same_origin
 from raytriever.artifacts.storage import Folder
+from raytriever.command_line import echo
 from raytriever.errors import UserError, require_strings
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
@@ -166,8 +167,7 @@ def ask(
     """Prints the passages of a finished run that answer a question best."""
     (passages,) = Searcher(run, indexes or (), encoder).search([question], k)
     for number, passage in enumerate(passages, 1):
-        texts = passage.id, textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
-        named, text = ("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in each) for each in texts)
-        typer.echo(f"{number}  {passage.score:.4f}  {named}\n     {text}")
+        text = textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
+        echo(f"{number}  {passage.score:.4f}  {passage.id}\n     {text}")
     if not passages:
-        typer.echo("Nothing was found.")
+        echo("Nothing was found.")

@@ -1,6 +1,6 @@
 """The settings of a training run: what is trained on which batches, by which objective, and what must fit together."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,8 +10,29 @@ from raytriever.settings.configuration import InputPath, Settings, without_input
 from retrieval.encoders.pretrained import LocatedModels, locate_models
 from retrieval.encoders.specification import EncoderSettings, LoraSettings
 from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup, require_sparse
-from trainers.objectives.union import AnyObjectiveSettings
+from trainers.objectives.chunk_settings import ReplugSettings, RevelaSettings
+from trainers.objectives.coder.settings import CoderSettings
+from trainers.objectives.pair_settings import (
+    AdaptiveMarginSettings,
+    ContextualSettings,
+    ContrastiveSettings,
+    MarginMseSettings,
+    MultiLayerSettings,
+)
 from trainers.validation.settings import BatchValidationSettings, ValidationSettings
+
+# The objectives that a recipe can name by ``objective.kind``. A further one is an import and a line here.
+AnyObjectiveSettings = Annotated[
+    ContrastiveSettings
+    | AdaptiveMarginSettings
+    | MarginMseSettings
+    | MultiLayerSettings
+    | CoderSettings
+    | ContextualSettings
+    | RevelaSettings
+    | ReplugSettings,
+    Field(discriminator="kind"),
+]
 
 
 class RunSettings(Settings):

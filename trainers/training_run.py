@@ -84,15 +84,20 @@ def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings
 
 
 def objective_to_train(settings: RunSettings, located: LocatedModels, device: torch.device) -> Objective[Any]:
-    """What is trained, on ``device``: its frozen weights rounded and all of them shared out as the settings say.
+    """What is trained, on ``device``.
 
     Raises ``UserError`` as ``load_for_training`` and ``build_objective`` do.
     """
     towers = load_for_training(settings, located)
-    objective = build_objective(settings.objective, towers, located, settings.training.seed)
+    return place(build_objective(settings.objective, towers, located, settings.training.seed), settings, device)
+
+
+def place(objective: Objective[Any], settings: RunSettings, device: torch.device) -> Objective[Any]:
+    """Puts what was built on the CPU on ``device``: frozen weights rounded, all shared out as the settings say."""
     if settings.autocasts_alone:
         round_frozen(objective)
-    objective.to(device)
+    if device.type != "cpu":
+        objective.to(device)
     if settings.sharding != "replicated":
         shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")
     return objective

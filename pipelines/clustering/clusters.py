@@ -1,4 +1,4 @@
-"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids; and pairs without any."""
+"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,7 @@ CLUSTERS = "clusters"
 class DomainPairs:
     """Pairs of a ``domain`` that are packed together.
 
-    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, -1 where there
-    are none; ``centroids`` (K, d) of the clusters.
+    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each; ``centroids`` (K, d).
     """
 
     domain: str
@@ -26,12 +25,17 @@ class DomainPairs:
 
 
 def read_domain(artifact: Artifact, number: int) -> DomainPairs:
-    """One domain of a clusters artifact; the centroids are memory-mapped."""
+    """One domain of a clusters artifact."""
     shard = artifact.shards[number]
     table = pq.read_table(artifact.path(shard.files[0].name))
     return DomainPairs(
         str(shard.facts["domain"]),
         table["pair"].to_numpy(),
         table["cluster"].to_numpy(),
-        np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
+        read_centroids(artifact, number),
     )
+
+
+def read_centroids(artifact: Artifact, number: int) -> NDArray[np.float32]:
+    """Those of one domain, memory-mapped."""
+    return np.asarray(np.load(artifact.path(artifact.shards[number].files[1].name), mmap_mode="r"))

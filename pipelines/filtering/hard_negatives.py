@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.filtering.false_negatives import pair_keys, positives_of
-from pipelines.mapped_rows import MappedRows
 from pipelines.mining.rules import sampling_keys
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
@@ -57,20 +56,18 @@ class TeacherScores:
 
 @dataclass(frozen=True)
 class NegativeLists:
-    """The hard negatives of every query that has some.
+    """The hard negatives of all queries, those of query i from ``bounds[i]`` to ``bounds[i + 1]``.
 
-    ``lists``: rows of one column, list<int64> of document rows; ``places`` int64 (queries,): where the list of each
-    query of the collection is, -1 where it has none.
+    ``documents`` int64 (n,): rows; ``bounds`` int64 (queries + 1,) of the collection. May be memory-mapped.
     """
 
-    lists: MappedRows
-    places: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    bounds: NDArray[np.int64]
 
     def of(self, query_rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """The document rows of each query's list; empty where it has none."""
-        at = self.places[query_rows]
-        found = (values.values.to_numpy() for values in self.lists.take(at[at >= 0]).column(0))
-        return [next(found) if place >= 0 else np.zeros(0, dtype=np.int64) for place in at.tolist()]
+        bounds = zip(self.bounds[query_rows].tolist(), self.bounds[query_rows + 1].tolist(), strict=True)
+        return [self.documents[begin:end] for begin, end in bounds]
 
 
 @dataclass(frozen=True)

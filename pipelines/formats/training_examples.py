@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.formats.tables import FileTable
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
-from pipelines.mining.candidates import NegativesOfQueries
+from pipelines.mining.candidates import Negatives
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection, passage_text
@@ -196,7 +196,7 @@ class TrainingExamples:
         self,
         collection: StoredCollection,
         split: str,
-        mined: Iterable[NegativesOfQueries] | None,
+        mined: Iterable[Negatives] | None,
         scratch: Path,
         minimum_relevance: int = 1,
     ) -> None:
@@ -212,7 +212,7 @@ class TrainingExamples:
         relevance = judged["relevance"].to_numpy()
         query_rows = collection.require("queries", judged["query_id"])
         document_rows = collection.require("documents", judged["document_id"])
-        found = [(queries[pc.list_parent_indices(lists)], pc.list_flatten(lists)) for queries, lists in mined or ()]
+        found = list(mined or ())
         query_rows = np.concatenate([query_rows, *(queries for queries, _ in found)])
         document_rows = np.concatenate([document_rows, *(documents for _, documents in found)])
         relevance = np.append(relevance, np.zeros(len(query_rows) - len(relevance), relevance.dtype))

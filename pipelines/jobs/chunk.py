@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +18,8 @@ from pipelines.jobs.collect import write_part
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import BYTES_OF_A_WORD, STORED, Cost, Size
+from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import (
     COLLECTION,
     DOCUMENTS,
@@ -52,8 +55,17 @@ class ChunkConfig(StageConfig):
     """Of the collection, uncompressed."""
 
 
+class Stretch(NamedTuple):
+    """Source documents: those of row groups ``begin`` to ``end``, counted over these ``files``."""
+
+    number: int
+    files: list[str]
+    begin: int
+    end: int
+
+
 class Chunk(Stage[ChunkConfig]):
-    """A shard is a stretch of source documents."""
+    """A task is a stretch of source documents."""
 
     command = "chunk"
     algorithm_version = 6
@@ -61,24 +73,30 @@ class Chunk(Stage[ChunkConfig]):
     config_class = ChunkConfig
     unit = "chunks"
 
-    def plan(self) -> list[Shard]:
+    def cost(self, read: Size) -> Cost:
+        """36 MB a second. A chunk has four fifths of the words that it may have."""
+        length, texts = 0.8 * self.config.chunking.max_words * BYTES_OF_A_WORD, read.texts
+        made = replace(read, documents=int(texts / length), document_bytes=length, disk=STORED * texts)
+        return Cost(made, texts / 36e6, ceil(texts / 1e6 / self.config.megabytes_per_shard))
+
+    def phases(self) -> list[Phase]:
         """Stretches of whole row groups, so that a shard depends on nothing but the collection."""
         found = stretches(StoredCollection(self.config.collection), self.config.megabytes_per_shard * 1e6)
-        return [Shard(f"{number:05d}", {"number": number, **stretch}) for number, stretch in enumerate(found)]
+        return [Phase("", found, self._cut, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Writes the chunks of one stretch; the first shard also what a collection has besides documents: none."""
+    def _cut(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
+        """Writes the chunks of one stretch; the first also what a collection has besides documents: none."""
         collection = StoredCollection(self.config.collection)
-        documents = ParquetRows(collection, shard.description["files"])
-        tables = documents.tables(DOCUMENTS.names, slice(*shard.description["groups"]))
+        documents = ParquetRows(collection, stretch.files)
+        tables = documents.tables(DOCUMENTS.names, slice(stretch.begin, stretch.end))
         tally = _Tally(self.config.chunking)
-        name = f"documents/{shard.name}.parquet"
+        name = f"documents/{stretch.number:05d}.parquet"
         options = {"compression": "zstd", "use_dictionary": ["title", "domain", "source_id"]}
         with pq.ParquetWriter(writer.path(name), CHUNKS, **options) as file:
             for batch in record_batches(tally.rows(tables), CHUNKS):
                 file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
         writer.add(name)
-        if shard.description["number"] == 0:
+        if stretch.number == 0:
             for part in ("queries", "judgments"):
                 write_part(writer, part, SCHEMAS[part], [], 0)
                 if left_behind := collection.count(part):
@@ -101,11 +119,8 @@ class Chunk(Stage[ChunkConfig]):
         )
 
 
-def stretches(collection: StoredCollection, bytes_at_least: float) -> list[dict[str, Any]]:
-    """The documents in stretches of at least so many bytes (uncompressed) but for the last; never none.
-
-    Of each its ``files`` and ``groups``: the first of the row groups of these, and the one behind the last.
-    """
+def stretches(collection: StoredCollection, bytes_at_least: float) -> list[Stretch]:
+    """The documents in stretches of at least so many bytes (uncompressed) but for the last; never none."""
     places: list[tuple[str, int]] = []  # of each row group: its file, its number there
     bounds, size = [0], 0
     for name in collection.names("documents/"):
@@ -117,11 +132,11 @@ def stretches(collection: StoredCollection, bytes_at_least: float) -> list[dict[
                     size = 0
                 size += group.total_byte_size
                 places.append((name, number))
-    found = []
+    found = list[Stretch]()
     for begin, end in pairwise([*bounds, len(places)]):
         first = places[begin][1] if places else 0
         files = list(dict.fromkeys(name for name, _ in places[begin:end]))
-        found.append({"files": files, "groups": [first, first + end - begin]})
+        found.append(Stretch(len(found), files, first, first + end - begin))
     return found
 
 

@@ -2,31 +2,37 @@
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from math import isqrt, sqrt
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from pipelines.clustering.clusters import CLUSTERS
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
-from pipelines.jobs.lookups import domain_shards, read_stretch, write_by_domain
+from pipelines.jobs.lookups import earlier_file
 from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
+from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Shard, Stage, StageConfig, shard_name
+from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
 WORKERS_OF_A_DOMAIN = 32  # for each so many one large domain is clustered at a time,
 MOST_AT_ONCE = 8  # and no more than these, whose sums are in the driver's memory
-_LOOKUP = "lookup"
+_BY_DOMAIN = "by_domain"  # a phase,
+_ORDERED = "relations/by_domain.parquet"  # and what it makes
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded
 
 
@@ -49,8 +55,23 @@ class ClusterConfig(StageConfig):
     """Of the first centroids."""
 
 
+GROUPED = """
+    CREATE TABLE grouped AS SELECT number, row AS pair, query_row, document_row FROM stream JOIN groups USING (domain)
+"""
+BY_DOMAIN = "FROM grouped ORDER BY number, pair"
+
+
+class Domain(NamedTuple):
+    """Pairs that are clustered together; ``left_out``: those in no domain, with the first one."""
+
+    number: int
+    name: str
+    pairs: int
+    left_out: int
+
+
 class Cluster(Stage[ClusterConfig]):
-    """A shard is a domain (or the small domains merged): a task each, but large ones are shared by all workers."""
+    """A domain (or the small domains merged) is a task, but large ones are shared by all workers."""
 
     command = "cluster"
     kind = CLUSTERS
@@ -69,8 +90,18 @@ class Cluster(Stage[ClusterConfig]):
         limit = "smallest_domain and the batch size"
         return groups_of(artifact, self.config.smallest_domain, self.config.small_domains, limit)
 
-    def plan(self) -> list[Shard]:
-        """Whose pairs are where, then one shard a domain; refuses small domains unless told what to do with them."""
+    def cost(self, read: Size) -> Cost:
+        """N·√K in a domain of many clusters, N·K in one of few. A small domain is a task, and a cell of a large one."""
+        work, tasks = 0.0, 0
+        for pairs in filter(None, read.domains):
+            clusters = number_of_clusters(pairs, self.config.cluster_size)
+            few = clusters <= self.config.kmeans.two_level_above
+            work += pairs * (70e-9 * clusters if few else 153e-6 * sqrt(pairs / 10_000_000))
+            tasks += isqrt(clusters) if pairs > LARGE_DOMAIN else 1
+        return Cost(replace(read, disk=20 * read.pairs), work, tasks)
+
+    def phases(self) -> list[Phase]:
+        """The pairs domain after domain, then each domain; refuses small ones unless told what to do with them."""
         vectors = StoredVectors(self.config.vectors)
         require_same_origin("collection", Artifact(self.config.pairs, PAIRS), vectors)
         for part in ("queries", "documents") if self.config.kmeans.sides == "both" else ("queries",):
@@ -80,38 +111,31 @@ class Cluster(Stage[ClusterConfig]):
                     " clustered by one a side. Embed with an encoder that gives one."
                 )
         groups = self._groups()
-        lookups = domain_shards(_LOOKUP, Artifact(self.config.pairs, PAIRS), groups, ["query_row", "document_row"])
         domains = [
-            Shard(
-                f"{number:05d}",
-                {
-                    "number": number,
-                    "name": name,
-                    "pairs": size,
-                    "left_out": groups.dropped if number == 0 else 0,
-                    "lookups": len(lookups),
-                },
-                phase=1,
-            )
+            Domain(number, name, size, groups.dropped if number == 0 else 0)
             for number, (name, size) in enumerate(zip(groups.names, groups.sizes, strict=True))
         ]
-        return [*lookups, *domains]
+        return [
+            Phase(_BY_DOMAIN, WHOLE, self._order_by_domain),
+            Phase("", domains, self._make_domain, intermediate=False),
+        ]
 
-    def total_rows(self, shards: list[Shard]) -> int:
+    def total_rows(self) -> int:
         """Pairs of all domains."""
-        return sum(int(shard.description["pairs"]) for shard in shards)
+        return sum(domain.pairs for domain in self._phases[""].tasks)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Small domains side by side, each on a worker, then large ones, the largest first, each on all workers."""
         spread = not self.is_made_here(pending, session)
-        large = [shard for shard in pending if spread and shard.description["pairs"] > LARGE_DOMAIN]
+        domains = [shard for shard in pending if isinstance(shard.task, Domain)]
+        large = [shard for shard in domains if spread and shard.task.pairs > LARGE_DOMAIN]
         yield from super().execute([shard for shard in pending if shard not in large], session, progress)
         if not large:
             return
         session.start()
         from pipelines.jobs.part_workers import PartWorkers
 
-        large.sort(key=lambda shard: int(shard.description["pairs"]), reverse=True)
+        large.sort(key=lambda shard: int(shard.task.pairs), reverse=True)
         most = min(MOST_AT_ONCE, len(large))
         with PartWorkers(self.config.resources, WORKERS_OF_A_DOMAIN, most) as workers:
             for record in workers.map_domains(self._make_large, large):
@@ -125,17 +149,23 @@ class Cluster(Stage[ClusterConfig]):
 
     _split: Split = LocalParts  # where the parts of a domain are
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        if "domains" in shard.description:
-            return write_by_domain(writer, shard, Artifact(self.config.pairs, PAIRS))
-        return self._make_domain(shard, writer)
+    def _order_by_domain(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """The rows of all pairs that are in a group, group after group."""
+        groups = self._groups().table()
+        columns = ("domain", "query_row", "document_row")
+        with open_relations(self.config.output, writer.path("spill"), self.config.resources) as db:
+            db.load("CREATE TABLE groups AS FROM stream", groups.schema, [groups])
+            db.load(GROUPED, *numbered_rows(Artifact(self.config.pairs, PAIRS), "pairs/", *columns))
+            db.write(BY_DOMAIN, writer.path(_ORDERED))
+        writer.add(_ORDERED)
+        return writer.commit(0)
 
-    def _make_domain(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_domain(self, domain: Domain, writer: ShardWriter) -> ShardRecord:
         """Clusters one domain's pairs; writes assignments and centroids."""
-        number, name = shard.description["number"], shard.description["name"]
-        lookups = [shard_name(_LOOKUP, part) for part in range(shard.description["lookups"])]
-        pairs, query_rows, document_rows = read_stretch(self.config.output, lookups, number)
+        number, name, _, left_out = domain
+        ordered = earlier_file(self.config.output, _BY_DOMAIN, _ORDERED)
+        of_domain = pq.read_table(ordered, filters=[("number", "==", number)])
+        pairs, query_rows, document_rows = (of_domain[name].to_numpy() for name in of_domain.column_names[1:])
         vectors = StoredVectors(self.config.vectors)
         k = number_of_clusters(len(pairs), self.config.cluster_size)
         seed = self.config.seed ^ zlib.crc32(name.encode("utf-8", "surrogatepass"))  # of the domain, wherever it stands
@@ -151,7 +181,6 @@ class Cluster(Stage[ClusterConfig]):
         base = f"domains/{number:05d}"
         writer.add_table(f"{base}.parquet", pa.table({"pair": pairs, "cluster": clustering.assignments}))
         writer.add_array(f"{base}.centroids.npy", clustering.centroids)
-        left_out = shard.description["left_out"]
         return writer.commit(
             len(pairs),
             counts={"clusters": len(clustering.centroids)},

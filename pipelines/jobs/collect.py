@@ -4,8 +4,10 @@ import hashlib
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,25 +19,26 @@ from pydantic import Field
 
 from pipelines.formats.pieces import pieces_of
 from pipelines.formats.sources import AnySource, JoinedSources
-from pipelines.jobs.left_out import check_kept, find_left_out, make_splits
-from pipelines.jobs.lookups import earlier_file, earlier_record
+from pipelines.jobs.left_out import check_kept, find_left_out, moved_queries, record_batches, record_schema
+from pipelines.jobs.lookups import earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
 from raytriever.relations import open_relations
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.stage import BYTES_A_SECOND, Phase, Shard, Stage, StageConfig
+from raytriever.stages.cost import STORED, Cost, Size
+from raytriever.stages.stage import BYTES_A_SECOND, WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.held_out import TRAIN, NewSplits
 from retrieval.collections.reading import Limits, Piece, reading_within
-from retrieval.collections.records import CrossValidation, Source
-from retrieval.collections.unfit_records import record_batches, record_schema
+from retrieval.collections.records import Source
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own
+_COMPARED_BY = "compared"  # the shard
 _ROW = pa.field("row", pa.int64(), nullable=False)
 _MOVED = pa.schema([("query_id", pa.string()), ("split", pa.string())])
-_WHOLE = [None]  # the one task of a phase of one
 _COMPARED: dict[Part, list[str]] = {
     "documents": ["id", "text_key"],
     "queries": ["id", "text_key"],
@@ -44,11 +47,20 @@ _COMPARED: dict[Part, list[str]] = {
 
 
 class SourcePiece(NamedTuple):
-    """What one task reads and writes: a piece of the source ``name``, in which it has this ``number``."""
+    """What one task reads and writes: a piece of the source ``name``, in which it has this ``number``.
+
+    ``place``: its number among the pieces of all sources.
+    """
 
     name: str
     number: int
     piece: Piece | None
+    place: int = 0
+
+    @property
+    def read_by(self) -> str:
+        """The shard that reads it."""
+        return f"read-{self.place:05d}"
 
     @property
     def row(self) -> int:
@@ -64,7 +76,8 @@ class CollectConfig(StageConfig):
     bytes_per_shard: int = Field(default=32 << 20, gt=0)
     """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
     new_splits: NewSplits | None = None
-    """Splits for validation and for testing, made of the judgments where these have none; null: as they are."""
+    """Splits for validation and for testing, made of the judgments where these have none; null: as they are. A source
+    with cross_validation has those of its folds."""
     limits: Limits = Limits()
     """How large one piece of the source may be."""
 
@@ -107,6 +120,11 @@ class Collect(Stage[CollectConfig]):
         found = {name: self._open(name).format.fingerprint() for name in self._names()}
         return {"source": hashlib.sha256(json.dumps(found.get("", found), sort_keys=True).encode()).hexdigest()}
 
+    def cost(self, read: Size) -> Cost:
+        """Pieces of the sources, which ``read`` is of, are read and written."""
+        tasks = 2 * ceil(read.texts / self.config.bytes_per_shard)
+        return Cost(replace(read, disk=STORED * read.texts), 37e-6 * read.documents, tasks)
+
     def phases(self) -> list[Phase]:
         """Pieces of the sources are read, all records of a source compared, and the pieces written."""
         pieces = [
@@ -114,15 +132,21 @@ class Collect(Stage[CollectConfig]):
             for name in self._names()
             for number, piece in enumerate(self._pieces(name))
         ]
+        pieces = [piece._replace(place=place) for place, piece in enumerate(pieces)]
         return [
             Phase("read", pieces, self._read),
-            Phase("compared", _WHOLE, self._compare),
+            Phase(_COMPARED_BY, WHOLE, self._compare),
             Phase("write", pieces, self._write, intermediate=False),
         ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
         """Of reading the sources' files."""
         return len(pending) * min(self.config.bytes_per_shard, self._bytes()) / BYTES_A_SECOND
+
+    def reads(self) -> str:
+        """The sources' first file, and how many more there are."""
+        first, *more = [file for name in self._names() for file in self._open(name).format.files] or [""]
+        return f"{first} and {counted(len(more), 'more file')}" if more else first
 
     def _bytes(self) -> int:
         count = 0
@@ -181,24 +205,22 @@ class Collect(Stage[CollectConfig]):
                 check_kept(db, source, record_at)
                 path = writer.path(_left_out(number))
                 db.write("SELECT part, row, reason FROM left_out ORDER BY part, row", path)
-                if self.config.new_splits is not None:
-                    taken_from[name], moved = make_splits(db, source.format.judgments_name, self.config.new_splits)
-                    table = pa.table([list(moved), list(moved.values())], schema=_MOVED)
-                    writer.add_table(_moved(number), table)
+                taken_from[name], moved = moved_queries(db, source, self.config.new_splits, record_at)
+                writer.add_table(_moved(number), pa.table([list(moved), list(moved.values())], schema=_MOVED))
             writer.add(_left_out(number))
         return writer.commit(0, facts=taken_from)
 
-    def _shards_of(self, name: str) -> Iterator[tuple[str, SourcePiece]]:
-        """Those that read the source."""
-        for shard, piece in zip(self._phases["read"].shards, self._phases["read"].tasks, strict=True):
-            if piece.name == name:
-                yield shard, piece
+    def _pieces_of(self, name: str) -> Iterator[SourcePiece]:
+        return (piece for piece in self._phases["read"].tasks if piece.name == name)
+
+    def _folder(self) -> Folder:
+        return Folder(self.config.output)
 
     def _refuse_absent(self, name: str) -> None:
         """Columns that no piece of the source has."""
         absent = defaultdict[str, set[str]](set)
-        for shard, _ in self._shards_of(name):
-            for column, problem in earlier_record(self.config.output, shard).facts["absent"].items():
+        for piece in self._pieces_of(name):
+            for column, problem in earlier_record(self.config.output, piece.read_by).facts["absent"].items():
                 absent[column].add(problem)
         for problems in absent.values():
             if "" not in problems:
@@ -206,16 +228,16 @@ class Collect(Stage[CollectConfig]):
 
     def _numbered(self, name: str, part: Part, schema: pa.Schema) -> Iterator[pa.Table]:
         """Columns of all records of a source, with the number of each."""
-        for shard, piece in self._shards_of(name):
+        for piece in self._pieces_of(name):
             first = piece.row
-            for batch in self._records(_records_of(shard, part), _COMPARED[part]):
+            for batch in self._records(_records_of(piece.read_by, part), _COMPARED[part]):
                 rows = pa.array(np.arange(first, first + len(batch)))
                 first += len(batch)
                 yield pa.table([*batch.columns, rows], schema=schema)
 
     def _records(self, file: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The records that a piece handed on, as many at once as were read at once."""
-        with Folder(self.config.output).open_input(file) as source:
+        with self._folder().open_input(file) as source:
             records = pq.ParquetFile(source)
             for group in range(records.num_row_groups):
                 yield records.read_row_group(group, columns=columns).combine_chunks().to_batches()[0]
@@ -228,19 +250,16 @@ class Collect(Stage[CollectConfig]):
 
     def _write(self, piece: SourcePiece, writer: ShardWriter) -> ShardRecord:
         """Writes what is left of a piece: documents, queries, judgments."""
-        name, policies = piece.name, self._open(piece.name).policies
-        shard = self._phases["read"].shards[self._phases["read"].tasks.index(piece)]
-        read, counts, dropped = earlier_record(self.config.output, shard), dict[Part, int](), Counter[str]()
-        (compared,), found = self._phases["compared"].shards, _left_out(self._names().index(name))
+        name = piece.name
+        read, counts, dropped = earlier_record(self.config.output, piece.read_by), dict[Part, int](), Counter[str]()
         own_rows = [("row", ">=", piece.row), ("row", "<", piece.row + (1 << _ROW_BITS))]
-        left_out = pq.read_table(earlier_file(self.config.output, compared, found), filters=own_rows)
+        with self._folder().open_input(_left_out(self._names().index(name))) as source:
+            left_out = pq.read_table(source, filters=own_rows)
         for part, schema in SCHEMAS.items():
             of_part = left_out.filter(pc.equal(left_out["part"], part))
             dropped.update(of_part["reason"].to_pylist())
-            batches = self._kept(_records_of(shard, part), part, of_part["row"].to_numpy() - piece.row)
-            if part == "judgments" and policies.cross_validation:
-                batches = _shared_out(batches, policies.cross_validation)
-            if part == "judgments" and self.config.new_splits is not None:
+            batches = self._kept(_records_of(piece.read_by, part), part, of_part["row"].to_numpy() - piece.row)
+            if part == "judgments":
                 batches = self._moved(batches, name)
             folder = f"{part}/{name}".rstrip("/")
             counts[part] = write_part(writer, folder, schema, _named(batches, name), piece.number)
@@ -256,13 +275,15 @@ class Collect(Stage[CollectConfig]):
 
     def _moved(self, batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
         """Judgments with the new splits of their queries; what else is of the split these came from is 'train'."""
-        (compared,), source = self._phases["compared"].shards, self._names().index(name)
-        moved = pq.read_table(earlier_file(self.config.output, compared, _moved(source)))
-        taken_from = earlier_record(self.config.output, compared).facts[name]
+        with self._folder().open_input(_moved(self._names().index(name))) as source:
+            moved = pq.read_table(source)
+        taken_from = earlier_record(self.config.output, _COMPARED_BY).facts[name]
+        place = JUDGMENTS.get_field_index("split")
         for batch in batches:
             found = pc.index_in(batch["query_id"], value_set=moved["query_id"].combine_chunks())
             splits = pc.coalesce(moved["split"].combine_chunks().take(found), TRAIN)
-            yield _with_splits(batch, pc.if_else(pc.equal(batch["split"], taken_from), splits, batch["split"]))
+            splits = pc.if_else(pc.equal(batch["split"], taken_from), splits, batch["split"])
+            yield batch.set_column(place, JUDGMENTS.field(place), splits)
 
     def _kept(self, records: str, part: Part, left_out: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """The rows of a file of records without those ``left_out``, ascending."""
@@ -306,18 +327,6 @@ def _prefix(name: str) -> str:
 def _told_by(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """What a source tells of itself, by its name, if it has one."""
     return {_prefix(name) + what: value for what, value in told.items()}
-
-
-def _shared_out(batches: Iterable[pa.RecordBatch], folds: CrossValidation) -> Iterator[pa.RecordBatch]:
-    """Judgments with the splits that folds give them."""
-    for batch in batches:
-        splits = map(folds.split_of, batch["query_id"].to_pylist(), batch["split"].to_pylist())
-        yield _with_splits(batch, pa.array(splits, pa.string()))
-
-
-def _with_splits(judgments: pa.RecordBatch, splits: pa.Array) -> pa.RecordBatch:
-    place = JUDGMENTS.get_field_index("split")
-    return judgments.set_column(place, JUDGMENTS.field(place), splits)
 
 
 def _named(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,5 @@
 """`raytriever export`: writes a collection, its training examples, batches or an encoder in another tool's format."""
 
-import json
 from collections.abc import Callable, Iterator, Set
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +15,12 @@ from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Publish
 from pipelines.formats.card import CHART, README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
 from pipelines.formats.training_examples import TrainingExamples
-from pipelines.mining.candidates import StoredCandidates, mined_lists
-from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
+from pipelines.jobs.lookups import earlier_record
+from pipelines.mining.candidates import StoredCandidates, mined_negatives
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input, InputPath, input_paths
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.specification import EncoderSettings
@@ -107,14 +107,14 @@ class ExportConfig(StageConfig):
 
 
 class Export(Stage[ExportConfig]):
-    """One shard of a collection or an encoder; of batches a shard for each file, then the card, from their counts.
+    """A collection or an encoder is one task; of batches each file is one, then the card, from their counts.
 
     The folder is what the other tool reads; our manifest lies beside it.
     """
 
     command = "export"
     kind = EXPORT
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = ExportConfig
     results = ("",)
 
@@ -169,26 +169,24 @@ class Export(Stage[ExportConfig]):
         if "encoder.model" in there and input_paths(self.config).keys() <= there and self._located is not None:
             self._check_encoder(self._located)
 
-    def plan(self) -> list[Shard]:
-        """The shards. Raises ``UserError`` for inputs that don't come from one another."""
+    def phases(self) -> list[Phase]:
+        """The files. Raises ``UserError`` for inputs that don't come from one another."""
         if self.config.exported == "batches":
             require_lineage(self._reader.artifact, self._made_from())
-            return [*self._files(), Shard("card", phase=1)]
+            return [*self._files(), Phase("card", WHOLE, self._write_card, intermediate=False)]
         if self.config.candidates is not None:
             self._check_candidates(StoredCandidates(self.config.candidates))
-        return [Shard("all")]
+        return [Phase("all", WHOLE, self._write_files, intermediate=False)]
 
-    def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
+    def total_rows(self) -> int | None:
         """Examples of all epochs of batches."""
         if self.config.exported != "batches":
             return None
         batches = sum(self._reader.number_of_batches(epoch) for epoch in range(self._reader.epochs))
         return batches * self._reader.batch_size
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _write_files(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Has the format's files written and adds them."""
-        if self.config.exported == "batches":
-            return self._write_card(writer) if shard.phase else self._write_batches(shard, writer)
         folder = writer.path("")  # files are built where the shard's files are
         names = self._write_collection(folder) if self._located is None else self._write_encoder(self._located, folder)
         for name in names:
@@ -225,7 +223,7 @@ class Export(Stage[ExportConfig]):
         mined, minimum_relevance = None, 1
         if config.candidates is not None:
             candidates = StoredCandidates(config.candidates)
-            mined, minimum_relevance = mined_lists(candidates), candidates.minimum_relevance
+            mined, minimum_relevance = mined_negatives(candidates), candidates.minimum_relevance
         examples = TrainingExamples(collection, config.split, mined, folder, minimum_relevance)
         return _EXAMPLES[config.format](examples, folder)
 
@@ -254,27 +252,22 @@ class Export(Stage[ExportConfig]):
     def _made_from(self) -> dict[str, Artifact]:
         return {name: Artifact(uri) for name, uri in self.config.made_from.items()}
 
-    def _files(self) -> list[Shard]:
-        """A shard for each file of batches."""
-        return [
-            Shard(f"epoch={epoch:05d}-{number:05d}", {"epoch": epoch, "number": number, "first": first})
-            for epoch in range(self._reader.epochs)
-            for number, first in enumerate(
-                range(0, self._reader.number_of_batches(epoch), self.config.batches_per_file)
-            )
-        ]
+    def _files(self) -> list[Phase]:
+        """The files of batches of each epoch."""
+        batches = map(self._reader.number_of_batches, range(self._reader.epochs))
+        return batch_phases(batches, self.config.batches_per_file, self._write_batches)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         """The numbers of the epoch's batches in the order in which they are written."""
         count, is_shuffled = self._reader.number_of_batches(epoch), self.config.order == "shuffled"
         return epoch_permutation(self.config.seed, epoch, count) if is_shuffled else np.arange(count)
 
-    def _write_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _write_batches(self, run: Run, writer: ShardWriter) -> ShardRecord:
         format_, figures = self._batch_format, Figures()
-        epoch, number, first = (shard.description[key] for key in ("epoch", "number", "first"))
+        epoch, number, first, last = run
 
         def batches() -> Iterator[Batch]:
-            for index in self._order(epoch)[first : first + self.config.batches_per_file].tolist():
+            for index in self._order(epoch)[first:last].tolist():
                 batch = Batch(epoch, index, self._reader.read(epoch, index))
                 figures.add(batch.rows, self._reader.layout)
                 yield batch
@@ -286,11 +279,11 @@ class Export(Stage[ExportConfig]):
         facts = {"domains": dict(sorted(figures.domains.items()))}
         return writer.commit(counts["examples"], counts=counts, facts=facts)
 
-    def _write_card(self, writer: ShardWriter) -> ShardRecord:
+    def _write_card(self, _: None, writer: ShardWriter) -> ShardRecord:
         reader, config = self._reader, self.config
         figures = Figures()
-        for file in self._files():
-            record = ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{file.name}.json")))
+        for shard in (name for phase in self._files() for name in phase.shards):
+            record = earlier_record(config.output, shard)
             figures.counts.update(record.counts)
             figures.domains.update(record.facts["domains"])
         published = Published(reader.layout, reader.batch_size, figures, reader.epochs)

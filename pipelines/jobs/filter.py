@@ -3,9 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Set
+from dataclasses import replace
+from math import ceil
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
@@ -15,8 +18,6 @@ from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, N
 from pipelines.filtering.mask_audit import MaskAudit, example_lines, mask_table, merge_audits
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
-    NEGATIVES_SHARD,
-    SCORES_SHARD,
     check_negatives,
     check_scores,
     make_negatives,
@@ -26,14 +27,16 @@ from pipelines.jobs.filter_lookups import (
     scores_fingerprint,
     text_tables,
 )
-from pipelines.jobs.lookups import open_parts, pair_row_shards, pair_rows, part_shards, write_pair_rows, write_part
+from pipelines.jobs.lookups import TEXT_PARTS, Texts, groups_of_files, open_parts, text_phases, write_part
 from pipelines.jobs.pack import PACKING
-from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
-from pipelines.pairs.pairs import PAIRS, read_positives
+from pipelines.mining.candidates import StoredCandidates
+from pipelines.pairs.pairs import PAIRS, POSITIVES, read_positives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
+from raytriever.relations import open_relations
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
 from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.vectors import StoredVectors, VectorRows
 
@@ -97,6 +100,9 @@ class FilterConfig(StageConfig):
         return self
 
 
+_ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
+
+
 class Filter(Stage[FilterConfig]):
     """First what all batches look up (texts, pairs, hard negatives), then runs of batches of an epoch, then the audit.
 
@@ -123,101 +129,96 @@ class Filter(Stage[FilterConfig]):
         if "collection" in there and self.config.judged_negatives:
             StoredCollection(self.config.collection).judgments(self.config.judged_negatives)
 
-    def plan(self) -> list[Shard]:
-        """Three phases; refuses inputs that don't belong together."""
+    def cost(self, read: Size) -> Cost:
+        """Runs of batches are tasks."""
+        negatives = self.config.negatives_per_example * self.config.has_negatives
+        made = replace(read, negatives=negatives, candidates=0)
+        made = replace(made, disk=read.epochs * made.epoch_bytes)
+        tasks = read.epochs * ceil(read.batches / self.config.batches_per_shard)
+        return Cost(made, 49e-6 * read.epochs * read.pairs, tasks)
+
+    def phases(self) -> list[Phase]:
+        """What batches look up, runs of batches, their audit; refuses inputs that don't belong together."""
         config = self.config
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
         collection = StoredCollection(config.collection)
+        pairs.listed(POSITIVES)
         require_same_origin("pairs", packing, pairs)
         require_same_origin("collection", collection, pairs)
         if config.vectors:
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)
-            for part in ("queries", "documents"):
+            for part in TEXT_PARTS:
                 if vectors.part(part).vectors_per_text > 1:
                     raise UserError(f"{vectors.uri} has several vectors for one of the {part}; give one for each.")
         if config.negatives:
             require_same_origin("collection", collection, StoredCandidates(config.negatives))
         if config.teacher_scores:
             check_scores(config.teacher_scores, collection)
-        queries = part_shards("queries", collection, "queries/")
-        documents = part_shards("documents", collection, "documents/")
-        names = [NEGATIVES_SHARD] if config.has_negatives else []
-        names += [SCORES_SHARD] if config.teacher_scores else []
-        lookups = [Shard(name, {"make": name}, intermediate=True) for name in names]
-        rows = pair_row_shards(pairs)
-        parts = {"queries": len(queries), "documents": len(documents), "rows": len(rows)}
-        batches = self._runs_of_batches(packing, parts)
-        audit = Shard("audit", {"make": "audit", "of": [shard.name for shard in batches]}, phase=2)
-        return [*lookups, *rows, *queries, *documents, *batches, audit]
+        batches = (record.rows // record.facts["batch_size"] for record in packing.shards)
+        return [
+            Phase("negatives", WHOLE if config.has_negatives else (), self._make_negatives),
+            Phase("scores", WHOLE if config.teacher_scores else (), self._make_scores, beside=True),
+            Phase("rows", groups_of_files(pairs, "pairs/"), self._map_pairs, beside=True),
+            *text_phases(collection, self._map_texts),
+            *batch_phases(batches, config.batches_per_shard, self._make_batches),
+            Phase("audit", WHOLE, self._merge_audits, intermediate=False),
+        ]
 
-    def _runs_of_batches(self, packing: Artifact, parts: dict[str, int]) -> list[Shard]:
-        shards = []
-        for record in packing.shards:
-            epoch, size = record.facts["epoch"], record.facts["batch_size"]
-            files = [file.name for file in record.files]
-            for number, first in enumerate(range(0, record.rows // size, self.config.batches_per_shard)):
-                description = {"epoch": epoch, "number": number, "first": first, "size": size, "files": files}
-                described = {"make": "batches", "parts": parts, **description}
-                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", described, phase=1))
-        return shards
-
-    def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
+    def total_rows(self) -> int:
         """Examples of the packing."""
         return Artifact(self.config.packing, PACKING).rows
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        config = self.config
-        match shard.description["make"]:
-            case "queries" | "documents" as part:
-                rows = ParquetRows(StoredCollection(config.collection), shard.description["files"])
-                return write_part(writer, shard, TEXT_ROWS, text_tables(rows, part, with_title=config.with_title))
-            case "rows":
-                return write_pair_rows(writer, shard, Artifact(config.pairs, PAIRS))
-            case "negatives":
-                return self._make_negatives(writer)
-            case "teacher-scores":
-                return make_scores(writer, str(config.teacher_scores), StoredCollection(config.collection))
-            case "batches":
-                return self._make_batches(shard, writer)
-        audits = [json.loads(writer.read(_audit_name(name))) for name in shard.description["of"]]
-        writer.add_json("audit.json", merge_audits(audits))
-        return writer.commit(0)
+    def _map_pairs(self, files: list[str], writer: ShardWriter) -> ShardRecord:
+        return write_part(writer, _ROWS, ParquetRows(Artifact(self.config.pairs, PAIRS), files).tables(_ROWS.names))
 
-    def _make_negatives(self, writer: ShardWriter) -> ShardRecord:
+    def _map_texts(self, texts: Texts, writer: ShardWriter) -> ShardRecord:
+        part, rows = texts.part, ParquetRows(StoredCollection(self.config.collection), texts.files)
+        return write_part(writer, TEXT_ROWS, text_tables(rows, part, with_title=self.config.with_title))
+
+    def _make_scores(self, _: None, writer: ShardWriter) -> ShardRecord:
+        config, collection = self.config, StoredCollection(self.config.collection)
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            return make_scores(writer, db, str(config.teacher_scores), collection)
+
+    def _make_negatives(self, _: None, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
-        lists = [mined_lists(StoredCandidates(config.negatives))] if config.negatives else []
-        lists += [judged_lists(collection, config.judged_negatives)] if config.judged_negatives else []
-        joined = lists[0] if len(lists) == 1 else iter([lists_in_turn(*lists)])
-        lengths = make_negatives(writer, joined, collection.count("queries"))
+        mined = StoredCandidates(config.negatives) if config.negatives else None
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            lengths = make_negatives(writer, db, collection, mined, config.judged_negatives)
         scored = bool(config.teacher_scores)
         check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)
         return writer.commit(0)
 
-    def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_batches(self, run: Run, writer: ShardWriter) -> ShardRecord:
         """``epoch=<e>/batches-<n>.parquet`` and ``audits/<name>.json``."""
-        epoch, size, first = (shard.description[name] for name in ("epoch", "size", "first"))
-        packing = ParquetRows(Artifact(self.config.packing, PACKING), shard.description["files"])
-        stop = min(first + self.config.batches_per_shard, len(packing) // size)
-        packed = packing.take(np.arange(first * size, stop * size), ["pair", "cluster", "domain"])
-        parts = shard.description["parts"]
-        rows = pair_rows(self.config.output, parts["rows"], packed["pair"].to_numpy())
+        stored = Artifact(self.config.packing, PACKING)
+        record = stored.shards[run.epoch]
+        size = int(record.facts["batch_size"])
+        packing = ParquetRows(stored, [file.name for file in record.files])
+        packed = packing.take(np.arange(run.first * size, run.last * size), ["pair", "cluster", "domain"])
+        of_pairs = open_parts(self.config.output, "rows").take(packed["pair"].to_numpy())
+        rows = of_pairs["query_row"].to_numpy(), of_pairs["document_row"].to_numpy()
         audit, counts = MaskAudit(), Counter[str]()
         schema = LAYOUTS["pairs"].schema(self.facts([]))
-        with BatchWriter(writer, schema, epoch, shard.description["number"], size) as file:
-            for batch, audited in self._batches(parts).make(packed, rows, epoch, first, size, counts):
+        with BatchWriter(writer, schema, run.epoch, run.number, size) as file:
+            for batch, audited in self._batches().make(packed, rows, run.epoch, run.first, size, counts):
                 file.write(batch)
                 audit.add(audited)
         found = audit.found
         masked = {f"masked by {rule}": of_rule["negatives"] for rule, of_rule in found["rules"].items()}
-        writer.add_json(_audit_name(shard.name), found)
+        writer.add_json(_audit_name(writer.name), found)
         return file.commit({"negatives": found["negatives"], **counts, **masked})
 
-    def _batches(self, parts: dict[str, int]) -> PairBatches:
+    def _merge_audits(self, _: None, writer: ShardWriter) -> ShardRecord:
+        runs = [shard for phase in self._phases.values() for shard in phase.shards if isinstance(phase.tasks[0], Run)]
+        writer.add_json("audit.json", merge_audits([json.loads(writer.read(_audit_name(shard))) for shard in runs]))
+        return writer.commit(0)
+
+    def _batches(self) -> PairBatches:
         config, output = self.config, self.config.output
-        queries, documents = (open_parts(output, part, parts[part]) for part in ("queries", "documents"))
+        queries, documents = (open_parts(output, part) for part in TEXT_PARTS)
         scores = open_scores(output) if config.teacher_scores else None
         draw = None
         if config.has_negatives:
@@ -238,7 +239,7 @@ class Filter(Stage[FilterConfig]):
     def _vectors(self) -> tuple[VectorRows, VectorRows]:
         """Of queries and documents, whose files a worker keeps open from one run of batches to the next."""
         vectors = StoredVectors(str(self.config.vectors))
-        queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in ("queries", "documents"))
+        queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in TEXT_PARTS)
         return queries, documents
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
@@ -248,10 +249,13 @@ class Filter(Stage[FilterConfig]):
         return facts | ({"teacher_scores": True} if self.config.teacher_scores else {})
 
     def summary(self, artifact: Artifact) -> str:
-        """Batches and the share of negatives left out."""
+        """Batches, the share of negatives left out, and how many examples have none left, whose loss is 0."""
         counts = artifact.manifest["counts"]
         masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
-        return f"{counts['batches']:,} batches, {masked / max(counts['negatives'], 1):.2%} of negatives masked"
+        rows = artifact.read_json("audit.json")["rows"]
+        alone = f", {rows['without_negatives']:,} of {rows['all']:,} examples without any left"
+        share = f"{masked / max(counts['negatives'], 1):.2%} of negatives masked"
+        return f"{counts['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
 
     def announce(self, artifact: Artifact) -> list[str]:
         """Of masks that a surrogate made, the audit's table and what some of them left out."""

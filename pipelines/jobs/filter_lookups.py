@@ -1,21 +1,20 @@
 """What the batches of `raytriever filter` look up: texts with keys, pairs, hard negatives, a teacher's scores."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.filtering.hard_negatives import NegativeLists, TeacherScores, TooFew
 from pipelines.filtering.pair_batches import TEXT_ROWS
-from pipelines.jobs.lookups import earlier_file, map_array
-from pipelines.mapped_rows import MappedRows, write_mapped_rows
-from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
+from pipelines.jobs.lookups import map_array
+from pipelines.jobs.pairs import DOCUMENTS, QUERIES
+from pipelines.mining.candidates import CANDIDATES, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import (
@@ -27,17 +26,60 @@ from raytriever.artifacts.artifact import (
     require_same_origin,
 )
 from raytriever.errors import UserError
+from raytriever.relations import Relations, numbered_rows
+from raytriever.reports.log import log
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, file_fingerprint, ranking_lines, wrong_value
 
-NEGATIVES_SHARD, SCORES_SHARD = "negatives", "teacher-scores"
+NEGATIVES_SHARD, SCORES_SHARD = "negatives", "scores"  # phases of `filter`
 
 _SCORED_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
 _LINES_AT_ONCE = 1 << 20
 _QUERIES_AT_ONCE = 1 << 14
 
-_LISTS_FILE, _PLACES_FILE = "lookup/negatives-lists.arrow", "lookup/negatives-places.npy"
-_LISTS = pa.schema([("document_rows", pa.list_(pa.int64()))])
+_NEGATIVES, _BOUNDS = "lookup/negatives.npy", "lookup/negatives-bounds.npy"
+
+# Hard negatives by ``source``, 0 the mined and 1 the judged ones; ``place``: their order in a query's list.
+LISTED = "CREATE TABLE listed (query_row BIGINT, document_row BIGINT, source INTEGER, place BIGINT)"
+MINED = """
+    INSERT INTO listed
+    SELECT query_row, document_row, 0, place FROM (
+        SELECT query_row, unnest(document_rows) AS document_row, unnest(relevance) AS relevance,
+            generate_subscripts(document_rows, 1) AS place
+        FROM read_parquet($files)
+    ) WHERE relevance IS NULL OR relevance < $minimum
+"""
+JUDGMENTS = "CREATE TABLE judgments AS FROM stream WHERE split = $split AND relevance <= 0"
+JUDGED = """
+    INSERT INTO listed
+    SELECT queries.row, documents.row, 1, judgments.row
+    FROM judgments JOIN queries ON queries.id = query_id JOIN documents ON documents.id = document_id
+"""
+IN_ORDER = "SELECT query_row, document_row FROM listed ORDER BY query_row, place"
+IN_TURN = """
+    WITH turns AS (
+        SELECT query_row, document_row, source,
+            row_number() OVER (PARTITION BY query_row, source ORDER BY place) AS turn
+        FROM listed
+    )
+    SELECT query_row, document_row FROM turns
+    GROUP BY query_row, document_row ORDER BY query_row, min(2 * turn + source)
+"""
+
+_SCORED = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64()), ("score", pa.float32())])
+SCORED_CANDIDATES = """
+    CREATE TABLE scored AS SELECT * FROM (
+        SELECT query_row, unnest(document_rows) AS document_row, unnest(scores) AS score FROM read_parquet($files)
+    ) WHERE score IS NOT NULL
+"""
+SCORED_TWICE = """
+    SELECT query_row, document_row FROM scored GROUP BY ALL HAVING min(score) <> max(score)
+    ORDER BY query_row, document_row LIMIT 1
+"""
+SCORES = """
+    SELECT query_row, document_row, min(score) FROM scored
+    GROUP BY query_row, document_row ORDER BY query_row, document_row
+"""
 
 # query rows, document rows and scores of some pairs, each (n,)
 ScoredPairs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
@@ -50,43 +92,58 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
         yield pa.table([table["id"], pa.array(texts, pa.string()), folded_text_keys(texts)], schema=TEXT_ROWS)
 
 
-def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], queries: int) -> NDArray[np.int32]:
-    """Adds the lists and where each query's is; how long they are, (queries,) of the collection."""
-    places, lengths = np.full(queries, -1, dtype=np.int64), np.zeros(queries, dtype=np.int32)
+def make_negatives(
+    writer: ShardWriter, db: Relations, collection: StoredCollection, mined: StoredCandidates | None, judged: str | None
+) -> NDArray[np.int64]:
+    """Adds the hard negatives of all queries, of both sources in turn, each once; how many each has, (queries,).
 
-    def tables() -> Iterator[pa.Table]:
-        start = 0
-        for rows, of_queries in lists:
-            places[rows] = np.arange(start, start + len(rows))
-            lengths[rows] = of_queries.value_lengths().to_numpy()
-            start += len(rows)
-            yield pa.table([of_queries], schema=_LISTS)
-
-    write_mapped_rows(writer.path(_LISTS_FILE), _LISTS, tables())
-    writer.add(_LISTS_FILE)
-    writer.add_array(_PLACES_FILE, places)
+    ``mined``: candidates that are no positives, in their order. ``judged``: a split, whose documents of relevance 0 or
+    less come in the order of the judgments. Raises ``UserError`` where it has none. In memory are 8 bytes of each.
+    """
+    db.run(LISTED)
+    if mined:
+        files = [str(mined.path(name)) for name in mined.names("candidates/")]
+        db.run(MINED, files=files, minimum=mined.minimum_relevance)
+    if judged:
+        db.load(JUDGMENTS, *numbered_rows(collection, "judgments/"), split=judged)
+        db.load(QUERIES, *numbered_rows(collection, "queries/", "id"))
+        db.load(DOCUMENTS, *numbered_rows(collection, "documents/", "id"))
+        db.run(JUDGED)
+        if not db.rows("SELECT 1 FROM judgments LIMIT 1"):
+            raise UserError(
+                f"Split '{judged}' of {collection.uri} judges no document with a relevance of 0 or less, so it has no"
+                " hard negatives. Mine some from a run and name them as 'negatives'."
+            )
+    lengths, documents = np.zeros(collection.count("queries"), dtype=np.int64), [np.zeros(0, dtype=np.int64)]
+    for table in db.tables(IN_TURN if mined and judged else IN_ORDER):
+        lengths += np.bincount(table["query_row"].to_numpy(), minlength=len(lengths))
+        documents.append(table["document_row"].to_numpy())
+    writer.add_array(_NEGATIVES, np.concatenate(documents))
+    writer.add_array(_BOUNDS, np.append(0, np.cumsum(lengths)))
     return lengths
 
 
 def open_negatives(output: str) -> NegativeLists:
     """What ``make_negatives`` wrote."""
-    lists = MappedRows([earlier_file(output, NEGATIVES_SHARD, _LISTS_FILE)])
-    return NegativeLists(lists, map_array(output, NEGATIVES_SHARD, _PLACES_FILE))
+    return NegativeLists(*(map_array(output, NEGATIVES_SHARD, name) for name in (_NEGATIVES, _BOUNDS)))
 
 
 def check_negatives(
-    lengths: NDArray[np.int32], packing: Artifact, pairs: Artifact, number: int, too_few: TooFew, *, scored: bool
+    lengths: NDArray[np.int64], packing: Artifact, pairs: Artifact, number: int, too_few: TooFew, *, scored: bool
 ) -> None:
     """Raises ``UserError`` where packed pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
 
-    Whatever is to be done with few: where no pair has any, the negatives are of other queries.
+    Where no pair has any, the negatives may be of other queries: refused, or said where all are drawn at random.
     """
     packed = np.zeros(pairs.rows, dtype=bool)
     for table in ParquetRows(packing, packing.names("epoch=")).tables(["pair"]):
         packed[table["pair"].to_numpy()] = True
     of_packed = lengths[read_pairs(pairs, ["query_row"])["query_row"].to_numpy()[packed]]
     if not of_packed.any():
-        raise UserError("No packed pair's query has a hard negative. Are they of the queries of these pairs' split?")
+        none = "No packed pair's query has a hard negative. Are they of the queries of these pairs' split?"
+        if too_few != "random":
+            raise UserError(none)
+        log.warning(f"Warning: {none} All are drawn at random.")
     short = np.flatnonzero(of_packed < number)
     if len(short) and too_few == "refuse":
         instead = "'repeat'" if scored else "'repeat' or 'random'"  # no teacher scores what is drawn at random
@@ -120,29 +177,28 @@ def check_scores(path: str, collection: StoredCollection) -> None:
         require_own_queries(collection, artifact)
 
 
-def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) -> ShardRecord:
-    """Keys and scores of all pairs, as sorted arrays. Raises ``UserError`` for a pair with two scores.
-
-    Memory: 12 bytes a pair, a few times while they are sorted.
-    """
-    keys, scores = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
-    for query_rows, document_rows, found in _scored_pairs(path, collection):
-        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
-        scores.append(found)
-    all_keys, all_scores = np.concatenate(keys), np.concatenate(scores)
-    if not len(all_keys):
-        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
-    order = np.lexsort((all_scores, all_keys))
-    all_keys, all_scores = all_keys[order], all_scores[order]
-    again = np.diff(all_keys) == 0
-    differ = again & (np.diff(all_scores) != 0)
-    if differ.any():
-        query, document = divmod(int(all_keys[int(np.argmax(differ))]), 1 << 31)
+def make_scores(writer: ShardWriter, db: Relations, path: str, collection: StoredCollection) -> ShardRecord:
+    """Keys and scores of all pairs, in the order of the keys. Raises ``UserError`` for a pair with two scores."""
+    artifact = Artifact(path) if is_artifact(path) else None
+    if artifact is not None and artifact.kind == CANDIDATES:
+        files = [str(artifact.path(name)) for name in artifact.names("candidates/")]
+        db.run(SCORED_CANDIDATES, files=files)
+    else:
+        pairs = _of_ranking(StoredRanking(path), collection) if artifact else _of_run_file(Path(path), collection)
+        found = (pa.table(list(block), schema=_SCORED) for block in pairs)
+        db.load("CREATE TABLE scored AS FROM stream", _SCORED, found)
+    for query, document in db.rows(SCORED_TWICE):
         names = [_id(collection, "queries", query), _id(collection, "documents", document)]
         raise UserError(f"{path} gives query {names[0]!r} and document {names[1]!r} two different scores. Keep one.")
-    first = np.concatenate([[True], ~again])
-    writer.add_array(_SCORED_FILE, all_keys[first])
-    writer.add_array(_SCORES_FILE, all_scores[first])
+    keys, scores = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
+    for table in db.tables(SCORES):
+        query_rows, document_rows, of_pairs = (column.to_numpy() for column in table.columns)
+        keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
+        scores.append(of_pairs)
+    if not keys:
+        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
+    writer.add_array(_SCORED_FILE, np.concatenate(keys))
+    writer.add_array(_SCORES_FILE, np.concatenate(scores))
     return writer.commit(0)
 
 
@@ -153,24 +209,6 @@ def open_scores(output: str) -> TeacherScores:
 
 def _id(collection: StoredCollection, part: TextPart, row: int) -> str:
     return str(collection.rows_of(part).take(np.array([row]), ["id"])["id"][0].as_py())
-
-
-def _scored_pairs(path: str, collection: StoredCollection) -> Iterator[ScoredPairs]:
-    if not is_artifact(path):
-        return _of_run_file(Path(path), collection)
-    if Artifact(path).kind == RANKING:
-        return _of_ranking(StoredRanking(path), collection)
-    return _of_candidates(StoredCandidates(path))
-
-
-def _of_candidates(candidates: StoredCandidates) -> Iterator[ScoredPairs]:
-    """Candidates and positives with a known score."""
-    for table in candidates.tables(["query_row", "document_rows", "scores"]):
-        lists = table["document_rows"].combine_chunks()
-        queries = table["query_row"].to_numpy()[pc.list_parent_indices(lists).to_numpy()]
-        scores = pc.list_flatten(table["scores"].combine_chunks())
-        known = scores.is_valid().to_numpy(zero_copy_only=False)
-        yield queries[known], pc.list_flatten(lists).to_numpy()[known], scores.drop_null().to_numpy()
 
 
 def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[ScoredPairs]:

@@ -4,22 +4,52 @@ The tables are ``documents`` and ``queries`` (id, text_key, row) and ``judgments
 split, row).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raytriever.errors import UserError
+from raytriever.hashes import string_hashes
 from raytriever.relations import Relations
 from raytriever.reports.log import log
-from retrieval.collections.collection import SCHEMAS, Part, TextPart
+from retrieval.collections.collection import SCHEMAS, Part, TextPart, passage_text
 from retrieval.collections.held_out import FEWEST, NEW, TRAIN, NewSplits, held_out
-from retrieval.collections.records import CrossValidation, Source
-from retrieval.collections.unfit_records import emptiness, repetition
+from retrieval.collections.records import CrossValidation, DocumentRecord, Format, JudgmentRecord, Source, in_chunks
 
 RecordAt = Callable[[Part, int], Any]
 """The record of a part's row, read again."""
 _TEXTS: tuple[TextPart, TextPart] = ("documents", "queries")
+
+TEXT_KEY = pa.field("text_key", pa.uint64(), nullable=False)
+"""Of a document or a query: 0 where it has no text; else equal where texts are, if the format compares them."""
+
+
+def record_schema(part: Part) -> pa.Schema:
+    """A part of a collection as it is read: texts with their key."""
+    return SCHEMAS[part] if part == "judgments" else SCHEMAS[part].append(TEXT_KEY)
+
+
+def record_batches(format_: Format, part: Part) -> Iterator[pa.RecordBatch]:
+    """All records of a part in their order, by ``record_schema``."""
+    for chunk in in_chunks(getattr(format_, part)()):
+        columns: list[Any] = list(zip(*chunk, strict=True))[1:]  # all but the place
+        if part != "judgments":
+            columns.append(_text_keys(chunk, compares=format_.repeats and not format_.keeps_first))
+        schema = record_schema(part)
+        yield pa.RecordBatch.from_arrays(list(map(pa.array, columns, schema.types)), schema=schema)
+
+
+def _text_keys(records: list[Any], *, compares: bool) -> NDArray[np.uint64]:
+    texts = [
+        passage_text(record.title, record.text) if isinstance(record, DocumentRecord) else record.text.strip()
+        for record in records
+    ]
+    keys = np.maximum(string_hashes(texts), np.uint64(1)) if compares else np.ones(len(texts), np.uint64)
+    return np.where([bool(text) for text in texts], keys, np.uint64(0))
+
 
 # A part's rows are numbered; the first of some that repeat each other is kept, of a format
 # whose judgments repeat the first that says most: a positive, then a grade of 0.
@@ -82,6 +112,7 @@ OF_TWO_SPLITS = """
         AND query_id IN (SELECT query_id FROM kept WHERE split <> $split)
     ORDER BY row LIMIT 1
 """
+QUERIES_OF = "SELECT DISTINCT query_id FROM kept WHERE split = $split ORDER BY query_id"
 ANSWERED = "SELECT DISTINCT query_id AS id FROM kept WHERE split = $split AND relevance > 0 ORDER BY id"
 ANSWERS = """
     SELECT dense_rank() OVER (ORDER BY query_id) - 1 AS query, dense_rank() OVER (ORDER BY document_id) - 1 AS document
@@ -101,10 +132,10 @@ def find_left_out(db: Relations, source: Source, record_at: RecordAt) -> None:
             continue  # which one is kept is the format's to say
         always = part != "judgments" and not format_.repeats  # equal judgments say nothing new
         for later, earlier in db.rows(REFUSED.format(part=part), always=always):
-            raise repetition(format_, record_at(part, later), record_at(part, earlier))
+            raise _repetition(format_, record_at(part, later), record_at(part, earlier))
     for texts in _TEXTS:
         for (row,) in db.rows(EMPTY.format(part=texts)) if getattr(policies, f"empty_{texts}") == "refuse" else ():
-            raise emptiness(record_at(texts, row), texts)
+            raise _emptiness(record_at(texts, row), texts)
     db.run(LEFT_OUT)
 
 
@@ -136,11 +167,24 @@ def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
             f" ({counted or 'there are none'}). Are these the right files?"
         )
     db.run(KEPT_JUDGMENTS)
+
+
+def moved_queries(
+    db: Relations, source: Source, settings: NewSplits | None, record_at: RecordAt
+) -> tuple[str, dict[str, str]]:
+    """A split, and the new split of queries of it: by the source's folds, or by ``settings``; ('', {}) without both.
+
+    Raises ``UserError`` where the split can't be shared out.
+    """
+    format_, policies = source
     if format_.judgments_name and policies.cross_validation:
-        _check_folds(db, format_.judgments_name, policies.cross_validation, record_at)
+        return _share_out(db, format_.judgments_name, policies.cross_validation, record_at)
+    return _hold_out(db, format_.judgments_name, settings) if settings else ("", {})
 
 
-def _check_folds(db: Relations, judgments_name: str, folds: CrossValidation, record_at: RecordAt) -> None:
+def _share_out(
+    db: Relations, judgments_name: str, folds: CrossValidation, record_at: RecordAt
+) -> tuple[str, dict[str, str]]:
     """Raises ``UserError`` where no judgment is of the split, or one of its queries is judged in another too."""
     for (row,) in db.rows(OF_TWO_SPLITS, split=folds.split):
         record = record_at("judgments", row)
@@ -157,14 +201,11 @@ def _check_folds(db: Relations, judgments_name: str, folds: CrossValidation, rec
             f"cross_validation.split is '{folds.split}', but {judgments_name} has no"
             f" judgments of it. Splits there: {', '.join(splits)}."
         )
+    return folds.split, {query: folds.split_of(query) for (query,) in db.rows(QUERIES_OF, split=folds.split)}
 
 
-def make_splits(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict[str, str]]:
-    """The split that queries are taken from, and the new split of each of these; ('', {}) where none is needed.
-
-    ``where``: the files of the judgments, for messages. Raises ``UserError`` where there is no such split, or too few
-    queries of it.
-    """
+def _hold_out(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict[str, str]]:
+    """Queries for splits that are missing; ('', {}) where none is."""
     splits = [split for (split,) in db.rows(SPLITS)]
     taken_from = splits[0] if len(splits) == 1 else TRAIN
     wanted = [split for split in NEW if split not in splits or split == taken_from]
@@ -190,3 +231,28 @@ def make_splits(db: Relations, where: str, settings: NewSplits) -> tuple[str, di
         shared = "Warning: most are linked by documents that they share, so some documents are trained on and tested"
     log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}; {shared}")
     return taken_from, {ids[row]: split for split, rows in found.items() for row in rows.tolist()}
+
+
+def _repetition(format_: Format, later: Any, earlier: Any) -> UserError:
+    """Two records that must not both be there."""
+    is_near = earlier.place.file == later.place.file
+    where = f"{earlier.place.unit} {earlier.place.line}" if is_near else str(earlier.place)
+    if isinstance(later, JudgmentRecord):
+        return UserError(
+            f"{later.place} judges query {later.query_id!r} and document {later.document_id!r} with {later.relevance},"
+            f" {where} with {earlier.relevance}. Keep one of the two."
+        )
+    other = " with another text" if format_.repeats else ""
+    return UserError(
+        f"{later.place}: id {later.id!r} is already that of {where}{other}. Ids must be unique: drop one of the two, or"
+        " give it another id."
+    )
+
+
+def _emptiness(record: Any, part: TextPart) -> UserError:
+    """A record without a text."""
+    what = "document {!r} has neither title nor text" if part == "documents" else "query {!r} has no text"
+    return UserError(
+        f"{record.place}: {what.format(record.id)}. Give it a text, or set empty_{part} to 'drop' to leave all such"
+        " records and their judgments out."
+    )

@@ -2,22 +2,27 @@
 
 import json
 from collections.abc import Set
+from dataclasses import replace
+from math import ceil
 from typing import Any, Literal, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from pipelines.jobs.lookups import map_array, part_shards
+from pipelines.jobs.lookups import TEXT_PARTS, earlier_shards, groups_of_files, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
-from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys, rows_of_ids
+from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys
 from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
+from raytriever.relations import numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
@@ -54,6 +59,18 @@ class MineConfig(StageConfig):
         return self
 
 
+# By the number of a query in the run. A document that has the query's id is no negative of it; -1: there is none.
+OWN_ROWS = """
+    SELECT queries.row AS query_rows, coalesce(documents.row, -1) AS own_rows
+    FROM run JOIN queries USING (id) LEFT JOIN documents USING (id) ORDER BY run.row
+"""
+JUDGED = """
+    SELECT run.row AS judged_queries, documents.row AS judged_rows, relevance AS judged_relevance
+    FROM judgments JOIN run ON run.id = query_id JOIN documents ON documents.id = document_id
+    ORDER BY judged_queries, judged_rows
+"""
+
+
 class Mine(Stage[MineConfig]):
     """First what all queries need (judgments by row, a key for each text), then block after block of queries."""
 
@@ -69,8 +86,15 @@ class Mine(Stage[MineConfig]):
         if "collection" in there:
             StoredCollection(self.config.collection).judgments(self.config.split)
 
-    def plan(self) -> list[Shard]:
-        """Three phases; refuses inputs that don't belong together and settings that leave nothing."""
+    def cost(self, read: Size) -> Cost:
+        """One task hashes all texts, then blocks of queries are tasks."""
+        candidates = self.config.number or read.candidates
+        made = replace(read, candidates=candidates, disk=12 * candidates * read.queries(self.config.split))
+        tasks = ceil(read.results / self.config.candidates_per_shard)
+        return Cost(made, 0.56e-6 * read.results, tasks, alone=16e-9 * read.texts)
+
+    def phases(self) -> list[Phase]:
+        """What all look up, blocks of queries, their audit; refuses what doesn't fit together or leaves nothing."""
         config, run, collection = self.config, StoredRanking(self.config.run), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run)
         require_own_queries(collection, run)
@@ -90,11 +114,12 @@ class Mine(Stage[MineConfig]):
                 " with the queries of that split, or lower rules.minimum_relevance."
             )
         self._check_ranks(run)
-        keys, starts = part_shards("keys", collection, "documents/"), self._blocks(run)
-        described = {"make": "lists", "queries": starts.step, "keys": [shard.name for shard in keys]}
-        blocks = [Shard(f"{number:05d}", {**described, "start": start}, phase=1) for number, start in enumerate(starts)]
-        rows = Shard("rows", {"make": "rows"}, intermediate=True)
-        return [rows, *keys, *blocks, Shard("audit", {"make": "audit"}, phase=2)]
+        return [
+            Phase("rows", WHOLE, self._find_rows),
+            Phase("keys", groups_of_files(collection, "documents/"), self._make_keys, beside=True),
+            Phase("", self._blocks(run), self._make_lists, intermediate=False),
+            Phase("audit", WHOLE, self._merge_audits, intermediate=False),
+        ]
 
     def _check_ranks(self, run: StoredRanking) -> None:
         rules, number, ranks = self.config.rules, self.config.number, self._width(run)
@@ -119,38 +144,44 @@ class Mine(Stage[MineConfig]):
         queries = len(run.ranking().rows)
         return range(0, queries, max(1, self.config.candidates_per_shard // self._width(run)))
 
-    def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
+    def total_rows(self) -> int:
         """The queries of the run."""
         return len(StoredRanking(self.config.run).ranking().rows)
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        collection, run = StoredCollection(self.config.collection), StoredRanking(self.config.run)
-        match shard.description["make"]:
-            case "rows":
-                for name, array in rows_of_ids(collection, run, self.config.split).items():
-                    writer.add_array(_lookup(name), array)
-                return writer.commit(0)
-            case "keys":
-                documents = ParquetRows(collection, shard.description["files"])
-                keys = document_text_keys(documents, with_title=self.config.rules.with_title)
-                writer.add_array(_lookup(shard.name), keys)
-                return writer.commit(0)
-            case "lists":
-                config, keys = self.config, shard.description["keys"]
-                rows = {name: map_array(config.output, "rows", _lookup(name)) for name in ROWS}
-                of_documents = np.concatenate([map_array(config.output, name, _lookup(name)) for name in keys])
-                vectors = StoredVectors(config.vectors) if config.vectors else None
-                inputs = MiningInputs(config.rules, collection, run, vectors, rows, of_documents)
-                return self._make_lists(inputs, shard, writer)
-        audits = [json.loads(writer.read(f"audits/{number:05d}.json")) for number in range(len(self._blocks(run)))]
-        writer.add_json("audit.json", merge_audits(audits))
+    def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """Ids looked up once for all blocks: of the run's queries, and of what is judged of them."""
+        config, collection = self.config, StoredCollection(self.config.collection)
+        judgments = numbered_rows(collection, "judgments/")
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            db.load("CREATE TABLE run AS FROM stream", *numbered_rows(StoredRanking(config.run), "queries", "id"))
+            db.load("CREATE TABLE judgments AS FROM stream WHERE split = $split", *judgments, split=config.split)
+            for part in TEXT_PARTS:
+                db.load(f"CREATE TABLE {part} AS FROM stream", *numbered_rows(collection, f"{part}/", "id"))
+            for query in (OWN_ROWS, JUDGED):
+                table = pa.concat_tables(db.tables(query))
+                for name in table.column_names:
+                    writer.add_array(_lookup(name), table[name].to_numpy())
         return writer.commit(0)
 
-    def _make_lists(self, inputs: MiningInputs, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_keys(self, files: list[str], writer: ShardWriter) -> ShardRecord:
+        """A key for the text of each document."""
+        documents = ParquetRows(StoredCollection(self.config.collection), files)
+        keys = document_text_keys(documents, with_title=self.config.rules.with_title)
+        writer.add_array(_lookup(writer.name), keys)
+        return writer.commit(0)
+
+    def _inputs(self) -> MiningInputs:
+        config, keys = self.config, earlier_shards(self.config.output, "keys")
+        collection, run = StoredCollection(config.collection), StoredRanking(config.run)
+        rows = {name: map_array(config.output, "rows", _lookup(name)) for name in ROWS}
+        of_documents = np.concatenate([map_array(config.output, name, _lookup(name)) for name in keys])
+        vectors = StoredVectors(config.vectors) if config.vectors else None
+        return MiningInputs(config.rules, collection, run, vectors, rows, of_documents)
+
+    def _make_lists(self, start: int, writer: ShardWriter) -> ShardRecord:
         """``candidates/<name>.parquet`` and ``audits/<name>.json`` of one block of queries."""
-        start, rules = shard.description["start"], self.config.rules
-        queries = inputs.block(start, start + shard.description["queries"])
+        inputs, rules = self._inputs(), self.config.rules
+        queries = inputs.block(start, start + self._blocks(StoredRanking(self.config.run)).step)
         block = queries.candidates
         rule_of = apply_rules(rules, block, lambda rows: inputs.contain_answer(rows, queries.answers))
         priorities = None
@@ -160,13 +191,18 @@ class Mine(Stage[MineConfig]):
         lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
         if self.config.form == "labelled_lists":
             lists = labelled_lists(lists, block.positives)
-        name = f"candidates/{shard.name}.parquet"
+        name = f"candidates/{writer.name}.parquet"
         write_lists(writer.path(name), queries.query_ids, queries.query_rows, lists, inputs.documents)
         writer.add(name)
         audit = block_audit(rules, queries, rule_of, chosen, self.config.number, inputs.describe)
-        writer.add_json(f"audits/{shard.name}.json", audit)
+        writer.add_json(_audit(writer.name), audit)
         dropped = {name: group["candidates"] for name, group in audit["rules"].items()}
         return writer.commit(len(queries.query_ids), counts={"candidates": len(lists.rows)}, dropped=dropped)
+
+    def _merge_audits(self, _: None, writer: ShardWriter) -> ShardRecord:
+        audits = [json.loads(writer.read(_audit(shard))) for shard in self._phases[""].shards]
+        writer.add_json("audit.json", merge_audits(audits))
+        return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """What produced the run."""
@@ -181,6 +217,10 @@ class Mine(Stage[MineConfig]):
         audit = artifact.read_json("audit.json")
         rules, remarks = rule_table(audit), remark_table(audit)
         return ["", rules.caption, *rules.lines(), *(["", *remarks.lines()] if remarks.rows else [])]
+
+
+def _audit(shard: str) -> str:
+    return f"audits/{shard}.json"
 
 
 def _lookup(name: str) -> str:

@@ -13,7 +13,7 @@ from pipelines.batches import BATCHES, BatchReader, BatchWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Phase, Run, Stage, StageConfig, batch_phases
 
 
 class MixConfig(StageConfig):
@@ -65,39 +65,30 @@ class Mix(Stage[MixConfig]):
                     )
         return readers
 
-    def plan(self) -> list[Shard]:
+    def _batches(self) -> list[int]:
+        """How many each epoch has."""
+        readers = self._sources()
+        epochs = range(self.config.epochs or min(reader.epochs for reader in readers.values()))
+        return [sum(shares(_counts(readers, epoch), self.config.ratios).values()) for epoch in epochs]
+
+    def phases(self) -> list[Phase]:
         """Runs of batches of every epoch; refuses sources that don't fit together."""
-        readers, per_shard = self._sources(), self.config.batches_per_shard
-        shards = []
-        for epoch in range(self.config.epochs or min(reader.epochs for reader in readers.values())):
-            counts = _counts(readers, epoch)
-            used = shares(counts, self.config.ratios)
-            total = sum(used.values())
-            for number, first in enumerate(range(0, total, per_shard)):
-                description: dict[str, Any] = {"epoch": epoch, "number": number}
-                description |= {"first": first, "batches": min(per_shard, total - first)}
-                if not number:  # what an epoch leaves out is counted with its first shard
-                    unused = {f"batches of {name} beyond its ratio": counts[name] - used[name] for name in used}
-                    description["dropped"] = {reason: count for reason, count in unused.items() if count}
-                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description))
-        return shards
+        return batch_phases(self._batches(), self.config.batches_per_shard, self._make_batches)
 
-    def total_rows(self, shards: list[Shard]) -> int:
+    def total_rows(self) -> int:
         """Examples of all batches."""
-        size = next(iter(self._sources().values())).batch_size
-        return sum(int(shard.description["batches"]) for shard in shards) * size
+        return sum(self._batches()) * next(iter(self._sources().values())).batch_size
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One run of batches."""
-        described, epoch, readers = shard.description, shard.description["epoch"], self._sources()
+    def _make_batches(self, run: Run, writer: ShardWriter) -> ShardRecord:
+        epoch, readers = run.epoch, self._sources()
         of_sources = _counts(readers, epoch)
         used = shares(of_sources, self.config.ratios)
         there, wanted = (np.array([numbers[name] for name in readers]) for numbers in (of_sources, used))
         order = mixed_order(there, wanted, self.config.seed, epoch)
         names, counts = list(readers), Counter[str]()
         first = readers[names[0]]
-        with BatchWriter(writer, first.schema, epoch, described["number"], first.batch_size) as file:
-            for source, number in order[described["first"] :][: described["batches"]].tolist():
+        with BatchWriter(writer, first.schema, epoch, run.number, first.batch_size) as file:
+            for source, number in order[run.first : run.last].tolist():
                 reader = readers[names[source]]
                 batch = reader.read(epoch % reader.epochs, number)
                 counts[_of_source(names[source])] += 1
@@ -106,7 +97,9 @@ class Mix(Stage[MixConfig]):
                     counts["negatives"] += len(batch) * (len(batch) + hard_negatives - 1)
                     counts["masked by any rule"] += pc.sum(pc.list_value_length(batch["masked"])).as_py()
                 file.write(batch)
-        return file.commit(counts, described.get("dropped"))
+        unused = {f"batches of {name} beyond its ratio": of_sources[name] - used[name] for name in used}
+        # what an epoch leaves out is counted with its first run
+        return file.commit(counts, {reason: count for reason, count in unused.items() if count and not run.number})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """What all sources share: the layout and other facts, and what they come from."""

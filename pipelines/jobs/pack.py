@@ -1,9 +1,13 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
+import io
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
 from math import ceil
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -12,27 +16,20 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.clustering.bisection import divide
-from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
+from pipelines.clustering.clusters import CLUSTERS, read_centroids, read_domain
 from pipelines.clustering.pair_vectors import StoredPairs
-from pipelines.jobs.lookups import (
-    add_stretches,
-    domain_shards,
-    earlier_record,
-    map_array,
-    pair_row_shards,
-    pair_rows,
-    read_stretch,
-    write_by_domain,
-    write_pair_rows,
-)
-from pipelines.packing.domain_groups import DomainGroups, groups_of, unclustered, unclustered_domain
-from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts
+from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards
+from pipelines.packing.domain_groups import DomainGroups, groups_of
+from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts, share
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
+from raytriever.hashes import numbers_at, string_hashes
+from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
-from raytriever.stages.stage import Shard, Stage, StageConfig, shard_name
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, phases_of_epochs
 from retrieval.vectors import StoredVectors
 
 if TYPE_CHECKING:
@@ -40,9 +37,12 @@ if TYPE_CHECKING:
 
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
-_OF_CLUSTERS = "lookup/{}.clusters.npy"  # of a divided domain: the region of each cluster
-_DRAWN = "drawn"  # pairs without clusters, by domain
+_PLACED = pa.schema([("number", pa.int64()), ("region", pa.int64()), ("pair", pa.int64()), ("cluster", pa.int32())])
+_PLACE, _ORDERED = "placed", "relations/placed.parquet"  # a phase, and what it makes
+_ASIDE = "lookup/epoch={:05d}/{}.npy"  # what the part of a region has set aside: pairs and their clusters
 _ROW_GROUP = 1 << 17
+_PARTS, _SHARES = "parts-", "shares-"  # phases, by epoch
+_ROWS = ("query_row", "document_row")
 _SHARE = 2  # in a seed: of the pairs that regions have set aside
 
 
@@ -84,13 +84,36 @@ class PackConfig(StageConfig):
         return self
 
 
+# ``number``: of the domain. Without clusters a region has those pairs that ``draw``, a random number of each, tells.
+UNCLUSTERED = """
+    CREATE TABLE placed AS
+    SELECT number, draw % regions AS region, row AS pair, -1::INTEGER AS cluster FROM stream JOIN groups USING (domain)
+"""
+IN_ORDER = "FROM placed ORDER BY number, region, pair"
+IN_ORDER_WITH_ROWS = """
+    SELECT placed.*, query_row, document_row FROM placed JOIN pairs ON row = pair ORDER BY number, region, pair
+"""
+
+
+class Part(NamedTuple):
+    """What is packed of an epoch as its file ``number``, or as its only one: the domains called ``names``, from number
+    ``first`` on, or of one domain one ``region`` of several."""
+
+    first: int
+    names: Sequence[str]
+    regions: int = 1
+    region: int | None = None
+    epoch: int = 0
+    number: int | None = None
+
+
 class Pack(Stage[PackConfig]):
-    """A shard is an epoch. Of many pairs, an epoch is packed in parts, a file each: a few domains, or one region of a
-    large domain, whose regions are found first. What these set aside is dealt anew, in as many shares."""
+    """An epoch is packed in parts, a file each: a few domains, or one region of a large domain, whose regions are found
+    first. What these set aside is dealt anew, in as many shares."""
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 8
+    algorithm_version = 9
     config_class = PackConfig
     unit = "examples"
 
@@ -99,64 +122,51 @@ class Pack(Stage[PackConfig]):
         if "clusters" in there:
             _check_clusters(Artifact(str(self.config.clusters), CLUSTERS), self.config)
 
-    def plan(self) -> list[Shard]:
-        """The regions, the pairs' rows, the parts, the epochs; refuses inputs that don't go together."""
-        config, most, of_small = self.config, self.config.packing.region_pairs, 0
+    def cost(self, read: Size) -> Cost:
+        """A region of an epoch is a task, and so is what all of them set aside; random batches are shuffled."""
+        rows, epochs, most = self.config.packing.batch_size, self.config.epochs, self.config.packing.region_pairs
+        made = replace(read, rows=rows, batches=read.pairs // rows, epochs=epochs, disk=20 * epochs * read.pairs)
+        each = 29e-6 if self.config.clusters else 0.44e-6
+        return Cost(made, each * epochs * read.pairs, epochs * ceil(read.pairs / most))
+
+    def phases(self) -> list[Phase]:
+        """Pairs in order, parts of epochs, what is dealt anew, epochs; refuses inputs that don't go together."""
+        config, groups = self.config, self._groups
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        if config.clusters:
-            shards = Artifact(config.clusters, CLUSTERS).shards
-            names, sizes = [str(shard.facts["domain"]) for shard in shards], [shard.rows for shard in shards]
-            counts = [number_of_regions(shard.rows, int(shard.counts["clusters"]), most) for shard in shards]
-            regions = [
-                Shard(_regions_shard(number), {"divide": number, "regions": count}, intermediate=True)
-                for number, count in enumerate(counts)
-                if count > 1
-            ]
-        else:
-            groups = self._groups()
-            names, sizes, of_small = list(groups.names), groups.sizes, groups.dropped
-            counts = [ceil(size / most) for size in sizes]
-            regions = domain_shards(_DRAWN, Artifact(str(config.pairs), PAIRS), groups, seed=config.seed)
         for name in config.packing.shuffled_of_domains:
-            if name not in names:
+            if name not in groups.names:
                 raise UserError(
-                    f"packing.shuffled_of_domains names {name!r}, which is no domain.{did_you_mean(name, names)}"
+                    f"packing.shuffled_of_domains names {name!r}, which is no domain.{did_you_mean(name, groups.names)}"
                 )
-        rows = pair_row_shards(Artifact(str(config.pairs), PAIRS)) if config.packing.polish_sweeps else []
-        parts = [
-            part | {"names": names[slice(*part["domains"])], "of": counts[part["domains"][0]]}
-            for part in parts_of(sizes, counts, most)
+        found = parts_of(groups.names, groups.sizes, self._regions(), config.packing.region_pairs)
+        if len(found) > 1:
+            found = [part._replace(number=number) for number, part in enumerate(found)]
+        parts = [[part._replace(epoch=epoch) for part in found] for epoch in range(config.epochs)]
+        shares = [[*filter(self._sets_aside, of_epoch)] for of_epoch in parts]
+        return [
+            Phase(_PLACE, WHOLE, self._place),
+            *phases_of_epochs(_PARTS, parts, self._make_part),
+            *phases_of_epochs(_SHARES, shares, self._make_share),
+            Phase("epoch", range(config.epochs), self._make_epoch, intermediate=False),
         ]
-        described = {"rows": len(rows), "drawn": 0 if config.clusters else len(regions), "of_small": of_small}
-        return [*(regions if len(parts) > 1 else ()), *rows, *self._epochs(parts, described)]
 
-    def _epochs(self, parts: list[dict[str, Any]], described: dict[str, Any]) -> list[Shard]:
-        """An epoch is one shard, or, where there is more than one part, the parts, the shares and what joins them."""
-        shards = []
-        for epoch in range(self.config.epochs):
-            name = f"epoch={epoch:05d}"
-            of_epoch = described | {"epoch": epoch}
-            if len(parts) < 2:
-                shards.append(Shard(name, of_epoch, phase=1))
-                continue
-            names = [f"{name}-part-{number:05d}" for number in range(len(parts))]
-            packed = [
-                Shard(at, of_epoch | part, phase=1, intermediate=True) for at, part in zip(names, parts, strict=True)
-            ]
-            dealt = []
-            for number, part in enumerate(parts):
-                if "region" in part and self.config.packing.shuffled_share(epoch, part["names"][0]):
-                    first = number - part["region"]
-                    share = {"epoch": epoch, "share": part, "parts": names[first : first + part["of"]]}
-                    dealt.append(Shard(f"{name}-dealt-{number:05d}", share, phase=2, intermediate=True))
-            joined = [shard.name for shard in (*packed, *dealt)]
-            shards += [*packed, *dealt, Shard(name, of_epoch | {"parts": joined}, phase=3)]
-        return shards
-
+    @cached_property
     def _groups(self) -> DomainGroups:
         config = self.config
-        return groups_of(Artifact(str(config.pairs), PAIRS), config.packing.batch_size, config.small_domains)
+        if not config.clusters:
+            return groups_of(Artifact(str(config.pairs), PAIRS), config.packing.batch_size, config.small_domains)
+        shards = Artifact(config.clusters, CLUSTERS).shards
+        names, sizes = zip(*((str(shard.facts["domain"]), shard.rows) for shard in shards), strict=True)
+        return DomainGroups(names, sizes, {}, 0)
+
+    def _regions(self) -> list[int]:
+        """How many each domain has."""
+        most = self.config.packing.region_pairs
+        if not self.config.clusters:
+            return [ceil(size / most) for size in self._groups.sizes]
+        shards = Artifact(self.config.clusters, CLUSTERS).shards
+        return [number_of_regions(shard.rows, int(shard.counts["clusters"]), most) for shard in shards]
 
     def _check_pairs(self, pairs: Artifact) -> None:
         if self.config.clusters:
@@ -164,78 +174,131 @@ class Pack(Stage[PackConfig]):
         if self.config.vectors:
             require_same_origin("collection", pairs, StoredVectors(self.config.vectors))
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        if "divide" in shard.description:
-            return self._make_regions(shard, writer)
-        if "make" in shard.description:
-            write = write_by_domain if shard.description["make"] == _DRAWN else write_pair_rows
-            return write(writer, shard, Artifact(str(self.config.pairs), PAIRS))
-        if "share" in shard.description:
-            return self._make_share(shard, writer)
-        return self._make_part(shard, writer) if "domains" in shard.description else self._make_epoch(shard, writer)
+    def _sets_aside(self, part: Part) -> bool:
+        """Whether some of its pairs are to be dealt with those of the domain's other regions."""
+        return part.region is not None and self.config.packing.shuffled_share(part.epoch, part.names[0]) > 0
 
-    def _make_regions(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Which region each cluster is in, and a domain's pairs with their clusters, region after region.
-
-        Regions are of near clusters where a tour is to visit them, else of any.
-        """
-        number, count = shard.description["divide"], shard.description["regions"]
-        domain = read_domain(Artifact(str(self.config.clusters), CLUSTERS), number)
-        sizes = np.bincount(domain.clusters, minlength=len(domain.centroids))
-        if self.config.packing.order == "tour":
-            regions = divide(domain.centroids, sizes, count)
-        else:
-            regions = (np.random.default_rng([self.config.seed, number]).permutation(len(sizes)) % count).astype(
-                np.int32
-            )
-        of_pairs = regions[domain.clusters]
-        by_region = np.argsort(of_pairs, kind="stable")
-        bounds = np.cumsum([0, *np.bincount(of_pairs, minlength=count)])
-        add_stretches(writer, shard, [domain.pairs[by_region], domain.clusters[by_region]], bounds)
-        writer.add_array(_OF_CLUSTERS.format(shard.name), regions)
+    def _place(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """All pairs, domain after domain, region after region; for the polish with the rows of their texts."""
+        config = self.config
+        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+            if config.clusters:
+                db.load("CREATE TABLE placed AS FROM stream", _PLACED, self._clustered())
+            else:
+                groups = self._groups.table()
+                regions = pa.array(self._regions()).take(groups["number"])
+                groups = groups.append_column("regions", regions)
+                db.load("CREATE TABLE groups AS FROM stream", groups.schema, [groups])
+                db.load(UNCLUSTERED, *_with_draws(*self._numbered("domain"), config.seed))
+            if config.packing.polish_sweeps:
+                db.load("CREATE TABLE pairs AS FROM stream", *self._numbered(*_ROWS))
+                db.write(IN_ORDER_WITH_ROWS, writer.path(_ORDERED))
+            else:
+                db.write(IN_ORDER, writer.path(_ORDERED))
+        writer.add(_ORDERED)
         return writer.commit(0)
 
-    def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
-        described = shard.description
-        with _writer(writer, shard) as file:
-            facts, aside = self._pack(shard, file)
-        if "region" in described and self.config.packing.shuffled_share(described["epoch"], described["names"][0]):
-            add_stretches(writer, shard, aside, [0, len(aside[0])])
-        return writer.commit(0, facts=facts)
+    def _numbered(self, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        return numbered_rows(Artifact(str(self.config.pairs), PAIRS), "pairs/", *columns)
 
-    def _make_share(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """As many of the pairs that each region of a domain has set aside, dealt anew."""
-        described, share, size = shard.description, shard.description["share"], self.config.packing.batch_size
-        pairs, clusters = read_stretch(self.config.output, described["parts"], 0, share["region"], share["of"])
-        domain = DomainPairs(share["names"][0], pairs, clusters.astype(np.int32), np.empty((0, 0), dtype=np.float32))
-        place = [share["domains"][0], share["region"], _SHARE]
-        order = np.random.default_rng([self.config.seed, described["epoch"], *place]).permutation(len(pairs))
-        batches = cut_into_batches(order, size)
-        with _writer(writer, shard) as file:
-            _write(file, domain, batches.ravel())
+    def _clustered(self) -> Iterator[pa.Table]:
+        """The pairs of each domain with their clusters, whose regions are of near ones where a tour is to visit them,
+        else of any."""
+        clusters = Artifact(str(self.config.clusters), CLUSTERS)
+        for number, count in enumerate(self._regions()):
+            domain = read_domain(clusters, number)
+            sizes = np.bincount(domain.clusters, minlength=len(domain.centroids))
+            if count == 1:
+                regions = np.zeros(len(sizes), dtype=np.int64)
+            elif self.config.packing.order == "tour":
+                regions = divide(domain.centroids, sizes, count).astype(np.int64)
+            else:
+                regions = np.random.default_rng([self.config.seed, number]).permutation(len(sizes)) % count
+            columns = [np.full(len(domain.pairs), number), regions[domain.clusters], domain.pairs, domain.clusters]
+            yield pa.table(columns, schema=_PLACED)
+
+    def _make_part(self, part: Part, writer: ShardWriter) -> ShardRecord:
+        """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
+        config, figures = self.config, list[dict[str, Any]]()
+        left_out = rows = 0
+        aside = np.empty((2, 0), dtype=np.int64)
+        with _writer(writer, part, "part") as file:
+            for number, name, placed in self._domains(part):
+                pairs, clusters = (placed[column].to_numpy() for column in ("pair", "cluster"))
+                own, labels = np.unique(clusters, return_inverse=True)
+                packed = pack(
+                    labels.astype(np.int32),
+                    self._centroids(number)[own],
+                    config.packing,
+                    config.seed,
+                    part.epoch,
+                    number,
+                    vectors=self._vectors(placed) if config.packing.polish_sweeps else None,
+                    name=name,
+                    region=part.region,
+                )
+                _write(file, name, pairs, clusters, packed.batches.ravel())
+                aside = np.stack([pairs[packed.aside], clusters[packed.aside].astype(np.int64)])
+                figures.append(packed.figures)
+                rows += packed.batches.size
+                left_out += len(pairs) - packed.batches.size - len(packed.aside)
+        if self._sets_aside(part):
+            writer.add_array(_ASIDE.format(part.epoch, part.number), aside)
+        return writer.commit(0, facts=_facts(figures, left_out, rows))
+
+    def _domains(self, part: Part) -> Iterator[tuple[int, str, pa.Table]]:
+        """The number and name of each domain of a part, and what was placed there."""
+        numbers = range(part.first, part.first + len(part.names))
+        chosen: list[Any] = [("number", ">=", numbers.start), ("number", "<", numbers.stop)]
+        chosen += [("region", "==", part.region)] if part.region is not None else []
+        placed = pq.read_table(earlier_file(self.config.output, _PLACE, _ORDERED), filters=chosen)
+        bounds = np.searchsorted(placed["number"].to_numpy(), [*numbers, numbers.stop]).tolist()
+        for number, name, (begin, end) in zip(numbers, part.names, pairwise(bounds), strict=True):
+            yield number, name, placed.slice(begin, end - begin)
+
+    def _centroids(self, number: int) -> NDArray[np.float32]:
+        """Those of a domain; one at zero for pairs without clusters."""
+        if not self.config.clusters:
+            return np.zeros((1, 1), dtype=np.float32)
+        return read_centroids(Artifact(self.config.clusters, CLUSTERS), number)
+
+    def _vectors(self, placed: pa.Table) -> "VectorsOf":
+        """Reads the vectors of pairs by their places, those of a few at a time."""
+        query_rows, document_rows = (placed[name].to_numpy() for name in _ROWS)
+        vectors = StoredVectors(str(self.config.vectors))
+        return StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows).take
+
+    def _make_share(self, part: Part, writer: ShardWriter) -> ShardRecord:
+        """Of what all regions of a domain have set aside as much as one region, dealt anew."""
+        assert part.region is not None
+        assert part.number is not None
+        found = list[NDArray[np.int64]]()
+        for region in range(part.regions):
+            aside = _ASIDE.format(part.epoch, part.number - part.region + region)
+            columns = np.load(io.BytesIO(writer.read(aside)))
+            found.append(columns[:, share(columns.shape[1], part.region, part.regions, region)])
+        pairs, clusters = np.concatenate(found, axis=1)
+        place = [part.first, part.region, _SHARE]
+        order = np.random.default_rng([self.config.seed, part.epoch, *place]).permutation(len(pairs))
+        batches = cut_into_batches(order, self.config.packing.batch_size)
+        with _writer(writer, part, "dealt") as file:
+            _write(file, part.names[0], pairs, clusters, batches.ravel())
         figures = [{"shuffled": len(batches)}]
         return writer.commit(0, facts=_facts(figures, len(pairs) - batches.size, batches.size))
 
-    def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_epoch(self, epoch: int, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch.
 
         Its files are those of its parts, then of the shares of what regions have set aside.
         """
-        config, epoch, parts = self.config, shard.description["epoch"], shard.description.get("parts")
-        size = config.packing.batch_size
-        if parts:
-            records = [earlier_record(config.output, part) for part in parts]
-            writer.adopt([record.files[0] for record in records if record.facts["rows"]])
-            found = [record.facts for record in records]
-        else:
-            with _writer(writer, shard) as file:
-                found = [self._pack(shard, file)[0]]
-        figures = [domain for facts in found for domain in facts["figures"]]
-        left_out, rows = (sum(facts[name] for facts in found) for name in ("left_out", "rows"))
+        config, size = self.config, self.config.packing.batch_size
+        shards = [shard for name in (_PARTS, _SHARES) for shard in earlier_shards(config.output, f"{name}{epoch:05d}")]
+        records = [earlier_record(config.output, shard) for shard in shards]
+        writer.adopt([record.files[0] for record in records if record.facts["rows"]])
+        figures = [domain for record in records for domain in record.facts["figures"]]
+        left_out, rows = (sum(record.facts[name] for record in records) for name in ("left_out", "rows"))
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out}
-        dropped["pairs of small domains"] = shard.description["of_small"]
+        dropped["pairs of small domains"] = self._groups.dropped
         return writer.commit(
             rows,
             counts={"batches": rows // size},
@@ -247,69 +310,6 @@ class Pack(Stage[PackConfig]):
                 **packing_facts(figures, size),
             },
         )
-
-    def _pack(self, shard: Shard, file: pq.ParquetWriter) -> tuple[dict[str, Any], list[NDArray[np.integer]]]:
-        """Packs the shard's domains, all, some or a region of one: what came of it, and what is set aside."""
-        config, described = self.config, shard.description
-        region = described.get("region")
-        figures: list[dict[str, Any]] = []
-        left_out = rows = 0
-        aside: list[NDArray[np.integer]] = []
-        for number, domain in self._domains(described):
-            packed = pack(
-                domain.clusters
-                if region is None
-                else np.unique(domain.clusters, return_inverse=True)[1].astype(np.int32),
-                domain.centroids,
-                config.packing,
-                config.seed,
-                described["epoch"],
-                number,
-                vectors=self._vectors(domain, described["rows"]) if config.packing.polish_sweeps else None,
-                name=domain.domain,
-                region=region,
-            )
-            _write(file, domain, packed.batches.ravel())
-            aside = [domain.pairs[packed.aside], domain.clusters[packed.aside]]
-            figures.append(packed.figures)
-            rows += packed.batches.size
-            left_out += len(domain.pairs) - packed.batches.size - len(packed.aside)
-        return _facts(figures, left_out, rows), aside
-
-    def _domains(self, described: dict[str, Any]) -> Iterator[tuple[int, DomainPairs]]:
-        """With their numbers, one after another: only one is held."""
-        config, region = self.config, described.get("region")
-        if not config.clusters:
-            if "domains" not in described:
-                return enumerate(unclustered(self._groups()))
-            return ((number, self._drawn(number, described)) for number in range(*described["domains"]))
-        clusters = Artifact(config.clusters, CLUSTERS)
-        chosen = range(*described.get("domains", [len(clusters.shards)]))
-        if region is not None:
-            return iter([(chosen[0], self._region(clusters, chosen[0], region))])
-        return ((number, read_domain(clusters, number)) for number in chosen)
-
-    def _drawn(self, number: int, described: dict[str, Any]) -> DomainPairs:
-        """A domain without clusters, or as many pairs of it as a region has, drawn from all."""
-        parts = [shard_name(_DRAWN, part) for part in range(described["drawn"])]
-        (pairs,) = read_stretch(self.config.output, parts, number, described.get("region", 0), described["of"])
-        return unclustered_domain(described["names"][number - described["domains"][0]], np.sort(pairs))
-
-    def _region(self, clusters: Artifact, number: int, region: int) -> DomainPairs:
-        """What ``_make_regions`` wrote, of one region; the centroids are those of its clusters, in order."""
-        shard = _regions_shard(number)
-        pairs, of_pairs = read_stretch(self.config.output, [shard], region)
-        regions = map_array(self.config.output, shard, _OF_CLUSTERS.format(shard))
-        centroids = np.load(clusters.path(clusters.shards[number].files[1].name), mmap_mode="r")
-        name = str(clusters.shards[number].facts["domain"])
-        own = centroids[np.flatnonzero(regions == region)]
-        return DomainPairs(name, pairs, of_pairs.astype(np.int32), own)
-
-    def _vectors(self, domain: DomainPairs, parts: int) -> "VectorsOf":
-        """Reads the vectors of the domain's items by number, those of a few at a time."""
-        query_rows, document_rows = pair_rows(self.config.output, parts, domain.pairs)
-        vectors = StoredVectors(str(self.config.vectors))
-        return StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows).take
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Which pairs the numbers mean, and what became of small domains."""
@@ -323,13 +323,20 @@ class Pack(Stage[PackConfig]):
         return f"{batches} of {size} in {counted(artifact.config['epochs'], 'epoch')}"
 
 
+def _with_draws(schema: pa.Schema, tables: Iterator[pa.Table], seed: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """With a random number for each row, ``draw``."""
+    field, key = pa.field("draw", pa.uint64()), string_hashes([f"regions {seed}"])
+    drawn = (table.append_column(field, pa.array(numbers_at(key, table["row"].to_numpy()))) for table in tables)
+    return schema.append(field), drawn
+
+
 @contextmanager
-def _writer(writer: ShardWriter, shard: Shard) -> Iterator[pq.ParquetWriter]:
-    """Of the shard's packed pairs: a file of its epoch."""
-    epoch, _, part = shard.name.partition("-")
-    name = f"{epoch}/{part or 'packing'}.parquet"
-    with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as file:
-        yield file
+def _writer(writer: ShardWriter, part: Part, what: str) -> Iterator[pq.ParquetWriter]:
+    """Of packed pairs: a file of an epoch."""
+    file = "packing" if part.number is None else f"{what}-{part.number:05d}"
+    name = f"epoch={part.epoch:05d}/{file}.parquet"
+    with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as stored:
+        yield stored
     writer.add(name)
 
 
@@ -338,15 +345,17 @@ def _facts(figures: list[dict[str, Any]], left_out: int, rows: int) -> dict[str,
     return {"figures": figures, "left_out": left_out, "rows": rows}
 
 
-def _write(file: pq.ParquetWriter, domain: DomainPairs, items: NDArray[np.int64]) -> None:
+def _write(
+    file: pq.ParquetWriter,
+    domain: str,
+    pairs: NDArray[np.int64],
+    clusters: NDArray[np.integer],
+    items: NDArray[np.int64],
+) -> None:
     for start in range(0, len(items), _ROW_GROUP):
         chosen = items[start : start + _ROW_GROUP]
-        columns = {"pair": domain.pairs[chosen], "cluster": domain.clusters[chosen]}
-        file.write_table(pa.table(columns | {"domain": pa.repeat(domain.domain, len(chosen))}, schema=SCHEMA))
-
-
-def _regions_shard(number: int) -> str:
-    return f"regions-{number:05d}"
+        columns = [pairs[chosen], clusters[chosen].astype(np.int32), pa.repeat(domain, len(chosen))]
+        file.write_table(pa.table(columns, schema=SCHEMA))
 
 
 def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
@@ -358,20 +367,18 @@ def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
         )
 
 
-def parts_of(pairs: Sequence[int], regions: Sequence[int], most: int) -> list[dict[str, Any]]:
-    """What the tasks of an epoch pack, in the order of the domains: ``domains``, the first and the one behind the last,
-    of ``most`` pairs or little more; or of a domain of several regions one ``region``."""
-    parts: list[dict[str, Any]] = []
+def parts_of(names: Sequence[str], pairs: Sequence[int], regions: Sequence[int], most: int) -> list[Part]:
+    """What the tasks of an epoch pack, in the order of the domains: ``most`` pairs or little more, or a region."""
+    parts: list[Part] = []
     first, waiting = 0, 0
     for number, (size, count) in enumerate(zip(pairs, regions, strict=True)):
         waiting += size
         if count > 1 and first < number:
-            parts.append({"domains": [first, number]})
-            first = number
+            parts.append(Part(first, names[first:number]))
         if count > 1:
-            parts += [{"domains": [number, number + 1], "region": region} for region in range(count)]
+            parts += [Part(number, names[number : number + 1], count, region) for region in range(count)]
         elif waiting >= most or number + 1 == len(pairs):
-            parts.append({"domains": [first, number + 1]})
+            parts.append(Part(first, names[first : number + 1]))
         else:
             continue
         first, waiting = number + 1, 0

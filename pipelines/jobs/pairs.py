@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -28,14 +29,14 @@ from pipelines.pairs.duplicates import (
 from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.relations import Relations, open_relations
+from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Phase, Stage, StageConfig
-from retrieval.collections.collection import SCHEMAS, Part, StoredCollection, TextPart
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection, TextPart
 
 Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
-_WHOLE = [None]  # the one task of a phase of one
 _EXAMPLES = 5
 _JUDGED, _DISTINCT = "relations/judged.parquet", "relations/distinct.parquet"
 
@@ -188,16 +189,25 @@ class Pairs(Stage[PairsConfig]):
             for split in self._splits():
                 StoredCollection(self.config.collection).require_split(split)
 
+    def cost(self, read: Size) -> Cost:
+        """One node joins and orders; before, in three fifths of the time, texts are hashed in parallel."""
+        judged = [read.splits.get(split, (0, 0)) for split in self._splits()]
+        most = self.config.documents_per_query
+        pairs = sum(min(pairs, most * queries if most else pairs) for queries, pairs in judged)
+        domains = read.domains if sum(read.domains) == pairs else (pairs,)
+        made = replace(read, pairs=pairs, domains=domains, disk=20 * pairs)
+        return Cost(made, 3.9e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=2.9e-6 * pairs)
+
     def phases(self) -> list[Phase]:
         """Judgments by row; keys of their texts, where these are compared; texts that are near others; pairs."""
         settings, stretches = self.config.duplicates, self._stretches()
-        phases = [Phase("judged", _WHOLE, self._find_rows)]
+        phases = [Phase("judged", WHOLE, self._find_rows)]
         if settings.needs_texts:
             phases.append(Phase("texts", stretches, self._make_keys))
         if settings.near != "off":
-            phases.append(Phase("distinct", _WHOLE, self._find_candidates))
+            phases.append(Phase("distinct", WHOLE, self._find_candidates))
             phases.append(Phase("near", stretches, self._compare))
-        return [*phases, Phase("pairs", _WHOLE, self._write_pairs, intermediate=False)]
+        return [*phases, Phase("pairs", WHOLE, self._write_pairs, intermediate=False)]
 
     def _stretches(self) -> list[Stretch]:
         collection, size = StoredCollection(self.config.collection), self.config.texts_per_shard
@@ -224,15 +234,15 @@ class Pairs(Stage[PairsConfig]):
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
         with self._open(writer) as db:
             splits, count = list(self._splits()), collection.count("judgments")
-            stream = _numbered(collection, "judgments")
+            stream = numbered_rows(collection, "judgments/")
             db.load(JUDGMENTS, *stream, splits=splits, minimum=minimum, judgments=count)
             if not db.rows("SELECT 1 FROM judgments WHERE is_pair LIMIT 1"):
                 raise UserError(
                     f"No judgment has a relevance of {minimum} or more, so there are no pairs. Lower minimum_relevance"
                     " or choose another split."
                 )
-            db.load(QUERIES, *_numbered(collection, "queries", "id"))
-            db.load(DOCUMENTS, *_numbered(collection, "documents", "id", "domain"))
+            db.load(QUERIES, *numbered_rows(collection, "queries/", "id"))
+            db.load(DOCUMENTS, *numbered_rows(collection, "documents/", "id", "domain"))
             db.run(JUDGED)
             for part, side in _SIDES.items():
                 for (name,) in db.rows(UNKNOWN.format(side=side)):
@@ -394,22 +404,6 @@ class Pairs(Stage[PairsConfig]):
         counts, dropped = artifact.manifest["counts"], artifact.manifest["dropped"]
         pairs = f"{artifact.rows:,} pairs of {counts['queries']:,} queries and {counts['documents']:,} documents"
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
-
-
-def _numbered(collection: StoredCollection, part: Part, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """Columns of all rows of a part, by default all, with each row's number, ``row``."""
-    names = columns or tuple(SCHEMAS[part].names)
-    schema = pa.schema([*(SCHEMAS[part].field(name) for name in names), pa.field("row", pa.int64(), nullable=False)])
-
-    def tables() -> Iterator[pa.Table]:
-        first = 0
-        for name in collection.names(f"{part}/", ".parquet"):
-            for batch in pq.ParquetFile(collection.open(name)).iter_batches(columns=names):
-                rows = pa.array(np.arange(first, first + len(batch)))
-                first += len(batch)
-                yield pa.table([*batch.columns, rows], schema=schema)
-
-    return schema, tables()
 
 
 def _note_repeats(db: Relations, table: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:

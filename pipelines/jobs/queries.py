@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from math import ceil
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,8 @@ from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable, UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
 
 _ROWS_AT_ONCE = 1_000
@@ -60,8 +63,16 @@ class QueriesConfig(StageConfig):
         return VALIDATION_SPLIT if place < self.held_out + self.validation else self.split
 
 
+class Stretch(NamedTuple):
+    """Rows of the source collection's documents."""
+
+    number: int
+    begin: int
+    end: int
+
+
 class Queries(Stage[QueriesConfig]):
-    """A shard is a stretch of source documents; what is made of one depends on it and the seed alone."""
+    """A task is a stretch of source documents; what is made of one depends on it and the seed alone."""
 
     command = "queries"
     kind = COLLECTION
@@ -69,14 +80,19 @@ class Queries(Stage[QueriesConfig]):
     config_class = QueriesConfig
     unit = "documents"
 
-    def plan(self) -> list[Shard]:
+    def cost(self, read: Size) -> Cost:
+        """A query of ten words is made of each document."""
+        made = replace(read, query_bytes=60, splits={self.config.split: (read.documents, read.documents)})
+        return Cost(made, read.texts / 36e6, ceil(read.documents / self.config.rows_per_shard))
+
+    def phases(self) -> list[Phase]:
         """Stretches of rows; chunks of one source are never in two."""
         collection = StoredCollection(self.config.collection)
-        bounds = [*_shard_starts(collection, self.config.rows_per_shard), collection.count("documents")]
-        stretches = enumerate(pairwise(bounds))
-        return [Shard(f"{number:05d}", {"number": number, "rows": list(rows)}) for number, rows in stretches]
+        bounds = [*_starts(collection, self.config.rows_per_shard), collection.count("documents")]
+        stretches = [Stretch(number, *rows) for number, rows in enumerate(pairwise(bounds))]
+        return [Phase("", stretches, self._make_queries, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_queries(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """Writes one file of documents, one of queries, one of judgments.
 
         Raises ``UserError`` for a document whose id could be that of a query.
@@ -84,7 +100,7 @@ class Queries(Stage[QueriesConfig]):
         config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
         rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in SCHEMAS}
         sources, no_answers = 0, list[str]()
-        for source in source_documents(self._tables(*shard.description["rows"])):
+        for source in source_documents(self._tables(stretch.begin, stretch.end)):
             sources += 1
             split = config.split_of(source.id)
             for example in config.queries.examples(source, config.seed, dropped):
@@ -98,7 +114,7 @@ class Queries(Stage[QueriesConfig]):
         counts = dict[str, int]()
         for part, schema in SCHEMAS.items():
             batches = record_batches(rows[part], schema, _ROWS_AT_ONCE)
-            counts[part] = write_part(writer, part, schema, batches, shard.description["number"])
+            counts[part] = write_part(writer, part, schema, batches, stretch.number)
         counts |= {"source documents": sources, **split_counts}
         return writer.commit(counts["documents"], counts=counts, dropped=dropped)
 
@@ -143,8 +159,8 @@ def is_chunked(collection: StoredCollection) -> bool:
     return set(CHUNKED) <= set(pq.read_schema(collection.path(names[0])).names)
 
 
-def _shard_starts(collection: StoredCollection, rows_per_shard: int) -> list[int]:
-    """The first row of each shard: every ``rows_per_shard``, moved on to where a source begins."""
+def _starts(collection: StoredCollection, rows_per_shard: int) -> list[int]:
+    """The first row of each stretch: every ``rows_per_shard``, moved on to where a source begins."""
     total = collection.count("documents")
     if not is_chunked(collection):
         return list(range(0, total, rows_per_shard))

@@ -3,8 +3,12 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import fields, replace
+from itertools import chain, pairwise
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +19,19 @@ from pydantic import Field
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
-from pipelines.jobs.lookups import map_array, open_parts, part_shards, write_part
+from pipelines.jobs.lookups import earlier_record, earlier_shards, groups_of_files, map_array, open_parts, write_part
 from pipelines.mining.candidates import StoredCandidates
-from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains
+from pipelines.pairs.pairs import SmallDomains, keep_domains, numbered_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
+from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases, phases_of_epochs
 from retrieval.collections.collection import ParquetRows, StoredCollection
 
 _ROWS_AT_ONCE = 2048
-_ROWS_OF_AN_ORDER = 1 << 21  # of a group, and of the groups that one task orders, about
 _CHUNK_PLACES = ["source_id", "number", "domain"]
 _LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scores", "relevance"]
 
@@ -49,6 +54,16 @@ class RowBatchesConfig(StageConfig):
 Config = TypeVar("Config", bound=RowBatchesConfig)
 
 
+class Order(NamedTuple):
+    """The batches ``first`` to ``stop`` of those ``possible`` in an epoch, which are of ``groups``."""
+
+    epoch: int
+    groups: tuple[int, int]
+    first: int
+    stop: int
+    possible: int
+
+
 class RowBatches(Stage[Config]):
     """The rows, to be read in any order, and which of them belong together; each epoch's order, by many tasks where
     there are many rows; its batches, but where training reads the order.
@@ -61,6 +76,7 @@ class RowBatches(Stage[Config]):
     layout: ClassVar[Layout]
     rows_in_words: ClassVar[str]
     shared: ClassVar[bool] = False  # True: rows are stored once, for all epochs
+    rows_of_an_order: ClassVar[int] = 1 << 21  # of a group, and of the groups that one task orders, about
 
     @abstractmethod
     def rows_of(self) -> tuple[Artifact, str]:
@@ -82,18 +98,27 @@ class RowBatches(Stage[Config]):
         """What is to be counted of a batch."""
         return {}
 
-    def _grouped(self, most: int) -> tuple[Stretches, int]:
-        """The stretches with the groups that batches are made within, divided by ``most``, and the rows dropped."""
+    def _grouped(self) -> tuple[Stretches, int]:
+        """The stretches with the groups that batches are made within, and the rows of domains that are dropped."""
         stretches, names = self.read_stretches()
         counts = np.bincount(stretches.groups, stretches.lengths, minlength=len(names)).astype(np.int64)
         size, small = self.grouping().batch_size, self.config.small_domains
         group_of = keep_domains(names, counts, size, small, self.rows_in_words)
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
-        return grouped.divided(most, self.config.seed), int(counts[group_of < 0].sum())
+        return grouped.divided(self.rows_of_an_order, self.config.seed), int(counts[group_of < 0].sum())
 
-    def plan(self) -> list[Shard]:
-        """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""
-        stretches, dropped = self._grouped(_ROWS_OF_AN_ORDER)
+    def cost(self, read: Size) -> Cost:
+        """Runs of batches are tasks."""
+        rows, epochs = self.grouping().batch_size, self.config.epochs
+        batches = self.config.batches_per_epoch or (read.queries("train") if self.shared else read.documents) // rows
+        made = replace(read, rows=rows, batches=batches, pairs=batches * rows, epochs=epochs)
+        times = 1 if self.shared else epochs
+        made = replace(made, disk=times * made.epoch_bytes)
+        return Cost(made, 32e-6 * times * made.pairs, times * ceil(batches / self.config.batches_per_shard))
+
+    def phases(self) -> list[Phase]:
+        """Rows and stretches, orders, batches; refuses rows that don't make one batch, or not as many as asked for."""
+        stretches, _ = self._grouped()
         size = self.grouping().batch_size
         rows = stretches.rows_of_groups()
         possible = int((rows // size).sum())
@@ -103,109 +128,94 @@ class RowBatches(Stage[Config]):
                 f"batches_per_epoch is {batches:,}, but {self.rows_of()[0].uri} makes only {possible:,}. Lower it, or"
                 " leave it out for all of them."
             )
-        parts = part_shards("rows", *self.rows_of(), intermediate=not self.shared)
-        left_out = self._dropped(int((rows % size).sum()), dropped, (possible - batches) * size)
-        shards = [*parts, Shard("stretches", {"make": "stretches", "most": _ROWS_OF_AN_ORDER}, intermediate=True)]
-        for epoch in range(self.config.epochs):
-            orders = self._orders(epoch, rows, possible)
-            runs = [] if self.shared else self._runs_of_batches(epoch, orders, len(parts))
-            shards += [*orders, *runs]
-            (runs or orders)[0].description["dropped"] = left_out  # what an epoch leaves out is counted once
-        return shards
+        orders = [self._orders(epoch, rows) for epoch in range(self.config.epochs)]
+        phases = [
+            Phase("rows", groups_of_files(*self.rows_of()), self._map_rows, intermediate=not self.shared),
+            Phase("stretches", WHOLE, self._store_stretches, beside=True),
+        ]
+        if self.shared:
+            return [*phases, Phase("order", [*chain(*orders)], self._make_order, intermediate=False)]
+        phases += phases_of_epochs("order-", orders, self._make_order)
+        return phases + batch_phases([batches] * len(orders), self.config.batches_per_shard, self._make_batches)
 
-    def _orders(self, epoch: int, rows: NDArray[np.int64], possible: int) -> list[Shard]:
+    def _orders(self, epoch: int, rows: NDArray[np.int64]) -> list[Order]:
         """Each orders some groups, or, where training reads the order, all."""
-        stops = np.cumsum(rows // self.grouping().batch_size)
-        task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // _ROWS_OF_AN_ORDER
-        shards: list[Shard] = []
-        for number in np.unique(task).tolist():
-            first, last = np.flatnonzero(task == number)[[0, -1]].tolist()
-            batches = [int(stops[first - 1]) if first else 0, int(stops[last])]
-            described = {"make": "order", "epoch": epoch, "groups": [first, last + 1], "of": [*batches, possible]}
-            if held := len(self._drawn(described)):
-                described |= {"batches" if self.shared else "held": held}
-                name = f"order-{epoch:05d}" + ("" if self.shared else f"-{len(shards):05d}")
-                shards.append(Shard(name, described, phase=1, intermediate=not self.shared))
-        return shards
+        bounds = np.cumsum([0, *rows // self.grouping().batch_size]).tolist()
+        task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // self.rows_of_an_order
+        groups = pairwise([*np.flatnonzero(np.diff(task, prepend=-2)).tolist(), len(rows)])
+        return [Order(epoch, (first, end), bounds[first], bounds[end], bounds[-1]) for first, end in groups]
 
-    def _drawn(self, described: dict[str, Any]) -> NDArray[np.int64]:
+    def _drawn(self, order: Order) -> NDArray[np.int64]:
         """Which of an order's batches are among those of the epoch, counted from its first."""
-        first, stop, possible = described["of"]
         if not self.config.batches_per_epoch:
-            return np.arange(stop - first)
-        drawn = np.random.default_rng([self.config.seed, described["epoch"]]).permutation(possible)
+            return np.arange(order.stop - order.first)
+        drawn = np.random.default_rng([self.config.seed, order.epoch]).permutation(order.possible)
         drawn = np.sort(drawn[: self.config.batches_per_epoch])
-        return np.asarray(drawn[(drawn >= first) & (drawn < stop)] - first)
+        return np.asarray(drawn[(drawn >= order.first) & (drawn < order.stop)] - order.first)
 
-    def _runs_of_batches(self, epoch: int, orders: list[Shard], parts: int) -> list[Shard]:
-        """Each writes some batches, which one order or several after one another have."""
-        stops = np.cumsum([order.description["held"] for order in orders]).tolist()
-        shards = []
-        for number, first in enumerate(range(0, stops[-1], self.config.batches_per_shard)):
-            batches = min(self.config.batches_per_shard, stops[-1] - first)
-            begin, end = np.searchsorted(stops, [first, first + batches - 1], side="right").tolist()
-            description = {"make": "batches", "epoch": epoch, "number": number, "parts": parts, "batches": batches}
-            description |= {"orders": [order.name for order in orders[begin : end + 1]]}
-            description |= {"first": first - (stops[begin - 1] if begin else 0)}
-            shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=2))
-        return shards
-
-    def _dropped(self, left_over: int, of_small_domains: int, not_drawn: int) -> dict[str, int]:
-        counted = {
-            f"{self.rows_in_words} that fill no batch of their domain in an epoch": left_over,
-            f"{self.rows_in_words} of domains that are too small for a batch": of_small_domains,
-            f"{self.rows_in_words} of batches that were not drawn": not_drawn,
-        }
-        return {reason: count for reason, count in counted.items() if count}
-
-    def total_rows(self, shards: list[Shard]) -> int:
+    def total_rows(self) -> int:
         """Examples of all batches."""
-        batches: int = sum(shard.description.get("batches", 0) for shard in shards)
-        return batches * self.grouping().batch_size
+        tasks = chain(*(phase.tasks for phase in self._phases.values()))
+        possible = next(task.possible for task in tasks if isinstance(task, Order))
+        return (self.config.batches_per_epoch or possible) * self.config.epochs * self.grouping().batch_size
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        match shard.description["make"]:
-            case "rows":
-                tables = self.tables(shard.description["files"])
-                return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
-            case "stretches":
-                for name, array in vars(self._grouped(shard.description["most"])[0]).items():
-                    writer.add_array(f"lookup/stretches-{name}.npy", array)
-                return writer.commit(0)
-            case "order":
-                order = self._order(shard.description)
-                writer.add_array(_order_name(shard.name), order)
-                if not self.shared:
-                    return writer.commit(0)
-                facts = {"epoch": shard.description["epoch"], "batches": len(order), "batch_size": order.shape[1]}
-                counts = {"batches": len(order)}
-                return writer.commit(order.size, counts=counts, dropped=shard.description["dropped"], facts=facts)
-        return self._make_batches(shard, writer)
+    def _map_rows(self, files: list[str], writer: ShardWriter) -> ShardRecord:
+        return write_part(writer, LAYOUTS[self.layout].schema(), self.tables(files))
 
-    def _order(self, described: dict[str, Any]) -> NDArray[np.int64]:
+    def _store_stretches(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """The stretches with their groups, and how many rows an epoch leaves out."""
+        stretches, of_small_domains = self._grouped()
+        for name, array in vars(stretches).items():
+            writer.add_array(f"lookup/stretches-{name}.npy", array)
+        size, rows = self.grouping().batch_size, stretches.rows_of_groups()
+        possible = int((rows // size).sum())
+        not_drawn = (possible - (self.config.batches_per_epoch or possible)) * size
+        left_out = {
+            "that fill no batch of their domain in an epoch": int((rows % size).sum()),
+            "of domains that are too small for a batch": of_small_domains,
+            "of batches that were not drawn": not_drawn,
+        }
+        facts = {f"{self.rows_in_words} {reason}": count for reason, count in left_out.items() if count}
+        return writer.commit(0, facts=facts)
+
+    def _left_out(self) -> dict[str, int]:
+        return earlier_record(self.config.output, "stretches").facts
+
+    def _make_order(self, order: Order, writer: ShardWriter) -> ShardRecord:
         """The rows of some of one epoch's batches, (batches, batch_size)."""
         names = (f"lookup/stretches-{field.name}.npy" for field in fields(Stretches))
         stretches = Stretches(*(map_array(self.config.output, "stretches", name) for name in names))
-        groups, epoch = slice(*described["groups"]), described["epoch"]
-        return group_batches(stretches, self.grouping(), self.config.seed, epoch, groups)[self._drawn(described)]
+        made = group_batches(stretches, self.grouping(), self.config.seed, order.epoch, slice(*order.groups))
+        made = made[self._drawn(order)]
+        writer.add_array(_order_name(writer.name), made)
+        if not self.shared:
+            return writer.commit(0)
+        facts = {"epoch": order.epoch, "batches": len(made), "batch_size": made.shape[1]}
+        return writer.commit(made.size, counts={"batches": len(made)}, dropped=self._left_out(), facts=facts)
 
-    def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        described, output, size = shard.description, self.config.output, self.grouping().batch_size
-        rows = open_parts(output, "rows", described["parts"])
-        order = np.concatenate([map_array(output, name, _order_name(name)) for name in described["orders"]])
-        order = order[described["first"] : described["first"] + described["batches"]]
+    def _make_batches(self, run: Run, writer: ShardWriter) -> ShardRecord:
+        output, size = self.config.output, self.grouping().batch_size
+        rows, order = open_parts(output, "rows"), self._rows_of(run)
         at_once = max(1, _ROWS_AT_ONCE // size)
         counts = Counter[str]()
         schema = LAYOUTS[self.layout].schema()
-        with BatchWriter(writer, schema, described["epoch"], described["number"], size) as file:
+        with BatchWriter(writer, schema, run.epoch, run.number, size) as file:
             for start in range(0, len(order), at_once):
                 block = rows.take(order[start : start + at_once].ravel())
                 for begin in range(0, len(block), size):
                     batch = block.slice(begin, size)
                     counts.update(self.count(batch))
                     file.write(batch)
-        return file.commit(counts, described.get("dropped"))
+        return file.commit(counts, {} if run.number else self._left_out())  # which is counted once an epoch
+
+    def _rows_of(self, run: Run) -> NDArray[np.int64]:
+        """The rows of the run's batches, (batches, batch_size); only these are read."""
+        found, place = list[NDArray[np.int64]](), 0
+        for shard in earlier_shards(self.config.output, f"order-{run.epoch:05d}"):
+            order = map_array(self.config.output, shard, _order_name(shard))
+            found.append(order[max(run.first - place, 0) : max(run.last - place, 0)])
+            place += len(order)
+        return np.concatenate(found)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The layout."""
@@ -232,6 +242,18 @@ class GroupConfig(RowBatchesConfig):
     """One that `raytriever chunk` made."""
     grouping: GroupingSettings = GroupingSettings()
     """How chunks are grouped."""
+
+
+STRETCHES = """
+    WITH places AS (
+        SELECT *, source_id IS DISTINCT FROM lag(source_id) OVER rows AS is_new_source,
+            is_new_source OR domain <> lag(domain) OVER rows OR number <> lag(number) OVER rows + 1 AS begins
+        FROM chunks WINDOW rows AS (ORDER BY row)
+    )
+    SELECT row AS first, lead(row, 1, $chunks) OVER stretches - row AS length,
+        (sum(is_new_source::INTEGER) OVER stretches)::BIGINT AS document, domain
+    FROM places WHERE begins WINDOW stretches AS (ORDER BY row) ORDER BY row
+"""
 
 
 class Group(RowBatches[GroupConfig]):
@@ -273,17 +295,16 @@ class Group(RowBatches[GroupConfig]):
     def read_stretches(self) -> tuple[Stretches, list[str]]:
         """Consecutive chunks of one source and domain; where a number is missing, a new stretch begins."""
         collection = self._collection()
-        rows = ParquetRows(collection, collection.names("documents/", ".parquet"))
-        domains = DomainNumbers()
-        found: list[tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]] = []
-        start, last = 0, None
-        for table in rows.tables(_CHUNK_PLACES):
-            begins, is_new_source = _begins(table if last is None else pa.concat_tables([last, table]), last is None)
-            found.append((start + begins, is_new_source, domains.of(table["domain"])[begins]))
-            start, last = start + len(table), table.slice(len(table) - 1)
-        first, is_new_source, of_first = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        lengths = np.diff(np.append(first, len(rows)))
-        return Stretches(first, lengths, np.cumsum(is_new_source), of_first), domains.names
+        chunks = numbered_rows(collection, "documents/", *_CHUNK_PLACES)
+        with (
+            TemporaryDirectory() as spill,
+            open_relations(self.config.output, Path(spill), self.config.resources) as db,
+        ):
+            db.load("CREATE TABLE chunks AS FROM stream", *chunks)
+            found = pa.concat_tables(db.tables(STRETCHES, chunks=collection.count("documents")))
+        groups, names = numbered_domains(found["domain"])
+        first, lengths, documents = (found[name].to_numpy() for name in ("first", "length", "document"))
+        return Stretches(first, lengths, documents, groups), names
 
     def count(self, batch: pa.Table) -> dict[str, int]:
         """Of how many sources the batch is."""
@@ -294,23 +315,6 @@ class Group(RowBatches[GroupConfig]):
         counts = artifact.manifest["counts"]
         sources = sum(number * counts.get(_of_sources(number), 0) for number in range(_batch_size(artifact) + 1))
         return f"{super().summary(artifact)}, of {sources / counts['batches']:.2f} sources on average"
-
-
-def _begins(places: pa.Table, is_first: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where stretches begin, and whether their source is another than that of the row before.
-
-    The first row of ``places`` only comes before what is asked about, unless ``is_first``.
-    """
-    same = {}
-    for name in ("source_id", "domain"):
-        column = places[name].combine_chunks()
-        same[name] = pc.equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(zero_copy_only=False)
-    follows = np.diff(places["number"].to_numpy().astype(np.int64)) == 1
-    is_new, is_break = ~same["source_id"], ~(same["source_id"] & same["domain"] & follows)
-    if is_first:
-        is_new, is_break = (np.append(True, flags) for flags in (is_new, is_break))
-    begins = np.flatnonzero(is_break)
-    return begins, is_new[begins]
 
 
 def _of_sources(number: int) -> str:
@@ -386,7 +390,6 @@ class Lists(RowBatches[ListsConfig]):
         candidates, collection = self._inputs()
         if self.config.order == "random":
             return single_rows(np.zeros(len(candidates), dtype=np.int64)), ["(all)"]
-        domains = DomainNumbers()
-        of_queries = [domains.of(table["domain"]) for table in collection.rows_of("queries").tables(["domain"])]
+        of_queries, names = numbered_domains(collection.rows_of("queries").read(["domain"])["domain"])
         rows = np.concatenate([table["query_row"].to_numpy() for table in candidates.tables(["query_row"])])
-        return single_rows(np.concatenate(of_queries)[rows]), domains.names
+        return single_rows(of_queries[rows]), names

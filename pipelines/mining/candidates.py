@@ -4,9 +4,8 @@ One row is one query, in the order of the run that was mined; the lists of a row
 some ten thousand candidates, so rows can be read in any order in little memory.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 
 from pipelines.mining.rules import UNJUDGED, Positives
 from raytriever.artifacts.artifact import Artifact
-from raytriever.errors import UserError
-from retrieval.collections.collection import ParquetRows, StoredCollection
+from retrieval.collections.collection import ParquetRows
 
 CANDIDATES = "candidates"
 Form = Literal["hard_negatives", "labelled_lists"]
@@ -125,54 +123,15 @@ class StoredCandidates(Artifact):
         return found
 
 
-# query rows (n,), and a list of document rows for each
-NegativesOfQueries = tuple[NDArray[np.int64], pa.ListArray]
+# query rows and document rows (n,) of some pairs
+Negatives = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-def mined_lists(candidates: StoredCandidates) -> Iterator[NegativesOfQueries]:
-    """Of each query its candidates that are no positives, in their order."""
+def mined_negatives(candidates: StoredCandidates) -> Iterator[Negatives]:
+    """The candidates that are no positives, in their order."""
     for table in candidates.tables(["query_row", "document_rows", "relevance"]):
         lists = table["document_rows"].combine_chunks()
-        owners, rows = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists).to_numpy()
         relevance = pc.list_flatten(table["relevance"].combine_chunks())
         negative = pc.less(relevance, candidates.minimum_relevance).fill_null(True).to_numpy(zero_copy_only=False)
-        yield table["query_row"].to_numpy(), _as_lists(owners[negative], rows[negative], len(table))
-
-
-def judged_lists(collection: StoredCollection, split: str) -> Iterator[NegativesOfQueries]:
-    """Of each query the documents that the split judges as not relevant (0 or less), in the order of the judgments."""
-    judgments = collection.judgments(split)
-    judgments = judgments.filter(pc.less_equal(judgments["relevance"], 0))
-    if not len(judgments):
-        raise UserError(
-            f"Split '{split}' of {collection.uri} judges no document with a relevance of 0 or less, so it has no hard"
-            " negatives. Mine some from a run and name them as 'negatives'."
-        )
-    queries = collection.require("queries", judgments["query_id"])
-    documents = collection.find("documents", judgments["document_id"])
-    order = np.argsort(queries, kind="stable")
-    distinct, owners = np.unique(queries[order], return_inverse=True)
-    yield distinct, _as_lists(owners, documents[order], len(distinct))
-
-
-def lists_in_turn(one: Iterable[NegativesOfQueries], other: Iterable[NegativesOfQueries]) -> NegativesOfQueries:
-    """Of each query the documents of both lists in turn, each once; what is left of the longer list comes last.
-
-    So the first 100 are 50 of each where both have as many. In memory are all lists.
-    """
-    found: dict[int, list[list[int]]] = {}
-    for place, lists in enumerate((one, other)):
-        for queries, documents in lists:
-            for query, rows in zip(queries.tolist(), documents.to_pylist(), strict=True):
-                found.setdefault(query, [[], []])[place] += rows
-    joined = [
-        list(dict.fromkeys(row for pair in zip_longest(*found[query]) for row in pair if row is not None))
-        for query in sorted(found)
-    ]
-    return np.array(sorted(found), dtype=np.int64), pa.array(joined, pa.list_(pa.int64()))
-
-
-def _as_lists(owners: NDArray[np.int64], rows: NDArray[np.int64], number: int) -> pa.ListArray:
-    """``rows`` (n,) as ``number`` lists; ``owners`` (n,), ascending, are the lists' places."""
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=number))])
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(rows))
+        query_rows = table["query_row"].to_numpy()[pc.list_parent_indices(lists).to_numpy()]
+        yield query_rows[negative], pc.list_flatten(lists).to_numpy()[negative]

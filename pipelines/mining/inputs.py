@@ -19,30 +19,15 @@ from pipelines.mining.rules import (
     folded_text_keys,
     match_judgments,
 )
-from raytriever.artifacts.long_columns import places_among
 from retrieval.collections.collection import ParquetRows, StoredCollection, text_columns, texts_of
 from retrieval.evaluation.answers import Match, ranking_hits
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
 ROWS = ("query_rows", "own_rows", "judged_queries", "judged_rows", "judged_relevance")
-
-
-def rows_of_ids(collection: StoredCollection, run: StoredRanking, split: str) -> dict[str, NDArray[Any]]:
-    """Ids looked up once for all blocks. Of each query of the run, in its order: ``query_rows`` in the collection and
-    ``own_rows``, the document that has the same id (-1: none), int64 (queries,).
-
-    Of the split's judgments of these queries, by query and document: ``judged_queries``, numbers in the run,
-    ``judged_rows`` of documents, int64, and ``judged_relevance`` int32, (pairs,) each.
-    """
-    ids, judgments = run.query_ids(), collection.judgments(split)
-    queries = places_among(judgments["query_id"], pq.read_table(run.path("queries.parquet"))["id"])
-    rows = collection.find("documents", judgments["document_id"])
-    order = np.lexsort((rows, queries))
-    order = order[(queries[order] >= 0) & (rows[order] >= 0)]
-    of_queries = collection.require("queries", ids), collection.find("documents", ids)
-    of_judged = queries[order], rows[order], judgments["relevance"].to_numpy()[order]
-    return dict(zip(ROWS, (*of_queries, *of_judged), strict=True))
+"""Of each query of the run, in its order: ``query_rows`` in the collection and ``own_rows``, the document that has the
+same id (-1: none), int64 (queries,). Of the split's judgments of these queries, (pairs,) by query and document:
+``judged_queries``, numbers in the run, ``judged_rows`` of documents, int64, and ``judged_relevance`` int32."""
 
 
 def document_text_keys(documents: ParquetRows, *, with_title: bool) -> NDArray[np.uint64]:
@@ -64,7 +49,7 @@ class QueryBlock:
 
 
 class MiningInputs:
-    """Opens what mining reads. ``rows`` and ``keys`` are from the functions above."""
+    """Opens what mining reads. ``rows``: arrays by the names ``ROWS``; ``keys``: ``document_text_keys`` of all."""
 
     def __init__(
         self,

@@ -1,14 +1,12 @@
-"""Whose pairs are packed together: a domain's clusters, or, without clusters, a domain's pairs as they are."""
+"""Which domains' pairs are clustered and packed together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from pipelines.clustering.clusters import DomainPairs
-from pipelines.pairs.pairs import DomainNumbers, SmallDomains, are_small, keep_domains, read_pairs
+from pipelines.pairs.pairs import SmallDomains, are_small, keep_domains, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
@@ -17,26 +15,21 @@ MERGED = "(merged)"
 
 @dataclass(frozen=True)
 class DomainGroups:
-    """Which items are clustered and packed together.
+    """Which pairs are clustered and packed together.
 
-    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups; ``others``: the
-    group of domains that have no group of their name.
+    ``names`` of the groups and their ``sizes``, in pairs; ``number_of``: the group of each domain that is in one;
+    ``dropped``: pairs in no group.
     """
 
-    labels: NDArray[np.int64]
     names: tuple[str, ...]
-    others: int = -1
+    sizes: tuple[int, ...]
+    number_of: Mapping[str, int]
+    dropped: int
 
-    @property
-    def dropped(self) -> int:
-        """Items in no group."""
-        return int((self.labels < 0).sum())
-
-    @property
-    def sizes(self) -> list[int]:
-        """Items of each group."""
-        sizes: list[int] = np.bincount(self.labels[self.labels >= 0], minlength=len(self.names)).tolist()
-        return sizes
+    def table(self) -> pa.Table:
+        """The ``domain`` and ``number`` of each domain that is in a group."""
+        numbers = pa.array(self.number_of.values(), pa.int64())
+        return pa.table({"domain": pa.array(self.number_of, pa.string()), "number": numbers})
 
 
 def group_domains(
@@ -47,30 +40,18 @@ def group_domains(
     To be called before clustering, so that domains that are merged are clustered as one; ``keep_domains`` says what
     ``small_domains`` and ``limit`` mean. Groups are in the order of their names, the merged one last.
     """
-    names, codes = _in_order(domains)
-    counts = np.bincount(codes, minlength=len(names))
-    group_of, others = keep_domains(names, counts, smallest, small_domains, "pairs", limit), -1
+    counted = pa.table({"name": domains}).group_by("name").aggregate([([], "count_all")]).sort_by("name")
+    names, counts = counted["name"].to_pylist(), counted["count_all"].to_numpy()
+    group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
     groups = [names[at] for at in np.flatnonzero(~are_small(counts, smallest, small_domains))]
     if group_of.max() == len(groups):
         if MERGED in groups:
             raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
-        groups, others = [*groups, MERGED], len(groups)
-    return DomainGroups(group_of[codes], tuple(groups), others)
-
-
-def numbers_of(domains: pa.ChunkedArray, names: Sequence[str], others: int) -> NDArray[np.int64]:
-    """The group of each item, int64 (N,), by the ``names`` of groups; ``others`` where its domain is none of them."""
-    numbers = DomainNumbers()
-    codes = numbers.of(domains)
-    place = {name: number for number, name in enumerate(names)}
-    return np.array([place.get(name, others) for name in numbers.names], dtype=np.int64)[codes]
-
-
-def _in_order(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
-    """Sorted names, and the number of each item's name."""
-    numbers = DomainNumbers()
-    codes = numbers.of(column)
-    return sorted(numbers.names), np.argsort(np.argsort(np.array(numbers.names, dtype=object)))[codes]
+        groups.append(MERGED)
+    kept = group_of >= 0
+    sizes = np.bincount(group_of[kept], counts[kept]).astype(np.int64)
+    number_of = {name: number for name, number in zip(names, group_of.tolist(), strict=True) if number >= 0}
+    return DomainGroups(tuple(groups), tuple(sizes.tolist()), number_of, int(counts[~kept].sum()))
 
 
 def groups_of(
@@ -78,16 +59,3 @@ def groups_of(
 ) -> DomainGroups:
     """``group_domains`` of a pairs artifact."""
     return group_domains(read_pairs(pairs, ["domain"])["domain"], smallest, small_domains, limit)
-
-
-def unclustered(groups: DomainGroups) -> Iterator[DomainPairs]:
-    """Each group's pairs, as if they were of one cluster, which has no number."""
-    by_group = np.argsort(groups.labels, kind="stable")
-    bounds = np.searchsorted(groups.labels[by_group], np.arange(len(groups.names) + 1))
-    for number, name in enumerate(groups.names):
-        yield unclustered_domain(name, by_group[bounds[number] : bounds[number + 1]])
-
-
-def unclustered_domain(name: str, pairs: NDArray[np.int64]) -> DomainPairs:
-    """Pairs as if they were of one cluster, which has no number."""
-    return DomainPairs(name, pairs, np.full(len(pairs), -1, dtype=np.int32), np.zeros((1, 1), dtype=np.float32))

@@ -219,6 +219,14 @@ def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> NDArray[np.int
     return flat[: count * batch_size].reshape(count, batch_size)
 
 
+def share(count: int, number: int, of: int, turn: int) -> slice:
+    """Share ``number`` of ``count`` items shared out among ``of``.
+
+    Shares differ by an item at most, and so do those of several lists of one length, each of its own ``turn``.
+    """
+    return slice(*((count * cut + turn) // of for cut in (number, number + 1)))
+
+
 def _left_out(count: int, batch_size: int, epoch: int, seed: Sequence[int]) -> NDArray[np.int64]:
     """The items beyond the last full batch: the next run of one fixed shuffle, so that each has its turn.
 

@@ -38,33 +38,19 @@ def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:
     return pa.concat_tables(pq.read_table(artifact.path(name), columns=columns) for name in artifact.names("pairs/"))
 
 
-# Domains: as numbers, a column of names after another in little memory, and what becomes of small ones.
+# Domains: as numbers, and what becomes of small ones.
 
 SmallDomains = Literal["refuse", "merge", "merge_all", "drop"]
 _NAMED = 8
 
 
-class DomainNumbers:
-    """Numbers domains in the order in which they first come."""
-
-    def __init__(self) -> None:
-        self._number_of: dict[str, int] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The domains, by number."""
-        return list(self._number_of)
-
-    def of(self, column: pa.ChunkedArray) -> NDArray[np.int64]:
-        """The number of each name, (n,)."""
-        found = [np.empty(0, dtype=np.int64)]
-        for chunk in column.chunks:  # one by one: together they may be longer than Arrow's strings can be
-            encoded = chunk.dictionary_encode()
-            numbers = [
-                self._number_of.setdefault(name, len(self._number_of)) for name in encoded.dictionary.to_pylist()
-            ]
-            found.append(np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()])
-        return np.concatenate(found)
+def numbered_domains(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
+    """The number of each domain, (n,), in the order in which they first come, and the domains by number."""
+    chunks = (
+        column.dictionary_encode().chunks
+    )  # chunks share a dictionary, and may be longer together than a string array
+    numbers = [np.zeros(0, dtype=np.int64), *(chunk.indices.to_numpy().astype(np.int64) for chunk in chunks)]
+    return np.concatenate(numbers), chunks[-1].dictionary.to_pylist() if chunks else []
 
 
 def are_small(counts: NDArray[np.int64], smallest: int, small_domains: SmallDomains) -> NDArray[np.bool_]:

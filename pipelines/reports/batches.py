@@ -4,13 +4,14 @@ Figures are those of the manifests; hardness is measured on a sample of the firs
 batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipelines.batch_description import batch_matrix, describe_batch, text_vectors
 from pipelines.batches import BatchReader, mask_of
 from pipelines.filtering.hard_negatives import FILLED
 from pipelines.filtering.mask_audit import example_table, mask_table
@@ -18,19 +19,15 @@ from pipelines.packing.hardness import batch_hardness
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact, origin
-from raytriever.artifacts.long_columns import places_among
-from raytriever.errors import UserError
-from raytriever.reports.plots import Panel, curve_panels
-from raytriever.reports.report import Block, Details, Section
+from raytriever.reports.plots import Panel, curve_panels, heat_map
+from raytriever.reports.report import Block, Details, Plot, Section
 from raytriever.reports.table import Table, counted
-from retrieval.collections.collection import ParquetRows, TextPart
+from retrieval.collections.collection import ParquetRows
 from retrieval.vectors import StoredVectors
 
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
 _ROWS_SHOWN = 12  # domains of a table, epochs of a packing
 _AUDIT = "audit.json"
-_PRINTED = 40  # queries of a matrix in a terminal, two characters a cell
-_SHADES = " ░▒▓█"
 _CHARTED = 1 << 14  # examples whose batches a chart shows
 
 Batches = NDArray[np.int64]  # pair numbers, (batches, B)
@@ -92,8 +89,9 @@ def batches_section(
             measured = hardness(packing, PairVectors(pairs, vectors), batches if is_its_own else None, most, seed)
             blocks.append(_hardness_table(measured))
         blocks += epoch_tables(packing)
-    if batches is not None:
-        blocks += _mask_blocks(batches.artifact) if batches.layout == "pairs" else []
+    if batches is not None and batches.layout == "pairs":
+        blocks += _mask_blocks(batches.artifact)
+        blocks += _batch_blocks(batches, packing, vectors) if vectors is not None else []
     return Section("Batches", "Which examples are trained on together.", blocks)
 
 
@@ -130,8 +128,7 @@ def hardness(
 
     ``batches``: those made of this packing, None where there are none; with them that without what they mask.
     """
-    epochs = range(len(packing.shards))  # the first with the fewest shuffled batches is measured
-    epoch = min(epochs, key=lambda epoch: int(packing.shards[epoch].facts.get("shuffled", 0)))
+    epoch = hardest_epoch(packing)
     packed = packed_pairs(packing, epoch)
     chosen = sample_of(len(packed), most, seed)
     found = {PACKED: packed, RANDOM: random_packing(packed, packing, epoch, seed)}
@@ -144,6 +141,11 @@ def hardness(
         kept = [of_pairs.hardness(batch, mask) for batch, mask in masks if mask.sum() < len(mask) * (len(mask) - 1)]
         measured |= {MASKED: np.array(kept)} if kept else {}
     return measured
+
+
+def hardest_epoch(packing: Artifact) -> int:
+    """The first epoch with the fewest shuffled batches."""
+    return min(range(len(packing.shards)), key=lambda epoch: int(packing.shards[epoch].facts.get("shuffled", 0)))
 
 
 def packed_pairs(packing: Artifact, epoch: int = 0) -> Batches:
@@ -222,27 +224,13 @@ def _mask_blocks(batches: Artifact) -> list[Block]:
     ]
 
 
-def text_vectors(vectors: StoredVectors, part: TextPart, ids: pa.ChunkedArray) -> NDArray[np.float32]:
-    """The vectors of texts by their ids: (n, d). Raises ``UserError`` where a text has none, or several."""
-    stored = vectors.part(part)
-    stored.require_all()
-    places = places_among(ids, stored.ids())
-    if (places < 0).any() or stored.vectors_per_text > 1:
-        raise UserError(
-            f"{vectors.uri} does not hold one vector for each of the batch's {part}. Give those of the collection that"
-            " the batches were made from, by an encoder with one vector a text."
-        )
-    return stored.gather(places)
-
-
-def matrix_lines(scores: NDArray[np.float32], mask: NDArray[np.bool_]) -> Iterator[str]:
-    """A line for each of a batch's first 40 queries, a cell for each of their documents."""
-    scores, mask = scores[:_PRINTED, :_PRINTED], mask[:_PRINTED, :_PRINTED]
-    low, high = float(scores.min()), float(scores.max())
-    shades = np.rint((scores - low) / max(high - low, 1e-9) * (len(_SHADES) - 1)).astype(int)
-    yield f"similarities of {len(scores)} queries and their documents, from {low:.2f} to {high:.2f} (██); xx: masked"
-    for row, left_out in zip(shades.tolist(), mask.tolist(), strict=True):
-        yield "    " + "".join("xx" if out else _SHADES[shade] * 2 for shade, out in zip(row, left_out, strict=True))
+def _batch_blocks(batches: BatchReader, packing: Artifact | None, vectors: StoredVectors) -> list[Block]:
+    """One batch as a matrix, with its texts."""
+    epoch = 0 if packing is None else min(hardest_epoch(packing), batches.epochs - 1)
+    lines = list(describe_batch(batches, epoch, 0))
+    caption = f"{lines[0]}. Rows: queries; columns: documents, then hard negatives. Orange: masked."
+    plot = Plot(heat_map(*batch_matrix(batches.read(epoch, 0), vectors), lines[0]), caption)
+    return [plot, Details("Texts of this batch", "\n".join(lines))]
 
 
 def batches_chart(reader: BatchReader, order: Sequence[int], vectors: StoredVectors | None) -> str:

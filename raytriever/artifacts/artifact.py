@@ -197,15 +197,26 @@ class Artifact:
         """Names of its files, in shard order."""
         return [name for name in self._files if name.startswith(prefix) and name.endswith(suffix)]
 
+    def listed(self, name: str) -> ShardFile:
+        """What it says of one of its files. Raises ``UserError`` where it has none of that name."""
+        if name not in self._files:
+            stage, version = (self.manifest[key] for key in ("stage", "algorithm_version"))
+            raise UserError(
+                f"{self.uri} has no {name}: another version of Raytriever made it (raytriever {stage}, algorithm"
+                f" version {version}). Make it again: its recipe does so by itself; a job alone, with --force."
+            )
+        return self._files[name]
+
     def path(self, name: str) -> Path:
         """A local path of one of its files (a cached copy where the artifact is in an object store), known to be whole.
 
-        Raises ``UserError`` where the file is missing or damaged.
+        Raises ``UserError`` where the file is missing or damaged, or the artifact has no such file.
         """
+        listed = self.listed(name)
         if self.folder.is_local:
             self._compare(name)
         try:
-            return self.folder.local_path(name, self._files[name].sha256)
+            return self.folder.local_path(name, listed.sha256)
         except FileNotFoundError as error:
             raise self._unfit(name, _MISSING) from error
 
@@ -233,6 +244,7 @@ class Artifact:
 
         Raises ``UserError`` as ``path``.
         """
+        self.listed(name)
         return pa.OSFile(str(self.path(name))) if self.folder.is_local else self.folder.open_input(name)
 
     def read_json(self, name: str) -> Any:

@@ -42,15 +42,6 @@ def _take_block(chunks: Sequence[pa.Array], starts: NDArray[np.int64], rows: NDA
     return pa.concat_arrays(taken).take(pa.array(place))
 
 
-def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """These rows of a table of strings and numbers, in their order."""
-    columns = [
-        take_texts(column, rows) if column.type == pa.string() else column.take(pa.array(rows))
-        for column in table.columns
-    ]
-    return pa.table(columns, schema=table.schema)
-
-
 def places_among(ids: pa.Array | pa.ChunkedArray, known: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
     """Where each id first stands among the ``known``, -1 where it doesn't. Both columns are in memory."""
     found = pc.index_in(ids.cast(pa.large_string()), value_set=known.cast(pa.large_string()))

@@ -9,13 +9,16 @@ both go on for some two minutes where the store answers with errors, for five wh
 import os
 import re
 from datetime import timedelta
+from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 from pyarrow import fs
 
-from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.errors import UserError
 
+HUB_MIRROR = "RAYTRIEVER_HUB_MIRROR"
+"""Names a folder in place of the Hugging Face hub: for machines without a network, and for rehearsals."""
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0  # without a byte
 _ATTEMPTS = 12  # of a request, 25 ms after the first and each time twice as long: 100 s together
@@ -106,3 +109,20 @@ def _open_s3(bucket: str) -> fs.S3FileSystem:
         retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=_ATTEMPTS),
         allow_delayed_open=True,  # a small file in one request instead of three
     )
+
+
+def mirrored(part: Literal["models", "datasets"], name: str) -> Path | None:
+    """The folder ``<mirror>/<part>/<owner>/<name>``; None where ``RAYTRIEVER_HUB_MIRROR`` names no mirror.
+
+    A mirror has one revision of each repository. Raises ``UserError`` where it lacks this one.
+    """
+    mirror = os.environ.get(HUB_MIRROR)
+    if not mirror:
+        return None
+    folder = Path(mirror).expanduser().absolute() / part / name
+    if not folder.is_dir():
+        raise UserError(
+            f"{HUB_MIRROR} is {mirror}, and of the hub nothing is read but what lies there: {folder} is no folder. Put"
+            f" the files of {name} there, correct the name, or unset {HUB_MIRROR}."
+        )
+    return folder

@@ -6,6 +6,7 @@ import typer
 
 from raytriever.artifacts.artifact import MANIFEST, Artifact
 from raytriever.artifacts.storage import Folder
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.table import Table
 
@@ -29,5 +30,5 @@ def verify(
         else:
             size = sum(file.bytes for shard in artifact.shards for file in shard.files)
             rows.append(["ok", uri, f"{artifact.kind}, {len(artifact.names()):,} files, {size / 1e6:,.1f} MB"])
-    typer.echo("\n".join(Table((), rows, text_columns=3).lines()))
+    echo("\n".join(Table((), rows, text_columns=3).lines()))
     raise typer.Exit(0 if whole else 1)

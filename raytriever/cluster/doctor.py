@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from raytriever.artifacts.storage import Folder, absolute, cache_folder
+from raytriever.command_line import echo
 from raytriever.errors import StorageError, UserError
 from raytriever.reports.table import Table
 from raytriever.stages.ray_session import RaySession, check_output, is_private
@@ -95,7 +96,7 @@ def doctor(
 ) -> None:
     """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
     checks = diagnose(storage)
-    typer.echo("\n".join(report(checks)))
+    echo("\n".join(report(checks)))
     raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)
 
 

@@ -3,13 +3,13 @@
 Secrets don't travel: Ray writes a job's command and its runtime environment into logs, so nodes have their own.
 """
 
+import asyncio
 import logging
 import os
 import re
 import secrets
 import shlex
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import typer
 
 from raytriever.cluster.package import settings_files, write_package
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import COMMANDS, JOBS
 from raytriever.reports.log import log
@@ -169,23 +170,53 @@ def submit_job(client: Any, words: Sequence[str], name: str, environment: dict[s
             )
 
 
+class _Tail:
+    """Shows a job's log as it grows: by one connection, after a lost one from where it was."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client, self._name = client, name
+        self._shown, self._grew = 0, time.monotonic()
+
+    async def follow(self) -> None:
+        """Returns when the server has sent all, which it does when the job has ended.
+
+        Raises ``UserError`` where the cluster doesn't answer while the log doesn't grow, and what the client raises.
+        """
+        self._grew = time.monotonic()
+        showing = asyncio.ensure_future(self._show())
+        while not (await asyncio.wait({showing}, timeout=_POLL_SECONDS))[0]:
+            with _explained(self._client, self._name):
+                job = self._client.get_job_info(self._name)
+            if job.status.is_terminal() and time.monotonic() - self._grew > _ANSWER_SECONDS:
+                raise TimeoutError("The connection that it came by is dead.")
+        showing.result()
+
+    async def _show(self) -> None:
+        begin = 0  # of what comes, which is the whole log
+        async for text in self._client.tail_job_logs(self._name):
+            echo(text[max(self._shown - begin, 0) :], nl=False)
+            begin, self._grew = begin + len(text), time.monotonic()
+            self._shown = max(self._shown, begin)
+
+
 def follow_job(client: Any, name: str) -> int:
     """Shows the job's log until it ends; returns its exit code as a shell would give it.
 
     An interrupt leaves the job running. Raises ``UserError`` where the cluster doesn't answer for minutes, or knows no
     such job.
     """
-    shown, answered = 0, time.monotonic()
+    tail, ended, answered = _Tail(client, name), False, time.monotonic()
     try:
         while True:
             try:
                 with _explained(client, name):
                     job = client.get_job_info(name)
-                shown += _show_log(client, name, shown)
                 answered = time.monotonic()
-                if job.status.is_terminal():
+                if ended and job.status.is_terminal():
                     return _closed(job)
+                ended = _show_log(tail, job)
             except Unreachable as error:
+                ended = False
                 if time.monotonic() - answered > _PATIENCE_SECONDS:
                     raise UserError(
                         f"{error} It has not answered for some minutes. The job may run on; later: ray job logs {name}"
@@ -197,19 +228,17 @@ def follow_job(client: Any, name: str) -> int:
         return _INTERRUPTED
 
 
-def _show_log(client: Any, name: str, begin: int) -> int:
-    """Shows the job's log from its character ``begin`` on; returns how many these are."""
+def _show_log(tail: _Tail, job: Any) -> bool:
+    """Shows what is new in the job's log; whether there is no more to come."""
+    from aiohttp import ClientError
+
     try:
-        with _explained(client):
-            new: str = client.get_job_logs(name)[begin:]
-    except Unreachable:
-        raise
-    except UserError as error:  # the node that has the log is lost; how the job ends is known all the same
-        log.warning(f"{name}: its log can't be read. {error}")
-        return 0
-    sys.stdout.write(new)
-    sys.stdout.flush()
-    return len(new)
+        asyncio.run(tail.follow())
+    except (RuntimeError, OSError, ClientError) as error:  # the node that has the log is lost, or the way to it
+        if not job.status.is_terminal():
+            return False
+        log.warning(f"{job.submission_id}: its log can't be read. {error}")  # how the job ended is known all the same
+    return True
 
 
 def _closed(job: Any) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from raytriever.errors import UserError
+from raytriever.reports.table import printable
 
 log = logging.getLogger("raytriever")
 log.setLevel(logging.INFO)
@@ -105,7 +106,7 @@ class _ConsoleHandler(logging.Handler):
     """By rich's console, which keeps a live progress line below what is written."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        console.print(self.format(record), markup=False)
+        console.print(printable(self.format(record)), markup=False)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -115,4 +116,5 @@ class _JsonFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         submission = json.loads(os.environ.get(SUBMITTED) or "{}").get("metadata", {}).get("job_submission_id")
         where = ({"job": submission} if submission else {}) | getattr(record, "fields", {})
-        return json.dumps({"time": time, **where, "message": record.getMessage().strip()})
+        line = json.dumps({"time": time, **where, "message": record.getMessage().strip()})
+        return line.replace("\x7f", "\\u007f")  # the one control character that JSON may hold as it is

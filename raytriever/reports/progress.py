@@ -14,12 +14,14 @@ LOG_INTERVAL_SECONDS = 15.0
 class ProgressLine:
     """Counts finished units of one piece of work; use as a context manager.
 
-    ``total`` may be unknown (None). ``unit`` is the plural noun of what is counted ("texts", "steps").
+    ``total`` may be unknown (None). ``unit`` is the plural noun of what is counted ("texts", "steps"). ``read``: where
+    they come from, shown until the first is done.
     """
 
-    def __init__(self, title: str, total: int | None, unit: str) -> None:
+    def __init__(self, title: str, total: int | None, unit: str, read: str = "") -> None:
         self._title = title
         self._unit = unit
+        self._begun = f"reading {read}" if read else f"no {unit} yet"
         self._logged = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -62,7 +64,7 @@ class ProgressLine:
         elif now - self._logged >= LOG_INTERVAL_SECONDS:
             self._logged = now
             of_total = "" if task.total is None else f" of {task.total:,}"
-            count = f"{task.completed:,}{of_total} {self._unit}" if task.completed else f"no {self._unit} yet"
+            count = f"{task.completed:,}{of_total} {self._unit}" if task.completed else self._begun
             log.info(f"  {self._title}: {', '.join(part for part in (count, rate, left, note) if part)}")
 
 

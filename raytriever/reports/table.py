@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-# of XML 1.0, which plots must be: control characters and halves of surrogate pairs are no characters
-_NO_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# XML 1.0, which plots must be, has no control characters and no halves of surrogate pairs; a carriage return within a
+# line and bidirectional overrides write over what stands before them
+_NO_CHARACTER = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]|\r(?!\n)"
+)
 
 _WIDTH = 100  # characters of a terminal
 
@@ -27,7 +30,10 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """The text with what XML and UTF-8 have no place for replaced by U+FFFD."""
+    """The text with U+FFFD for what a page or a terminal would obey instead of showing it, or can't hold.
+
+    As long as it was, so that columns stay aligned.
+    """
     return _NO_CHARACTER.sub("\ufffd", text)
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import JOBS, stage_class
 from raytriever.settings.configuration import Input, is_input, kind_of, models_in
@@ -33,11 +34,11 @@ def settings(
 ) -> None:
     """Describes every setting of a job: its key, type, default and meaning."""
     if schema:
-        typer.echo(schema_text(), nl=False)
+        echo(schema_text(), nl=False)
     elif job is None:
         raise UserError(f"Name a job, or give --schema. Jobs: {', '.join(JOBS)}.")
     else:
-        typer.echo("\n".join(describe(job)))
+        echo("\n".join(describe(job)))
 
 
 def describe(job: str) -> Iterator[str]:

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from raytriever.artifacts.storage import Folder, absolute
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
@@ -228,7 +227,7 @@ def is_private(folder: Path) -> bool:
 
 def print_session_folder() -> None:
     """Makes the folder that this user alone may enter, for ``RAY_TMPDIR`` of ``ray start``, and prints it."""
-    typer.echo(session_folder())
+    echo(str(session_folder()))
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import typer
-
 from raytriever.artifacts.artifact import Artifact, is_artifact, read_run
 from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import stage_class
 from raytriever.reports.log import log, log_fields
@@ -105,7 +104,7 @@ def run_recipe(
                     with _naming(later):
                         stages[later].check_inputs(made)
     for line in closing_lines(finished):
-        typer.echo(line)
+        echo(line)
 
 
 def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
@@ -162,7 +161,7 @@ def run_stage(
             shards = [dataclasses.replace(shard, derivation=writer.derivation.digest) for shard in shards]
             if finished:
                 log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
-            with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
+            with ProgressLine(label, stage.total_rows(), stage.unit, stage.reads()) as progress:
                 progress.start_at(sum(record.rows for record in finished.values()))
                 for phase in sorted({shard.phase for shard in shards}):
                     pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]

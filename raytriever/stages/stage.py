@@ -7,12 +7,12 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 from pydantic import ByteSize, Field
@@ -24,6 +24,7 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.placement import cpus_of_a_worker, threads_of_a_worker, tokenizing_threads, workers_that_fit
 from raytriever.stages.ray_session import RaySession
 
@@ -59,50 +60,82 @@ class StageConfig(Settings):
 
 @dataclass(frozen=True)
 class Shard:
-    """One unit of work: its name and what identifies it, as plain JSON values.
+    """One unit of work: a ``task`` of a phase, done by the stage's method ``make``.
 
     Shards of a later ``phase`` may read what earlier phases wrote. What ``intermediate`` shards wrote is removed when
     the artifact is complete. ``derivation``: digest of what it is made for, once that has begun.
     """
 
     name: str
-    description: dict[str, Any] = field(default_factory=dict)
+    task: Any = None
     phase: int = 0
     intermediate: bool = False
+    make: str = ""
     derivation: str = ""
 
 
-def shard_name(what: str, number: int) -> str:
-    """Of several that do the same."""
-    return f"{what}-{number:05d}"
+Make = Callable[[Any, ShardWriter], ShardRecord]
+WHOLE = (None,)
+"""The tasks of a phase that has one."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Tasks that may be done side by side, each a shard ``<name>-<number>``; later phases read what these wrote.
+    """Tasks that may be done side by side; later phases read what these wrote.
 
-    ``make(task, writer)`` does one of them. ``intermediate``: as of ``Shard``.
+    Each is a shard, named as the phase where it is the whole of it, else ``<name>-<number>``, or ``<number>`` where the
+    phase has no name. The stage's method ``make(task, writer)`` does one of them, from the task, the settings and the
+    inputs alone. ``intermediate``: as of ``Shard``. ``beside``: the phase doesn't wait for the one before it.
     """
 
     name: str
     tasks: Sequence[Any]
-    make: Callable[[Any, ShardWriter], ShardRecord]
+    make: Make
     intermediate: bool = True
+    beside: bool = False
 
     @property
     def shards(self) -> list[str]:
         """The shards' names, in the order of the tasks."""
-        return [shard_name(self.name, number) for number in range(len(self.tasks))]
+        if tuple(self.tasks) == WHOLE:
+            return [self.name]
+        prefix = f"{self.name}-" if self.name else ""
+        return [f"{prefix}{number:05d}" for number in range(len(self.tasks))]
+
+
+class Run(NamedTuple):
+    """Batches of an epoch from place ``first`` to ``last``, which go into its file ``number``."""
+
+    epoch: int
+    number: int
+    first: int
+    last: int
+
+
+def phases_of_epochs(
+    name: str, tasks: Iterable[Sequence[Any]], make: Make, *, intermediate: bool = True
+) -> list[Phase]:
+    """The ``tasks`` of each epoch as a phase of its own, ``<name><epoch>``, all of them beside one another."""
+    return [
+        Phase(f"{name}{epoch:05d}", of_epoch, make, intermediate, beside=epoch > 0)
+        for epoch, of_epoch in enumerate(tasks)
+    ]
+
+
+def batch_phases(batches: Iterable[int], size: int, make: Make) -> list[Phase]:
+    """The ``batches`` of each epoch in runs of ``size``, the last one perhaps of fewer."""
+    runs = (
+        [Run(epoch, number, first, min(first + size, total)) for number, first in enumerate(range(0, total, size))]
+        for epoch, total in enumerate(batches)
+    )
+    return phases_of_epochs("epoch=", runs, make, intermediate=False)
 
 
 Config = TypeVar("Config", bound=StageConfig)
 
 
 class Stage(Generic[Config]):
-    """A job. Subclasses say what the artifact is derived from, which shards it has and how one shard is made.
-
-    ``make`` runs on a worker and must be a function of the stage's configuration, its inputs and the shard alone.
-    """
+    """A job. Subclasses say what the artifact is derived from, and its phases: which tasks there are, what does one."""
 
     command: ClassVar[str]
     kind: ClassVar[str]
@@ -146,28 +179,32 @@ class Stage(Generic[Config]):
 
     def phases(self) -> list[Phase]:
         """What is done in which order, once all inputs are there; ``UserError`` where those don't belong together."""
-        return []
+        raise NotImplementedError
 
     @cached_property
     def _phases(self) -> dict[str, Phase]:
         return {phase.name: phase for phase in self.phases()}
 
     def plan(self) -> list[Shard]:
-        """The shards in order: those of the phases, or one."""
-        return [
-            Shard(name, {}, place, phase.intermediate)
-            for place, phase in enumerate(self._phases.values())
-            for name in phase.shards
-        ] or [Shard("all")]
+        """The shards of all phases, in order."""
+        shards, place = list[Shard](), 0
+        for phase in self._phases.values():
+            place += bool(shards) and not phase.beside
+            for name, task in zip(phase.shards, phase.tasks, strict=True):
+                shards.append(Shard(name, task, place, phase.intermediate, phase.make.__name__))
+        return shards
+
+    def cost(self, read: Size) -> Cost:
+        """What it takes to make what it makes of inputs of the size ``read``; by default a moment."""
+        return Cost(replace(read, disk=0), tasks=min(1, read.documents))
 
     def load(self) -> None:
         """Worker-side set-up, once per worker, before the first ``make``."""
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Makes one shard and commits it. Raises ``Unfinishable`` where the inputs allow no such artifact."""
-        name, _, number = shard.name.rpartition("-")
-        phase = self._phases[name]
-        return phase.make(phase.tasks[int(number)], writer)
+        record: ShardRecord = getattr(self, shard.make)(shard.task, writer)
+        return record
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
         """About how long one process takes for the pending shards of a phase. By default: for reading all inputs."""
@@ -196,9 +233,13 @@ class Stage(Generic[Config]):
     def log_speed(self) -> None:
         """Logs what was ``measured`` by all workers."""
 
-    def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
+    def total_rows(self) -> int | None:
         """Rows of all shards together, for the time left; None where only making them tells."""
         return None
+
+    def reads(self) -> str:
+        """What it reads first, in words: its inputs."""
+        return ", ".join(Path(path).name for path in input_paths(self.config).values())
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """Deterministic facts of the whole for the manifest. Raises ``Unfinishable`` where the whole is nothing."""
@@ -272,7 +313,7 @@ def make_here(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     told.measured.update(stage.measured)
 
 
-# Ray Data as the scheduler of shards: a dataset of shard descriptions, mapped over a pool of workers.
+# Ray Data as the scheduler of shards: a dataset of shards, mapped over a pool of workers.
 #
 # Each task writes its own shard and returns its record; rows never travel through the object store, so bytes don't
 # depend on how many workers there are or which of them are killed.
@@ -290,7 +331,9 @@ class _ShardMaker:
         self._logged = deque[logging.LogRecord]()
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[str]]:
-        shard = Shard(**json.loads(batch["shard"][0]))
+        import ray
+
+        shard: Shard = ray.cloudpickle.loads(batch["shard"][0])
         row = {"shard": shard.name, "record": "", "error_type": "", "error": "", "trace": ""}
         try:
             with _ONE_THREAD:
@@ -344,7 +387,7 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     if gpus and stage.keeps_state and resources.cpus_per_worker is None:
         cpus = cpus_of_a_worker(workers, gpus)  # for tokenizing, which one CPU does too slowly for a GPU
     workers = max(1, min(workers, len(shards)))
-    rows = [{"shard": json.dumps(asdict(shard))} for shard in shards]
+    rows = [{"shard": ray.cloudpickle.dumps(shard)} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     options: dict[str, Any] = {"num_cpus": cpus}
     if gpus:

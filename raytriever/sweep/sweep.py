@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from raytriever.artifacts.storage import absolute
-from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption
+from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, echo
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
@@ -58,11 +58,11 @@ def sweep(
     check_output(load_recipe(recipe, overrides or [], output).output)
     planned = plan_sweep(settings, recipe_stages)
     if print_config:
-        typer.echo(yaml.safe_dump(planned.described(), sort_keys=False, allow_unicode=True))
+        echo(yaml.safe_dump(planned.described(), sort_keys=False, allow_unicode=True))
         return
     swept = run_sweep(planned)
     for line in [*sweep_lines(swept), *write_sweep(swept, planned.recipe.output)]:
-        typer.echo(line)
+        echo(line)
     raise typer.Exit(1 if swept.failed else 0)
 
 

@@ -1,7 +1,7 @@
 """What a format gives: plain records with the place each was read at, and settings for records that are no good.
 
 A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
-formats have in common is in ``unfit_records``.
+formats have in common is in ``raytriever collect``.
 """
 
 import hashlib
@@ -52,10 +52,8 @@ class CrossValidation(Settings):
             raise ValueError(f"fold is {self.fold}, but {self.folds} folds are numbered 0 to {self.folds - 1}")
         return self
 
-    def split_of(self, query_id: str, split: str) -> str:
-        """The split of a judgment that was read as one of ``split``."""
-        if split != self.split:
-            return split
+    def split_of(self, query_id: str) -> str:
+        """The split of a query that was of ``split``."""
         digest = hashlib.blake2b(query_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         behind = (int.from_bytes(digest) - self.fold) % self.folds
         return {0: "test", 1: "dev"}.get(behind, "train")

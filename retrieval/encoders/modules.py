@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from raytriever.errors import UserError
-from retrieval.encoders.specification import Pooling, Role, VectorForm
+from raytriever.reports.log import log
+from retrieval.encoders.specification import DOCUMENT_PROMPTS, Pooling, Role, VectorForm
 
 FORM_FILE = "vector_form.json"  # beside an exported encoder's modules: which vectors documents have
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
@@ -60,6 +62,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_ROLE_PROMPTS = ("query", *DOCUMENT_PROMPTS)
 _TASK = "feature-extraction"
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # in names of settings
 _MODALITIES = {"text", "image", "audio", "video", "message"}
@@ -214,6 +217,13 @@ def read_text_settings(modules: Modules) -> TextSettings:
             f"sentence_bert_config.json in {transformer} sets {', '.join(unknown) or 'transformer_task'}, which is not"
             f" supported. Supported: {', '.join(sorted(_TRANSFORMER_SETTINGS))} (transformer_task {_TASK} only)."
         )
+    default = config.get("default_prompt_name")
+    if prompts.get(default) and default not in _ROLE_PROMPTS:
+        warn_once(
+            f"{modules.folder}: default_prompt_name is {default!r}, but queries and documents have prompts of their own"
+            " or none, as in sentence-transformers' encode_query and encode_document. Set query_prompt_name or"
+            f" document_prompt_name to {default!r} where it is theirs."
+        )
     general = settings.get("max_seq_length")
     lengths: list[int | None] = [settings.get(key) or general for key in ("query_length", "document_length")]
     return TextSettings(
@@ -260,9 +270,11 @@ def pools_prompt(folder: Path | None) -> bool:
 def _pooling_config(folder: Path) -> dict[str, Any]:
     with reading("The pooling in", folder):
         config = dict(read_json(folder / "config.json"))
+        chosen = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
         if "pooling_mode" not in config and config.keys() & _POOLING_FLAGS.keys():
-            chosen = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
-            config["pooling_mode"] = chosen[0] if len(chosen) == 1 else chosen
+            config["pooling_mode"] = chosen[0] if len(chosen) == 1 else chosen or "mean"
+        elif chosen and config["pooling_mode"] not in (chosen, *chosen):
+            warn_once(f"{folder}/config.json: pooling_mode {config['pooling_mode']!r} counts, not the older {chosen}.")
     return config
 
 
@@ -280,6 +292,12 @@ def require_safetensors(folder: Path) -> None:
     for name in names:
         if not name.endswith(".safetensors") or Path(name).name != name:
             raise UserError(f"{listing} names {name!r}; weights are read from safetensors files beside it alone.")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Tells of a contradiction in a folder, once a process however often it is loaded."""
+    log.warning(message)
 
 
 def read_json(path: Path) -> Any:

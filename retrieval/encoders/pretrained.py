@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from raytriever.artifacts.artifact import BESIDE, MANIFEST, Artifact, is_artifact
-from raytriever.artifacts.hub_mirror import mirrored
+from raytriever.artifacts.object_store import mirrored
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB

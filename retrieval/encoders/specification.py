@@ -26,7 +26,7 @@ Pooling = Literal["mean", "cls", "last_token", "max", "mean_sqrt_len", "weighted
 Reduction = Literal["none", "last", "average", "scalar_mix"]
 
 ROLES: tuple[Role, ...] = ("query", "document")
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 UNLIMITED = 1 << 20  # tokens of a text, where nothing says where it is cut
 _NOT_COMPARED = {"revision", "prompts"}  # of contracts
 
@@ -135,8 +135,8 @@ class EncoderSettings(ModelSettings):
     max_length: int | None = Field(default=None, ge=1)
     """Tokens of the longest text, special tokens included."""
     append_eos: bool | Literal["auto"] = "auto"
-    """Whether texts end in the end-of-sequence token; 'auto': where a folder without pooling settings pools the last
-    token."""
+    """Whether texts end in the end-of-sequence token; 'auto': where the folder asks for it (``add_eos_token``), and
+    where the last token is pooled and the folder has no pooling settings."""
     dtype: Literal[Dtype, "auto"] = "auto"
     """Of weights and matrix products; 'auto': bfloat16 where the processor has it."""
     attention: AttentionKernel = Field(default="auto", exclude_if=lambda kernel: kernel == "auto")
@@ -181,7 +181,7 @@ class EncoderSettings(ModelSettings):
 
         Raises ``UserError`` where one is wanted that isn't among them.
         """
-        of_documents = next((stated[name] for name in _DOCUMENT_PROMPTS if name in stated), "")
+        of_documents = next((stated[name] for name in DOCUMENT_PROMPTS if name in stated), "")
         named = {"query": "", "document": of_documents} | dict(stated) | self.prompts
         found = dict(named)
         for role in ROLES:

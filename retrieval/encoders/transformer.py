@@ -4,7 +4,8 @@ And what training may do to its blocks: compute their activations again in the b
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
-from retrieval.encoders.modules import read_json, require_safetensors, require_tokenizer
+from retrieval.encoders.modules import read_json, require_safetensors, require_tokenizer, warn_once
 from retrieval.encoders.specification import EncoderSettings, require_positions
 from retrieval.encoders.structure import (
     has_own_code,
@@ -28,9 +29,14 @@ from retrieval.encoders.structure import (
 # what transformers raises for configurations that ask for the impossible, beside what it means to raise
 _MEANINGLESS = (LookupError, TypeError, ArithmeticError, AttributeError, StrictDataclassError)
 _UNREADABLE = (OSError, ValueError, RuntimeError, ImportError, *_MEANINGLESS)
+_ANY_TEXT = "UPPER and lower,  naïve 漢字\n\tdef f(a_b): 12"
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
+_ADDED = "{}: texts {} {} as tokenizer_config.json asks ({}), though tokenizer.json doesn't put it there."
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
 _OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
+
+OUTLINED = ContextVar[torch.device | None]("OUTLINED", default=None)
+"""Where set, models are made on this device from their configurations alone: for estimates, which have no weights."""
 
 
 def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None) -> nn.Module:
@@ -70,7 +76,12 @@ def load_pretrained(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if dropout is not None:
             set_dropout(config, dropout)
-        model, report = loader(config).from_pretrained(
+        kind, outlined = loader(config), OUTLINED.get()
+        if outlined is not None:
+            with outlined:
+                make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
+                return make(config, dtype=torch.float32, **arguments), set()
+        model, report = kind.from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
@@ -157,6 +168,9 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
         tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"The tokenizer in {path} can't be loaded: {first_line(error)}") from error
+    compare_with_file(tokenizer, path / "tokenizer.json")
+    if tokenizer.truncation_side == "left":
+        warn_once(f"{path}: the tokenizer cuts long texts at the front (truncation_side). Here the end is cut off.")
     tokenizer.padding_side = "right"
     tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
@@ -165,6 +179,22 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *([backend.normalizer] if backend.normalizer else [])])
     return tokenizer
+
+
+def compare_with_file(tokenizer: Any, file: Path) -> None:
+    """Tells where the class that tokenizer_config.json names reads texts otherwise than tokenizer.json says."""
+    from tokenizers import Tokenizer
+
+    if not file.exists():
+        return
+    stored = Tokenizer.from_file(str(file))
+    stored.no_truncation()
+    stored.no_padding()
+    if stored.encode(_ANY_TEXT).ids != tokenizer(_ANY_TEXT)["input_ids"]:
+        warn_once(
+            f"{file} makes other tokens of {_ANY_TEXT!r} than {type(tokenizer).__name__} with the settings in"
+            " tokenizer_config.json. The latter's are read, as by transformers and sentence-transformers."
+        )
 
 
 def require_embeddings(tokenizer: Any, transformer: nn.Module, path: Path) -> None:
@@ -180,16 +210,25 @@ def require_embeddings(tokenizer: Any, transformer: nn.Module, path: Path) -> No
 def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bool, path: Path) -> bool:
     """Whether every text ends in the end-of-sequence token, after making it so where it is ``wanted``.
 
-    'auto': made so where the last token is pooled without the folder saying how (``may_need_eos``) and the
-    tokenizer ends texts in no special token. The token becomes part of the tokenizer itself, so truncation keeps room
-    for it and an export carries it. Raises ``UserError`` where there is no such token, or no way to leave it out.
+    'auto': made so where the tokenizer puts nothing behind texts, and the folder asks for it (``add_eos_token``) or
+    the last token is pooled without the folder saying how (``may_need_eos``). Before texts stands what the folder asks
+    for, too (``add_bos_token``). The tokens become part of the tokenizer itself, so truncation keeps room for them and
+    an export carries them. Raises ``UserError`` where there is no such token, or no way to leave it out.
     """
-    eos, last = tokenizer.eos_token, tokenizer("a")["input_ids"][-1:]
-    present = eos is not None and last == [tokenizer.eos_token_id]
+    stated = read_json(path / "tokenizer_config.json")
+    bare, ids = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    if stated.get("add_bos_token") and tokenizer.bos_token is not None and ids[: len(bare)] == bare:
+        _put_around(tokenizer, before=[tokenizer.bos_token_id])
+        warn_once(_ADDED.format(path, "begin with", tokenizer.bos_token, "add_bos_token"))
+    eos = tokenizer.eos_token
+    present = eos is not None and ids[-1] == tokenizer.eos_token_id
     if wanted is False and present:
         raise UserError(f"append_eos is false, but the tokenizer in {path} itself ends every text in {eos!r}.")
     if wanted == "auto":
-        wanted = may_need_eos and not set(last) <= set(tokenizer.all_special_ids)
+        asked = stated.get("add_eos_token") is True
+        wanted = (asked or may_need_eos) and ids[-len(bare) :] == bare
+        if asked and wanted and eos is not None:
+            warn_once(_ADDED.format(path, "end in", eos, "add_eos_token"))
     if present or not wanted:
         return present
     if eos is None:
@@ -197,18 +236,18 @@ def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bo
             f"The tokenizer in {path} has no end-of-sequence token to append. Set the encoder's append_eos to false to"
             " pool the text's own last token."
         )
-    _append(tokenizer, tokenizer.eos_token_id)
+    _put_around(tokenizer, behind=[tokenizer.eos_token_id])
     return True
 
 
-def _append(tokenizer: Any, token: int) -> None:
-    """Puts ``token`` behind what the tokenizer puts around every text."""
+def _put_around(tokenizer: Any, before: Sequence[int] = (), behind: Sequence[int] = ()) -> None:
+    """Puts tokens around what the tokenizer puts around every text."""
     from tokenizers.processors import TemplateProcessing
 
     text = tokenizer("a", add_special_tokens=False)["input_ids"]
-    around = tokenizer("a")["input_ids"]
+    around = [*before, *tokenizer("a")["input_ids"], *behind]
     start = next(place for place in range(len(around)) if around[place : place + len(text)] == text)
-    special = [*around[:start], *around[start + len(text) :], token]
+    special = [*around[:start], *around[start + len(text) :]]
     names = dict(zip(special, tokenizer.convert_ids_to_tokens(special), strict=True))
     template = [names[each] for each in special]
     template.insert(start, "$A")
@@ -266,6 +305,12 @@ def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.M
     known = stated or {n for n in (int(tokenizer.model_max_length), trained) if n and n < 10**6}
     length = min(known, default=_LENGTH_WITHOUT_LIMIT)
     length = length if positions is None else min(length, positions)
+    for limit in (int(tokenizer.model_max_length), trained):
+        if limit is not None and limit < max(stated, default=0):
+            warn_once(
+                f"{tokenizer.name_or_path}: texts are cut at {length} tokens. max_seq_length is {max(stated)}, but"
+                f" tokenizer (model_max_length) or model (max_position_embeddings) was made for {limit}."
+            )
     require_room_for_text(length, tokenizer, "the length that the encoder's folder cuts texts at")
     return length
 

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from raytriever.artifacts.artifact import Artifact, is_artifact
+from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import did_you_mean
@@ -183,4 +184,4 @@ def compare(
     compared = compare_sources(systems or [], measures=measure or [], baseline=baseline, margin=margin, level=level)
     tables = [*_seed_tables(compared), pair_table(compared)]
     heading = f"{compared.metrics['queries']:,} queries of {compared.metrics['judgments']}"
-    typer.echo("\n".join([heading, "", *block_lines(evaluation_blocks(compared, tables))]))
+    echo("\n".join([heading, "", *block_lines(evaluation_blocks(compared, tables))]))

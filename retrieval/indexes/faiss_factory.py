@@ -3,6 +3,7 @@
 The only module that imports FAISS, and it does so when first used: a process that touches no index needs none.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -27,6 +28,7 @@ def empty_index(dimension: int, factory: str) -> "Index":
     Raises ``UserError`` for a string that FAISS can't read, or whose index can't compare so.
     """
     faiss = import_faiss()
+    _require_equal_parts(dimension, factory)
     with explaining(f"'{factory}' makes no index of dimension {dimension}"):
         index: Index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     inner = innermost(index)
@@ -35,6 +37,20 @@ def empty_index(dimension: int, factory: str) -> "Index":
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"FAISS can't build '{factory}' for inner products, by which all encoders here compare.")
     return index
+
+
+def _require_equal_parts(dimension: int, factory: str) -> None:
+    """Raises ``UserError`` where product quantizers can't cut what they read, ``dimension`` numbers at first."""
+    width = dimension
+    for step, number in re.findall(r"(OPQ\d+_|PCA[RW]*|PQ)(\d+)", factory):
+        count = int(number)
+        if step != "PQ":
+            width = count
+        elif count and width % count:
+            fitting = ", ".join(str(each) for each in range(1, width + 1) if width % each == 0)
+            raise UserError(
+                f"'{factory}' cuts {width} numbers into {count} parts, which can't be equal. PQ takes one of {fitting}."
+            )
 
 
 def index_of_any_dimension(factory: str) -> "Index | None":

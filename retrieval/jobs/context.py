@@ -13,7 +13,7 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import (
     CONTEXT,
@@ -52,7 +52,7 @@ class Context(ModelStage[ContextConfig]):
 
     command = "context"
     kind = CONTEXT
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = ContextConfig
     unit = "documents"
 
@@ -70,8 +70,8 @@ class Context(ModelStage[ContextConfig]):
                 " the objective contextual trained."
             )
 
-    def plan(self) -> list[Shard]:
-        """One shard; refuses unknown domains, and more documents than there are."""
+    def phases(self) -> list[Phase]:
+        """One task; refuses unknown domains, and more documents than there are."""
         collection, wanted = StoredCollection(self.config.collection), self.config.documents
         domains = self.config.domains
         total = collection.count("documents") if domains is None else len(rows_of_domains(collection, domains))
@@ -80,7 +80,7 @@ class Context(ModelStage[ContextConfig]):
                 f"documents is {wanted}, but {collection.uri} has only {total}{self._of_domains()}. Lower it, or leave"
                 " it out: then a context has as many as in training, or all where there are fewer."
             )
-        return [Shard("all")]
+        return [Phase("all", WHOLE, self._draw, intermediate=False)]
 
     def resolved(self) -> dict[str, Any]:
         """Domains in one order, each once."""
@@ -100,7 +100,7 @@ class Context(ModelStage[ContextConfig]):
         place_module(towers, *placement)
         self._encoder = cast("ContextualEncoder", towers.document)  # others were refused before the run
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def _draw(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Draws the documents and reads them by the first stage."""
         config, encoder = self.config, self._encoder
         collection = StoredCollection(config.collection)

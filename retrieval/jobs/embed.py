@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Set
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, input_paths
-from raytriever.stages.stage import Shard, StageConfig
+from raytriever.stages.stage import Phase, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, EncoderTurns, encode_texts
 from retrieval.encoders.contextual.contexts import CorpusContext, set_context
@@ -69,12 +69,21 @@ class EmbedConfig(StageConfig):
         return self
 
 
+class Stretch(NamedTuple):
+    """Texts that are embedded: those chosen of a part from place ``begin`` to ``end``."""
+
+    part: TextPart
+    number: int
+    begin: int
+    end: int
+
+
 class Embed(ModelStage[EmbedConfig]):
     """Ray Data actors, each with the encoder loaded once; a shard is a range of rows."""
 
     command = "embed"
     kind = VECTORS
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = EmbedConfig
     unit = "texts"
     shards_at_once = 3  # one is read and tokenized, one encoded, one written
@@ -107,7 +116,7 @@ class Embed(ModelStage[EmbedConfig]):
             if input_paths(self.config).keys() <= there:
                 self._check_context()
 
-    def plan(self) -> list[Shard]:
+    def phases(self) -> list[Phase]:
         """Ranges of rows of each part."""
         form, _ = resolve_form(self.config.encoder.form, self.located.path)
         encoder, located = self.config.encoder, self.located
@@ -118,7 +127,7 @@ class Embed(ModelStage[EmbedConfig]):
         collection = StoredCollection(self.config.collection)
         if self.config.run:
             open_ranking(self.config.run, collection)
-        shards = []
+        phases = list[Phase]()
         for part in self.config.parts:
             total = len(self._chosen[part])
             size = max(self.config.texts_per_shard, -(-total // MOST_SHARDS))
@@ -128,10 +137,10 @@ class Embed(ModelStage[EmbedConfig]):
                 raise UserError(
                     f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source."
                 )
-            for number, start in enumerate(range(0, total, size)):
-                description = {"part": part, "number": number, "rows": [start, min(start + size, total)]}
-                shards.append(Shard(f"{part}-{number:05d}", description))
-        return shards
+            starts = enumerate(range(0, total, size))
+            stretches = [Stretch(part, number, start, min(start + size, total)) for number, start in starts]
+            phases.append(Phase(part, stretches, self._embed, intermediate=False, beside=bool(phases)))
+        return phases
 
     def _check_query_encoder(self) -> None:
         """An encoder that was trained for another's documents gives documents vectors that fit nothing."""
@@ -164,7 +173,7 @@ class Embed(ModelStage[EmbedConfig]):
             with_title = config.with_title if of_documents else None
             context.description.require(self.located.fingerprint, str(config.context), collection, with_title)
 
-    def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
+    def total_rows(self) -> int:
         """Texts of all parts."""
         return sum(len(self._chosen[part]) for part in self.config.parts)
 
@@ -200,20 +209,20 @@ class Embed(ModelStage[EmbedConfig]):
         set_context(towers.query, self._context(), self.config.without_context)
         self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _embed(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """Encodes one range of rows."""
-        towers, part = self._towers, shard.description["part"]
-        rows = self._chosen[part][slice(*shard.description["rows"])]
+        towers, part = self._towers, stretch.part
+        rows = self._chosen[part][stretch.begin : stretch.end]
         with self._reading:  # files that are open are read by one thread
             table = self._rows[part].take(rows, ["id", *text_columns(part)])
         texts = texts_of(table, part, with_title=self.config.with_title)
         role: Role = "query" if part == "queries" else "document"
         vectors = encode_texts(towers.of(role), texts, role, token_budget=self.config.token_budget, turns=self._turns)
-        name = f"{part}/{shard.description['number']:05d}"
+        name = f"{part}/{stretch.number:05d}"
         writer.add_array(f"{name}.npy", _in_half_precision(vectors, table["id"], self.config.encoder.model))
         ids = pa.table({"id": table["id"]} | ({} if self._is_whole(part) else {ROW: rows}))
         writer.add_table(f"{name}.ids.parquet", ids)
-        if part == self.config.parts[0] and not shard.description["number"]:
+        if part == self.config.parts[0] and not stretch.number:
             context = self._context()
             if context is not None:
                 context.write(writer)  # so that more texts can be embedded like these

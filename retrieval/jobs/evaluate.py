@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Set
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -10,7 +11,8 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import Conventions, Like, resolve
@@ -125,19 +127,24 @@ class Evaluate(Stage[EvaluateConfig]):
             found[f"runs.{name}"] = ranking_fingerprint(f"runs.{name}", path)
         return found
 
-    def plan(self) -> list[Shard]:
-        """One shard; refuses rankings over another collection."""
+    def cost(self, read: Size) -> Cost:
+        """One task judges all runs."""
+        queries = read.queries(self.config.split)
+        return Cost(replace(read, disk=0), 0.36e-3 * len(self.config.runs) * queries, min(1, queries))
+
+    def phases(self) -> list[Phase]:
+        """One task; refuses rankings over another collection."""
         if self.config.collection is not None:
             rankings = (StoredRanking(path) for path in self.config.runs.values() if is_artifact(path))
             require_same_origin("collection", StoredCollection(self.config.collection), *rankings)
-        return [Shard("all")]
+        return [Phase("all", WHOLE, self._judge, intermediate=False)]
 
     def _judgments(self) -> Judgments:
         if self.config.collection is not None:
             return collection_judgments(self.config.collection, self.config.split, self._measures())
         return file_judgments(str(self.config.qrels), self._measures())
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def _judge(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Judges every ranking."""
         config, measures, conventions = self.config, self._measures(), self._conventions()
         judged_by = self._judgments()
@@ -148,7 +155,7 @@ class Evaluate(Stage[EvaluateConfig]):
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
-        metrics = how | metrics_of(systems, measures) | ({"mine": config.mine} if config.mine else {})
+        metrics: dict[str, Any] = how | metrics_of(systems, measures) | ({"mine": config.mine} if config.mine else {})
         write_evaluation(writer, metrics, systems, comparisons)
         if config.by_domain and judged_by.collection is not None:
             domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)

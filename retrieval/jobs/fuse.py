@@ -1,5 +1,7 @@
 """`raytriever fuse`: several rankings into one by reciprocal rank."""
 
+from dataclasses import replace
+from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -7,7 +9,8 @@ from pydantic import Field
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.indexes.top_k import Ranking, reciprocal_rank_fusion
 from retrieval.rankings import RANKING, StoredRanking, Tag, join_ranking_blocks, write_ranking_block
 
@@ -37,7 +40,12 @@ class Fuse(Stage[FuseConfig]):
     unit = "queries"
     results = ("run.trec",)
 
-    def plan(self) -> list[Shard]:
+    def cost(self, read: Size) -> Cost:
+        """Blocks of queries are tasks; results of all runs are counted."""
+        tasks = ceil(read.results / max(1, read.candidates) / self.config.queries_per_shard)
+        return Cost(replace(read, disk=52 * read.results), 0.43e-6 * len(self.config.runs) * read.results, tasks)
+
+    def phases(self) -> list[Phase]:
         """Blocks of queries, then one ranking; refuses rankings over different collections or queries."""
         stored = [StoredRanking(path) for path in self.config.runs.values()]
         require_same_origin("collection", *stored)
@@ -52,20 +60,20 @@ class Fuse(Stage[FuseConfig]):
             if other.query_ids() != first.query_ids():
                 raise UserError(f"{first.uri} and {other.uri} answer different queries. Search both with one split.")
         starts = range(0, len(first.query_ids()), self.config.queries_per_shard)
-        names = [f"fused-{number:05d}" for number in range(len(starts))]
-        blocks = [Shard(name, {"start": start}, 0, True) for name, start in zip(names, starts, strict=True)]
-        return [*blocks, Shard("run", {"blocks": names}, phase=1)]
+        return [Phase("fused", starts, self._fuse), Phase("run", WHOLE, self._join, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Fuses one block, or joins all."""
+    def _join(self, _: None, writer: ShardWriter) -> ShardRecord:
+        blocks, stored = self._phases["fused"].shards, StoredRanking(next(iter(self.config.runs.values())))
+        return join_ranking_blocks(writer, blocks, stored.query_ids(), stored.document_ids(), self.config.depth)
+
+    def _fuse(self, start: int, writer: ShardWriter) -> ShardRecord:
+        """The queries of a block, from ``start`` on."""
         config, stored = self.config, [StoredRanking(path) for path in self.config.runs.values()]
         query_ids, document_ids = stored[0].query_ids(), stored[0].document_ids()
-        if shard.name == "run":
-            return join_ranking_blocks(writer, shard.description["blocks"], query_ids, document_ids, config.depth)
-        block = slice(shard.description["start"], shard.description["start"] + config.queries_per_shard)
+        block = slice(start, start + config.queries_per_shard)
         rankings = [Ranking(of.rows[block], of.scores[block]) for of in (each.ranking() for each in stored)]
         fused = reciprocal_rank_fusion(rankings, config.rank_constant, config.depth)
-        return write_ranking_block(writer, shard.name, query_ids[block], document_ids, fused, config.tag)
+        return write_ranking_block(writer, writer.name, query_ids[block], document_ids, fused, config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the ranking uses, and the one of its queries where that is another."""

@@ -14,7 +14,7 @@ from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder, absolute
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart
 from retrieval.encoders.specification import EncoderContract
 from retrieval.vectors import VECTORS
@@ -72,7 +72,11 @@ class ImportVectors(Stage[ImportVectorsConfig]):
         hashes = {str(part): Folder.sha256(*_file(path)) for part, path in self._given().items()}
         return {"collection": StoredCollection(self.config.collection).fingerprint} | hashes
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def phases(self) -> list[Phase]:
+        """One task."""
+        return [Phase("all", WHOLE, self._copy, intermediate=False)]
+
+    def _copy(self, _: None, writer: ShardWriter) -> ShardRecord:
         """A file for each side."""
         collection, stored = StoredCollection(self.config.collection), dict[TextPart, NDArray[np.float16]]()
         for part, path in self._given().items():

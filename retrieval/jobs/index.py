@@ -4,8 +4,9 @@ import io
 import json
 import math
 from collections.abc import Iterator, Set
+from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from raytriever.artifacts.long_columns import joined
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, Settings
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.contexts import copy_context
 from retrieval.indexes.faiss_factory import Index as FaissIndex
@@ -34,7 +36,7 @@ from retrieval.vectors import StoredVectors, VectorRows
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
-_COUNTS, _SUMS, _SUMMED = "counts-", "sums", "sums/words.parquet"
+_COUNTS, _SUMMED = "counts", "sums/words.parquet"
 _COUNTED = ("counts", "indices", "indptr")
 _TEXTS_AT_ONCE = 1_000  # as many as a row group has
 _BLOCK_ROWS = 16_384
@@ -84,6 +86,14 @@ class IndexConfig(StageConfig):
     """Of vectors or of words, by ``kind``."""
 
 
+class Rows(NamedTuple):
+    """Those of the index's shard of this ``name``."""
+
+    name: str
+    start: int
+    stop: int
+
+
 class Index(Stage[IndexConfig]):
     """One task a shard; before, quantizers learn once from a sample, or words are counted by parts and summed up."""
 
@@ -126,16 +136,29 @@ class Index(Stage[IndexConfig]):
             _require_enough(settings, index, len(rows) * rows.vectors_per_text, stored.uri)
         require_names(names, "A document id")
 
-    def plan(self) -> list[Shard]:
+    def cost(self, read: Size) -> Cost:
+        """A shard of vectors is what fits a worker's memory; BM25 counts the words of as many documents at a time."""
+        settings = self.config.index
+        if isinstance(settings, LexicalIndexSettings):
+            shards = math.ceil(read.documents / settings.documents_per_shard)
+            return Cost(replace(read, shards=shards, disk=0.75 * read.texts), 162e-9 * read.texts, shards)
+        size = 4 * read.documents * read.dimension
+        shards = settings.shards or math.ceil(_BUILDING_FACTOR * size / settings.memory_budget)
+        return Cost(replace(read, shards=shards, disk=size), 13e-9 * size, shards if size else 0)
+
+    def phases(self) -> list[Phase]:
         """What is found out of all documents, and a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             documents = StoredCollection(settings.collection).count("documents")
             if not documents:
                 raise UserError(f"{settings.collection} has no document for BM25. Collect one whose source has some.")
-            parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents], phase=2)
-            counts = [Shard(_COUNTS + part.name, part.description, intermediate=True) for part in parts]
-            return [*counts, Shard(_SUMS, {"parts": [part.name for part in parts]}, phase=1, intermediate=True), *parts]
+            parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents])
+            return [
+                Phase(_COUNTS, parts, self._count_words),
+                Phase("sums", WHOLE, self._sum_words),
+                Phase("", parts, self._score_words, intermediate=False),
+            ]
         stored = StoredVectors(settings.vectors)
         vectors = stored.part("documents")
         vectors.require_all()
@@ -144,70 +167,86 @@ class Index(Stage[IndexConfig]):
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")
         count = settings.shards or math.ceil(total / _rows_that_fit(settings, vectors))
         bounds = [total * number // count for number in range(count + 1)]
-        return [Shard("training", intermediate=True), *_runs_of_rows(bounds, phase=1)]
+        return [
+            Phase("training", WHOLE, self._train),
+            Phase("", _runs_of_rows(bounds), self._build, intermediate=False),
+        ]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Builds one shard (or, first, trains what all shards share)."""
-        settings = self.config.index
-        if isinstance(settings, LexicalIndexSettings):
-            return self._make_lexical(settings, shard, writer)
-        from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
+    def _set_threads(self) -> None:
+        from retrieval.indexes.vector_index import set_threads
 
         set_threads(max(1, int(self.config.resources.cpus)))
+
+    def _train(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """What all shards share."""
+        from retrieval.indexes.vector_index import train
+
+        settings = self.config.index
+        assert isinstance(settings, VectorIndexSettings)
+        self._set_threads()
+        sample = _training_sample(settings, StoredVectors(settings.vectors).part("documents"))
+        writer.add_bytes(_TRAINED, train(sample, settings.factory, settings.seed, gpu=self._gpu))
+        return writer.commit(0)
+
+    def _build(self, rows: Rows, writer: ShardWriter) -> ShardRecord:
+        """One shard of vectors."""
+        from retrieval.indexes.vector_index import build_shard, write_index
+
+        settings, (name, start, stop) = self.config.index, rows
+        assert isinstance(settings, VectorIndexSettings)
+        self._set_threads()
         vectors = StoredVectors(settings.vectors).part("documents")
-        if shard.name == "training":
-            sample = _training_sample(settings, vectors)
-            writer.add_bytes(_TRAINED, train(sample, settings.factory, settings.seed, gpu=self._gpu))
-            return writer.commit(0)
-        start, stop = shard.description["start"], shard.description["stop"]
         rows_at_once = max(1, _BLOCK_ROWS // vectors.vectors_per_text)
         blocks = (block.reshape(-1, vectors.dimension) for _, block in vectors.blocks(rows_at_once, start, stop))
         index = build_shard(blocks, settings.factory, trained=writer.read(_TRAINED), gpu=self._gpu)
-        name = f"shards/{shard.name}.faiss"
-        write_index(index, writer.path(name))
-        writer.add(name)
+        write_index(index, writer.path(f"shards/{name}.faiss"))
+        writer.add(f"shards/{name}.faiss")
         if start == 0:
             copy_context(StoredVectors(settings.vectors), writer)  # by which queries are to be embedded
-        writer.add_table(f"ids/{shard.name}.parquet", pa.table({"id": vectors.ids(start, stop)}))
+        writer.add_table(f"ids/{name}.parquet", pa.table({"id": vectors.ids(start, stop)}))
         return writer.commit(stop - start, facts={"first_row": start})
 
-    def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Words of a part counted, those of all parts summed, or a part scored."""
-        from scipy.sparse import csc_array
-
-        if shard.name == _SUMS:
-            parts = (WORDS.format(part) for part in shard.description["parts"])
-            writer.add_table(_SUMMED, sum_frequencies(_table(writer, name) for name in parts))
-            return writer.commit(0)
-        start, stop = shard.description["start"], shard.description["stop"]
-        if shard.name.startswith(_COUNTS):
-            return self._count_words(settings, shard.name.removeprefix(_COUNTS), range(start, stop), writer)
-        words = _table(writer, WORDS.format(shard.name))["word"].to_pylist()
-        arrays = (np.load(io.BytesIO(writer.read(ARRAYS.format(shard.name, name)))) for name in _COUNTED)
-        part = WordCounts(words, csc_array(tuple(arrays), (stop - start, len(words))))
-        documents = StoredCollection(settings.collection).count("documents")
-        scores = bm25_scores(part, _table(writer, _SUMMED), documents, settings.bm25)
-        writer.add_array(ARRAYS.format(shard.name, "scores"), scores.data)
-        counted = ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{_COUNTS}{shard.name}.json")))
-        writer.adopt([file for file in counted.files if file.name != ARRAYS.format(shard.name, "counts")])
-        return writer.commit(stop - start, facts={"first_row": start})
-
-    def _count_words(self, settings: LexicalIndexSettings, name: str, rows: range, writer: ShardWriter) -> ShardRecord:
-        documents, ids = StoredCollection(settings.collection).rows_of("documents"), list[pa.Array]()
+    def _count_words(self, rows: Rows, writer: ShardWriter) -> ShardRecord:
+        """The words of a part's documents."""
+        settings, ids = self.config.index, list[pa.Array]()
+        assert isinstance(settings, LexicalIndexSettings)
+        documents = StoredCollection(settings.collection).rows_of("documents")
 
         def texts() -> Iterator[str]:
-            for start in rows[::_TEXTS_AT_ONCE]:
+            for start in range(rows.start, rows.stop, _TEXTS_AT_ONCE):
                 chosen = np.arange(start, min(start + _TEXTS_AT_ONCE, rows.stop))
                 table = documents.take(chosen, ["id", *text_columns("documents")])
                 ids.extend(table["id"].chunks)
                 yield from texts_of(table, "documents", with_title=settings.with_title)
 
         part = WordCounts.of(texts(), settings.bm25)
-        writer.add_table(WORDS.format(name), part.frequencies())
+        writer.add_table(WORDS.format(rows.name), part.frequencies())
         for array, values in zip(_COUNTED, (part.counts.data, part.counts.indices, part.counts.indptr), strict=True):
-            writer.add_array(ARRAYS.format(name, array), values)
-        writer.add_table(f"ids/{name}.parquet", pa.table({"id": joined(ids)}))
+            writer.add_array(ARRAYS.format(rows.name, array), values)
+        writer.add_table(f"ids/{rows.name}.parquet", pa.table({"id": joined(ids)}))
         return writer.commit(0)
+
+    def _sum_words(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """Those of all parts."""
+        parts: list[Rows] = list(self._phases[_COUNTS].tasks)
+        writer.add_table(_SUMMED, sum_frequencies(_table(writer, WORDS.format(part.name)) for part in parts))
+        return writer.commit(0)
+
+    def _score_words(self, rows: Rows, writer: ShardWriter) -> ShardRecord:
+        """One shard of words: a part scored by the counts of all."""
+        from scipy.sparse import csc_array
+
+        settings, (name, start, stop) = self.config.index, rows
+        assert isinstance(settings, LexicalIndexSettings)
+        words = _table(writer, WORDS.format(name))["word"].to_pylist()
+        arrays = (np.load(io.BytesIO(writer.read(ARRAYS.format(name, array)))) for array in _COUNTED)
+        part = WordCounts(words, csc_array(tuple(arrays), (stop - start, len(words))))
+        documents = StoredCollection(settings.collection).count("documents")
+        scores = bm25_scores(part, _table(writer, _SUMMED), documents, settings.bm25)
+        writer.add_array(ARRAYS.format(name, "scores"), scores.data)
+        counted = ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{_COUNTS}-{name}.json")))
+        writer.adopt([file for file in counted.files if file.name != ARRAYS.format(name, "counts")])
+        return writer.commit(stop - start, facts={"first_row": start})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """What the index belongs to: its collection, and the encoder whose queries it answers."""
@@ -246,9 +285,8 @@ def _table(writer: ShardWriter, name: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(writer.read(name)))
 
 
-def _runs_of_rows(bounds: list[int], phase: int = 0) -> list[Shard]:
-    runs = enumerate(pairwise(bounds))
-    return [Shard(f"{number:05d}", {"start": run[0], "stop": run[1]}, phase) for number, run in runs]
+def _runs_of_rows(bounds: list[int]) -> list[Rows]:
+    return [Rows(f"{number:05d}", start, stop) for number, (start, stop) in enumerate(pairwise(bounds))]
 
 
 def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
-from raytriever.stages.stage import Shard, StageConfig, Stages
+from raytriever.stages.stage import WHOLE, Phase, StageConfig, Stages
 from retrieval.encoders.modules import is_contextual, resolve_form
 from retrieval.encoders.specification import EncoderSettings, require_prompt
 from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
@@ -67,6 +67,7 @@ class Mteb(ModelStage[MtebConfig]):
 
     command = "mteb"
     kind = MTEB
+    algorithm_version = 2
     config_class = MtebConfig
     unit = "tasks"
     results = (RESULTS,)
@@ -120,10 +121,12 @@ class Mteb(ModelStage[MtebConfig]):
         del values["published"]
         return values | {"tasks": list(self._tasks), "mteb_version": mteb_version()}
 
-    def plan(self) -> list[Shard]:
+    def phases(self) -> list[Phase]:
         """The tasks, then what they come to."""
-        tasks = [Shard(name, {"task": name, "first": not number}) for number, name in enumerate(self._tasks)]
-        return [*tasks, Shard("results", {"tasks": list(self._tasks)}, phase=1)]
+        return [
+            Phase("task", list(self._tasks), self._evaluate, intermediate=False),
+            Phase("results", WHOLE, self._summarize, intermediate=False),
+        ]
 
     @cached_property
     def _encoder(self) -> "RaytrieverEncoder":
@@ -144,19 +147,20 @@ class Mteb(ModelStage[MtebConfig]):
         encoder.mteb_model_meta = encoder.mteb_model_meta.model_copy(update={"experiment_kwargs": None})
         return encoder
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """A task's files and main score; or all scores."""
-        if "tasks" in shard.description:
-            files = [writer.read(f"{RECORDS}{name}.json") for name in shard.description["tasks"]]
-            of_tasks = [ShardRecord.from_json(json.loads(file)).facts for file in files]
-            writer.add_json(RESULTS, summarize(self._name, of_tasks))
-            return writer.commit(0)
-        task, encoder = self._tasks[shard.description["task"]], self._encoder
+    def _summarize(self, _: None, writer: ShardWriter) -> ShardRecord:
+        files = [writer.read(f"{RECORDS}{shard}.json") for shard in self._phases["task"].shards]
+        of_tasks = [ShardRecord.from_json(json.loads(file)).facts for file in files]
+        writer.add_json(RESULTS, summarize(self._name, of_tasks))
+        return writer.commit(0)
+
+    def _evaluate(self, name: str, writer: ShardWriter) -> ShardRecord:
+        """A task's files and main score."""
+        task, encoder = self._tasks[name], self._encoder
         encoder.use_tasks([task])
         folder = writer.path(_CACHE)
         score = evaluate_task(encoder, task, folder)
         for file in sorted(folder.rglob("*.json")):
-            if file.name != "model_meta.json" or shard.description["first"]:
+            if file.name != "model_meta.json" or name == next(iter(self._tasks)):
                 writer.add(f"{_CACHE}/{file.relative_to(folder).as_posix()}")
         facts = {
             "task": task.metadata.name,
@@ -168,9 +172,9 @@ class Mteb(ModelStage[MtebConfig]):
         }
         return writer.commit(1, facts=facts)
 
-    def total_rows(self, shards: list[Shard]) -> int:
+    def total_rows(self) -> int:
         """Tasks."""
-        return sum("task" in shard.description for shard in shards)
+        return len(self._tasks)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The version of MTEB."""

@@ -1,6 +1,8 @@
 """`raytriever rerank`: the best of a first stage, ranked anew by an encoder's vectors or a module over them."""
 
+from dataclasses import replace
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 from pydantic import Field
@@ -8,7 +10,8 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.evaluation.judging import made_with
@@ -61,7 +64,14 @@ class Rerank(Stage[RerankConfig]):
         fingerprints = run | {key: Artifact(path).fingerprint for key, path in found.items()}
         return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
 
-    def plan(self) -> list[Shard]:
+    def cost(self, read: Size) -> Cost:
+        """Blocks of queries are tasks; each candidate's vector meets its query's."""
+        queries, depth = read.results // max(1, read.candidates), min(self.config.depth, read.candidates)
+        made = replace(read, candidates=depth, results=depth * queries, disk=52 * depth * queries)
+        tasks = ceil(queries / self.config.queries_per_shard)
+        return Cost(made, 8e-9 * made.results * read.dimension, tasks)
+
+    def phases(self) -> list[Phase]:
         """Blocks of queries, then one ranking; refuses a ranking or vectors of another collection."""
         vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, vectors)
@@ -78,30 +88,32 @@ class Rerank(Stage[RerankConfig]):
             raise UserError(f"{given.uri} answers no query; there is nothing to rank anew.")
         vectors.part("documents")  # refused here where absent, as the queries are
         asked.part("queries")
-        blocks = [
-            Shard(f"partial-{number:05d}", {"start": start}, phase=0, intermediate=True)
-            for number, start in enumerate(range(0, queries, self.config.queries_per_shard))
-        ]
-        return [*blocks, Shard("run", {"blocks": len(blocks)}, phase=1)]
+        starts = range(0, queries, self.config.queries_per_shard)
+        return [Phase("partial", starts, self._rank), Phase("run", WHOLE, self._join, intermediate=False)]
 
     def _asked(self) -> StoredVectors:
         """The queries' vectors."""
         return StoredVectors(self.config.query_vectors or self.config.vectors)
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Scores one block of queries, or joins all blocks."""
+    def _widths(self, ranking: Ranking) -> tuple[int, int]:
+        """How many of a query's candidates are read, and how many are kept."""
+        depth = min(self.config.depth, ranking.rows.shape[1])
+        return depth, min(depth, self.config.top_k or depth)
+
+    def _join(self, _: None, writer: ShardWriter) -> ShardRecord:
+        given = open_ranking(self.config.run, StoredCollection(self.config.collection))
+        width, blocks = self._widths(given.ranking())[1], self._phases["partial"].shards
+        return join_ranking_blocks(writer, blocks, given.query_ids(), given.document_ids(), width)
+
+    def _rank(self, start: int, writer: ShardWriter) -> ShardRecord:
+        """Scores one block of queries, from ``start`` on."""
         from retrieval.encoders.list_scorer import load_list_scorer
         from retrieval.rerank import rerank, rerank_lists
 
         collection = StoredCollection(self.config.collection)
         given = open_ranking(self.config.run, collection)
-        query_ids = given.query_ids()
-        depth = min(self.config.depth, given.ranking().rows.shape[1])
-        width = min(depth, self.config.top_k or depth)
-        if shard.name == "run":
-            blocks = (f"partial-{number:05d}" for number in range(shard.description["blocks"]))
-            return join_ranking_blocks(writer, blocks, query_ids, given.document_ids(), width)
-        block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
+        query_ids, (depth, width) = given.query_ids(), self._widths(given.ranking())
+        block = slice(start, start + self.config.queries_per_shard)
         candidates = Ranking(given.ranking().rows[block, :depth], given.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
         query_rows = collection.require("queries", query_ids[block])
@@ -113,7 +125,7 @@ class Rerank(Stage[RerankConfig]):
             scorer = load_list_scorer(self._scoring.path)
             ranking = rerank_lists(candidates, queries, documents, scorer, width)
         ids = query_ids[block]
-        return write_ranking_block(writer, shard.name, ids, given.document_ids(), ranking, self.config.tag)
+        return write_ranking_block(writer, writer.name, ids, given.document_ids(), ranking, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the ranking uses, and what made it."""

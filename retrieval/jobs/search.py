@@ -1,7 +1,9 @@
 """`raytriever search`: the queries of a split against an index; writes a TREC run."""
 
 from collections.abc import Set
-from typing import Annotated, Any
+from dataclasses import replace
+from math import ceil
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,8 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.artifacts.long_columns import joined, take_texts
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.faiss_factory import index_of_any_dimension, require_gpu_form
@@ -56,6 +59,13 @@ class SearchConfig(StageConfig):
     """Names the system in the TREC file."""
 
 
+class Partial(NamedTuple):
+    """A block of queries, by number, in a shard of the index."""
+
+    block: int
+    shard: int
+
+
 class Search(Stage[SearchConfig]):
     """Fans out over blocks of queries and the index's shards, then merges: score descending, then row."""
 
@@ -88,7 +98,15 @@ class Search(Stage[SearchConfig]):
         if ("queries" if self.config.queries else "collection") in there:
             require_names([_ids_of(self._asked(), self._searched())], "A query id")
 
-    def plan(self) -> list[Shard]:
+    def cost(self, read: Size) -> Cost:
+        """Blocks of queries meet each shard: of vectors every number, of BM25 every document."""
+        queries, top_k = read.queries(self.config.split), self.config.top_k
+        made = replace(read, candidates=top_k, results=top_k * queries, disk=52 * top_k * queries)
+        each = 52e-12 * read.dimension if self.config.vectors else 2.9e-9
+        tasks = ceil(queries / self.config.queries_per_shard) * read.shards
+        return Cost(made, each * queries * read.documents, tasks)
+
+    def phases(self) -> list[Phase]:
         """Each block of queries in each index shard, merged, then joined; refuses vectors of another encoder."""
         index = Artifact(self.config.index, INDEX)
         collection = StoredCollection(self.config.collection)
@@ -110,17 +128,13 @@ class Search(Stage[SearchConfig]):
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
             contract.require_queries(queries.contract, index.uri, queries.uri)
-        rows = self._searched()
-        blocks = range(-(-len(rows) // self.config.queries_per_shard))
-        partial = [
-            Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
-            for block in blocks
-            for number, record in enumerate(index.shards)
+        blocks = range(-(-len(self._searched()) // self.config.queries_per_shard))
+        partial = [Partial(block, shard) for block in blocks for shard in range(len(index.shards))]
+        return [
+            Phase("partial", partial, self._search),
+            Phase("merged", blocks, self._merge),
+            Phase("run", WHOLE, self._join, intermediate=False),
         ]
-        merged = [
-            Shard(_merged(block), {"shard": None, "block": block}, phase=1, intermediate=True) for block in blocks
-        ]
-        return [*partial, *merged, Shard("run", {"blocks": len(blocks)}, phase=2)]
 
     def _asked(self) -> StoredCollection:
         """The collection whose queries are searched."""
@@ -130,22 +144,32 @@ class Search(Stage[SearchConfig]):
         """Rows of the queries that are searched."""
         return self._asked().queries_of(self.config.split, self.config.domain)
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One index shard's best for one block of queries, their merge, or all blocks joined."""
-        config, index, asked, rows = self.config, Artifact(self.config.index, INDEX), self._asked(), self._searched()
-        if shard.name == "run":
-            blocks, ids = map(_merged, range(shard.description["blocks"])), _ids_of(asked, rows).to_pylist()
-            return join_ranking_blocks(writer, blocks, ids, joined(id_blocks(index)), config.top_k)
-        start = shard.description["block"] * config.queries_per_shard
-        block = rows[start : start + config.queries_per_shard]
-        if shard.description["shard"] is not None:
-            write_ranking(writer, shard.name, self._search(index, shard.description["shard"], asked, block))
-            return writer.commit(0)
-        partial = [read_ranking(writer, _partial(record, shard.description["block"])) for record in index.shards]
-        merged, ids = merge_rankings(partial, config.top_k), _ids_of(asked, block).to_pylist()
-        return write_ranking_block(writer, shard.name, ids, joined(id_blocks(index)), merged, config.tag)
+    def _block(self, number: int) -> NDArray[np.int64]:
+        """Rows of a block of queries."""
+        size = self.config.queries_per_shard
+        return self._searched()[number * size : (number + 1) * size]
 
-    def _search(self, index: Artifact, number: int, asked: StoredCollection, rows: NDArray[np.int64]) -> Ranking:
+    def _search(self, partial: Partial, writer: ShardWriter) -> ShardRecord:
+        """One index shard's best for one block of queries."""
+        index = Artifact(self.config.index, INDEX)
+        write_ranking(writer, _partial(*partial), self._found(index, partial.shard, self._block(partial.block)))
+        return writer.commit(0)
+
+    def _merge(self, block: int, writer: ShardWriter) -> ShardRecord:
+        """The best of all index shards."""
+        index = Artifact(self.config.index, INDEX)
+        found = [read_ranking(writer, _partial(block, shard)) for shard in range(len(index.shards))]
+        merged, ids = merge_rankings(found, self.config.top_k), _ids_of(self._asked(), self._block(block)).to_pylist()
+        return write_ranking_block(writer, _merged(block), ids, joined(id_blocks(index)), merged, self.config.tag)
+
+    def _join(self, _: None, writer: ShardWriter) -> ShardRecord:
+        """All blocks."""
+        ids, names = joined(id_blocks(Artifact(self.config.index, INDEX))), self._phases["merged"].tasks
+        queries = _ids_of(self._asked(), self._searched()).to_pylist()
+        return join_ranking_blocks(writer, map(_merged, names), queries, ids, self.config.top_k)
+
+    def _found(self, index: Artifact, number: int, rows: NDArray[np.int64]) -> Ranking:
+        asked = self._asked()
         record = index.shards[number]
         if self.config.vectors is None:
             lexical = LexicalIndex.load(index, record)
@@ -186,8 +210,8 @@ def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.Chunked
     return take_texts(collection.rows_of("queries").read(["id"])["id"], rows)
 
 
-def _partial(record: ShardRecord, block: int) -> str:
-    return f"partial-{record.name}-{block:05d}"
+def _partial(block: int, shard: int) -> str:
+    return f"partial-{shard:05d}-{block:05d}"
 
 
 def _merged(block: int) -> str:

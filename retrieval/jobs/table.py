@@ -11,7 +11,7 @@ from raytriever.errors import UserError
 from raytriever.reports.report import Section, render
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, did_you_mean
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
 from retrieval.evaluation.stored import StoredEvaluation
@@ -72,7 +72,11 @@ class SuiteTable(Stage[TableConfig]):
             systems = {name: list(StoredEvaluation(path).metrics["means"]) for name, path in evaluations.items()}
             require_same_systems(systems, self.config.groups)
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def phases(self) -> list[Phase]:
+        """One task."""
+        return [Phase("all", WHOLE, self._write, intermediate=False)]
+
+    def _write(self, _: None, writer: ShardWriter) -> ShardRecord:
         """All tables, as JSON and as a page."""
         evaluations = {name: StoredEvaluation(path).values() for name, path in self.config.evaluations.items()}
         tables = measure_tables(evaluations, self.config.groups)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Phase, Shard, Stage, StageConfig
 
 
 class Killed:
@@ -64,19 +64,18 @@ class Journaled(Stage[JournaledConfig]):
     def resolved(self):
         return {key: value for key, value in super().resolved().items() if key not in ("seconds", "journal")}
 
-    def plan(self):
-        return [Shard(f"{number:05d}", {"number": number}) for number in range(self.config.shards)]
+    def phases(self) -> list[Phase]:
+        return [Phase("", range(self.config.shards), self.write, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        note(self.config.journal, "begun", shard.name)
-        number = shard.description["number"]
+    def write(self, number: int, writer: ShardWriter) -> ShardRecord:
+        note(self.config.journal, "begun", writer.name)
         for half in ("first", "second"):  # of two files, so that a kill may fall between them
             name = f"{half}/{number:05d}.txt"
             writer.path(name).write_text(f"{half} half of {number}\n" * (number + 1))
             time.sleep(self.config.seconds / 2)
             writer.add(name)
         record = writer.commit(number + 1)
-        note(self.config.journal, "finished", shard.name)
+        note(self.config.journal, "finished", writer.name)
         return record
 
 

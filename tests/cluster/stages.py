@@ -10,7 +10,7 @@ from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Phase, Stage, StageConfig
 
 
 class CountConfig(StageConfig):
@@ -31,11 +31,10 @@ class Count(Stage[CountConfig]):
     def resolved(self):
         return {key: value for key, value in super().resolved().items() if key != "kill_marker"}
 
-    def plan(self):
-        return [Shard(f"{number:05d}", {"number": number}) for number in range(self.config.shards)]
+    def phases(self) -> list[Phase]:
+        return [Phase("", range(self.config.shards), self.write, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        number = shard.description["number"]
+    def write(self, number: int, writer: ShardWriter) -> ShardRecord:
         if number == self.config.refuse_shard:
             raise UserError(f"shard {number} is refused")
         marker = self.config.kill_marker
@@ -52,10 +51,10 @@ class Count(Stage[CountConfig]):
 class CountOnceAllowed(Count):
     """Waits behind the first shard until there is a file ``allowed`` beside the output."""
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        while shard.description["number"] and not Path(self.config.output).with_name("allowed").exists():
+    def write(self, number: int, writer: ShardWriter) -> ShardRecord:
+        while number and not Path(self.config.output).with_name("allowed").exists():
             time.sleep(0.05)
-        return super().make(shard, writer)
+        return super().write(number, writer)
 
 
 class CountInThreads(Count):
@@ -65,13 +64,13 @@ class CountInThreads(Count):
     shards_at_once = 3
     third_began = threading.Event()
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        if shard.description["number"] == 2:
+    def write(self, number: int, writer: ShardWriter) -> ShardRecord:
+        if number == 2:
             self.third_began.set()
-        if shard.description["number"] == 1 and self.config.resources.workers == 1:
+        if number == 1 and self.config.resources.workers == 1:
             assert self.third_began.wait(30)
         self.measured.update(shards=1)
-        return super().make(shard, writer)
+        return super().write(number, writer)
 
     def log_speed(self) -> None:
         log.info(f"workers measured {self.measured['shards']} shards")

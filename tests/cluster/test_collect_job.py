@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.formats.beir import BeirFolder
-from pipelines.jobs import collect as job
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import StorageError
@@ -22,7 +21,7 @@ from tests.unit.small_run import make
 
 
 class DyingCollect(Killed, Collect):
-    killed_at = ("read-00001", "compare-00000", "write-00001")  # of each phase one, at its end
+    killed_at = ("read-00001", "compared", "write-00001")  # of each phase one, at its end
     moment = "end"
 
 
@@ -30,14 +29,10 @@ class CollectOnFullDisk(Collect):
     """The disk is full as soon as ids are compared."""
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        if shard.phase == 1:
-            writer.path = lambda _: Path("/dev/full")  # type: ignore[method-assign,assignment]
+        if shard.name == "compared":
+            path, full = writer.path, Path("/dev/full")
+            writer.path = lambda name: path(name) if name == "spill" else full  # type: ignore[method-assign]
         return super().make(shard, writer)
-
-
-@pytest.fixture(autouse=True)
-def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "PIECES_OF_A_RANGE", 2)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +82,8 @@ def test_workers_may_die_in_every_phase(session, source: str, expected: dict[str
 def test_a_full_disk_loses_nothing(session: RaySession, source: str, expected: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"No space left on device.*Finished artifacts and shards are kept"):
         run_stage(CollectOnFullDisk(config(source, tmp_path / "collection")), session)
-    read = {path: path.stat().st_mtime_ns for path in (tmp_path / "collection/exchange").iterdir()}
+    read = {path: path.stat().st_mtime_ns for path in (tmp_path / "collection/records").iterdir()}
     assert len(read) > 4
     artifact: Artifact = run_stage(Collect(config(source, tmp_path / "collection")), session)
     assert hashes(tmp_path / "collection") == expected
-    assert not artifact.folder.exists("exchange")
+    assert not any(name.startswith("records/") for name in artifact.folder.files())

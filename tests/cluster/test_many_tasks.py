@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.jobs import lookups, row_batches
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack
 from pipelines.jobs.row_batches import Group
@@ -25,18 +24,22 @@ PAIRS = 600
 
 
 class KilledPack(Killed, Pack):
-    killed_at = ("regions-00000", "epoch=00001-part-00002", "epoch=00001-dealt-00001", "epoch=00000")
+    killed_at = ("placed", "parts-00001-00002", "shares-00001-00001", "epoch-00000")
 
 
 class KilledRandomPack(Killed, Pack):
-    killed_at = ("drawn-00001", "epoch=00000-part-00001")
+    killed_at = ("placed", "parts-00000-00001")
 
 
 class KilledCluster(Killed, Cluster):
-    killed_at = ("lookup-00001", "00001")
+    killed_at = ("by_domain", "00001")
 
 
-class KilledGroup(Killed, Group):
+class SmallOrders(Group):
+    rows_of_an_order = 16
+
+
+class KilledGroup(Killed, SmallOrders):
     killed_at = ("stretches", "order-00000-00001", "epoch=00001-00002")
 
 
@@ -75,30 +78,26 @@ def check(kind: type[Stage[Any]], killed: Any, settings: dict[str, Any], folder:
 
 def test_regions_of_a_domain(settings, session, tmp_path):
     begun = check(Pack, KilledPack, settings, tmp_path, session)
-    assert sum("part" in name for name in begun) == 2 * (5 + 1)
-    assert sum("dealt" in name for name in begun) == 5  # of the epoch that shuffles some
+    assert sum("parts" in name for name in begun) == 2 * (5 + 1)
+    assert sum("shares" in name for name in begun) == 5  # of the epoch that shuffles some
 
 
-def test_regions_without_clusters(settings, session, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 300)
+def test_regions_without_clusters(settings, session, tmp_path):
     random = {"pairs": settings["pairs"], "packing": {"batch_size": 4, "order": "random", "region_pairs": 120}}
     begun = check(Pack, KilledRandomPack, random, tmp_path, session)
-    assert sum("drawn" in name for name in begun) == 2
+    assert sum("parts" in name for name in begun) == 5 + 1
 
 
-def test_lookups_of_a_clustering(settings, session, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 300)
+def test_the_order_of_a_clustering(settings, session, tmp_path):
     asked = {name: settings[name] for name in ("pairs", "vectors")} | {"cluster_size": 4, "smallest_domain": 4}
-    begun = check(Cluster, KilledCluster, asked, tmp_path, session)
-    assert sum("lookup" in name for name in begun) == 2
+    check(Cluster, KilledCluster, asked, tmp_path, session)
 
 
-def test_sections_of_a_group(session, tmp_path, monkeypatch):
-    monkeypatch.setattr(row_batches, "_ROWS_OF_AN_ORDER", 16)
+def test_sections_of_a_group(session, tmp_path):
     collection = collection_of(tmp_path / "collection", chunks_of(SOURCES))
     settings = {"collection": collection, "epochs": 2, "small_domains": "drop", "grouping": {"batch_size": 4},
                 "batches_per_shard": 3}  # fmt: skip
-    begun = check(Group, KilledGroup, settings, tmp_path, session)
+    begun = check(SmallOrders, KilledGroup, settings, tmp_path, session)
     assert sum("order" in name for name in begun) > 2 * 2
 
 

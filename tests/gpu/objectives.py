@@ -26,7 +26,7 @@ from trainers.objectives.chunk_settings import SCORES
 from trainers.objectives.contextual import contextual_encoder
 from trainers.objectives.pair_settings import ContextualSettings
 from trainers.objectives.replug import score_table
-from trainers.objectives.union import AnyObjectiveSettings
+from trainers.run_settings import AnyObjectiveSettings
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 TOKENS = {"kind": "first_tokens", "tokens": 3}

@@ -24,8 +24,8 @@ from benchmarks.device_checks import (
 from benchmarks.gpu_check import main, run_checks, summary, write_page
 from benchmarks.random_models import OBJECTIVES
 from raytriever.errors import UserError
-from trainers.estimate.machines import find_gpu, known_gpu
-from trainers.objectives.union import AnyObjectiveSettings
+from trainers.estimate.machines import Machines, find_gpus, known_gpu
+from trainers.run_settings import AnyObjectiveSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -121,11 +121,11 @@ def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
 
 
 def test_memory_and_speed_are_compared_with_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedding = check_embedding(Bench(CPU, REHEARSED, tmp_path, find_gpu("h100", 1)))
+    embedding = check_embedding(Bench(CPU, REHEARSED, tmp_path, find_gpus("h100", 1)))
     assert embedding.held
     assert embedding.expected["tokens/s"] > 0
     monkeypatch.setattr(device_checks, "peak_memory", lambda _: 2.0**30)
-    found = check_objective("coder", Bench(CPU, REHEARSED, tmp_path, find_gpu("t4", 1)))
+    found = check_objective("coder", Bench(CPU, REHEARSED, tmp_path, find_gpus("t4", 1)))
     assert found.held is False
     assert re.fullmatch(r"\d+\.\d\d times the memory that is estimated", found.note)
     assert found.figures["GiB"] == 1.0
@@ -133,7 +133,7 @@ def test_memory_and_speed_are_compared_with_the_estimate(tmp_path: Path, monkeyp
 
 
 def test_what_does_not_fit_or_needs_two_gpus_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = Bench(CPU, REHEARSED, tmp_path, device_checks.Gpu("tiny", 1, 1.0, 0, 8, 16))
+    tiny = Bench(CPU, REHEARSED, tmp_path, Machines("tiny", 1, 1.0, 0, 8, 16))
     found = check_objective("coder", tiny)  # it is tried with fewer rows
     assert found.held is None
     assert found.note.startswith("left out: 1.0 of 1.0 GiB")

@@ -7,18 +7,19 @@ of nothing alone, and its table of formulas for floating-point operations.
 """
 
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
@@ -65,9 +66,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._computed(func, args, kwargs)
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d":
-            of_ring = 2 if "allreduce" in name else 1  # each byte goes round to be added up, and again as a sum
-            self.sent += of_ring * max(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
-        elif not func.is_view and name not in _NO_LAUNCH:
+            self._send(name, [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)])
+        elif func.namespace == "aten" and not func.is_view and name not in _NO_LAUNCH:
             self.launches += 1
         if count := flop_registry.get(func._overloadpacket):
             self.flops += count(*args, **kwargs, out_val=out)
@@ -78,8 +78,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.fake is None:
             return func(*args, **kwargs)
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if not tensors and func.namespace == "aten":
+        if func.namespace == "aten" and not any(isinstance(each, Tensor) for each in tree_leaves((args, kwargs))):
             with self.fake:
                 out = func(*args, **kwargs)
             return out if isinstance(out, Tensor) and out.is_floating_point() else func(*args, **kwargs)
@@ -88,12 +87,35 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except _UNKNOWN:  # how many numbers there are, or which, depends on fake ones: as if all of those were ones
             return func(*tree_map(_ones, args), **tree_map(_ones, kwargs))
 
+    def _send(self, name: str, tensors: list[Tensor]) -> None:
+        """Other ranks hold rows like this one's, but for keys of texts, which differ."""
+        self.sent += (2 if "allreduce" in name else 1) * max(each.nbytes for each in tensors)  # a ring adds up, tells
+        own = min(tensors, key=Tensor.numel)
+        for gathered in tensors if "gather" in name and not isinstance(own, FakeTensor) else []:
+            if gathered is not own:
+                for rank, rows in enumerate(gathered.view(-1, *own.shape)):
+                    rows.copy_(torch.where(own.abs() > 1 << 32, own + rank, own))
+
 
 def _ones(value: Any) -> Any:
     return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, FakeTensor) else value
 
 
-def _attention_of_gpus(
+@contextmanager
+def attention_of_gpus() -> Iterator[None]:
+    """Attention by the memory-efficient kernel of GPUs, which keeps as much as flash attention does.
+
+    For the whole process, as ``fastest_attention``.
+    """
+    by_default = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = _attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = by_default
+
+
+def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -103,30 +125,16 @@ def _attention_of_gpus(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """By the kernel that a GPU takes: flash attention without a mask in 16 bits, else the memory-efficient one."""
     tensors = [query, key, value]
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         tensors = [each.to(dtype) if each.dtype == torch.float32 else each for each in tensors]
     q, k, v = tensors
-    if enable_gqa and (groups := q.shape[1] // k.shape[1]) > 1:  # flash kernels share heads, the other repeats them
-        if attn_mask is not None or q.dtype == torch.float32:
-            k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
-        else:
-            k, v = (each[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for each in (k, v))
     with torch.autocast("cpu", enabled=False):
-        if attn_mask is None and q.dtype != torch.float32:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return cast(Tensor, flash(q, k, v, dropout_p, is_causal, False, scale=scale)[0])
+        if enable_gqa:
+            k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
         if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                zeros = q.new_zeros(attn_mask.shape)
-                attn_mask = zeros.masked_fill(attn_mask.logical_not(), -torch.inf)
-            attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:-1], k.shape[-2])
+            bias = torch.where(attn_mask, 0.0, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask
+            attn_mask = bias.to(q.dtype).expand(*q.shape[:-1], k.shape[-2])
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         return cast(Tensor, efficient(q, k, v, attn_mask, True, dropout_p, is_causal, scale=scale)[0])
-
-
-def attention_of_gpus() -> AbstractContextManager[Any]:
-    """Attention by the kernels of GPUs, of which the fake ones keep what the real ones keep."""
-    return patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_gpus)

@@ -1,9 +1,11 @@
 """GPUs by name, and nodes of them: what they hold, compute and send."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import ceil
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
+from raytriever.stages.cost import Cost
 
 GPUS = {
     "h100": (79.1, 989, 67, 450),
@@ -20,33 +22,19 @@ GPUS = {
 }
 """By their makers' sheets: GiB; dense TFLOP/s in bfloat16, 0 for none, and float32; GB/s to the next of a node."""
 
-_CORES, _OF_NODE = 12, 8  # of a GPU; GPUs
+_CORES = 12  # of a GPU
 _RESERVE, _GAPS = 1.0, 1.1  # GiB of CUDA and NCCL; what the allocator holds over what is asked of it
+_TASK = 5e-3  # seconds of the driver for a task: 9.9 s for 2,000 that do nothing
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Nodes, and what each has; all assumptions. Bytes and operations are those of a second."""
+    """``count`` GPUs in nodes of up to eight, with twelve cores for each; what a second gives is assumed.
 
-    nodes: int = 1
-    cores: int = 96
-    gpus: int = 8
-    peak: float = 312e12  # of a GPU
-    share: float = 0.4  # of the peak
-    node_bandwidth: float = 2e9  # between a node and the store
-    store_bandwidth: float = 20e9  # of the store, for all nodes together
-    network: float = 50e9  # of a node, to the others
-
-    @property
-    def operations(self) -> float:
-        """Of a GPU."""
-        return self.peak * self.share
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One of ``count`` equal GPUs. ``gib``: memory; ``peak``, ``single``: TFLOP/s in bfloat16, 0 for none, and float32;
-    ``link``: GB/s to the next one."""
+    ``gib``: a GPU's memory; ``peak``, ``single``: its TFLOP/s in bfloat16, 0 for none, and in float32, of which it
+    reaches ``share``; ``link``: GB/s to the next of its node, ``network``: from a node to the others. GB/s between a
+    node and the store, and of the store for all nodes together.
+    """
 
     name: str
     count: int
@@ -54,15 +42,34 @@ class Gpu:
     peak: float
     single: float
     link: float
+    per_node: int = 8
+    cores: int = 0  # of a node
+    share: float = 0.4
+    network: float = 50
+    node_bandwidth: float = 2
+    store_bandwidth: float = 20
+
+    @property
+    def nodes(self) -> int:
+        """How many."""
+        return ceil(self.count / self.per_node)
+
+    @property
+    def slots(self) -> int:
+        """Cores of all nodes."""
+        return self.nodes * (self.cores or _CORES * min(self.count, self.per_node))
 
     def needs(self, peak: float) -> float:
         """GiB that a run takes which holds so many bytes of tensors at most."""
         return peak / 2**30 * _GAPS + _RESERVE
 
-    def machines(self) -> Machines:
-        """Nodes of up to eight, with twelve cores for each."""
-        gpus, peak = min(self.count, _OF_NODE), (self.peak or self.single) * 1e12
-        return replace(Machines(), nodes=-(-self.count // _OF_NODE), cores=_CORES * gpus, gpus=gpus, peak=peak)
+    def operations(self, *, bf16: bool = True) -> float:
+        """Of a GPU, a second."""
+        return (self.peak if bf16 and self.peak else self.single) * 1e12 * self.share
+
+    def exchange(self, sent: float) -> float:
+        """Seconds in which each GPU sends so many bytes to others."""
+        return sent / 1e9 / (self.link if self.nodes == 1 else self.network / self.per_node)
 
 
 def known_gpu(device: str) -> str | None:
@@ -72,10 +79,31 @@ def known_gpu(device: str) -> str | None:
     return max(fitting, key=len, default=None)  # A100-40GB is an A100, too
 
 
-def find_gpu(name: str, count: int) -> Gpu:
+def find_gpus(name: str, count: int) -> Machines:
     """Raises ``UserError`` for an unknown one."""
     if name not in GPUS:
         raise UserError(
             f"--gpu {name}: no such GPU is known.{did_you_mean(name, list(GPUS))} Known: {', '.join(GPUS)}."
         )
-    return Gpu(name, count, *GPUS[name])
+    return Machines(name, count, *GPUS[name])
+
+
+def seconds_by_cause(
+    cost: Cost, read: float, machines: Machines, slots: int = 0, busy: str = "cores"
+) -> dict[str, float]:
+    """Seconds of a stage by what they are spent on or waited for; none where it isn't known what is read.
+
+    Each node copies the ``read`` bytes of the inputs before its tasks run on ``slots``, of which all are ``busy``; by
+    default on all cores.
+    """
+    if not cost.tasks:
+        return {}
+    slots, nodes = slots or machines.slots, min(machines.nodes, cost.tasks)
+    working, handing_out = ceil(cost.tasks / slots) * cost.work / cost.tasks, _TASK * cost.tasks
+    found = {"one task": cost.alone, busy if cost.tasks >= slots else "the longest task": working}
+    if handing_out > working:
+        found = {"one task": cost.alone, "the driver": handing_out}
+    of_node = (read + cost.made.disk / nodes) / machines.node_bandwidth / 1e9
+    of_store = (read * nodes + cost.made.disk) / machines.store_bandwidth / 1e9
+    found["the store" if of_store > of_node else "a node's reading"] = max(of_node, of_store)
+    return found

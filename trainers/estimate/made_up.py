@@ -1,26 +1,29 @@
 """Made-up rows of batches, of the sizes that are asked for, and what objectives look up beside them."""
 
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from retrieval.encoders.text_encoder import TextEncoder
-from trainers.estimate.outlines import text_of
-from trainers.objectives import replug
-from trainers.objectives.coder import objective as coder
-from trainers.objectives.coder.candidates import DocumentVectors
-from trainers.objectives.coder.settings import CoderSettings
+from pipelines.batches import LAYOUTS
+from raytriever.settings.configuration import apply_values
+from retrieval.encoders.pretrained import named_models
+from trainers.estimate.outlines import outline, text_of, without_weights
+from trainers.objective import Objective, build_objective
+from trainers.objectives.coder.objective import Coder
+from trainers.objectives.replug import Replug
+from trainers.objectives.revela.cross_attention import Readers, find_readers
+from trainers.objectives.revela.language_model import InBatchLanguageModel
 from trainers.objectives.settings import ObjectiveSettings
+from trainers.run_settings import RunSettings
+from trainers.training_run import load_for_training
 
 _SPREAD = 0.5  # standard deviation of the logarithm of a text's tokens
 _DOCUMENTS = 1_000_000  # that candidates are drawn from
@@ -68,59 +71,93 @@ class MadeUpBatches:
 
     def read(self, epoch: int, index: int) -> pa.Table:  # noqa: ARG002
         """A batch, its texts different from those of others."""
-        shape, rows = self._shape, self._shape.rows
-        first = index * rows * (2 + shape.hard_negatives)
-        queries = self._texts(first, rows, shape.query_tokens)
-        documents = self._texts(first + rows, rows * (1 + shape.hard_negatives), shape.document_tokens)
-        negatives = np.array(documents[rows:], dtype=object).reshape(rows, shape.hard_negatives)
-        ids = [f"{index} {row}" for row in range(rows)]
-        drawn = np.random.default_rng(index).integers(0, _DOCUMENTS, (rows, max(1, shape.candidates)))
-        relevance = np.zeros(drawn.shape, np.int32)
-        relevance[:, 0] = 1
-        columns: dict[str, pa.Array] = {
-            "query_id": pa.array(ids),
-            "query": pa.array(queries),
-            "document_id": pa.array(ids),
-            "document": pa.array(documents[:rows]),
-            "source_id": pa.array([each[: len(each) // 2] for each in ids]),
-            "domain": pa.array([self._domain] * rows),
-            "hard_negatives": pa.array(negatives.tolist(), pa.list_(pa.string())),
-            "masked": pa.array([[]] * rows, pa.list_(pa.int32())),
-            "positive_score": pa.array([1.0] * rows, pa.float32()),
-            "hard_negative_scores": pa.array([[0.0] * shape.hard_negatives] * rows, pa.list_(pa.float32())),
-            "candidate_rows": pa.array(drawn.tolist(), pa.list_(pa.int64())),
-            "candidate_relevance": pa.array(relevance.tolist(), pa.list_(pa.int32())),
-        }
-        return pa.table(columns)
-
-    @staticmethod
-    def _texts(first: int, count: int, tokens: float) -> list[str]:
-        return [text_of(number, first + place) for place, number in enumerate(token_counts(count, tokens))]
+        shape, count, negatives = self._shape, self._shape.rows, self._shape.hard_negatives
+        first = index * count * (2 + negatives)
+        queries = _texts(first, count, shape.query_tokens)
+        documents = _texts(first + count, count * (1 + negatives), shape.document_tokens)
+        drawn = np.random.default_rng(index).integers(0, _DOCUMENTS, (count, max(1, shape.candidates))).tolist()
+        rows = [
+            {
+                "query_id": f"{index} {row}",
+                "query": queries[row],
+                "document_id": f"{index} {row}",
+                "document": documents[row],
+                "source_id": f"{index} {row // 10}",
+                "domain": self._domain,
+                "hard_negatives": documents[count + negatives * row :][:negatives],
+                "masked": [],
+                "positive_score": 1.0,
+                "hard_negative_scores": [0.0] * negatives,
+                "candidate_rows": drawn[row],
+                "candidate_relevance": [1] + [0] * (len(drawn[row]) - 1),
+            }
+            for row in range(count)
+        ]
+        columns = {column.name: column.type for layout in LAYOUTS.values() for column in layout.columns}
+        return pa.Table.from_pylist(rows, pa.schema([(name, columns[name]) for name in rows[0]]))
 
 
-@contextmanager
-def made_up_lookups(shape: Shape) -> Iterator[None]:
-    """Objectives that are built in it look up made-up vectors and scores."""
-    load = coder.load_coder
+def _texts(first: int, count: int, tokens: float) -> list[str]:
+    return [text_of(number, first + place) for place, number in enumerate(token_counts(count, tokens))]
 
-    def load_coder(encoder: TextEncoder, settings: CoderSettings) -> coder.Coder:
-        class Documents(DocumentVectors):  # zeros, as many as are asked for
-            def __init__(self, _: Any) -> None:
-                self.uri, self.total = MadeUpBatches.uri, _DOCUMENTS
 
-            def gather(self, rows: Tensor) -> Tensor:
-                return torch.zeros(len(rows) + 1, encoder.dimension, dtype=torch.float16)
+class _Vectors:
+    """Zeros in the place of stored vectors of documents."""
 
-        contract = SimpleNamespace(dimension=encoder.dimension, fingerprint=encoder.contract.document_model)
-        with (
-            patch.object(coder, "StoredVectors", lambda _: SimpleNamespace(contract=contract)),
-            patch.object(coder, "DocumentVectors", Documents),
-        ):
-            return load(encoder, settings.model_copy(update={"smoothing": None}))
+    uri, vectors_per_text = MadeUpBatches.uri, 1
 
-    scores = np.ones((shape.rows, shape.rows), np.float32)
-    with (
-        patch.object(coder, "load_coder", load_coder),
-        patch.object(replug, "ScoreReader", lambda _: SimpleNamespace(read=lambda *_, **__: scores)),
-    ):
-        yield
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.contract = SimpleNamespace(dimension=dimension)
+
+    def __len__(self) -> int:
+        return _DOCUMENTS
+
+    def part(self, _: str) -> "_Vectors":
+        return self
+
+    def require_all(self) -> None:
+        pass
+
+    def gather(self, _: NDArray[np.int64], out: NDArray[np.float16]) -> None:
+        out[:] = 0
+
+
+class _Scores:
+    """Ones in the place of a language model's stored scores."""
+
+    def __init__(self, rows: int) -> None:
+        self._scores = np.ones((rows, rows), np.float32)
+
+    def read(self, *_: int, **__: bool) -> NDArray[np.float32]:
+        return self._scores
+
+
+def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
+    """Each document reads every other: the most that Revela may compute, whatever the similarities are."""
+    return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
+
+
+def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu") -> Objective[Any]:
+    """What the settings train, of configurations alone; ``device`` as in ``without_weights``.
+
+    Raises ``UserError`` as training does, and for models of which no configuration is at hand.
+    """
+    models = named_models(settings)
+    own = {f"{key}.tokenizer": None for key, each in models.items() if getattr(each, "tokenizer", None)}
+    settings = type(settings).model_validate(apply_values(settings.model_dump(), own, "estimate"))
+    located = {key: outline(each.model, each.revision) for key, each in models.items()}
+    with without_weights(device):
+        towers = load_for_training(settings, located)
+        wanted: Any = settings.objective
+        if wanted.kind == "coder":
+            plain = wanted.model_copy(update={"smoothing": None})
+            objective: Objective[Any] = Coder(towers.query, plain, cast(Any, _Vectors(towers.query.dimension)))
+        elif wanted.kind == "replug":
+            objective = Replug(towers.query, wanted, cast(Any, _Scores(shape.rows)))
+        else:
+            objective = build_objective(wanted, towers, located, settings.training.seed)
+    for module in objective.modules():
+        if isinstance(module, InBatchLanguageModel):
+            module.find_readers = _every_other
+    return objective

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +14,15 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import FalseNegativeSettings
-from pipelines.jobs.lookups import earlier_file, earlier_record, map_array, part_shards
+from pipelines.jobs.lookups import (
+    TEXT_PARTS,
+    Texts,
+    earlier_file,
+    earlier_record,
+    earlier_shards,
+    map_array,
+    text_phases,
+)
 from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
@@ -23,7 +31,7 @@ from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.report import Plot, Section, render
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import Input, InputPath, input_paths
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.encoders.pretrained import LocatedModel, locate_named
 from retrieval.encoders.specification import EncoderSettings
@@ -50,7 +58,6 @@ if TYPE_CHECKING:
 UNTRAINED = "before training"
 _PAIRS_A_SECOND = 1e4  # that one process trains on
 TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
-_PARTS: tuple[TextPart, TextPart] = ("queries", "documents")
 
 
 class ProbeConfig(StageConfig):
@@ -94,12 +101,19 @@ class ProbeConfig(StageConfig):
         return self
 
 
+class Trial(NamedTuple):
+    """An encoder: the batches that it is trained on, and a seed."""
+
+    batches: str
+    seed: int
+
+
 class Probe(Stage[ProbeConfig]):
     """First all texts as tokens, then a shard for each way and seed, then one table, an evaluation of the ways."""
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
@@ -135,76 +149,63 @@ class Probe(Stage[ProbeConfig]):
                 if reader.layout != "pairs":
                     raise UserError(f"batches.{name} has batches of {reader.layout}; only those of pairs are compared.")
 
-    def plan(self) -> list[Shard]:
+    def phases(self) -> list[Phase]:
         """Tokens, trials, the table."""
         collection, config = StoredCollection(self.config.collection), self.config
         for name, path in config.packings.items():
             made_of = origin(BatchReader(config.batches[name]).artifact, "packing")
             if made_of != Artifact(path, PACKING).fingerprint:
                 raise UserError(f"batches.{name} was not made of packings.{name} ({path}). Name its own packing.")
-        tokens = [shard for part in _PARTS for shard in part_shards(part, collection, f"{part}/")]
-        parts = {part: sum(shard.description["make"] == part for shard in tokens) for part in _PARTS}
-        trials: dict[str, list[str]] = {}
-        shards = []
-        for number, name in enumerate((UNTRAINED, *config.batches)):
-            for seed in range(config.seeds if number else 1):
-                described = {"make": "trial", "parts": parts, "batches": name, "seed": seed}
-                shards.append(Shard(f"trial-{number:03d}-{seed:03d}", described, phase=1, intermediate=True))
-                trials.setdefault(name, []).append(shards[-1].name)
-        return [*tokens, *shards, Shard("table", {"make": "table", "trials": trials}, phase=2)]
+        trials = [Trial(name, seed) for name in config.batches for seed in range(config.seeds)]
+        return [
+            *text_phases(collection, self._make_tokens),
+            Phase("trial", [Trial(UNTRAINED, 0), *trials], self._make_trial),
+            Phase("table", WHOLE, self._make_table, intermediate=False),
+        ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
         """Of reading the texts, then of the trials' steps."""
-        trials = [shard for shard in pending if shard.description["make"] == "trial"]
+        trials = [shard for shard in pending if isinstance(shard.task, Trial)]
         batches = BatchReader(next(iter(self.config.batches.values())))
         pairs = batches.number_of_batches(0) * batches.batch_size * self.config.epochs
         return len(trials) * pairs / _PAIRS_A_SECOND or super().seconds_here(pending)
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        match shard.description["make"]:
-            case "queries" | "documents" as part:
-                return self._make_tokens(shard, part, writer)
-            case "trial":
-                return self._make_trial(shard, writer)
-        return self._make_table(shard, writer)
-
-    def _make_tokens(self, shard: Shard, part: TextPart, writer: ShardWriter) -> ShardRecord:
-        rows = ParquetRows(StoredCollection(self.config.collection), shard.description["files"])
+    def _make_tokens(self, texts: Texts, writer: ShardWriter) -> ShardRecord:
+        part, rows = texts.part, ParquetRows(StoredCollection(self.config.collection), texts.files)
         lists: list[list[int]] = []
         for table in rows.tables(text_columns(part)):
             how = {"add_special_tokens": False, "truncation": True, "max_length": self.config.max_length}
             lists += self._encoder.tokenizer(texts_of(table, part), **how)["input_ids"]
         found = TokenLists.of(lists)
-        writer.add_array(f"{shard.name}.tokens.npy", found.tokens)
-        writer.add_array(f"{shard.name}.offsets.npy", found.offsets)
+        writer.add_array(f"{writer.name}.tokens.npy", found.tokens)
+        writer.add_array(f"{writer.name}.offsets.npy", found.offsets)
         return writer.commit(0)
 
-    def _tokens(self, part: TextPart, parts: int) -> TokenLists:
-        names = [f"{part}-{number:05d}" for number in range(parts)]
+    def _tokens(self, part: TextPart) -> TokenLists:
+        shards = earlier_shards(self.config.output, part)
         tokens, offsets = (
-            [map_array(self.config.output, name, f"{name}.{what}.npy") for name in names]
+            [map_array(self.config.output, shard, f"{shard}.{what}.npy") for shard in shards]
             for what in ("tokens", "offsets")
         )
         lengths = np.concatenate([np.diff(each) for each in offsets])
         return TokenLists(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]))
 
-    def _make_trial(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_trial(self, trial: Trial, writer: ShardWriter) -> ShardRecord:
         from trainers.probe.trial import search, train
 
-        config, described = self.config, shard.description
+        config = self.config
         collection = StoredCollection(config.collection)
-        queries, documents = (self._tokens(part, described["parts"][part]) for part in _PARTS)
+        queries, documents = map(self._tokens, TEXT_PARTS)
         judged = collection_judgments(collection.uri, config.split, [config.measure]).qrels
-        table, facts = self._first_table(described["seed"]), dict[str, Any]()
-        if described["batches"] != UNTRAINED:
-            epochs = self._epochs(described["batches"], judged)
-            started, how = time.perf_counter(), (config.epochs, described["seed"], config.temperature)
+        table, facts = self._first_table(trial.seed), dict[str, Any]()
+        if trial.batches != UNTRAINED:
+            epochs = self._epochs(trial.batches, judged)
+            started, how = time.perf_counter(), (config.epochs, trial.seed, config.temperature)
             trained = train(table, epochs, (queries, documents), *how, config.learning_rate)
             facts |= asdict(trained) | {"seconds": time.perf_counter() - started}
         found = search(table, collection, (queries, documents), sorted(judged), depth_of(config.measure))
         measured = evaluate(judged, found, [config.measure])
-        writer.add_table(f"{shard.name}.parquet", per_query_table({"": measured}, [config.measure]))
+        writer.add_table(f"{writer.name}.parquet", per_query_table({"": measured}, [config.measure]))
         return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
 
     def _epochs(self, name: str, judged: Mapping[str, object]) -> "list[EpochRows]":
@@ -231,13 +232,15 @@ class Probe(Stage[ProbeConfig]):
         drawn = np.random.default_rng(seed).standard_normal(vectors.shape, dtype=np.float32)
         return TokenTable(torch.from_numpy(drawn * vectors.std()))
 
-    def _make_table(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _make_table(self, _: None, writer: ShardWriter) -> ShardRecord:
         config, measures = self.config, [self.config.measure]
         systems: dict[str, PerQuery] = {}
         ways: dict[str, Any] = {}
-        for name, own in shard.description["trials"].items():
-            records = [earlier_record(config.output, trial) for trial in own]
-            tables = [pq.read_table(earlier_file(config.output, trial, f"{trial}.parquet")) for trial in own]
+        trials = self._phases["trial"]
+        for name in (UNTRAINED, *config.batches):
+            own = [shard for shard, trial in zip(trials.shards, trials.tasks, strict=True) if trial.batches == name]
+            records = [earlier_record(config.output, shard) for shard in own]
+            tables = [pq.read_table(earlier_file(config.output, shard, f"{shard}.parquet")) for shard in own]
             values = np.mean([table[1].to_numpy() for table in tables], axis=0)
             systems[name] = PerQuery(tuple(tables[0][0].to_pylist()), {config.measure: values})
             ways[name] = summary_of(name, [record.facts for record in records])

@@ -17,7 +17,7 @@ from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, provenance_section, render
 from raytriever.settings.configuration import Input, InputPath, did_you_mean, input_paths
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.evaluation.examples import examples_section
 from retrieval.evaluation.report import Evaluated, result_section
@@ -127,12 +127,12 @@ class Report(Stage[ReportConfig]):
             evaluation = Artifact(str(self.config.evaluation), _KINDS["evaluation"])
             self._check_baseline(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
 
-    def plan(self) -> list[Shard]:
-        """One shard; refuses artifacts that don't come from one another."""
+    def phases(self) -> list[Phase]:
+        """One task; refuses artifacts that don't come from one another."""
         _check_origins(self._artifacts())
-        return [Shard("all")]
+        return [Phase("all", WHOLE, self._write, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def _write(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Writes ``report.html``."""
         sections = self._sections()
         title = self.config.title or absolute(self.config.output).rstrip("/").split("/")[-2] or "run"

@@ -11,7 +11,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, StageConfig
+from raytriever.stages.stage import Phase, Run, StageConfig, batch_phases
 from retrieval.encoders.specification import Dtype
 from retrieval.jobs.model_stage import ModelStage
 from trainers.objectives.chunk_settings import SCORES, LanguageModelSettings
@@ -86,23 +86,17 @@ class Score(ModelStage[ScoreConfig]):
                 f" {(positions - _SEPARATOR_TOKENS) // 2}, or choose a model without such a limit."
             )
 
-    def plan(self) -> list[Shard]:
+    def phases(self) -> list[Phase]:
         """Ranges of batches."""
         batches, config = BatchReader(self.config.batches), self.config
         log.info(f"  language model: {config.language_model.model} from {self.located.origin}")
-        shards = []
-        for epoch in range(batches.epochs):
-            total = batches.number_of_batches(epoch)
-            for number, first in enumerate(range(0, total, config.batches_per_shard)):
-                last = min(first + config.batches_per_shard, total)
-                description = {"epoch": epoch, "number": number, "batches": [first, last]}
-                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description))
-        return shards
+        totals = map(batches.number_of_batches, range(batches.epochs))
+        return batch_phases(totals, config.batches_per_shard, self._score)
 
-    def total_rows(self, shards: list[Shard]) -> int:
+    def total_rows(self) -> int:
         """Chunks of all batches."""
-        batches: int = sum(last - first for first, last in (shard.description["batches"] for shard in shards))
-        return batches * BatchReader(self.config.batches).batch_size
+        batches = BatchReader(self.config.batches)
+        return sum(map(batches.number_of_batches, range(batches.epochs))) * batches.batch_size
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
@@ -116,12 +110,12 @@ class Score(ModelStage[ScoreConfig]):
         self._loaded = (model, tokenizer)
         self._batches = BatchReader(self.config.batches)
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def _score(self, run: Run, writer: ShardWriter) -> ShardRecord:
         """Scores one range of batches, each a row group."""
         from trainers.objectives.replug import SCHEMA
 
-        epoch, (first, last) = shard.description["epoch"], shard.description["batches"]
-        name = f"epoch={epoch:05d}/scores-{shard.description['number']:05d}.parquet"
+        epoch, file_number, first, last = run
+        name = f"epoch={epoch:05d}/scores-{file_number:05d}.parquet"
         size = self._batches.batch_size
         with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as file:
             for number in range(first, last):

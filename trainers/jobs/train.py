@@ -13,7 +13,7 @@ from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, StageConfig, Stages
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels, named_models, seconds_of_tokens
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
@@ -65,7 +65,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 9
+    algorithm_version = 10
     config_class = TrainConfig
     unit = "examples"
     results = ("",)
@@ -119,7 +119,7 @@ class Train(Stage[TrainConfig]):
             self._check_slices(batches.batch_size)
         check_models(self.config, there, self.config.resources.workers or 1)
 
-    def plan(self) -> list[Shard]:
+    def phases(self) -> list[Phase]:
         """The run; warns where validation searches a split that is trained on."""
         config, batches = self.config, BatchReader(self.config.batches)
         if isinstance(config.validation, RetrievalValidationSettings):
@@ -127,14 +127,14 @@ class Train(Stage[TrainConfig]):
                 log.warning(f"  Warning: {warning}")
         origin = self._located["encoder"].origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
-        return [Shard("run")]
+        return [Phase("run", WHOLE, self.make, intermediate=False)]  # which ``execute`` makes
 
     def _check_slices(self, batch_size: int | None) -> None:
         config = self.config
         fewest, most = config.fewest_workers, config.resources.workers
         check_slices(fewest, most, config.training.batches_per_step, batch_size, config.batches)
 
-    def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
+    def total_rows(self) -> int:
         """Examples of all steps."""
         batches = BatchReader(self.config.batches)
         return self._steps(batches) * self.config.training.batches_per_step * batches.batch_size

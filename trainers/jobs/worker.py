@@ -58,7 +58,7 @@ class Spread(NamedTuple):
 def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
     """What the run takes on its GPUs, as far as it can be said. ``gpus``: which they are.
 
-    In a process of its own, as an estimate replaces functions of torch and transformers for all of its process.
+    In a process of its own, as an estimate replaces torch's attention for all of its process.
     """
     from trainers.estimate.recipe import estimate_of_run
 

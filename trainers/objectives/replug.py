@@ -7,7 +7,7 @@ are made once, by ``raytriever score``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.towers import Towers
 from trainers.objective import Outcome
 from trainers.objectives.chunk_settings import SCORES, ReplugSettings
 from trainers.objectives.chunks import ChunkObjective, EncodedTwice, same_source_share
@@ -172,9 +173,14 @@ class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
     columns: tuple[str, ...] = (*ChunkObjective.columns, "batch", "epoch")
     similarity = "cosine"
 
-    def __init__(self, retriever: TextEncoder, settings: ReplugSettings) -> None:
+    def __init__(self, retriever: TextEncoder, settings: ReplugSettings, scores: ScoreReader) -> None:
         super().__init__(retriever, settings)
-        self._scores = ScoreReader(settings.scores)
+        self._scores = scores
+
+    @classmethod
+    def build(cls, settings: ReplugSettings, towers: Towers, *_: Any) -> Self:
+        """Around the one encoder, with the scores that ``settings`` name."""
+        return cls(towers.query, settings, ScoreReader(settings.scores))
 
     def check_batches(self, batches: BatchReader) -> None:
         """The scores are of these batches too. Raises ``UserError`` otherwise."""

@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from pipelines.jobs.collect import Collect
 from pipelines.jobs.pairs import PairsConfig
-from raytriever.artifacts.hub_mirror import HUB_MIRROR
-from raytriever.command_line import RecipeArgument, SetOption, UntilOption
+from raytriever.artifacts.object_store import HUB_MIRROR
+from raytriever.command_line import RecipeArgument, SetOption, UntilOption, echo
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import apply_values, input_paths
@@ -79,7 +79,7 @@ def rehearse(
             _write_toys(part)
         for part in parts:
             run_recipe(part.stages, list(part.stages), part.recipe, shards_here=True)
-    typer.echo(
+    echo(
         f"\nRehearsed: {total} stages of {' and '.join(part.recipe for part in parts)} ran through in"
         f" {time.monotonic() - started:.0f} s, in {folder}. What this doesn't show: {_NOT_SHOWN}"
     )

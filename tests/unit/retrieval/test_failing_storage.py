@@ -24,7 +24,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.stages.recipe_run import run_stage
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Phase, Shard, Stage, StageConfig
 from retrieval.collections.text_lines import numbered_lines
 
 KIB = 1 << 10
@@ -47,15 +47,15 @@ class Bytes(Stage[BytesConfig]):
         super().__init__(config)
         self.made: list[str] = []
 
-    def plan(self) -> list[Shard]:
-        return [Shard(f"{number:05d}") for number in range(self.config.shards)]
+    def phases(self) -> list[Phase]:
+        return [Phase("", range(self.config.shards), self.write, intermediate=False)]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        self.made.append(shard.name)
+    def write(self, _: int, writer: ShardWriter) -> ShardRecord:
+        self.made.append(writer.name)
         for part, size in (("one", KIB), ("two", self.config.size)):
-            data = random.Random(f"{shard.name} {part}").randbytes(size)
-            writer.path(f"{part}/{shard.name}").write_bytes(data)
-            writer.add(f"{part}/{shard.name}")
+            data = random.Random(f"{writer.name} {part}").randbytes(size)
+            writer.path(f"{part}/{writer.name}").write_bytes(data)
+            writer.add(f"{part}/{writer.name}")
         return writer.commit(1)
 
     def execute(self, pending: list[Shard], session: Any, progress: Any) -> Iterator[ShardRecord]:  # noqa: ARG002

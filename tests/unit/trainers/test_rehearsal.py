@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pipelines.formats.sources import AnySource
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.hub_mirror import HUB_MIRROR
+from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe, recipe_names

@@ -50,7 +50,8 @@ def test_the_whole_report(run: dict[str, str], tmp_path: Path) -> None:
     assert not re.search("https?://", html.replace('xmlns="http://www.w3.org/2000/svg"', ""))
     assert "<script" not in html
     assert ODD_DOMAIN.split("(")[0] not in html
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 3  # differences, a batch, the training
+    assert "Texts of this batch" in html
     for name, path in run.items():
         artifact = Artifact(path)
         assert artifact.fingerprint[:12] in html, name

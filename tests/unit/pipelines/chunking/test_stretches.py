@@ -34,9 +34,12 @@ def test_stretches_cover_all_row_groups_whatever_the_files(tmp_path: Path) -> No
     collection = stored(tmp_path, [rows[:5], [], rows[5:]])
     for size in (0.5, 100, 200, 1e9):
         parts = stretches(collection, size)
-        read = [[*ParquetRows(collection, part["files"]).tables(["id"], slice(*part["groups"]))] for part in parts]
-        assert [len(tables) for tables in read] == [part["groups"][1] - part["groups"][0] for part in parts]
+        groups = [slice(part.begin, part.end) for part in parts]
+        files = [ParquetRows(collection, part.files) for part in parts]
+        read = [[*rows.tables(["id"], chosen)] for rows, chosen in zip(files, groups, strict=True)]
+        assert [len(tables) for tables in read] == [part.end - part.begin for part in parts]
+        assert [part.number for part in parts] == [*range(len(parts))]
         assert pa.concat_tables([table for tables in read for table in tables])["id"].to_pylist() == [*"0123456789"]
     assert len(stretches(collection, 0.5)) == 6
     assert len(stretches(collection, 1e9)) == 1
-    assert stretches(stored(tmp_path / "none", []), 1) == [{"files": [], "groups": [0, 0]}]
+    assert stretches(stored(tmp_path / "none", []), 1) == [(0, [], 0, 0)]

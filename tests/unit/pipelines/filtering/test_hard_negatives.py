@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from pipelines.filtering.hard_negatives import (
@@ -13,18 +12,14 @@ from pipelines.filtering.hard_negatives import (
     draw_balanced,
     margin_bins,
 )
-from pipelines.mapped_rows import MappedRows, write_mapped_rows
 
-ROWS = pa.schema([("document_rows", pa.list_(pa.int64()))])
 NONE = np.zeros(0, dtype=np.int64)
 
 
 @pytest.fixture
-def draw(tmp_path):
+def draw():
     """Of query 0 with 7 negatives and query 1 with 2: documents of two pairs of query 0, one of query 1, an epoch."""
-    lists = [[10, 11, 12, 13, 14, 15, 16], [20, 21]]
-    write_mapped_rows(tmp_path / "lists.arrow", ROWS, iter([pa.table([lists], schema=ROWS)]))
-    opened = NegativeLists(MappedRows([tmp_path / "lists.arrow"]), np.arange(2))
+    opened = NegativeLists(np.array([10, 11, 12, 13, 14, 15, 16, 20, 21]), np.array([0, 7, 9]))
 
     def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2)):
         how = NegativeDraw(opened, 100, number, "sample", "repeat", seed)

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import HfFileSystem
 
 from pipelines.formats.sources import AnySource
-from raytriever.artifacts.hub_mirror import HUB_MIRROR
+from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate

@@ -59,6 +59,17 @@ def test_sources_by_name_with_their_domains_and_pieces(tmp_path: Path) -> None:
     assert other.fingerprint == stored.fingerprint  # the order of the settings changes nothing
 
 
+def test_what_is_read_is_named(tmp_path: Path) -> None:
+    sources = settings(tmp_path)
+
+    def reads(source: dict[str, Any]) -> str:
+        return Collect(validate(CollectConfig, {"source": source, "output": "any"}, "collect")).reads()
+
+    assert reads(sources["wiki"]) == "docs.jsonl"
+    assert reads(sources["asked"]) == "corpus.jsonl and 2 more files"
+    assert reads({"kind": "python_functions"}) == ""
+
+
 def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> None:
     source = {"kind": "sources", "sources": settings(tmp_path)}
     config = CollectConfig.model_validate({"source": source, "output": str(tmp_path / "out")})

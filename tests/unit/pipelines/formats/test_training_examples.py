@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -72,7 +73,7 @@ def made_examples(
     if hard_negatives is not None:
         queries = collection.find("queries", pa.array(hard_negatives, pa.string()))
         rows = [collection.find("documents", pa.array(ids, pa.string())) for ids in hard_negatives.values()]
-        mined = [(queries, pa.array(rows, pa.list_(pa.int64())))]
+        mined = [(np.repeat(queries, [len(of_query) for of_query in rows]), np.concatenate([queries[:0], *rows]))]
     return TrainingExamples(collection, split, mined, folder)
 
 

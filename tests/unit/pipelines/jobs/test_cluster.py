@@ -10,12 +10,12 @@ import torch
 
 from pipelines.clustering.clusters import DomainPairs, read_domain
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from pipelines.jobs import lookups
+from pipelines.jobs import cluster
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
+from raytriever.relations import numbered_rows
 from raytriever.stages.stage import Resources
-from retrieval.collections.collection import ParquetRows
 from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
@@ -60,28 +60,23 @@ def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("small_domains", ["drop", "merge", "merge_all"])
-def test_parts_of_the_pairs_are_looked_up_apart(tmp_path, monkeypatch, small_domains) -> None:
+def test_the_pairs_are_ordered_once_whatever_files_they_are_in(tmp_path, monkeypatch, small_domains) -> None:
     domains = [f"domain {'ab'[number % 2]}" for number in range(590)] + [f"small {number // 4}" for number in range(10)]
-    inputs = stored(tmp_path, domains=domains, per_file=70)
+    ordered: list[int] = []
 
-    def written(output: str) -> dict[str, bytes]:
+    def written(output: str, per_file: int) -> dict[str, bytes]:
+        inputs = stored(tmp_path / output, domains=domains, per_file=per_file)
         clustered(tmp_path / output, inputs, smallest_domain=9, small_domains=small_domains)
         return contents(str(tmp_path / output / "clusters"))
 
-    columns: list[str] = []
+    def number(*arguments: Any) -> Any:
+        ordered.append(1)
+        return numbered_rows(*arguments)
 
-    def read(rows: ParquetRows, names: list[str]) -> Any:
-        columns.extend(names)
-        return read_tables(rows, names)
-
-    read_tables = ParquetRows.tables
-    monkeypatch.setattr(ParquetRows, "tables", read)
-    together = written("together")
-    assert columns.count("query_row") == 1  # once, for all domains
-    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 100)
-    columns.clear()
-    assert written("apart") == together
-    assert columns.count("query_row") == 5  # 9 files, two to a part
+    monkeypatch.setattr(cluster, "numbered_rows", number)
+    files = {name: data for name, data in written("one", 600).items() if name != "manifest.json"}
+    assert len(ordered) == 1
+    assert {name: data for name, data in written("nine", 70).items() if name != "manifest.json"} == files
 
 
 def test_queries_alone_need_no_documents(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_the_card_says_what_and_how(tmp_path: Path) -> None:
     assert facts == {"layout": "pairs", "batch_size": SIZE, "epochs": 2}
     stage = Export(ExportConfig(batches=reader.uri, format="hugging_face", output=made.uri))
     assert stage.summary(made) == "8 batches of 4 for hugging_face"
-    assert stage.total_rows([]) == made.rows == 32
+    assert stage.total_rows() == made.rows == 32
 
 
 def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:

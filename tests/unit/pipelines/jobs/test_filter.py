@@ -1,21 +1,36 @@
 """The job on a small collection against a literal filter, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
 from pipelines.jobs import lookups
-from pipelines.jobs.filter import Filter
-from pipelines.mining.candidates import lists_in_turn
+from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.filter_lookups import make_negatives, open_negatives
+from pipelines.mining.candidates import StoredCandidates
+from raytriever.artifacts.artifact import Artifact, ShardWriter
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.collection import DOCUMENTS
-from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
+from raytriever.relations import open_relations
+from raytriever.settings.configuration import validate
+from raytriever.stages.stage import Resources
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
+from tests.unit.pipelines.jobs.batch_inputs import (
+    artifact,
+    contents,
+    make_candidates,
+    make_packing,
+    make_pairs,
+    make_vectors,
+)
 from tests.unit.pipelines.jobs.made_up import made_by, store
 
 QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
@@ -210,7 +225,7 @@ def test_too_few_negatives(world: World, tmp_path: Path) -> None:
     assert at_random.artifact.manifest["counts"]["hard negatives drawn at random"] == short
 
 
-def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path: Path) -> None:
+def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path: Path, caplog: Any) -> None:
     query = world.pairs[int(world.epochs[0][0, 0])][0]
     lists = {row: found for row, found in world.lists.items() if row != query}
     negatives = make_candidates(tmp_path / "n", world.inputs["collection"], lists)
@@ -221,7 +236,10 @@ def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path:
     assert reader.artifact.manifest["counts"]["hard negatives drawn at random"] > 0
     nobody = make_candidates(tmp_path / "e", world.inputs["collection"], {query: []})
     with pytest.raises(UserError, match="No packed pair's query has a hard negative"):
-        run(world, tmp_path / "q", negatives=nobody, too_few_negatives="random")
+        run(world, tmp_path / "q", negatives=nobody, too_few_negatives="repeat")
+    drawn = run(world, tmp_path / "d", negatives=nobody, too_few_negatives="random")
+    assert "Warning: No packed pair's query has a hard negative." in caplog.text
+    assert all(len(row) == 1 for row in drawn.read(0, 0)["hard_negative_ids"].to_pylist())
     with pytest.raises(UserError, match=r"random documents are needed .* the collection has 50\. Lower"):
         run(world, tmp_path / "y", negatives=negatives, negatives_per_example=60, too_few_negatives="random")
 
@@ -237,12 +255,29 @@ def test_mined_and_judged_negatives_are_taken_in_turn(world: World, tmp_path: Pa
     assert taken > 1
 
 
-def test_lists_in_turn_have_each_document_once() -> None:
-    one = (np.array([3, 1]), pa.array([[5, 6, 7], []], pa.list_(pa.int64())))
-    more = (np.array([2]), pa.array([[9]], pa.list_(pa.int64())))
-    other = (np.array([1, 3]), pa.array([[4], [6, 8]], pa.list_(pa.int64())))
-    queries, documents = lists_in_turn([one, more], [other])
-    assert dict(zip(queries.tolist(), documents.to_pylist(), strict=True)) == {1: [4], 2: [9], 3: [5, 6, 8, 7]}
+def negatives_of(folder: Path, collection: str, mined: str | None = None, judged: str | None = None) -> list[list[int]]:
+    """Of each query its hard negatives."""
+    writer = ShardWriter(Folder(str(folder / "out")), "negatives", folder / "scratch")
+    stored = StoredCandidates(mined) if mined else None
+    with open_relations("out", folder / "spill", Resources()) as db:
+        lengths = make_negatives(writer, db, StoredCollection(collection), stored, judged)
+    writer.commit(0)
+    found = [rows.tolist() for rows in open_negatives(str(folder / "out")).of(np.arange(len(lengths)))]
+    assert [len(rows) for rows in found] == lengths.tolist()
+    return found
+
+
+def test_negatives_are_in_turn_or_in_the_order_of_their_source_each_once(tmp_path: Path) -> None:
+    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(10)]
+    judged = [("c", "d6", 0), ("a", "d1", 1), ("c", "d2", -1), ("b", "d4", 0), ("a", "d3", 2), ("c", "d8", 0)]
+    queries = [(name, "a query", "", []) for name in "abcd"]
+    rows = [(*row, "train") for row in judged] + [("d", "d4", 0, "test")]
+    collection = store(tmp_path / "c", [pa.Table.from_pylist(documents, DOCUMENTS)], queries, rows)
+    lists = {2: [(5, None), (9, 1), (6, 0), (7, None)], 3: [(1, 2)], 0: [(8, 0), (0, None)]}
+    mined = make_candidates(tmp_path / "n", collection, lists, "labelled_lists")
+    assert negatives_of(tmp_path / "mined", collection, mined) == [[8, 0], [], [5, 6, 7], []]
+    assert negatives_of(tmp_path / "judged", collection, judged="train") == [[], [4], [6, 2, 8], []]
+    assert negatives_of(tmp_path / "both", collection, mined, "train") == [[8, 0], [4], [5, 6, 2, 7, 8], []]
 
 
 def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +323,15 @@ def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, mined: B
     assert shown > 20
 
 
+def test_the_summary_tells_of_examples_that_have_no_negative_left(world: World, mined: BatchReader, tmp_path) -> None:
+    def summary(reader: BatchReader) -> str:
+        return Filter(validate(FilterConfig, world.inputs | {"output": ""}, "filter")).summary(reader.artifact)
+
+    assert re.fullmatch(r"12 batches, [0-9.]+% of negatives masked", summary(mined))
+    bare = run(world, tmp_path, false_negatives={"margin": 100.0})
+    assert summary(bare) == "12 batches, 100.00% of negatives masked, 48 of 48 examples without any left"
+
+
 def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'false_negatives\.surrogate_score' needs 'vectors'"):
         run(world, tmp_path / "r", vectors=None)
@@ -297,6 +341,14 @@ def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> N
     assert counts["masked by same text"] > 0
     audit = json.loads((tmp_path / "b" / "audit.json").read_text())
     assert audit["rules"]["same text"]["examples"][0]["score"] is None
+
+
+def older_pairs(world: World, folder: Path) -> str:
+    """As an earlier version made them: their known positives in files of another name."""
+    pairs = Artifact(world.inputs["pairs"])
+    files = {name: pq.read_table(pairs.path(name)) for name in pairs.names("pairs/")}
+    files["positives/0.parquet"] = pa.table({"key": [1]})
+    return artifact(folder / "older", "pairs", {}, pairs.manifest["inputs"], [{"files": files, "rows": pairs.rows}])
 
 
 def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
@@ -316,6 +368,7 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
         ({"negatives": foreign}, "don't come from the same collection"),
         ({"judged_negatives": "train"}, r"Split 'train' of .* judges no document with a relevance of 0 or less"),
         ({"judged_negatives": "dev"}, "no judgments of split 'dev'"),
+        ({"pairs": older_pairs(world, tmp_path)}, r"older has no positives.npy: another version .* Make it again"),
     ]):  # fmt: skip
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / f"{number}", **settings)

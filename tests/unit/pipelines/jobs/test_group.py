@@ -150,7 +150,7 @@ def test_bytes_are_a_function_of_the_input_and_the_seed(chunks: str, tmp_path, m
 
 @pytest.mark.parametrize("drawn", [None, 7])
 def test_many_rows_are_many_orders(chunks: str, tmp_path, monkeypatch, drawn: int | None) -> None:
-    monkeypatch.setattr(row_batches, "_ROWS_OF_AN_ORDER", 20)
+    monkeypatch.setattr(Group, "rows_of_an_order", 20)
     asked = {"epochs": 2, "small_domains": "drop", "grouping": {"batch_size": 4}, "batches_per_epoch": drawn}
     planned = Group(GroupConfig.model_validate({"collection": chunks, "output": "", **asked})).plan()
     orders = [shard for shard in planned if shard.name.startswith("order-00000")]

@@ -13,10 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.clustering.clusters import CLUSTERS, read_domain
-from pipelines.jobs import lookups
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
-from pipelines.jobs.pack import Pack, PackConfig, parts_of
+from pipelines.jobs.pack import Pack, PackConfig, Part, parts_of
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import PAIRS, read_pairs
 from raytriever.artifacts.artifact import Artifact
@@ -123,7 +122,7 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
     config = PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
     planned = Pack(config).plan()
     assert Counter(shard.name.rstrip("0123456789") for shard in planned) == {
-        "regions-": 2, "rows-": 1, "epoch=": 2, "epoch=00000-part-": 6, "epoch=00001-part-": 6, "epoch=00001-dealt-": 6,
+        "placed": 1, "parts-00000-": 6, "parts-00001-": 6, "shares-00001-": 6, "epoch-": 2,
     }  # fmt: skip
     found = packed(tmp_path / "a", packing=settings, **inputs)
     for epoch, shard in enumerate(found.shards):
@@ -170,13 +169,12 @@ def test_what_regions_set_aside_is_dealt_across_all_of_them(tmp_path: Path) -> N
     assert epoch_of(all_, 0) != epoch_of(all_, 1)
 
 
-def test_many_pairs_without_clusters_are_dealt_to_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pairs_without_clusters_are_dealt_to_regions(tmp_path: Path) -> None:
     domains = [("large", "large", "a", "large", "b")[number % 5] for number in range(590)] + ["tiny"] * 3
     queries, documents = topics(len(domains), 12, 30)
     pairs = store(tmp_path, queries=queries, documents=documents, domains=domains, per_file=70)["pairs"]
     random: dict[str, Any] = {"pairs": pairs, "small_domains": "drop", "epochs": 2}
     whole = packed(tmp_path / "whole", packing={"order": "random"}, **random)
-    monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 100)
     found = packed(tmp_path / "regions", packing={"order": "random", "region_pairs": 120}, **random)
     assert found.manifest["dropped"]["pairs of small domains"] == 2 * 3
     for epoch in range(2):
@@ -215,19 +213,20 @@ def test_settings_that_do_not_go_together(run: dict[str, str], tmp_path, names, 
 def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) -> None:
     inputs = all_of(run)
     whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)
-    each = [{"domains": [number, number + 1]} for number in range(len(Artifact(run["pairs_clusters"]).shards))]
+    names = [(str(shard.facts["domain"]),) for shard in Artifact(run["pairs_clusters"]).shards]
+    each = [Part(number, own) for number, own in enumerate(names)]
     monkeypatch.setattr("pipelines.jobs.pack.parts_of", lambda *_: each)
     settings = {"packing": PackingSettings(batch_size=SIZE, polish_sweeps=1), "output": str(tmp_path / "parts")}
     planned = Pack(PackConfig.model_validate(inputs | settings)).plan()
     domains = len(Artifact(run["pairs_clusters"]).shards)
     assert domains > 1
     assert [shard.name for shard in planned if shard.intermediate] == [
-        "rows-00000",
-        *(f"epoch={epoch:05d}-part-{part:05d}" for epoch in range(2) for part in range(domains)),
+        "placed",
+        *(f"parts-{epoch:05d}-{part:05d}" for epoch in range(2) for part in range(domains)),
     ]
     parts = packed(tmp_path / "parts", packing={"polish_sweeps": 1}, **inputs)
-    for of_whole, of_parts in zip(whole.shards, parts.shards, strict=True):
-        names = [f"{of_whole.name}/part-{part:05d}.parquet" for part in range(domains)]
+    for epoch, (of_whole, of_parts) in enumerate(zip(whole.shards, parts.shards, strict=True)):
+        names = [f"epoch={epoch:05d}/part-{part:05d}.parquet" for part in range(domains)]
         assert [file.name for file in of_parts.files] == names
         assert replace(of_parts, files=()) == replace(of_whole, files=())  # all facts
     assert [epoch_of(parts, epoch) for epoch in range(2)] == [epoch_of(whole, epoch) for epoch in range(2)]
@@ -236,8 +235,12 @@ def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) ->
 
 def test_parts_have_domains_after_one_another() -> None:
     def bounds(pairs: list[int], regions: list[int]) -> list[tuple[int, ...]]:
-        found = parts_of(pairs, regions, 10)
-        return [(*part["domains"], *([part["region"]] if "region" in part else [])) for part in found]
+        found = parts_of("abcdef"[: len(pairs)], pairs, regions, 10)
+        for part in found:
+            assert part.names == "abcdef"[part.first : part.first + len(part.names)]
+            assert part.regions == regions[part.first]
+        bounds = [(part.first, part.first + len(part.names)) for part in found]
+        return [of if part.region is None else (*of, part.region) for of, part in zip(bounds, found, strict=True)]
 
     assert bounds([3, 4, 3, 10, 9], [1] * 5) == [(0, 3), (3, 4), (4, 5)]
     assert bounds([5], [1]) == [(0, 1)]

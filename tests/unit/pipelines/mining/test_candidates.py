@@ -1,6 +1,5 @@
 """Lists are put together as a plain loop would and read back as written; hard negatives out of judgments."""
 
-import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from pipelines.mining.rules import UNJUDGED, JudgedPairs, Positives
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
-from retrieval.collections.collection import ParquetRows, StoredCollection
-from tests.unit.pipelines.jobs.made_up import Rows, store
+from retrieval.collections.collection import ParquetRows
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
 from tests.unit.small_run import make_artifact
 
@@ -142,34 +140,3 @@ def test_what_is_written_is_read_and_equal_lists_are_equal_bytes(stored, shards,
     other = make_artifact(tmp_path / "run", "run", {}, {}, {"run.trec": ""}, 0)
     with pytest.raises(UserError, match="of kind 'run', one of kind 'candidates' is needed"):
         mining.StoredCandidates(other)
-
-
-def collection_of(folder: Path, queries: list[str], judged: Rows) -> StoredCollection:
-    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(10)]
-    asked = [(query, "a query", "", []) for query in queries]
-    return StoredCollection(store(folder, [pa.Table.from_pylist(documents)], asked, judged))
-
-
-def test_judged_lists_are_in_the_order_of_the_judgments(tmp_path: Path) -> None:
-    judged = [("c", "d7", 0), ("a", "d1", 1), ("c", "d2", -1), ("a", "d9", 0), ("b", "d3", 2), ("c", "d5", 0)]
-    judged = [(*row, "train") for row in judged]
-    collection = collection_of(tmp_path / "c", ["a", "b", "c"], [*judged, ("b", "d4", 0, "test")])
-    ((queries, lists),) = mining.judged_lists(collection, "train")
-    assert queries.tolist() == [0, 2]
-    assert lists.to_pylist() == [[9], [7, 2, 5]]
-
-
-def test_ids_of_all_judgments_never_become_python_strings(tmp_path: Path) -> None:
-    names = [f"{number:02}" * 1000 for number in range(20)]
-    judged = [(query, f"d{document}", 0, "train") for query in names for document in range(10)] * 20
-    collection = collection_of(tmp_path / "c", names, judged)
-    ((queries, lists),) = mining.judged_lists(collection, "train")  # imports what is imported once
-    tracemalloc.start()
-    try:
-        assert len(next(mining.judged_lists(collection, "train"))[1]) == 20
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert queries.tolist() == list(range(20))
-    assert len(lists.values) == 4000
-    assert most < 2 << 20  # the ids of 4,000 judgments are 8 MB of text; rows and orders some 100 kB

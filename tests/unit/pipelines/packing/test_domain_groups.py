@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.packing.domain_groups import MERGED, group_domains
-from pipelines.pairs.pairs import DomainNumbers, keep_domains
+from pipelines.pairs.pairs import keep_domains, numbered_domains
 from raytriever.errors import UserError
 
 NAMES = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
@@ -22,8 +22,12 @@ DOMAINS = pa.chunked_array([NAMES[:11], NAMES[11:]])
 def test_small_domains_are_merged_or_dropped(size, small, names, labels) -> None:
     found = group_domains(DOMAINS, size, small)
     assert found.names == names
-    assert found.labels.tolist() == np.repeat(labels, (10, 3, 4, 9)).tolist()
-    assert found.dropped == (found.labels < 0).sum()
+    counts = (10, 3, 4, 9)
+    domains = ("wiki", "code", "größe\0", "größe")
+    assert found.number_of == {domain: label for domain, label in zip(domains, labels, strict=True) if label >= 0}
+    kept = [(label, count) for label, count in zip(labels, counts, strict=True) if label >= 0]
+    assert found.sizes == tuple(sum(count for label, count in kept if label == number) for number in range(len(names)))
+    assert found.dropped == 26 - sum(found.sizes)
 
 
 def test_small_domains_are_refused_by_name() -> None:
@@ -38,12 +42,12 @@ def test_small_domains_are_refused_by_name() -> None:
             group_domains(domains, size, small, limit="the floor")
 
 
-def test_domains_are_numbered_as_they_come_over_columns_and_chunks() -> None:
-    numbers = DomainNumbers()
-    assert numbers.of(pa.chunked_array([["b", "a"], [], ["a", "", "b"]])).tolist() == [0, 1, 1, 2, 0]
-    assert numbers.of(pa.chunked_array([["c", ""]])).tolist() == [3, 2]
-    assert numbers.of(pa.chunked_array([], pa.string())).tolist() == []
-    assert numbers.names == ["b", "a", "", "c"]
+def test_domains_are_numbered_as_they_come_over_chunks() -> None:
+    numbers, names = numbered_domains(pa.chunked_array([["b", "a"], [], ["a", "", "b"], ["c", ""]]))
+    assert numbers.tolist() == [0, 1, 1, 2, 0, 3, 2]
+    assert names == ["b", "a", "", "c"]
+    numbers, names = numbered_domains(pa.chunked_array([], pa.string()))
+    assert (numbers.tolist(), names) == ([], [])
 
 
 def test_a_column_may_be_longer_than_one_string_array() -> None:
@@ -51,9 +55,10 @@ def test_a_column_may_be_longer_than_one_string_array() -> None:
     column = pa.chunked_array([names] * 75)  # 2.3 GiB, of which 32 MiB are there
     with pytest.raises(pa.ArrowInvalid, match="overflow"):
         column.combine_chunks()
-    numbers = DomainNumbers()
-    np.testing.assert_array_equal(numbers.of(column), np.tile([0] + [1] * 31, 75))
-    assert [name[0] for name in numbers.names] == ["b", "a"]
+    numbers, known = numbered_domains(column)
+    np.testing.assert_array_equal(numbers, np.tile([0] + [1] * 31, 75))
+    assert [name[0] for name in known] == ["b", "a"]
+    assert group_domains(column, 1, "refuse").sizes == (31 * 75, 75)
 
 
 def test_the_number_that_each_domain_keeps() -> None:

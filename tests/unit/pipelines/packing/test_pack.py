@@ -14,7 +14,7 @@ from pipelines.clustering import bisection
 from pipelines.clustering.bisection import divide
 from pipelines.packing import pack as module
 from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.pack import Packing, PackingSettings, number_of_regions, pack, topic_batches
+from pipelines.packing.pack import Packing, PackingSettings, number_of_regions, pack, share, topic_batches
 from pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.errors import UserError
 
@@ -224,3 +224,20 @@ def test_a_region_sets_aside_what_is_shuffled(share: float, aside: int) -> None:
         assert len(np.unique(used)) == 48
         left_out |= set(range(50)) - set(used.tolist())
     assert left_out == set(range(50))
+
+
+@pytest.mark.parametrize("of", [1, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 64])
+def test_shares_are_disjoint_and_complete(count: int, of: int) -> None:
+    for turn in range(of):
+        items = np.arange(count)
+        shares = [items[share(count, number, of, turn)] for number in range(of)]
+        assert np.concatenate(shares).tolist() == items.tolist()
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(("items", "of"), [(64, 10), (128, 7), (1, 5)])
+def test_shares_of_as_many_lists_of_one_length_are_equal(items: int, of: int) -> None:
+    """Else each would be short of a whole batch by about half of one."""
+    lengths = [sum(len(range(items)[share(items, number, of, turn)]) for turn in range(of)) for number in range(of)]
+    assert lengths == [items] * of

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipelines import batch_description
 from pipelines.batch_description import show
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import RULES
@@ -22,7 +23,7 @@ from pipelines.reports import batches as drawn
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
-from raytriever.reports.report import Section
+from raytriever.reports.report import Details, Plot, Section
 from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
 from tests.unit.pipelines.jobs.batch_inputs import make_candidates
@@ -200,18 +201,37 @@ def vectors_of(run: dict[str, str], part: Any, ids: list[str]) -> np.ndarray:
     return StoredVectors(run["vectors"]).part(part).gather(np.array([int(id_[1:]) for id_ in ids]))
 
 
+def test_the_section_draws_one_batch_with_its_texts_and_examples_of_each_rule(small_run: Run) -> None:
+    section = section_of(small_run, "packing", "pairs", "vectors", "batches")
+    assert section is not None
+    (plot,) = (block for block in section.blocks if isinstance(block, Plot))
+    assert plot.caption.startswith("batch 0 of epoch 0 (")
+    folded = {block.summary: block.content for block in section.blocks if isinstance(block, Details)}
+    reader = BatchReader(small_run["batches"])
+    texts = str(folded["Texts of this batch"])
+    assert all(query.split()[0] in texts for query in reader.read(0, 0)["query"].to_pylist())
+    examples = folded["Examples of what each rule masked"]
+    assert isinstance(examples, Table)
+    audit = reader.artifact.read_json("audit.json")["rules"]
+    assert {row[0] for row in examples.rows} == {rule for rule, found in audit.items() if found["negatives"]}
+
+
 def test_the_larger_a_similarity_the_darker_and_masked_cells_are_marked() -> None:
     scores = np.array([[1, -1, 0], [0.5, 1, -0.5]], np.float32)
     mask = np.array([[False, False, True], [False, False, False]])
-    head, *lines = drawn.matrix_lines(scores, mask)
+    head, *lines = batch_description.matrix_lines(scores, mask)
     assert head == "similarities of 2 queries and their documents, from -1.00 to 1.00 (██); xx: masked"
     assert lines == ["    ██  xx", "    ▓▓██░░"]
-    assert [len(line) for line in drawn.matrix_lines(np.ones((90, 180)), np.zeros((90, 180), bool))][1:] == [84] * 40
+    assert [len(line) for line in batch_description.matrix_lines(np.ones((90, 180)), np.zeros((90, 180), bool))][
+        1:
+    ] == [84] * 40
 
 
 def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tmp_path, capsys, monkeypatch) -> None:
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(drawn, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"])
+    monkeypatch.setattr(
+        batch_description, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"]
+    )
     page = tmp_path / "page.html"
     show(small_run["batches"], 1, 0, small_run["vectors"], page)
     assert capsys.readouterr().out.endswith("\n\ndrawn\n")

@@ -298,6 +298,14 @@ def test_damaged_and_missing_files_are_named(place: str) -> None:
     assert refused(lambda: Artifact(place).verify()).startswith(f"{place}/ids/00001.txt is damaged")
 
 
+def test_a_file_that_only_another_version_writes_is_named(place: str) -> None:
+    artifact = make(place)
+    for read in (artifact.path, artifact.open, artifact.read_json):
+        said = refused(lambda read=read: read("positives.npy"))
+        assert said.startswith(f"{place} has no positives.npy: another version of Raytriever made it (raytriever ")
+        assert "algorithm version 1). Make it again" in said
+
+
 def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
     folder = Folder(place)
     with folder.scratch() as scratch:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.artifacts import long_columns
-from raytriever.artifacts.long_columns import joined, places_among, take_rows, take_texts
+from raytriever.artifacts.long_columns import joined, places_among, take_texts
 from retrieval.indexes.top_k import Ranking
 from retrieval.rankings import write_trec
 
@@ -22,9 +22,7 @@ def test_rows_and_lines_of_a_long_column() -> None:
         with pytest.raises(pa.ArrowInvalid, match="overflow"):
             join()
     rows = np.array([2399, 0, 1201, 1201, 7])
-    table = take_rows(pa.table({"id": LONG, "row": np.arange(len(LONG))}), rows)
-    assert [text[0] for text in table["id"].to_pylist()] == ["h", "a", "b", "b", "h"]
-    assert table["row"].to_pylist() == rows.tolist()
+    assert [text[0] for text in take_texts(LONG, rows).to_pylist()] == ["h", "a", "b", "b", "h"]
     file, ranking = io.BytesIO(), Ranking(np.array([[2399, 0]]), np.array([[2.0, 1.0]], dtype=np.float32))
     write_trec(file, ["q"], LONG, ranking, "tag")
     assert [line[:6] for line in file.getvalue().splitlines()] == [b"q Q0 h", b"q Q0 a"]

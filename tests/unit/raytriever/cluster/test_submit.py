@@ -1,6 +1,8 @@
 """Submitting without a cluster: what is refused, and a log that is followed while the cluster comes and goes."""
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +142,8 @@ LOG = "0123456789" * 3
 class Server:
     """Ray's client of a server that does one thing after another, after which the job is over.
 
-    A step is how many characters the log has, or an exception that the question for the job meets.
+    A step is how many characters of the log come before its connection breaks, or an exception that the question for
+    the job meets.
     """
 
     def __init__(self, *steps: Any) -> None:
@@ -156,8 +159,11 @@ class Server:
         self.length = len(LOG) if step is None else step
         return job("SUCCEEDED", 0) if step is None else job("RUNNING")
 
-    def get_job_logs(self, _: str) -> str:
-        return LOG[: self.length]
+    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+        for begin in range(0, self.length, 7):
+            yield LOG[begin : min(begin + 7, self.length)]
+        if self.length < len(LOG):
+            raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
 
 
 AWAY = ConnectionError("nothing answers")
@@ -179,6 +185,51 @@ def test_every_character_is_shown_once(capsys: pytest.CaptureFixture[str], steps
     assert capsys.readouterr().out == LOG
 
 
+def test_a_log_is_sent_once_and_obeyed_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long the job runs: what is asked again and again is how it goes, not its whole log."""
+
+    class Running(Server):
+        asked = sent = 0
+
+        def get_job_info(self, _: str) -> JobDetails:
+            self.asked += 1
+            return job("RUNNING") if self.asked < 20 else job("SUCCEEDED", 0)
+
+        async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+            while self.asked < 20:
+                self.sent += 1000
+                yield "\x1b" * 1000
+                await asyncio.sleep(0.01)
+
+    server = Running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submit, "_POLL_SECONDS", 0.02)
+        assert submit.follow_job(server, "name") == 0
+    shown = capsys.readouterr().out
+    assert len(shown) == server.sent > 5000
+    assert set(shown) == {"\ufffd"}
+
+
+def test_a_dead_connection_is_left_for_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Silent(Server):
+        tails = 0
+
+        async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+            self.tails += 1
+            if self.tails == 1:
+                yield LOG[:4]
+                await asyncio.Event().wait()
+            async for text in super().tail_job_logs(name):
+                yield text
+
+    monkeypatch.setattr(submit, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(submit, "_ANSWER_SECONDS", 0.05)
+    assert submit.follow_job(Silent(30), "name") == 0
+    assert capsys.readouterr().out == LOG
+
+
 def test_a_cluster_that_stays_away_is_given_up_in_the_end(waited: list[float]) -> None:
     with pytest.raises(UserError, match="ray job logs name --follow"):
         submit.follow_job(Server(12, *[AWAY] * 1000), "name")
@@ -188,11 +239,14 @@ def test_a_cluster_that_stays_away_is_given_up_in_the_end(waited: list[float]) -
 @pytest.mark.usefixtures("waited")
 def test_a_lost_log_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
     class Lost(Server):
-        def get_job_logs(self, _: str) -> str:
+        async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+            yield LOG[:3]
             raise RuntimeError("its node is gone")
 
-    assert submit.follow_job(Lost(12), "name") == 0  # how it ended is known without its log
-    assert "its node is gone" in logged[0]
+    assert submit.follow_job(Lost(12, 13), "name") == 0  # how it ended is known without its log
+    (said, ended) = logged  # once, not at each attempt
+    assert "its node is gone" in said
+    assert "done" in ended
     logged.clear()
     gone = RuntimeError("Request failed with status code 404: name does not exist")
     with pytest.raises(UserError, match="knows no job name"):

@@ -42,16 +42,17 @@ ONE_RATE = [(10.0 + second, 100) for second in range(41)]
         ),
         ([(1, 5), (21, 40)], {}, ["  embed: 45 texts, 2.0 texts/s, loss 1.5"]),
         ([(16, 0), (32, 5)], {}, ["  embed: no texts yet, loss 1.5", "  embed: 5 texts, 0.3 texts/s, loss 1.5"]),
+        ([(16, 0)], {"read": "corpus.jsonl"}, ["  embed: reading corpus.jsonl, loss 1.5"]),
         ([(16, 5)], {"total": 9}, ["  embed: 5 of 9 texts, loss 1.5"]),
         ([(1, 5), (14, 40)], {"total": 45}, []),
     ],
-    ids=["now and then", "without a total", "what is not known yet", "no rate yet", "short work"],
+    ids=["now and then", "without a total", "what is not known yet", "what is read", "no rate yet", "short work"],
 )
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lines):
     """When ``units`` are finished at each (second, units)."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with ProgressLine("embed", options.get("total"), "texts") as line:
+    with ProgressLine("embed", options.get("total"), "texts", options.get("read", "")) as line:
         line.start_at(options.get("start_at", 0))
         for second, units in steps:
             now[0] = second

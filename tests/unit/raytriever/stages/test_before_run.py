@@ -13,7 +13,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.recipe_run import run_recipe
-from raytriever.stages.stage import Stage, StageConfig, Stages
+from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig
 from tests.unit.small_run import make
@@ -46,7 +46,10 @@ class Watching(Stage[WatchingConfig]):
     def input_fingerprints(self) -> dict[str, str]:
         return {}
 
-    def make(self, shard, writer):  # noqa: ARG002
+    def phases(self):
+        return [Phase("all", WHOLE, self.note)]
+
+    def note(self, _, writer):
         self.happened.append((Path(self.config.output).name, "made"))
         return writer.commit(0)
 

@@ -24,7 +24,7 @@ from raytriever.settings.configuration import InputPath
 from raytriever.stages import stage as stages
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, StageConfig, batch_phases
 from tests.unit.small_run import make_artifact
 
 
@@ -41,23 +41,32 @@ class Numbers(Stage[NumbersConfig]):
     config_class = NumbersConfig
     failure: BaseException | None = None
 
-    def plan(self):
+    def phases(self) -> list[Phase]:
         return [
-            Shard("first", {"number": 1}, phase=0, intermediate=True),
-            Shard("b", {"number": 2}, phase=1),
-            Shard("a", {"number": 3}, phase=1),
+            Phase("first", WHOLE, self.write_first),
+            Phase("b", WHOLE, self.write_b, intermediate=False),
+            Phase("a", WHOLE, self.write_a, intermediate=False, beside=True),
         ]
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def write_first(self, _: None, writer: ShardWriter) -> ShardRecord:
+        return self.write(1, writer)
+
+    def write_b(self, _: None, writer: ShardWriter) -> ShardRecord:
+        return self.write(2, writer)
+
+    def write_a(self, _: None, writer: ShardWriter) -> ShardRecord:
+        return self.write(3, writer)
+
+    def write(self, number: int, writer: ShardWriter) -> ShardRecord:
         for name in ("one", "two"):
-            path = writer.path(f"{shard.name}/{name}.txt")
-            path.write_text(f"{self.config.first + shard.description['number']}")
-            writer.add(f"{shard.name}/{name}.txt")
+            path = writer.path(f"{writer.name}/{name}.txt")
+            path.write_text(f"{self.config.first + number}")
+            writer.add(f"{writer.name}/{name}.txt")
             if self.failure:
                 raise self.failure
-        if shard.phase == 1:
+        if number > 1:
             assert writer.read("first/one.txt") == str(self.config.first + 1).encode()
-        return writer.commit(shard.description["number"], counts={"files": 2})
+        return writer.commit(number, counts={"files": 2})
 
     def execute(self, pending, session, progress):  # noqa: ARG002
         for shard in reversed(pending):  # any order
@@ -215,7 +224,8 @@ def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> 
     """A worker of a killed run stores its record when the folder is cleared already."""
     taking = changed(stage, first=10)
     ArtifactWriter(stage.config.output, taking.derivation()).begin()
-    of_others = Shard("a", {"number": 3}, 0, derivation=stage.derivation().digest)
+    stage.make_shard(stage.plan()[0])
+    of_others = Shard("a", make="write_a", derivation=stage.derivation().digest)
     stage.make_shard(of_others)
     assert "shards/a.json" in files(stage.config.output)
     made = run(taking)
@@ -268,9 +278,9 @@ def test_threads_of_a_worker_load_once_and_each_line_and_number_arrives_once(
 ) -> None:
     monkeypatch.setattr(stages, "_use_assigned_cpus", lambda **_: None)
     maker = cloudpickle.loads(cloudpickle.dumps(stages._ShardMaker(Loaded(stage.config))))
-    shards = [{"name": name, "description": {"number": 1}} for name in ("a", "bad", "c")]
+    shards = [cloudpickle.dumps(Shard(name, 1, make="write")) for name in ("a", "bad", "c")]
     with ThreadPoolExecutor(3) as pool:
-        rows = list(pool.map(maker, [{"shard": np.array([json.dumps(shard)])} for shard in shards]))
+        rows = list(pool.map(maker, [{"shard": np.array([shard], dtype=object)} for shard in shards]))
     assert [row["error"] for row in rows] == [[""], ["refused"], [""]]
     assert [json.loads(row["record"][0])["name"] for row in (rows[0], rows[2])] == ["a", "c"]
     records = [record for row in rows for record in json.loads(row["logged"][0])]
@@ -291,17 +301,17 @@ class Squares(Stage[NumbersConfig]):
     config_class = NumbersConfig
     loaded: ClassVar[list[int]] = []
 
-    def plan(self):
-        return [Shard(name, {"number": number}) for number, name in enumerate("abc")]
+    def phases(self) -> list[Phase]:
+        return [Phase("", "abc", self.write_threads, intermediate=False)]
 
     def load(self) -> None:
         self.loaded.append(threadpoolctl.ThreadpoolController().info()[0]["num_threads"])
         self._loaded = True
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+    def write_threads(self, name: str, writer: ShardWriter) -> ShardRecord:
         assert self._loaded
         self.measured["shards"] += 1
-        writer.add_bytes(f"{shard.name}.txt", os.environ["OMP_NUM_THREADS"].encode())
+        writer.add_bytes(f"{name}.txt", os.environ["OMP_NUM_THREADS"].encode())
         return writer.commit(1)
 
 
@@ -336,3 +346,24 @@ def test_a_stage_is_as_long_as_its_inputs_take_to_read(tmp_path: Path, monkeypat
     assert asked == [(pytest.approx(seconds * share), False) for share in (2 / 3, 1 / 2, 0)]
     Squares(stage.config.model_copy(update={"resources": Resources(workers=1)})).is_made_here(shards, RaySession(4))
     assert asked[-1][1]
+
+
+def test_phases_follow_one_another_but_for_those_beside_the_one_before() -> None:
+    class Several(Stage[StageConfig]):
+        def phases(self) -> list[Phase]:
+            made = [Phase("none", (), self.write), Phase("some", range(2), self.write, beside=True)]
+            made += batch_phases([3, 0, 4], 2, self.write)
+            return [*made, Phase("end", WHOLE, self.write)]
+
+        def write(self, *_: object) -> ShardRecord:
+            raise AssertionError
+
+    planned = Several(StageConfig(output="out")).plan()
+    assert [(shard.name, shard.phase, shard.intermediate) for shard in planned] == [
+        ("some-00000", 0, True), ("some-00001", 0, True),
+        ("epoch=00000-00000", 1, False), ("epoch=00000-00001", 1, False),
+        ("epoch=00002-00000", 1, False), ("epoch=00002-00001", 1, False),
+        ("end", 2, True),
+    ]  # fmt: skip
+    assert [tuple(shard.task) for shard in planned[2:6]] == [(0, 0, 0, 2), (0, 1, 2, 3), (2, 0, 0, 2), (2, 1, 2, 4)]
+    assert {shard.make for shard in planned} == {"write"}

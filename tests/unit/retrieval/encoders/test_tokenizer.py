@@ -1,5 +1,7 @@
 """The end-of-sequence token and the length limit: what the settings, the folder and the model say, and who wins."""
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,94 @@ def test_a_folder_of_sentence_transformers_is_believed(tmp_path: Path) -> None:
     folder = save_sentence_transformer(tiny_model("qwen2"), tmp_path / "model", "lasttoken")
     assert ends(folder)[0] is False
     assert ends(folder, append_eos=True)[::2] == (True, [0])
+
+
+@pytest.mark.parametrize("template", ["<s> $A", "$A"])
+@pytest.mark.parametrize("plain", [True, False])
+def test_special_tokens_that_the_folder_asks_for_are_added(
+    tmp_path: Path, logged: list[str], template: str, plain: bool
+) -> None:
+    """e5-mistral's tokenizer_config.json asks for both; its tokenizer.json adds one of them, transformers 5 no more."""
+    folder = changed("llama", tmp_path / "base", "tokenizer.json", lambda tokenizer: set_template(tokenizer, template))
+    if not plain:
+        folder = save_sentence_transformer(folder, tmp_path / "model", "lasttoken")
+    asked = {"add_bos_token": True, "add_eos_token": True}
+    edited(folder / "tokenizer_config.json", lambda config: config.update(asked))
+    settings = {"pooling": "last_token"} if plain else {}
+    assert ends(folder, **settings)[::2] == (True, [2])
+    encoder = load_tiny(folder, **settings)
+    bare = encoder.tokenizer("the sea", add_special_tokens=False)["input_ids"]
+    assert encoder.tokenize_ids(["the sea"], "query") == [[1, *bare, 2]]
+    assert sum("add_eos_token" in line for line in logged) == 1  # however often it is loaded
+    assert sum("add_bos_token" in line for line in logged) == (template == "$A")
+    encoder.save(tmp_path / "exported")
+    assert_sentence_transformers_agrees(tmp_path / "exported", folder, **settings)
+    assert load_tiny(tmp_path / "exported").tokenize_ids(["the sea"], "query") == [[1, *bare, 2]]
+    assert ends(folder, append_eos=False, **settings)[0] is False
+
+
+def set_template(tokenizer: dict[str, Any], template: str) -> None:
+    """Of Llama's; without the first token it puts nothing around a text."""
+    if template == "$A":
+        tokenizer["post_processor"] = None
+
+
+def disagreeing(name: str, folder: Path, files: dict[str, dict[str, Any]], **settings: Any) -> Path:
+    """A sentence-transformers folder in whose JSON ``files`` the given values stand."""
+    save_sentence_transformer(tiny_model(name), folder, **settings)
+    for file, values in files.items():
+        path = folder / file
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    return folder
+
+
+CASED = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+
+
+@pytest.mark.parametrize(("name", "files", "said"), [
+    ("llama", {"tokenizer_config.json": {"model_max_length": 9}, "sentence_bert_config.json": {"max_seq_length": 20}},
+     r"cut at 20 tokens. max_seq_length is 20, but .* was made for 9"),
+    ("llama", {"config.json": {"max_position_embeddings": 12}, "sentence_bert_config.json": {"max_seq_length": 20}},
+     r"cut at 20 tokens. max_seq_length is 20, but .* was made for 12"),
+    ("bert", {"tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "do_lower_case": True},
+              "tokenizer.json": {"normalizer": CASED | {"lowercase": False}}},
+     r"tokenizer.json makes other tokens of .* than BertTokenizer"),
+    ("bert", {"1_Pooling/config.json": {"pooling_mode": "max", "pooling_mode_cls_token": True}},
+     r"pooling_mode 'max' counts, not the older \['cls'\]"),
+    ("bert", {"config_sentence_transformers.json": {"prompts": {"task": "T "}, "default_prompt_name": "task"}},
+     r"default_prompt_name is 'task', but queries and documents have prompts of their own"),
+])  # fmt: skip
+def test_a_folder_that_contradicts_itself_is_read_as_elsewhere_and_told(
+    tmp_path: Path, logged: list[str], name: str, files: dict[str, dict[str, Any]], said: str
+) -> None:
+    folder = disagreeing(name, tmp_path / "model", files)
+    assert_sentence_transformers_agrees(folder)
+    (line,) = logged
+    assert str(folder) in line
+    assert re.search(said, line)
+    load_tiny(folder).save(tmp_path / "exported")
+    logged.clear()
+    assert_sentence_transformers_agrees(tmp_path / "exported", folder)
+    assert not logged  # an export says everything once
+
+
+def test_learned_positions_end_texts_and_the_front_is_kept(tmp_path: Path, logged: list[str]) -> None:
+    files = {
+        "tokenizer_config.json": {"truncation_side": "left"},
+        "sentence_bert_config.json": {"max_seq_length": POSITIONS + 2},
+    }
+    encoder = load_tiny(disagreeing("roberta", tmp_path / "model", files))
+    assert encoder.contract.max_length == POSITIONS
+    long, short = encoder.tokenize_ids([LONG, LONG[:20]], "document")
+    assert long[:5] == short[:5]
+    assert any("cut at 48 tokens. max_seq_length is 50" in line for line in logged)
+    assert any("truncation_side" in line for line in logged)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_folder_that_agrees_with_itself_says_nothing(name: str, logged: list[str]) -> None:
+    load_tiny(tiny_model(name), pooling="mean")
+    assert not logged
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), [

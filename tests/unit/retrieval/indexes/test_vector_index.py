@@ -298,6 +298,15 @@ def test_wrong_input(vectors: NDArray[np.float32], filled: Callable[..., Any], t
         index_factory.empty_index(DIMENSION, "LSH")
     with pytest.raises(UserError, match=r"'IVFF16' makes no index of dimension 32. FAISS says: could not parse"):
         vector_index.train(vectors, "IVFF16", seed=0)
+    for factory, said in (
+        ("IVF16,PQ12x4fs", "cuts 32 numbers into 12 parts, .* PQ takes one of 1, 2, 4, 8, 16, 32."),
+        (
+            "OPQ8_24,PQ16",
+            "cuts 24 numbers into 16 parts, .* PQ takes one of 1, 2, 3, 4, 6, 8, 12, 24.",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            index_factory.empty_index(DIMENSION, factory)
     with pytest.raises(UserError, match=r"can't be trained on 9 vectors. FAISS says: .*clusters \(16\)"):
         vector_index.train(vectors[:9], "IVF16,Flat", seed=0)
     with pytest.raises(UserError, match=r"absent.faiss can't be read as an index. FAISS says: .*No such file"):

@@ -258,9 +258,9 @@ def test_a_static_encoder_is_told_with_the_precision_that_it_has(collection, tin
 def test_shards_grow_where_there_would_be_too_many(collection, model, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "MOST_SHARDS", 3)
     shards = stage(collection, model, tmp_path / "out").plan()
-    documents = [shard.description["rows"] for shard in shards if shard.description["part"] == "documents"]
-    assert documents == [[0, 8], [8, 16], [16, 23]]
-    assert [shard.description["rows"] for shard in shards[3:]] == [[0, 5]]  # seven texts, as asked for
+    documents = [(shard.task.begin, shard.task.end) for shard in shards if shard.task.part == "documents"]
+    assert documents == [(0, 8), (8, 16), (16, 23)]
+    assert [(shard.task.begin, shard.task.end) for shard in shards[3:]] == [(0, 5)]  # seven texts, as asked for
 
 
 @pytest.mark.parametrize(("gpus", "waiting", "warned"), [(1, 2.0, True), (1, 0.1, False), (0, 2.0, False)])

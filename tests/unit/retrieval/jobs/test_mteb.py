@@ -133,7 +133,7 @@ def test_mteb_loads_its_files_which_are_the_same_each_time_and_where_a_run_was_k
     writer = ArtifactWriter(stage.config.output, stage.derivation())
     writer.begin()
     one, *others, last = stage.plan()
-    assert (one.name, last.name, last.phase) == ("Flight", "results", 1)
+    assert (one.name, last.name, last.phase) == ("task-00000", "results", 1)
     made = [stage.make_shard(one)]
     again = job(tmp_path / "run", encoder, name="our/name")  # another process, which makes what is left
     monkeypatch.setattr(Flight, "load_data", lambda *_, **__: pytest.fail("made again"))

@@ -10,7 +10,7 @@ import pytrec_eval
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
-from pipelines.mining.candidates import StoredCandidates, mined_lists
+from pipelines.mining.candidates import StoredCandidates, mined_negatives
 from raytriever.artifacts.artifact import Artifact
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
@@ -122,9 +122,9 @@ def test_negatives_of_real_questions(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
     config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
     mined: dict[str, list[str]] = {}
-    for rows, lists in mined_lists(StoredCandidates(make(Mine(config)))):
-        for row, places in zip(rows.tolist(), lists.to_pylist(), strict=True):
-            mined[asked[row]["id"]] = [documents[place]["id"] for place in places]
+    for query_rows, document_rows in mined_negatives(StoredCandidates(make(Mine(config)))):
+        for query, document in zip(query_rows.tolist(), document_rows.tolist(), strict=True):
+            mined.setdefault(asked[query]["id"], []).append(documents[document]["id"])
     assert list(mined) == query_ids
     same = total = 0
     for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():

@@ -7,8 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from raytriever.cli import app
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.recipe_run import recipe_stages
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_collection
+from trainers.estimate.machines import find_gpus
+from trainers.estimate.recipe import Estimating
 
 RECIPE = """
 stages:
@@ -72,12 +76,57 @@ def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: st
     assert " 6 steps." in found
 
 
+RANKED = """
+stages:
+  corpus:
+    job: collect
+    source: {kind: trec, path: data/msmarco, documents: collection.tsv, queries: queries.tsv, qrels: {dev: qrels.tsv}}
+  chunks: {job: chunk, collection: corpus, chunking: {max_words: 40}}
+  words: {job: index, index: {kind: lexical, collection: corpus}}
+  vectors: {job: embed, collection: corpus, encoder: {model: sentence-transformers/all-MiniLM-L6-v2}}
+  index: {job: index, index: {kind: vectors, vectors: vectors}}
+  by_words: {job: search, index: words, collection: corpus, split: dev, top_k: 1000}
+  by_vectors: {job: search, index: index, collection: corpus, vectors: vectors, split: dev, top_k: 1000}
+  fused: {job: fuse, runs: {words: by_words, vectors: by_vectors}}
+  reranked: {job: rerank, run: fused, vectors: vectors, collection: corpus, depth: 100}
+  lists: {job: mine, run: by_words, collection: corpus, split: dev, number: 7}
+  evaluation:
+    {job: evaluate, collection: corpus, split: dev, runs: {fused: fused, reranked: reranked, vectors: by_vectors}}
+"""
+
+
+def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ranked.yaml").write_text(RANKED)
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("ranked.yaml", [], None)
+    estimating = Estimating(recipe_stages(recipe), find_gpus("h100", 8))
+    for name in recipe.stages:
+        estimating.add(name)
+    made = {name: found.made for name, found in estimating.found.items()}
+    documents, queries = 8_841_823, 55_578
+    assert (made["corpus"].documents, made["corpus"].queries()) == (documents, queries)
+    assert made["chunks"].documents == pytest.approx(1.75 * documents, rel=0.02)  # of 56 words, in four fifths of 40
+    assert made["vectors"].dimension == 384
+    assert made["index"].disk == 4 * 384 * documents
+    assert made["index"].shards == 38  # a third of a GiB each
+    assert made["words"].shards == 34
+    assert made["by_words"].results == made["fused"].results == 1_000 * queries
+    assert made["reranked"].disk == 52 * 100 * queries
+    assert made["lists"].disk == 12 * 7 * queries
+    seconds = {name: found.seconds for name, found in estimating.found.items()}
+    assert seconds["by_vectors"] > 5 * seconds["by_words"] > 0
+    assert seconds["evaluation"] == pytest.approx(0.36e-3 * 3 * queries, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
         (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
-        (["--gpus", "3", "--set", "model.training.batches_per_step=2"], "can't be shared by 3 workers"),
+        (
+            ["--gpus", "3", "--set", "model.training.batches_per_step=2"],
+            "batches_per_step 2 and 3 ranks don't divide",
+        ),
         (["--gpus", "128"], "can't be cut into 128 equal slices"),
         (
             [
@@ -88,8 +137,7 @@ def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: st
                 "--set",
                 "model.training.batches_per_step=16",
             ],
-            "model: A step of the 16 GPUs takes 16 batches (training.batches_per_step), and an epoch of"
-            " runs/recipe/batches has 10: set training.batches_per_step to 8,",
+            "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step).",
         ),
         (["--set", "model.encoder.model=org/unknown"], "model: How the model 'org/unknown' is built isn't known here"),
         (["--set", "model.batches=runs/none"], "model: How large the batches in runs/none are isn't known"),

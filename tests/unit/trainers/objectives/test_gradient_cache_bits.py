@@ -14,7 +14,7 @@ from raytriever.settings.configuration import without_inputs
 from tests.gpu.objectives import KINDS, epoch_batch, make_objective, make_rows
 from tests.unit.trainers.tiny import random_batch
 from trainers.objective import Objective
-from trainers.objectives.union import AnyObjectiveSettings
+from trainers.run_settings import AnyObjectiveSettings
 
 SELF_CONTRASTIVE = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
 CONTEXTUAL = {"kind": "contextual", "context_documents": 4, "sequence_dropout": 0.2}

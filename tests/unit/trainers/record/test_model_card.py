@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard
 
 from retrieval.encoders.specification import EncoderContract, VectorForm
 from trainers.objectives.pair_settings import ContrastiveSettings
-from trainers.objectives.union import AnyObjectiveSettings
 from trainers.record.model_card import Measured, model_card
+from trainers.run_settings import AnyObjectiveSettings
 
 CONTRACT = EncoderContract(
     model="f" * 64, pooling="mean", normalize=True, query_prompt="query: ", document_prompt="", max_length=256,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pipelines.jobs import left_out
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections import records, unfit_records
+from retrieval.collections import records
 from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
@@ -174,10 +175,10 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
                 given_out += 1
                 yield DocumentRecord(Place("/docs", line), f"d{line}", "", "x" * 300)
 
-    assert len(next(unfit_records.record_batches(Endless([], [], None), "documents"))) == given_out == 4
+    assert len(next(left_out.record_batches(Endless([], [], None), "documents"))) == given_out == 4
     monkeypatch.setattr(records, "_CHARACTERS_AT_ONCE", 1 << 30)
     given_out = 0
-    next(unfit_records.record_batches(Endless([], [], None), "documents"))
+    next(left_out.record_batches(Endless([], [], None), "documents"))
     assert given_out == records._RECORDS_AT_ONCE
 
 

@@ -1,0 +1,64 @@
+"""What a job says of its own cost: how much it makes of what it reads, and what that takes.
+
+Seconds are of one core, by constants measured as docs/scale.md and docs/benchmarks.md say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STORED = 0.42
+"""Bytes of texts on disk over those of the texts."""
+BYTES_OF_A_WORD = 6
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a stage reads or makes; 0 is unknown, or that there are none.
+
+    ``splits``: queries and judged pairs of each. ``pairs``, ``batches``: of an epoch, ``domains`` dividing the pairs.
+    ``rows``: of a batch; ``negatives``, ``candidates``: of one of its rows, or of a query. ``results``: of a run;
+    ``shards``: of an index. ``disk``: bytes.
+    """
+
+    documents: int = 0
+    document_bytes: float = 0
+    query_bytes: float = 0
+    splits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    pairs: int = 0
+    domains: tuple[int, ...] = ()
+    batches: int = 0
+    rows: int = 0
+    epochs: int = 1
+    negatives: int = 0
+    candidates: int = 0
+    dimension: int = 0
+    shards: int = 0
+    results: int = 0
+    disk: float = 0
+
+    def queries(self, split: str | None = None) -> int:
+        """Of one split, or of all."""
+        of_split = self.splits.get(split or "")
+        return sum(queries for queries, _ in ([of_split] if of_split else self.splits.values()))
+
+    @property
+    def texts(self) -> float:
+        """Bytes of all documents and queries."""
+        return self.documents * self.document_bytes + self.queries() * self.query_bytes
+
+    @property
+    def epoch_bytes(self) -> float:
+        """Of an epoch's batches on disk."""
+        row = self.document_bytes * (1 + self.negatives) + self.query_bytes
+        return self.pairs * (STORED * row + 12 * self.candidates)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``work``: seconds of so many equal ``tasks``, 0 where it isn't known what is read; ``alone``: seconds of one that
+    all others wait for. ``made``: what the stage makes."""
+
+    made: Size
+    work: float = 0
+    tasks: int = 1
+    alone: float = 0
