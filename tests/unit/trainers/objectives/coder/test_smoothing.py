@@ -32,6 +32,17 @@ def test_labels_are_finite_whatever_the_vectors_lengths(seed, items, lonely, red
         assert smoothed_labels(similarities, torch.ones(2), smoothing).isfinite().all()
 
 
+def test_exponential_weights_are_shares_of_their_row_whatever_the_lengths() -> None:
+    vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs()
+    vectors *= torch.linspace(0.2, 1.5, 12, dtype=torch.float64)[:, None]
+    similarities = vectors @ vectors.T
+    linear, ranked = neighbourhoods(similarities, 5, 0.5, "linear")
+    found, again = neighbourhoods(similarities, 5, 0.5, "exponential")
+    expected = torch.where(linear > 0, torch.exp(2.4 * similarities) - 1, 0.0)
+    torch.testing.assert_close(found, expected / expected.sum(dim=1, keepdim=True).clamp(min=1e-300))
+    assert torch.equal(ranked, again)
+
+
 @pytest.mark.parametrize("weights", ["linear", "exponential"])
 def test_an_item_in_nobodys_neighbourhood_has_a_row_of_zeros(weights):
     # two long vectors are the nearest of all four: the short ones are in no list but their own, if at all
