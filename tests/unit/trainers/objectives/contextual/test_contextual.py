@@ -127,6 +127,13 @@ def test_the_papers_way_reads_all(tiny_encoder: Path, monkeypatch: pytest.Monkey
     assert not spy.dropped  # in evaluation nothing is dropped
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_null_vector_is_trained_where_something_reads_it(tiny_encoder: Path, dropout: float) -> None:
+    """A gradient of zeros would still let weight decay shrink it."""
+    _, gradients = step(objective_of(tiny_encoder, sequence_dropout=dropout, context_documents=4))
+    assert ("query_encoder.null" in gradients) == (dropout > 0)
+
+
 def test_contexts_change_with_epoch_and_seed(tiny_encoder: Path) -> None:
     drawn = {}
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
