@@ -23,15 +23,22 @@ def test_scores_are_stored_with_the_tokens_of_long_chunks() -> None:
 
 
 @pytest.mark.parametrize("include_self", [False, True])
-def test_the_loss_is_that_of_the_vectors_and_scores(tiny_encoder: Path, include_self: bool) -> None:
+@pytest.mark.parametrize("encoded", [True, False])
+def test_the_loss_is_that_of_the_vectors_and_scores(
+    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, include_self: bool, encoded: bool
+) -> None:
+    """Of the encoder's vectors, and of drawn ones, of which no chunk is as near to another as that is to it."""
     settings = settings_of("replug").model_copy(update={"include_self": include_self})
     objective = make_objective("replug", tiny_encoder, settings=settings)
     rows = make_rows("replug", BATCH)
     size = len(rows)
     batch = objective.collate(rows)
-    found = objective(batch)
     with torch.no_grad():
-        queries, passages = (side.tolist() for side in objective.encode_sides(batch.chunks))
+        drawn = torch.randn(2, size, 4, generator=torch.Generator().manual_seed(0)).unbind()
+        sides = objective.encode_sides(batch.chunks) if encoded else drawn
+        monkeypatch.setattr(objective, "encode_sides", lambda _: sides)
+        found = objective(batch)
+    queries, passages = (side.tolist() for side in sides)
     losses = ScoreReader(settings.scores).read(0, BATCH, mean=True).tolist()
 
     def softmax(values: list[float]) -> list[float]:
