@@ -110,7 +110,7 @@ def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(
         r" objective\.gradient_cache true"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.Module, "to", full)
+        patch.setattr(training_run, "place", full)
         with pytest.raises(UserError, match=said):
             ran(settings(tiny_encoder, batches), tmp_path / "moved")
     monkeypatch.setattr(training_run, "shard", full)
