@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
+from retrieval.encoders.contextual.context_reader import own_weights
 from retrieval.encoders.contextual.contexts import ContextDescription, CorpusContext
 from retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
 from retrieval.encoders.contextual.encoder import ContextualEncoder
@@ -55,7 +56,11 @@ def own_module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 def encoder_of(family: str = "bert", **form: Any) -> ContextualEncoder:
     settings = {"normalize": True, "query_prompt": "query: ", "document_prompt": "a text "} | form
-    return contextual(family, dtype=torch.float32, **settings)
+    encoder = contextual(family, dtype=torch.float32, **settings)
+    with torch.no_grad():  # as after training: fresh ones are alike in every folder
+        for weight in own_weights(encoder).values():
+            weight.mul_(1.5).add_(0.05)
+    return encoder
 
 
 def written(encoder: ContextualEncoder, folder: Path, context: CorpusContext | None = None) -> Path:
