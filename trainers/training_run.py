@@ -93,7 +93,7 @@ def objective_to_train(settings: RunSettings, located: LocatedModels, device: to
 
 
 def place(objective: Objective[Any], settings: RunSettings, device: torch.device | None) -> Objective[Any]:
-    """Rounds frozen weights, moves all to ``device`` (None: leaves it where it is) and shares it out as settings say."""
+    """Rounds frozen weights, moves all to ``device`` (None: not at all) and shares it out, as the settings say."""
     if settings.autocasts_alone:
         round_frozen(objective)
     if device is not None:
