@@ -155,7 +155,7 @@ def build_batches(
     if not log.hasHandlers():
         configure_log()  # a program without any logging of its own sees how far it is
     given = _Given(drop_empty=drop_empty)
-    given.read(data, queries, documents, domains, judgments)
+    given.read(data, queries=queries, documents=documents, domains=domains, judgments=judgments)
     pairs = sum(grade > 0 for grade in given.grades.values())
     if not isinstance(batch_size, int | np.integer) or not 0 < batch_size <= pairs:
         raise UserError(f"batch_size is {batch_size!r:.60}, and there are {pairs} pairs. Give 1 to as many.")
@@ -229,7 +229,7 @@ class _Given:
         self.negatives = 0  # hard ones of an example
         self._drop_empty = drop_empty
 
-    def read(self, data: Any, queries: Any, documents: Any, domains: Any, judgments: Any) -> None:
+    def read(self, data: Any, *, queries: Any, documents: Any, domains: Any, judgments: Any) -> None:
         """Raises ``UserError`` that names the argument, and the row of what is wrong in it."""
         is_there = [part is not None for part in (queries, documents, domains, judgments)]
         if any(is_there) if data is not None else not all(is_there[:2]):

@@ -92,11 +92,11 @@ def objective_to_train(settings: RunSettings, located: LocatedModels, device: to
     return place(build_objective(settings.objective, towers, located, settings.training.seed), settings, device)
 
 
-def place(objective: Objective[Any], settings: RunSettings, device: torch.device) -> Objective[Any]:
-    """Puts what was built on the CPU on ``device``: frozen weights rounded, all shared out as the settings say."""
+def place(objective: Objective[Any], settings: RunSettings, device: torch.device | None) -> Objective[Any]:
+    """Rounds frozen weights, moves all to ``device`` (None: not at all) and shares it out, as the settings say."""
     if settings.autocasts_alone:
         round_frozen(objective)
-    if device.type != "cpu":
+    if device is not None:
         objective.to(device)
     if settings.sharding != "replicated":
         shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")

@@ -89,7 +89,7 @@ def fake_objective(settings: RunSettings, shape: Shape, fake: FakeTensorMode) ->
     """The run's objective with fake weights, in the state to be counted in."""
     objective = outlined_objective(settings, shape, "meta")
     make_fake(objective, fake)
-    return place(objective, settings, torch.device("cpu"))
+    return place(objective, settings, None)
 
 
 def _counted(settings: RunSettings, shape: Shape, workers: int) -> StepCost:

@@ -108,7 +108,7 @@ def test_a_base_that_comes_along_is_found_by_name(folder: Path) -> None:
     ("{based_on: quickstrat}", "'quickstrat', and there is no such recipe. Did you mean 'quickstart'?"),
     ("{based_on: absent.yaml}", "'absent.yaml', and there is no such recipe."),
     ("{based_on: mine.yaml}", "'mine.yaml', which leads back to itself (mine → mine)."),
-    ("{based_on: base.yaml, set: 3}", "'set' is 3; a mapping was expected, such as model.training.max_steps: 100."),
+    ("{based_on: base.yaml, set: 3}", "set is 3; a mapping was expected, such as model.training.max_steps: 100."),
     (
         "{based_on: base.yaml, set: {pears.split: dev}}",
         "set 'pears.split': 'pears' is no stage of Recipe base.yaml. Did you mean 'pairs'?",

@@ -174,7 +174,7 @@ def test_bad_rows_are_named(tmp_path: Path, settings: dict[str, Any], row: dict[
     ({}, "documents are missing; give documents and maybe queries and judgments, or give pairs"),
     ({"documents": {"table": "x"}, "pairs": {"splits": {"a": "x"}}}, "pairs hold .* already; leave out documents"),
     ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
-    ({"pairs": {"table": "x"}}, "'pairs': the splits are missing; give splits .*or table and split"),
+    ({"pairs": {"query": "x"}}, "'pairs': the table is missing; give table, or splits"),
     ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits and table exclude each other"),
     ({"documents": {"table": []}}, r"'documents\.table'"),
     ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
@@ -89,7 +88,7 @@ def run_settings(name: str, models: Path) -> RunSettings:
 
 def on_real_tensors(settings: RunSettings, shape: Shape) -> StepCost:
     """The peak by the profiler, which hears of every block that the allocator gives and takes."""
-    objective = place(outlined_objective(settings, shape), settings, torch.device("cpu"))
+    objective = place(outlined_objective(settings, shape), settings, None)
     counting = Counting()
     gc.collect()  # else what other tests have left may be freed meanwhile, and counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
