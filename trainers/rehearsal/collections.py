@@ -18,6 +18,7 @@ import yaml
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles, PairTables, SplitTables
 from pipelines.formats.dpr import Dpr
+from pipelines.formats.files import Files
 from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
@@ -346,6 +347,15 @@ def _write_topics(path: Path, queries: Sequence[Query]) -> None:
         _write_text(path, "".join(parts.format(q.id, q.text, q.text) for q in queries))
 
 
+def _write_files(_: Files, size: Size, folder: Path) -> None:
+    """Pages of Markdown, four sentences below each heading."""
+    for document in make_toy(str(folder), [], replace(size, words=_ARTICLE_WORDS)).documents:
+        sentences = document.text.split(". ")
+        sections = (sentences[first : first + 4] for first in range(0, len(sentences), 4))
+        text = "".join(f"\n## {section[0].split()[0]}\n\n{'. '.join(section)}.\n" for section in sections)
+        _write_text(folder / f"{document.id}.md", f"# {document.title}\n{text}")
+
+
 def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:
     toy = make_toy(str(folder), [*source.examples, *source.questions], size)
     passages = [{"title": d.title, "text": d.text, "score": 0, "passage_id": d.id} for d in toy.documents]
@@ -376,4 +386,5 @@ WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     ColumnFiles: _write_columns,
     TrecFiles: _write_trec,
     Dpr: _write_dpr,
+    Files: _write_files,
 }
