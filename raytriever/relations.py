@@ -6,6 +6,7 @@ downloaded. Imported by ``jobs/`` alone.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import duckdb
 
 _ROWS_AT_ONCE = 1 << 17
+ROW = pa.field("row", pa.int64(), nullable=False)
+"""A row's number."""
 _SHARE_OF_MEMORY = "50%"  # of the machine's, where nothing is set
 
 
@@ -74,17 +77,17 @@ def numbered_rows(artifact: Artifact, prefix: str, *columns: str) -> tuple[pa.Sc
     names = artifact.names(prefix, ".parquet")
     stored = pq.read_schema(artifact.open(names[0]))
     columns = columns or tuple(stored.names)
-    schema = pa.schema([*(stored.field(name) for name in columns), pa.field("row", pa.int64(), nullable=False)])
+    schema = pa.schema([*(stored.field(name) for name in columns), ROW])
+    batches = (pq.ParquetFile(artifact.open(name)).iter_batches(columns=columns) for name in names)
+    return schema, with_numbers(chain.from_iterable(batches), schema)
 
-    def tables() -> Iterator[pa.Table]:
-        first = 0
-        for name in names:
-            for batch in pq.ParquetFile(artifact.open(name)).iter_batches(columns=columns):
-                rows = pa.array(np.arange(first, first + len(batch)))
-                first += len(batch)
-                yield pa.table([*batch.columns, rows], schema=schema)
 
-    return schema, tables()
+def with_numbers(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: int = 0) -> Iterator[pa.Table]:
+    """Batches as tables of ``schema``, whose last column is ``ROW``: each row's number, counted from ``first``."""
+    for batch in batches:
+        rows = pa.array(np.arange(first, first + len(batch)))
+        first += len(batch)
+        yield pa.table([*batch.columns, rows], schema=schema)
 
 
 @contextmanager

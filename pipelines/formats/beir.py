@@ -81,8 +81,7 @@ class _BeirFormat(ColumnsFormat):
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments, split by split."""
         for split, name in self._splits.items():
-            for place, query, document, grade in read_qrels(self.folder, name):
-                yield JudgmentRecord(place, query, document, grade, split)
+            yield from read_qrels(self.folder, name, split)
 
 
 def _qrels_file(split: str) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from pipelines.chunking.markdown import blocks
 from pipelines.formats.source_tree import FileTree, SourceTreeFormat
 from raytriever.errors import UserError
+from raytriever.settings.configuration import parse_yaml
 from retrieval.collections.records import Source
 from retrieval.collections.text_lines import FileNames
 
@@ -46,8 +46,9 @@ class FilesFormat(SourceTreeFormat):
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
         if name.lower().endswith(_HTML):
-            self.facts["trafilatura"] = importlib.metadata.version("trafilatura")
             title, text = main_text(text)
+            if "trafilatura" not in self.facts:
+                self.facts["trafilatura"] = importlib.metadata.version("trafilatura")
         else:
             front_matter, text = split_front_matter(text)
             title = str(front_matter.get("title") or "")
@@ -57,16 +58,16 @@ class FilesFormat(SourceTreeFormat):
 def split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
     """The values between a first line ``---`` (YAML) or ``+++`` (TOML) and the next such line, and the text behind it.
 
-    What is no mapping stays a part of the text.
+    What is no mapping, or stands for too much, stays a part of the text.
     """
     found = _FRONT_MATTER.match(text)
     if found is None:
         return {}, text
     try:
-        values = yaml.safe_load(found["values"]) if found["fence"] == "---" else tomllib.loads(found["values"])
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, ValueError):
+        values = parse_yaml(found["values"], "") if found["fence"] == "---" else tomllib.loads(found["values"])
+    except (UserError, RecursionError, ValueError):  # TOML's errors are ValueErrors
         return {}, text
-    return (values, text[found.end() :]) if isinstance(values, dict) else ({}, text)
+    return values, text[found.end() :]
 
 
 def main_text(html: str) -> tuple[str, str]:

@@ -261,8 +261,7 @@ class TrecFormat(Format):
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments of qrels, then of triples, each split by split."""
         for split, name in self._qrels:
-            for place, query, document, relevance in read_qrels(self.folder, name):
-                yield JudgmentRecord(place, query, document, relevance, split)
+            yield from read_qrels(self.folder, name, split)
         for split, name in self._triples:
             for place, ids in tab_separated(self.folder, name, ["query id", "positive id", "negative id"]):
                 query, positive, negative = (column_id(id_, place) for id_ in ids)

@@ -24,7 +24,7 @@ from pipelines.jobs.lookups import earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, Unfinishable, UserError
-from raytriever.relations import open_relations
+from raytriever.relations import ROW, open_relations, with_numbers
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.cost import STORED, Cost, Size
@@ -32,12 +32,11 @@ from raytriever.stages.stage import BYTES_A_SECOND, WHOLE, Phase, Shard, Stage, 
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.held_out import TRAIN, NewSplits
 from retrieval.collections.reading import Limits, Piece, reading_within
-from retrieval.collections.records import Source
+from retrieval.collections.records import Format, Source
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own
 _COMPARED_BY = "compared"  # the shard
-_ROW = pa.field("row", pa.int64(), nullable=False)
 _MOVED = pa.schema([("query_id", pa.string()), ("split", pa.string())])
 _COMPARED: dict[Part, list[str]] = {
     "documents": ["id", "text_key"],
@@ -55,7 +54,7 @@ class SourcePiece(NamedTuple):
     name: str
     number: int
     piece: Piece | None
-    place: int = 0
+    place: int
 
     @property
     def read_by(self) -> str:
@@ -127,12 +126,8 @@ class Collect(Stage[CollectConfig]):
 
     def phases(self) -> list[Phase]:
         """Pieces of the sources are read, all records of a source compared, and the pieces written."""
-        pieces = [
-            SourcePiece(name, number, piece)
-            for name in self._names()
-            for number, piece in enumerate(self._pieces(name))
-        ]
-        pieces = [piece._replace(place=place) for place, piece in enumerate(pieces)]
+        found = [(name, *each) for name in self._names() for each in enumerate(self._pieces(name))]
+        pieces = [SourcePiece(*each, place) for place, each in enumerate(found)]
         return [
             Phase("read", pieces, self._read),
             Phase(_COMPARED_BY, WHOLE, self._compare),
@@ -145,15 +140,18 @@ class Collect(Stage[CollectConfig]):
 
     def reads(self) -> str:
         """The sources' first file, and how many more there are."""
-        first, *more = [file for name in self._names() for file in self._open(name).format.files] or [""]
+        first, *more = [file for format_ in self._formats() for file in format_.files] or [""]
         return f"{first} and {counted(len(more), 'more file')}" if more else first
 
     def _bytes(self) -> int:
         count = 0
-        for format_ in (self._open(name).format for name in self._names()):
+        for format_ in self._formats():
             sizes = format_.folder.files() if format_.files else {}
             count += sum(sizes.get(file, 0) for file in set(format_.files))
         return count
+
+    def _formats(self) -> Iterator[Format]:
+        return (self._open(name).format for name in self._names())
 
     def _pieces(self, name: str) -> list[Piece | None]:
         """None: all of the source."""
@@ -198,7 +196,7 @@ class Collect(Stage[CollectConfig]):
             self._refuse_absent(name)
             with open_relations(self.config.output, writer.path("spill"), self.config.resources) as db:
                 for part, columns in _COMPARED.items():
-                    schema = pa.schema([*map(record_schema(part).field, columns), _ROW])
+                    schema = pa.schema([*map(record_schema(part).field, columns), ROW])
                     db.load(f"CREATE TABLE {part} AS FROM stream", schema, self._numbered(name, part, schema))
                 source, record_at = self._open(name), partial(self._record_at, name)
                 find_left_out(db, source, record_at)
@@ -213,9 +211,6 @@ class Collect(Stage[CollectConfig]):
     def _pieces_of(self, name: str) -> Iterator[SourcePiece]:
         return (piece for piece in self._phases["read"].tasks if piece.name == name)
 
-    def _folder(self) -> Folder:
-        return Folder(self.config.output)
-
     def _refuse_absent(self, name: str) -> None:
         """Columns that no piece of the source has."""
         absent = defaultdict[str, set[str]](set)
@@ -229,15 +224,11 @@ class Collect(Stage[CollectConfig]):
     def _numbered(self, name: str, part: Part, schema: pa.Schema) -> Iterator[pa.Table]:
         """Columns of all records of a source, with the number of each."""
         for piece in self._pieces_of(name):
-            first = piece.row
-            for batch in self._records(_records_of(piece.read_by, part), _COMPARED[part]):
-                rows = pa.array(np.arange(first, first + len(batch)))
-                first += len(batch)
-                yield pa.table([*batch.columns, rows], schema=schema)
+            yield from with_numbers(self._records(_records_of(piece.read_by, part), _COMPARED[part]), schema, piece.row)
 
     def _records(self, file: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The records that a piece handed on, as many at once as were read at once."""
-        with self._folder().open_input(file) as source:
+        with Folder(self.config.output).open_input(file) as source:
             records = pq.ParquetFile(source)
             for group in range(records.num_row_groups):
                 yield records.read_row_group(group, columns=columns).combine_chunks().to_batches()[0]
@@ -253,7 +244,7 @@ class Collect(Stage[CollectConfig]):
         name = piece.name
         read, counts, dropped = earlier_record(self.config.output, piece.read_by), dict[Part, int](), Counter[str]()
         own_rows = [("row", ">=", piece.row), ("row", "<", piece.row + (1 << _ROW_BITS))]
-        with self._folder().open_input(_left_out(self._names().index(name))) as source:
+        with Folder(self.config.output).open_input(_left_out(self._names().index(name))) as source:
             left_out = pq.read_table(source, filters=own_rows)
         for part, schema in SCHEMAS.items():
             of_part = left_out.filter(pc.equal(left_out["part"], part))
@@ -275,13 +266,17 @@ class Collect(Stage[CollectConfig]):
 
     def _moved(self, batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
         """Judgments with the new splits of their queries; what else is of the split these came from is 'train'."""
-        with self._folder().open_input(_moved(self._names().index(name))) as source:
-            moved = pq.read_table(source)
         taken_from = earlier_record(self.config.output, _COMPARED_BY).facts[name]
+        if not taken_from:
+            yield from batches
+            return
+        with Folder(self.config.output).open_input(_moved(self._names().index(name))) as source:
+            moved = pq.read_table(source).combine_chunks()
+        queries, new = moved["query_id"].chunk(0), moved["split"].chunk(0)
         place = JUDGMENTS.get_field_index("split")
         for batch in batches:
-            found = pc.index_in(batch["query_id"], value_set=moved["query_id"].combine_chunks())
-            splits = pc.coalesce(moved["split"].combine_chunks().take(found), TRAIN)
+            found = pc.index_in(batch["query_id"], value_set=queries)
+            splits = pc.coalesce(new.take(found), TRAIN)
             splits = pc.if_else(pc.equal(batch["split"], taken_from), splits, batch["split"])
             yield batch.set_column(place, JUDGMENTS.field(place), splits)
 

@@ -51,8 +51,8 @@ def _text_keys(records: list[Any], *, compares: bool) -> NDArray[np.uint64]:
     return np.where([bool(text) for text in texts], keys, np.uint64(0))
 
 
-# A part's rows are numbered; the first of some that repeat each other is kept, of a format
-# whose judgments repeat the first that says most: a positive, then a grade of 0.
+# A part's rows are numbered. The first of some that repeat each other is kept; of a format whose judgments repeat, the
+# first that says most: a positive, then a grade of 0.
 
 FIRST = """
     CREATE TABLE first_{part} AS
@@ -128,8 +128,9 @@ def find_left_out(db: Relations, source: Source, record_at: RecordAt) -> None:
         db.run(REPEATED.format(part=texts))
     db.run(REPEATED_JUDGMENTS, repeats=format_.repeats)
     for part in SCHEMAS:
-        if format_.repeats if part == "judgments" else format_.keeps_first:
-            continue  # which one is kept is the format's to say
+        one_is_kept = format_.repeats if part == "judgments" else format_.keeps_first
+        if one_is_kept:
+            continue
         always = part != "judgments" and not format_.repeats  # equal judgments say nothing new
         for later, earlier in db.rows(REFUSED.format(part=part), always=always):
             raise _repetition(format_, record_at(part, later), record_at(part, earlier))
@@ -176,14 +177,14 @@ def moved_queries(
 
     Raises ``UserError`` where the split can't be shared out.
     """
-    format_, policies = source
-    if format_.judgments_name and policies.cross_validation:
-        return _share_out(db, format_.judgments_name, policies.cross_validation, record_at)
-    return _hold_out(db, format_.judgments_name, settings) if settings else ("", {})
+    (format_, policies), splits = source, [split for (split,) in db.rows(SPLITS)]
+    if splits and policies.cross_validation:
+        return _share_out(db, format_.judgments_name, splits, policies.cross_validation, record_at)
+    return _hold_out(db, format_.judgments_name, splits, settings) if splits and settings else ("", {})
 
 
 def _share_out(
-    db: Relations, judgments_name: str, folds: CrossValidation, record_at: RecordAt
+    db: Relations, judgments_name: str, splits: list[str], folds: CrossValidation, record_at: RecordAt
 ) -> tuple[str, dict[str, str]]:
     """Raises ``UserError`` where no judgment is of the split, or one of its queries is judged in another too."""
     for (row,) in db.rows(OF_TWO_SPLITS, split=folds.split):
@@ -195,21 +196,19 @@ def _share_out(
             f" '{folds.split}' alone (splits: [{folds.split}], where the kind has that setting), or take the query"
             " out of the other split."
         )
-    splits = [split for (split,) in db.rows(SPLITS)]
     if folds.split not in splits:
         raise UserError(
-            f"cross_validation.split is '{folds.split}', but {judgments_name} has no"
-            f" judgments of it. Splits there: {', '.join(splits)}."
+            f"cross_validation.split is '{folds.split}', but {judgments_name} has no judgments of it. Splits there:"
+            f" {', '.join(splits)}."
         )
     return folds.split, {query: folds.split_of(query) for (query,) in db.rows(QUERIES_OF, split=folds.split)}
 
 
-def _hold_out(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict[str, str]]:
+def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits) -> tuple[str, dict[str, str]]:
     """Queries for splits that are missing; ('', {}) where none is."""
-    splits = [split for (split,) in db.rows(SPLITS)]
     taken_from = splits[0] if len(splits) == 1 else TRAIN
     wanted = [split for split in NEW if split not in splits or split == taken_from]
-    if not splits or not wanted:
+    if not wanted:
         return "", {}
     if taken_from not in splits:
         raise UserError(
@@ -226,10 +225,13 @@ def _hold_out(db: Relations, where: str, settings: NewSplits) -> tuple[str, dict
     queries, documents = (answers[column].to_numpy() for column in ("query", "document"))
     found, stay_together = held_out(ids, queries, documents, dict.fromkeys(wanted, settings.size(len(ids))))
     told = ", ".join(f"{len(rows):,} are '{split}' now" for split, rows in found.items())
-    shared = "those that share a document stayed together"
+    shared = "; those that share a document stayed together" if stay_together else ""
+    log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}{shared}")
     if not stay_together:
-        shared = "Warning: most are linked by documents that they share, so some documents are trained on and tested"
-    log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}; {shared}")
+        log.warning(
+            "Warning: most are linked by documents that they share, so some documents are trained on and tested. Give"
+            " splits of your own where that matters."
+        )
     return taken_from, {ids[row]: split for split, rows in found.items() for row in rows.tolist()}
 
 

@@ -153,9 +153,8 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of what it is based on.")
     stages = {name: stages[name] for name in kept}
     stages = _changed(stages, values.get("set"), f"{where}: set", _where(base_path))
-    if last is None:
-        values = {key: base[key] for key in ("size", "sizes") if key in base} | values
-    own = {key: values[key] for key in ("description", "output", "next", "size", "sizes") if key in values}
+    sized = {key: base[key] for key in ("size", "sizes") if key in base and last is None}
+    own = sized | {key: values[key] for key in ("description", "output", "next", "size", "sizes") if key in values}
     suite = base["suite"]
     if is_measured_elsewhere and isinstance(suite, Mapping):
         suite = {"systems": suite.get("systems")}
@@ -247,12 +246,11 @@ def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -
     size, sizes = values.get("size"), values.get("sizes")
     if size is None and sizes is None:
         return stages
-    if not isinstance(sizes, Mapping) or size not in sizes:
-        there = ", ".join(sizes) if isinstance(sizes, Mapping) else "none"
-        raise UserError(
-            f"{where}: size is {size!r}, and the sizes are {there}.{did_you_mean(str(size), list(sizes or ()))}"
-        )
-    return _changed(dict(stages), sizes[size], f"{where}: sizes.{size}", where)
+    known = dict(sizes) if isinstance(sizes, Mapping) else {}
+    if str(size) not in known:
+        hint = did_you_mean(str(size), list(known))
+        raise UserError(f"{where}: size is {size!r}, and the sizes are {', '.join(known) or 'none'}.{hint}")
+    return _changed(dict(stages), known[str(size)], f"{where}: sizes.{size}", where)
 
 
 def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -61,8 +61,8 @@ def _drawn(ids: Sequence[str], group_of: NDArray[np.integer], sizes: Mapping[str
     order = np.lexsort((keys, group_of))
     _, first, members = np.unique(group_of[order], return_index=True, return_counts=True)
     group_keys = keys[order][first]  # of the member whose hash is least
-    is_small = members <= max(1.0, _LARGEST_GROUP * min(sizes.values()))
-    by_key = np.argsort(np.where(is_small, group_keys, np.uint64(2**64 - 1)), kind="stable")[: int(is_small.sum())]
+    small = np.flatnonzero(members <= max(1.0, _LARGEST_GROUP * min(sizes.values())))
+    by_key = small[np.argsort(group_keys[small], kind="stable")]
     filled = np.cumsum(members[by_key])
     found, begin = {}, 0
     for split, size in sizes.items():

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.reading import reading, reading_within, stretch_of
-from retrieval.collections.records import INT32, WHOLE_NUMBER, Place, Record
+from retrieval.collections.records import INT32, WHOLE_NUMBER, JudgmentRecord, Place, Record
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[
@@ -255,8 +255,8 @@ class _QrelsForm(NamedTuple):
     header: list[str] | None = None
 
 
-def read_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int]]:
-    """Place, query id, document id and grade (32 bits) of each judgment; blank lines are skipped.
+def read_qrels(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
+    """Each judgment, as one of ``split``; blank lines are skipped.
 
     The first line tells the form: BEIR's header ``query-id corpus-id score`` and columns between tabs; three such
     columns without a header; or TREC's four, ``query iteration document grade``, between ASCII spaces or tabs. Raises
@@ -278,7 +278,7 @@ def read_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int
         query, document, grade = (fields[column] for column in form.places)
         if not query or not document:
             raise UserError(f"{place} has an empty id: {text!r:.80}. A judgment names a query and a document.")
-        yield place, query, document, _grade(grade, place)
+        yield JudgmentRecord(place, query, document, _grade(grade, place), split)
 
 
 def _qrels_form(place: Place, line: str) -> _QrelsForm:

@@ -37,7 +37,10 @@ def examples_section(
         header = [f"{name} {values[name].values[measure][place]:.2f}" for name in rankings]
         columns = [documents.of(name, query) for name in rankings]
         rows = [[str(rank), *texts] for rank, texts in enumerate(zip(*columns, strict=True), 1)]
-        blocks += [f"{differences[place]:+.2f}  {documents.query(query)}", Table(["", *header], rows, text_columns=99)]
+        blocks += [
+            f"{differences[place]:+.2f}  {documents.query(query)}",
+            Table(["", *header], rows, text_columns=len(header) + 1),
+        ]
     lead = f"Queries by which {mine} gained and lost most {measure} against {other}; +: judged relevant."
     return Section("Examples", lead, blocks or ["No query differs."])
 

@@ -60,7 +60,7 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
         raise UserError(f"There is no qrels file {path}. Is the path right?")
     folder, name = Folder(str(Path(path).parent)), Path(path).name
     qrels: dict[str, dict[str, int]] = {}
-    for place, query, document, grade in read_qrels(folder, name):
+    for place, query, document, grade, _ in read_qrels(folder, name, ""):
         before = qrels.setdefault(query, {}).setdefault(document, grade)
         if before != grade:
             raise UserError(

@@ -1,6 +1,6 @@
 """What is shown of evaluated systems: the same blocks as lines for a terminal and in a section of a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -121,16 +121,14 @@ def _means_table(evaluated: Evaluated) -> Table:
 
 def verdict_table(evaluated: Evaluated) -> Table:
     """Whether the system that the evaluation calls ``mine`` is better than each of the others, by the first measure."""
-    mine, measure, rows = str(evaluated.metrics["mine"]), evaluated.measures[0], []
-    for found in evaluated.comparisons:
-        if found["measure"] != measure or mine not in (found["a"], found["b"]):
-            continue
-        sign, other = (1, found["b"]) if found["a"] == mine else (-1, found["a"])
-        difference, p = sign * found["details"]["mean_difference"], found["holm"]["t_test"]
-        decided = ("better" if difference > 0 else "worse") if p < evaluated.level else "not decided"
-        low, high = sorted(sign * end for end in found["details"]["interval"])
-        rows.append([other, decided, signed(difference), f"{signed(low)} to {signed(high)}", _p_value(p)])
-    header = [f"{mine} against", "", measure, "95% interval", "p"]
+    mine, rows = str(evaluated.metrics["mine"]), []
+    for measure, other, p in _differences(evaluated, mine):
+        if measure == evaluated.measures[0]:
+            said = "better" if other.value < 0 else "worse"
+            decided = said if other.is_significant else "not decided"
+            interval = f"{signed(-other.high)} to {signed(-other.low)}"
+            rows.append([other.name, decided, signed(-other.value), interval, _p_value(p)])
+    header = [f"{mine} against", "", evaluated.measures[0], f"{_confidence(evaluated)} interval", "p"]
     caption = f"Not decided: over {evaluated.metrics['queries']:,} queries the difference may be chance."
     return Table(header, rows, caption if any("not decided" in row for row in rows) else "", text_columns=2)
 
@@ -153,8 +151,8 @@ def pair_table(evaluated: Evaluated) -> Table:
             ]
         )
     first = evaluated.comparisons[0]["details"]
-    confidence, margin = f"{first['confidence']:.0%}", f"±{first['margin']:g}"
-    header = ["measure", "pair", "diff.", f"{confidence} interval", "d_z", "won", "equal", "lost"]
+    margin = f"±{first['margin']:g}"
+    header = ["measure", "pair", "diff.", f"{_confidence(evaluated)} interval", "d_z", "won", "equal", "lost"]
     caption = (
         f"Differences of the means, with bootstrap intervals over queries; d_z: in units of the differences' standard"
         f" deviation; queries won, equal and lost; p-values, Holm-corrected: paired t-test, permutation, equivalence"
@@ -163,20 +161,30 @@ def pair_table(evaluated: Evaluated) -> Table:
     return Table([*header, "t-test", "permut.", f"in {margin}"], rows, caption, text_columns=2)
 
 
-def _difference_plot(evaluated: Evaluated, baseline: str) -> Plot:
-    panels: dict[str, list[Interval]] = {measure: [] for measure in evaluated.measures}
+def _confidence(evaluated: Evaluated) -> str:
+    return f"{evaluated.comparisons[0]['details']['confidence']:.0%}"
+
+
+def _differences(evaluated: Evaluated, system: str) -> Iterator[tuple[str, Interval, float]]:
+    """By measure, how far each other system is above this one, whether significantly, and the t-test's p."""
     for comparison in evaluated.comparisons:
         a, b, details = comparison["a"], comparison["b"], comparison["details"]
-        if baseline not in (a, b):
+        if system not in (a, b):
             continue
-        sign = -1.0 if a == baseline else 1.0
+        sign = -1.0 if a == system else 1.0
         low, high = sorted(sign * end for end in details["interval"])
-        is_significant = comparison["holm"]["t_test"] < evaluated.level
-        difference = sign * details["mean_difference"]
-        panels[comparison["measure"]].append(Interval(b if a == baseline else a, difference, low, high, is_significant))
+        p = comparison["holm"]["t_test"]
+        other, difference = b if a == system else a, sign * details["mean_difference"]
+        yield comparison["measure"], Interval(other, difference, low, high, p < evaluated.level), p
+
+
+def _difference_plot(evaluated: Evaluated, baseline: str) -> Plot:
+    panels: dict[str, list[Interval]] = {measure: [] for measure in evaluated.measures}
+    for measure, interval, _ in _differences(evaluated, baseline):
+        panels[measure].append(interval)
     svg = interval_panels(panels, f"difference from '{baseline}'", "Differences of the means from the baseline")
     caption = (
-        f"Mean difference from '{baseline}' with its {evaluated.comparisons[0]['details']['confidence']:.0%} bootstrap"
+        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap"
         f" interval over queries. Filled: significant at {evaluated.level:g} (paired t-test, Holm-corrected); hollow:"
         " not. Tests and intervals speak of the choice of queries; how much another training seed would change is not"
         " in them."

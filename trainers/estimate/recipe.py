@@ -110,8 +110,10 @@ class Estimating:
         if not isinstance(encoder, EncoderSettings):
             return False
         maker = made_by(self._stages, encoder.model)
-        if encoder.static or maker is not None:
-            return encoder.static or (maker is not None and self._is_static(maker))
+        if encoder.static:
+            return True
+        if maker is not None:
+            return self._is_static(maker)
         return Path(encoder.model).is_dir() and read_modules(Path(encoder.model)).is_static
 
     def _on_cores(self, stage: Stage[Any], read: Size) -> Estimate:

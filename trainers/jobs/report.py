@@ -73,6 +73,11 @@ class ReportConfig(StageConfig):
         if not input_paths(self):
             names = ", ".join(_KINDS)
             raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}")
+        if self.runs and (len(self.runs) < 2 or not self.evaluation or not self.collection):
+            raise ValueError(
+                "runs are two rankings or more of the 'evaluation', over the 'collection': name them all, or leave runs"
+                " out"
+            )
         return self
 
 
@@ -109,27 +114,31 @@ class Report(Stage[ReportConfig]):
         return {name: Artifact(paths[name], kind) for name, kind in _KINDS.items() if name in paths}
 
     def check_settings(self, stages: Stages) -> None:
-        """A baseline that the run doesn't evaluate."""
+        """A baseline, or runs, that the run doesn't evaluate."""
         evaluator = made_by(stages, self.config.evaluation) if self.config.evaluation else None
         if evaluator is not None:
-            self._check_baseline(list(getattr(evaluator.config, "runs", {})), evaluator.config.output)
+            self._check_systems(list(getattr(evaluator.config, "runs", {})), evaluator.config.output)
 
-    def _check_baseline(self, systems: Sequence[str], evaluation: str) -> None:
-        baseline = self.config.baseline
-        if baseline is not None and systems and baseline not in systems:
-            raise UserError(
-                f"baseline is '{baseline}', which {evaluation} does not evaluate.{did_you_mean(baseline, systems)}"
-            )
+    def _check_systems(self, systems: Sequence[str], evaluation: str) -> None:
+        named = [("baseline", self.config.baseline), *(("runs", name) for name in self.config.runs)]
+        for key, system in named if systems else ():
+            if system is not None and system not in systems:
+                raise UserError(
+                    f"{key} is '{system}', which {evaluation} does not evaluate.{did_you_mean(system, systems)}"
+                )
 
     def check_inputs(self, there: Set[str]) -> None:
-        """A baseline that was not evaluated."""
+        """A baseline, or runs, that were not evaluated."""
         if "evaluation" in there:
             evaluation = Artifact(str(self.config.evaluation), _KINDS["evaluation"])
-            self._check_baseline(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
+            self._check_systems(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
 
     def phases(self) -> list[Phase]:
         """One task; refuses artifacts that don't come from one another."""
-        _check_origins(self._artifacts())
+        found = self._artifacts()
+        _check_origins(found)
+        if self.config.runs:
+            require_same_origin("collection", found["collection"], *self._rankings().values())
         return [Phase("all", WHOLE, self._write, intermediate=False)]
 
     def _write(self, _: None, writer: ShardWriter) -> ShardRecord:
@@ -145,10 +154,12 @@ class Report(Stage[ReportConfig]):
         collection = StoredCollection(paths["collection"]) if "collection" in paths else None
         vectors = StoredVectors(paths["vectors"]) if "vectors" in paths else None
         batches = BatchReader(paths["batches"]) if "batches" in paths else None
+        evaluation = StoredEvaluation(paths["evaluation"]) if "evaluation" in paths else None
+        rankings = self._rankings()
         pairs, clusters, packing = found.get("pairs"), found.get("clusters"), found.get("packing")
         sections = [
-            self._result(found.get("evaluation")),
-            self._examples(collection),
+            self._result(evaluation) if evaluation else None,
+            examples_section(evaluation, rankings, collection) if rankings and evaluation and collection else None,
             data_section(collection, pairs),
             chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
             clusters_section(clusters) if clusters else None,
@@ -160,20 +171,13 @@ class Report(Stage[ReportConfig]):
         ]
         return [section for section in sections if section is not None]
 
-    def _result(self, evaluation: Artifact | None) -> Section | None:
-        if evaluation is None:
-            return None
-        stored = StoredEvaluation(evaluation.uri)
+    def _result(self, stored: StoredEvaluation) -> Section:
         level = stored.config["significance_level"]
         evaluated = Evaluated(stored.metrics, stored.comparisons, level, stored.domains)
         return result_section(evaluated, self.config.baseline)
 
-    def _examples(self, collection: StoredCollection | None) -> Section | None:
-        config = self.config
-        if not config.runs or config.evaluation is None or collection is None:
-            return None
-        rankings = {name: StoredRanking(path) for name, path in config.runs.items()}
-        return examples_section(StoredEvaluation(config.evaluation), rankings, collection)
+    def _rankings(self) -> dict[str, StoredRanking]:
+        return {name: StoredRanking(path) for name, path in self.config.runs.items()}
 
 
 def _check_origins(found: Mapping[str, Artifact]) -> None:

@@ -348,12 +348,11 @@ def _write_topics(path: Path, queries: Sequence[Query]) -> None:
 
 
 def _write_files(_: Files, size: Size, folder: Path) -> None:
-    """Pages of Markdown, four sentences below each heading."""
-    for document in make_toy(str(folder), [], replace(size, words=_ARTICLE_WORDS)).documents:
-        sentences = document.text.split(". ")
-        sections = (sentences[first : first + 4] for first in range(0, len(sentences), 4))
-        text = "".join(f"\n## {section[0].split()[0]}\n\n{'. '.join(section)}.\n" for section in sections)
-        _write_text(folder / f"{document.id}.md", f"# {document.title}\n{text}")
+    """Pages of Markdown, a document below each heading."""
+    documents = make_toy(str(folder), [], size).documents
+    for first in range(0, len(documents), _PASSAGES):
+        sections = [f"## {each.title}\n\n{each.text}\n" for each in documents[first : first + _PASSAGES]]
+        _write_text(folder / f"{first}.md", "\n".join(sections))
 
 
 def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:

@@ -16,6 +16,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from tests.unit.retrieval.judged import make_run_artifact
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection, make_run, make_vectors
 from trainers.jobs.report import Report, ReportConfig
 
@@ -112,6 +113,22 @@ def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -
     stage = Report(ReportConfig(**evaluation, output=str(tmp_path / "other"), baseline="traned"))
     with pytest.raises(UserError, match=r"does not evaluate\. Did you mean 'trained'\?"):
         stage.check_inputs({"evaluation"})
+
+
+def test_runs_of_examples_are_those_of_the_evaluation_and_of_the_collection(
+    run: dict[str, str], other: str, tmp_path: Path
+) -> None:
+    inputs = {name: run[name] for name in ("collection", "evaluation")}
+    strange = make_run_artifact(tmp_path / "strange", other, {"q1": {"d1": 1.0}})
+    runs = {"base <i>": strange, "traned": strange}
+    stage = Report(ReportConfig(**inputs, runs=runs, output=str(tmp_path / "report")))
+    with pytest.raises(UserError, match=r"^runs is 'traned', which .* does not evaluate\. Did you mean 'trained'\?"):
+        stage.check_inputs({"evaluation"})
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        stage.plan()
+    for less in ({**inputs, "runs": {"trained": "x"}}, {"evaluation": run["evaluation"], "runs": runs}):
+        with pytest.raises(UserError, match="runs are two rankings or more of the 'evaluation', over the 'collection'"):
+            validate(ReportConfig, {**less, "output": "y"}, "Settings of report")
 
 
 def test_results_by_domain_are_in_the_report_where_there_are_any(run: dict[str, str], tmp_path: Path) -> None:

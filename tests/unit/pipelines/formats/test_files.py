@@ -1,5 +1,6 @@
 """Pages of a folder: front matter is metadata, HTML is its main text, titles are found."""
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -101,3 +102,27 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "trafilatura", None)
     with pytest.raises(UserError, match=r"HTML is read by trafilatura, .* pip install 'raytriever\[html\]'; or leave"):
         main_text("<p>x</p>")
+
+
+def test_html_without_the_library_is_refused_where_it_is_not_installed_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    (tmp_path / "a.html").write_text(HTML)
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    with pytest.raises(UserError, match=r"pip install 'raytriever\[html\]'"):
+        contents(opened(tmp_path))
+
+
+@pytest.mark.parametrize("values", [
+    "a: &a [x, x]\n" + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]\n" for n in range(20))
+    + "title: *u\n",
+    f"title: {'[' * 5000}\n",
+])  # fmt: skip
+def test_front_matter_that_stands_for_too_much_is_text(values: str) -> None:
+    text = f"---\n{values}---\nx"
+    assert split_front_matter(text) == ({}, text)
+    assert split_front_matter(f"+++\na = {'[' * 5000}\n+++\nx")[0] == {}

@@ -166,6 +166,10 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
     )
     path.write_text("size: quick\nstages: {a: {job: collect}}")
     assert "size is 'quick', and the sizes are none." in refused(str(path))
+    path.write_text(SIZED)
+    assert "size is ['quick'], and the sizes are quick, good, bare." in refused(str(path), "size=[quick]")
+    path.write_text("size: quick\nsizes: 3\nstages: {a: {job: collect}}")
+    assert "size is 'quick', and the sizes are none." in refused(str(path))
 
 
 @pytest.mark.parametrize("name", recipe_names())

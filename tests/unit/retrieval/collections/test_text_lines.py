@@ -313,7 +313,9 @@ def test_a_long_object_is_not_read_over_and_over(tmp_path: Path, monkeypatch: py
 
 def judgments(folder: Path, text: str) -> list[tuple[int, str, str, int]]:
     (folder / "test.tsv").write_bytes(text.encode())
-    return [(place.line, *values) for place, *values in read_qrels(Folder(str(folder)), "test.tsv")]
+    records = list(read_qrels(Folder(str(folder)), "test.tsv", "test"))
+    assert {record.split for record in records} <= {"test"}
+    return [(place.line, *values) for place, *values, _ in records]
 
 
 @pytest.mark.parametrize(("text", "expected"), [
