@@ -291,7 +291,11 @@ class _Given:
         for name, cells in found["document"] + found["negative"]:
             is_positive = name == positive
             for row, cell in enumerate(cells):
-                for text, id_ in zip_longest(_listed(cell), _listed(document_ids[row]) if is_positive else ()):
+                listed = _listed(cell)
+                ids = _listed(document_ids[row]) if is_positive else []
+                if is_positive and not listed:
+                    listed = [None]
+                for text, id_ in zip_longest(listed, ids):
                     place = _place(row, name)
                     document = self._add("document", text, place, id_, domains[row], may_lack=not is_positive)
                     if asked[row] and document and not self.grades.setdefault((asked[row], document), int(is_positive)):
@@ -350,8 +354,8 @@ def _columns(argument: str, table: Any, needed: str) -> _Columns:
 
 
 def _listed(cell: Any) -> list[Any]:
-    """The texts of a cell, which holds one or a list of them; in place of an empty list a missing text."""
-    return (list(cell) or [None]) if isinstance(cell, list | tuple | np.ndarray) else [cell]
+    """The texts of a cell, which holds one or a list of them."""
+    return list(cell) if isinstance(cell, list | tuple | np.ndarray) else [cell]
 
 
 def _place(row: int, name: str) -> str:
@@ -381,7 +385,7 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
             names = " and ".join(repr(name) for name, _ in found[role])
             raise UserError(f"The columns {names} would all be {role!r}. Leave out all but one.")
     absent = [side for side in _PARTS if not found[side]]
-    texts = [column for column in found[""] if any(isinstance(_listed(cell)[0], str) for cell in column[1])]
+    texts = [column for column in found[""] if any(isinstance(text, str) for cell in column[1] for text in _listed(cell)[:1])]
     if absent and len(texts) != len(absent):
         there = ", ".join(repr(name) for name, _ in columns) or "none"
         raise UserError(f"No column is named {absent[0]!r}. Columns there: {there}. Rename those that are meant.")

@@ -206,7 +206,7 @@ def test_vectors_of_negatives_stand_behind_those_of_documents() -> None:
         "negative_1": NAMED["negative"],
         "negatives": lists,
     }
-    texts = NAMED["positive"] + NAMED["negative"] + [text for of_row in lists for text in of_row or [""]]
+    texts = NAMED["positive"] + NAMED["negative"] + [text for of_row in lists for text in of_row]
     vector_of = {text: np.random.default_rng(number).normal(size=8) for number, text in enumerate(texts)}
     given = {"query_vectors": [vector_of[text] for text in NAMED["positive"]]}
     given["document_vectors"] = [vector_of[text] for text in texts]

@@ -1,0 +1,48 @@
+"""What is tried: students, learning rates, temperatures, and the trials as they are stored."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.head_to_head.data import Limits
+from benchmarks.head_to_head.trial import Student
+from benchmarks.head_to_head.ways import WAYS
+
+TEMPERATURES = (0.05, 0.02, 0.01)
+REFERENCE = "pairs"
+"""The way whose time the others are given too."""
+MAX_LENGTH = 64
+_STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their guided loss takes transformers alone
+_TRANSFORMER = (
+    REFERENCE, "mined negatives, positive-aware", "guided", "contextual", "contextual, mined negatives", "in turns",
+    "random, masked", "pairs, batches of 256", "contextual, batches of 256", "pairs, a dataset a domain",
+)  # fmt: skip
+STUDENTS = {
+    "static": Student(0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC),
+    "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``purpose``: tuning, or a final one with equal ``data`` or equal ``seconds``; then ``steps`` is given."""
+
+    student: str
+    collection: str
+    way: str
+    purpose: str
+    seed: int
+    learning_rate: float
+    temperature: float
+    steps: int | None = None
+
+
+def stored_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines; the last one may have been cut off."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            print(f"Left out: a line of {file} that is cut off.")

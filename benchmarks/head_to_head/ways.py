@@ -1,0 +1,179 @@
+"""The ways of training that are compared: what each makes of a collection's pairs, and with which loss.
+
+All of them train by ``SentenceTransformerTrainer``, so a step costs the same and differences lie in batches and losses.
+Theirs are sentence-transformers' own losses and samplers. Ours are batches of ``raytriever.build_batches``, replayed
+with their masks. Cached losses have the gradients of those used here, so large batches do without them.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+from sentence_transformers.util import mine_hard_negatives
+from torch import nn
+
+from benchmarks.head_to_head.data import Base, Collection
+from raytriever import (
+    MaskedContrastiveLoss,
+    StoredBatchSampler,
+    build_batches,
+    training_columns,
+)
+
+Loss = Callable[[SentenceTransformer, float], nn.Module]
+"""Of a student, at a temperature."""
+_RELATIVE_MARGIN = 0.05  # positive-aware mining, as the library's documentation recommends
+
+
+@dataclass(frozen=True)
+class Way:
+    """``side``: whose it is. ``negatives``: how they are mined. ``settings``: of ``build_batches``, if it is ours."""
+
+    side: Literal["theirs", "ours"]
+    batch: int = 64
+    negatives: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    guided: bool = False
+    domains_apart: bool = False
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a trainer is given. ``masked``: share of negatives left out. ``seconds``: of processor time it took."""
+
+    data: Dataset | dict[str, Dataset]
+    loss: Loss
+    sampler: Any
+    masked: float | None
+    seconds: float
+
+
+_DEFAULT = {"num_negatives": 3}
+_POSITIVE_AWARE = {"num_negatives": 3, "relative_margin": _RELATIVE_MARGIN}
+_TURNS = {"packing.packing.shuffled": [1, 0]}
+WAYS = {
+    "pairs": Way("theirs"),
+    "pairs, batches of 16": Way("theirs", 16),
+    "pairs, batches of 256": Way("theirs", 256),
+    "pairs, batches of 1,024": Way("theirs", 1024),
+    "pairs, a dataset a domain": Way("theirs", domains_apart=True),
+    "mined negatives": Way("theirs", negatives=_DEFAULT),
+    "mined negatives, positive-aware": Way("theirs", negatives=_POSITIVE_AWARE),
+    "guided": Way("theirs", guided=True),
+    "random, masked": Way("ours", settings={"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}),
+    "contextual": Way("ours"),
+    "contextual, batches of 16": Way("ours", 16),
+    "contextual, batches of 256": Way("ours", 256),
+    "contextual, batches of 1,024": Way("ours", 1024),
+    "in turns": Way("ours", settings=_TURNS),
+    "in turns, margin -.1": Way("ours", settings=_TURNS | {"batches.false_negatives.margin": -0.1}),
+    "contextual, mined negatives": Way("ours", negatives=_POSITIVE_AWARE),
+}
+
+
+def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int) -> Material:
+    """Data, loss and sampler. What takes the base encoder's time is counted as if it ran anew."""
+    rows = [
+        {"anchor": collection.queries[pair.query_id], "positive": collection.documents[pair.document_id]}
+        for pair in collection.pairs
+    ]
+    mined = None if way.negatives is None else _mined(rows, base, way.negatives)
+    if way.side == "ours":
+        started = time.process_time()
+        data, masked = _stored(way, collection, rows, mined, base, epochs, seed)
+        seconds = base.seconds + time.process_time() - started
+        return Material(data, MaskedContrastiveLoss, StoredBatchSampler, masked, seconds)
+    loss = _guided(base) if way.guided else _plain
+    dataset: Dataset | dict[str, Dataset] = mined or Dataset.from_list(rows)
+    if way.domains_apart:
+        dataset = _by_domain(collection, rows)
+    return Material(dataset, loss, BatchSamplers.NO_DUPLICATES, None, 0.0 if mined is None else base.seconds)
+
+
+def _stored(
+    way: Way,
+    collection: Collection,
+    rows: Sequence[Mapping[str, str]],
+    mined: Dataset | None,
+    base: Base,
+    epochs: int,
+    seed: int,
+) -> tuple[Dataset, float]:
+    """Our batches as the trainer reads them, and the share of negatives that they mask."""
+    columns: dict[str, list[Any]] = {
+        "query_id": [pair.query_id for pair in collection.pairs],
+        "query": [row["anchor"] for row in rows],
+        "document_id": [pair.document_id for pair in collection.pairs],
+        "document": [row["positive"] for row in rows],
+        "domain": [collection.domains[pair.document_id] for pair in collection.pairs],
+    }
+    queries, documents = columns["query"], columns["document"]
+    if mined is not None:
+        negatives = {(row["anchor"], row["positive"]): list(row.values())[2:] for row in mined.to_list()}
+        columns["negatives"] = [negatives.get(pair, []) for pair in zip(queries, documents, strict=True)]
+        documents = documents + [text for of_row in columns["negatives"] for text in of_row]
+    batches = build_batches(
+        columns,
+        query_vectors=base.rows(queries),
+        document_vectors=base.rows(documents),
+        batch_size=way.batch,
+        epochs=epochs,
+        seed=seed,
+        settings=way.settings,
+    )
+    return training_columns(batches), batches.masked
+
+
+def _mined(rows: Sequence[Mapping[str, str]], base: Base, settings: Mapping[str, Any]) -> Dataset:
+    """Anchor, positive and negatives. Their miner leaves out rows for which it finds too few."""
+    return mine_hard_negatives(
+        Dataset.from_list([dict(row) for row in rows]),
+        base.encoder,
+        output_format="n-tuple",
+        verbose=False,
+        cache_folder=str(base.folder / "mined"),
+        **settings,
+    )
+
+
+def _by_domain(collection: Collection, rows: Sequence[Mapping[str, str]]) -> dict[str, Dataset]:
+    """A dataset a domain, which their trainer samples batch by batch in proportion to its size."""
+    parts: dict[str, list[Mapping[str, str]]] = {}
+    for pair, row in zip(collection.pairs, rows, strict=True):
+        parts.setdefault(collection.domains[pair.document_id], []).append(row)
+    return {domain: Dataset.from_list([dict(row) for row in part]) for domain, part in parts.items()}
+
+
+def _plain(student: SentenceTransformer, temperature: float) -> nn.Module:
+    return losses.MultipleNegativesRankingLoss(student, scale=1 / temperature)
+
+
+def _guided(base: Base) -> Loss:
+    """The guide's vectors are looked up; that they would be made in each step is counted in a trial's seconds."""
+
+    def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
+        guided = losses.GISTEmbedLoss(student, base.encoder, temperature=temperature)
+        guided.guide = _StoredGuide(base)
+        return guided
+
+    return loss
+
+
+class _StoredGuide(nn.Module):
+    def __init__(self, base: Base) -> None:
+        super().__init__()
+        texts = list(base.of_text)
+        tokens = base.encoder.tokenizer(texts, truncation=True, max_length=base.encoder.max_seq_length)["input_ids"]
+        self._of_tokens = dict(zip(map(tuple, tokens), base.rows(texts), strict=True))
+
+    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        lengths = features["attention_mask"].sum(dim=1).tolist()
+        rows = [tuple(ids[:length]) for ids, length in zip(features["input_ids"].tolist(), lengths, strict=True)]
+        return {"sentence_embedding": torch.from_numpy(np.stack([self._of_tokens[row] for row in rows]))}
