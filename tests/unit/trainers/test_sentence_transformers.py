@@ -237,7 +237,7 @@ def test_labels_of_no_whole_batch_are_refused(columns: Dataset) -> None:
 def test_the_program_of_the_documentation_trains_on_published_batches(
     batches: BatchReader, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Place]
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "batches.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     [program] = [block for block in blocks if "CachedMaskedContrastiveLoss(" in block]
     assert len([line for line in program.splitlines() if line.strip()]) <= 15
