@@ -4,8 +4,8 @@ Size is counted in tokens of Python: names, operators, numbers and strings, a do
 breaks cost nothing, so nothing is won by putting two things on one line. An arrow is one
 file's import of another, also inside a function or for types alone; a circle is a set of files that import each other.
 
-Words of docs are all that a page shows, so not the targets of links. Sentences are those of its prose: headings, fenced
-blocks and tables have none.
+Words of docs are those of prose, headings and tables: fenced blocks and the targets of links are not counted. Sentences
+are those of prose alone.
 """
 
 import ast
@@ -57,8 +57,8 @@ def upward(graph: Mapping[str, set[str]]) -> list[tuple[str, str]]:
     return [(low, high) for low, high in pairs if floor[high.split(".")[0]] > floor[low.split(".")[0]]]
 
 
-_TARGET = re.compile(r"\]\([^)]*\)")
-_NO_PROSE = re.compile(r"^```.*?^```$|^[|#].*?$", re.MULTILINE | re.DOTALL)
+_UNREAD = re.compile(r"^```.*?^```$|(?<=\])\([^)]*\)", re.MULTILINE | re.DOTALL)  # fenced blocks, targets of links
+_NO_PROSE = re.compile(r"^[|#].*$", re.MULTILINE)
 _PARAGRAPH = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 _SENTENCE = re.compile(r"(?<=[.!?])[*_)\"]*\s+(?=\W*[A-Z`])")
 LONG = 30
@@ -66,9 +66,9 @@ LONG = 30
 
 
 def pages(root: Path = ROOT) -> dict[str, str]:
-    """The texts of README.md and of every page of docs/, by their names, without the targets of links."""
+    """What is read of README.md and of every page of docs/, by their names."""
     paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    return {str(path.relative_to(root)): _TARGET.sub("]", path.read_text(encoding="utf-8")) for path in paths}
+    return {str(path.relative_to(root)): _UNREAD.sub("", path.read_text(encoding="utf-8")) for path in paths}
 
 
 def words(text: str) -> int:
@@ -77,7 +77,7 @@ def words(text: str) -> int:
 
 
 def sentences(page: str) -> list[int]:
-    """The words of each sentence of a page of Markdown; the end of a paragraph or of a list's item ends one."""
+    """The words of each sentence of a page; the end of a paragraph or of a list's item ends one."""
     paragraphs = _PARAGRAPH.split(_NO_PROSE.sub("", page))
     counts = [words(sentence) for paragraph in paragraphs for sentence in _SENTENCE.split(paragraph)]
     return [count for count in counts if count]
@@ -85,10 +85,9 @@ def sentences(page: str) -> list[int]:
 
 def links_to_nothing(root: Path = ROOT) -> list[str]:
     """Links of the Markdown files to files, or to headings of them, that do not exist: ``page: target`` each."""
+    pages = [page for files in ("*.md", "docs/**/*.md", "cluster_configs/*.md") for page in root.glob(files)]
     found = []
-    for page in sorted(
-        path for folder in ("*.md", "docs/**/*.md", "cluster_configs/*.md") for path in root.glob(folder)
-    ):
+    for page in sorted(pages):
         for target in re.findall(r"\]\(([^)\s]*)\)", page.read_text(encoding="utf-8")):
             name, _, heading = target.partition("#")
             to = page.parent / name if name else page
