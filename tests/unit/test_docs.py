@@ -20,7 +20,7 @@ from benchmarks import house
 from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.jobs import COMMANDS, JOBS, stage_class
-from raytriever.settings.configuration import apply_overrides, validate
+from raytriever.settings.configuration import apply_overrides, read_yaml, validate
 from raytriever.settings.recipe import load_recipe, recipe_names
 from raytriever.stages.recipe_run import recipe_stages
 
@@ -88,8 +88,9 @@ def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
 def check_settings(name: str, values: dict[str, Any], folder: Path) -> None:
     """Raises ``UserError`` for a recipe, a stage or a setting that is none."""
     overrides = list(values.get("overrides") or [])
-    if name in JOBS and not values.get("config"):
-        validate(stage_class(name, name).config_class, apply_overrides({}, overrides), name)
+    if name in JOBS:
+        given = read_yaml(folder / values["config"], name) if values["config"] else {}
+        validate(stage_class(name, name).config_class, apply_overrides(given, overrides), name)
     if (recipe := values.get("recipe")) is None:
         return
     for swept in [*(values.get("grid") or []), *filter(None, [values.get("seeds")])]:
@@ -162,9 +163,9 @@ def test_files_that_pages_name_exist(page: str) -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
     for path in re.findall(r"(?<![\w/.])(?:benchmarks|cluster_configs|recipes|tests)/[\w/.-]*\w", text):
         assert (ROOT / path).exists(), path
-    shown = "\n".join([*codes(page), *blocks(page, "")])
-    for target in re.findall(r"\bmake (\w[\w-]*)(?:`|$| *#)", shown, re.MULTILINE):
-        assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
+    for code in [*codes(page), *blocks(page, "")]:
+        for target in re.findall(r"^make (\w[\w-]*)", code, re.MULTILINE):
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
 
 
 def test_pages_stay_short() -> None:
