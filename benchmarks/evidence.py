@@ -1,4 +1,4 @@
-"""The papers' directions, decided on weak students: what docs/evidence.md states before and reports after.
+"""The papers' directions, decided on weak students: what docs/reports/evidence.md states before and reports after.
 
     raytriever run multi_layer --until batches --set corpus.source.path=data/conala --set packing.epochs=4
     python -m benchmarks.evidence self_contrastive runs/multi_layer --output /tmp/evidence
@@ -272,7 +272,7 @@ def main() -> None:
     """Pilots, then as many seeds as the power asks for, at most ``--most-seeds``; then the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claim", choices=CLAIMS)
-    parser.add_argument("stages", type=Path, help="the output folder of the recipe that docs/evidence.md names")
+    parser.add_argument("stages", type=Path, help="the output folder of the recipe that docs/reports/evidence.md names")
     parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2")
     parser.add_argument("--most-seeds", type=int, default=20)
     parser.add_argument("--output", type=Path, required=True)

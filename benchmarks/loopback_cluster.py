@@ -1,6 +1,7 @@
 """A Ray cluster of several nodes on one machine, each a loopback address with processes of its own. Linux only.
 
-Closed by a token, as docs/cluster.md starts one. Nodes can be killed, and what works for a job be found and killed.
+Closed by a token, as docs/reference/cluster.md starts one. Nodes can be killed. What works for a job can be found and
+killed.
 """
 
 import json

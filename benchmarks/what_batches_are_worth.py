@@ -37,7 +37,7 @@ def main() -> None:
     """Draws the chart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("probe", type=Path, help="the folder of a finished probe")
-    parser.add_argument("--output", type=Path, default=Path("docs/batches.svg"))
+    parser.add_argument("--output", type=Path, default=Path("docs/reports/batches.svg"))
     arguments = parser.parse_args()
     metrics = json.loads((arguments.probe / "metrics.json").read_text())
     measure = next(iter(next(iter(metrics["means"].values()))))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One machine with a Ray that stays, closed by a token, for jobs that are submitted to it (docs/cluster.md). A single
+# One machine with a Ray that stays, closed by a token, for jobs that are submitted to it (docs/reference/cluster.md). A single
 # run needs none of this: `raytriever run …` starts a Ray of its own and stops it.
 #
 #   cluster_configs/single-node.sh start [OPTIONS OF ray start]

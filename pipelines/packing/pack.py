@@ -67,7 +67,8 @@ def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
     """Of a domain, so that none has more than ``region_pairs``, about; one where the domain is no larger.
 
     A greedy tour takes one step after another, so a domain of one tour is one task, however large. Batches hold near
-    clusters, and swaps go no further than a few batches, so little is lost where two regions meet: docs/benchmarks.md.
+    clusters, and swaps go no further than a few batches, so little is lost where two regions meet
+    (docs/reports/benchmarks.md).
     """
     return max(1, min(clusters, max(-(-pairs // region_pairs), -(-clusters // CLUSTERS_OF_A_REGION))))
 

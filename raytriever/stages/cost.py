@@ -1,6 +1,6 @@
 """What a job says of its own cost: how much it makes of what it reads, and what that takes.
 
-Seconds are of one core, by constants measured as docs/scale.md and docs/benchmarks.md say.
+Seconds are of one core, by constants measured as docs/reports/scale.md and docs/reports/benchmarks.md say.
 """
 
 from collections.abc import Mapping

@@ -112,4 +112,4 @@ def test_panels_lie_side_by_side() -> None:
 
 def test_the_documents_name_it() -> None:
     assert "`grafana/raytriever.json`" in (PATH.parents[1] / "README.md").read_text()
-    assert "cluster_configs/grafana/raytriever.json" in (PATH.parents[2] / "docs" / "cluster.md").read_text()
+    assert "cluster_configs/grafana/raytriever.json" in (PATH.parents[2] / "docs/reference/cluster.md").read_text()

@@ -104,6 +104,26 @@ def test_the_count_sees_circles_and_upward_imports(tmp_path: Path) -> None:
     assert house.upward(graph) == [("raytriever.low", "trainers.high")]
 
 
+def test_sentences_are_those_of_prose(tmp_path: Path) -> None:
+    page = "# A title\n\nOne two. `Three` four [five\nsix](a/b.md#c). And .5 of e.g. - that?\n\n| a | b |\n|---|---|\n"
+    page += "```\n$ a command. Its output.\n```\n\n- seven, an item:\n- another\n"
+    (tmp_path / "docs" / "guide").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("One.")
+    (tmp_path / "docs" / "guide" / "page.md").write_text(page)
+    assert list(pages := house.pages(tmp_path)) == ["README.md", "docs/guide/page.md"]
+    assert house.sentences(pages["docs/guide/page.md"]) == [2, 4, 5, 3, 1]
+    assert house.words(pages["docs/guide/page.md"]) == 2 + 15 + 2
+
+
+def test_links_to_nothing_are_found(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "guide").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("[a](docs/guide/page.md#its-second-part) [b](docs/none.md) [c](https://x/y.md)")
+    page = "# Page\n\n## Its `second` part\n\n[up](../../README.md) [here](#page) [there](#third) ![](chart.svg)"
+    (tmp_path / "docs" / "guide" / "page.md").write_text(page)
+    wrong = ["README.md: docs/none.md", "docs/guide/page.md: #third", "docs/guide/page.md: chart.svg"]
+    assert house.links_to_nothing(tmp_path) == wrong
+
+
 @each_file
 def test_names_say_something(path: Path) -> None:
     assert not VAGUE_NAMES & {*path.relative_to(ROOT).parts, path.stem}

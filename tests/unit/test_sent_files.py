@@ -82,7 +82,7 @@ def test_the_image_has_the_program_and_nothing_that_lies_beside_it(checkout: Pat
 
 
 def test_the_token_of_the_documentation_lies_outside_of_the_checkout() -> None:
-    text = (ROOT / "docs" / "cluster.md").read_text()
+    text = (ROOT / "docs" / "reference" / "cluster.md").read_text()
     assert 'RAY_AUTH_TOKEN_PATH="$HOME/.ray/' in text
     assert "$PWD/token" not in text
     assert not re.search(r"> ?token\b", text)

@@ -475,9 +475,9 @@ def test_no_ray_is_needed(tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_documentation_prints_what_it_says(tmp_path, monkeypatch, capsys) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/guide/batches_in_my_script.md").read_text(encoding="utf-8")
     [(program, printed)] = re.findall(r"```python\n([^`]*build_batches\([^`]*)```\n\nprints `(.*)`", page)
     monkeypatch.chdir(tmp_path)
     exec(program, {})
     assert capsys.readouterr().out == f"{printed}\n"
-    assert BatchReader("runs/mine/batches").number_of_batches(1) == 64
+    assert BatchReader("runs/mine/batches").number_of_batches(1) == 4

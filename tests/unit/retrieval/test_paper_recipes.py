@@ -189,8 +189,8 @@ PRINTED: dict[str, dict[str, dict[str, Any]]] = {
 
 # recipes whose rows no table of their paper has
 NOTHING_PRINTED = [f"papers/{name}" for name in ("coder_zero_shot", "contextual_small", "contextual_small_baseline")]
-PAGE = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"`raytriever (?:run|sweep) (papers/[^`]*)`", PAGE)
+PAGE = (ROOT / "docs" / "reports" / "reproduction.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^raytriever (?:run|sweep) (papers/[^#\n]*)", PAGE.replace("\\\n", ""), re.MULTILINE)
 _REVELA, _FORM = "suite.systems.Revela.published=revela/", "model.document_encoder.form"
 _REGULARISATION, _TRAINED = "model.objective.regularisation", "model.objective.training_form"
 VARIANTS = [  # of what headers of recipes propose

