@@ -385,7 +385,9 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
             names = " and ".join(repr(name) for name, _ in found[role])
             raise UserError(f"The columns {names} would all be {role!r}. Leave out all but one.")
     absent = [side for side in _PARTS if not found[side]]
-    texts = [column for column in found[""] if any(isinstance(text, str) for cell in column[1] for text in _listed(cell)[:1])]
+    texts = [
+        column for column in found[""] if any(isinstance(text, str) for cell in column[1] for text in _listed(cell)[:1])
+    ]
     if absent and len(texts) != len(absent):
         there = ", ".join(repr(name) for name, _ in columns) or "none"
         raise UserError(f"No column is named {absent[0]!r}. Columns there: {there}. Rename those that are meant.")

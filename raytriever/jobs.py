@@ -17,6 +17,7 @@ JOBS = {
     "embed": ("retrieval.jobs.embed:Embed", "Embed the documents and queries of a collection."),
     "import-vectors": ("retrieval.jobs.import_vectors:ImportVectors", "Take vectors that were made elsewhere."),
     "queries": ("pipelines.jobs.queries:Queries", "Make queries and judgments out of documents."),
+    "generate": ("pipelines.jobs.generate:Generate", "Let a language model write queries for passages."),
     "pairs": ("pipelines.jobs.pairs:Pairs", "Turn a split's judgments into training pairs."),
     "cluster": ("pipelines.jobs.cluster:Cluster", "Cluster pairs within their domains."),
     "pack": ("pipelines.jobs.pack:Pack", "Pack clusters into equal batches along a tour."),

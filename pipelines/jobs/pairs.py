@@ -27,13 +27,15 @@ from pipelines.pairs.duplicates import (
     text_blocks,
 )
 from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.indexes.top_k import query_blocks
+from retrieval.rankings import StoredRanking
 
 Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
@@ -75,6 +77,11 @@ class PairsConfig(StageConfig):
     """The grade from which a document answers its query."""
     duplicates: DuplicateSettings = DuplicateSettings()
     """Pairs that repeat an earlier one."""
+    run: InputPath | None = None
+    """A ranking for the split's queries: pairs whose document isn't found by it are dropped, as queries that a language
+    model writes may fit another document better (round-trip filter: Alberti et al. 2019; Dai et al. 2022)."""
+    found_within: int = Field(default=20, gt=0)
+    """First ranks of ``run`` that a document must be among."""
     documents_per_query: int | None = Field(default=None, gt=0)
     """Most pairs of one query: a batch of one query's pairs alone has all negatives masked."""
     choose_documents: ChooseDocuments = "drawn"
@@ -165,6 +172,8 @@ BEYOND = """
         QUALIFY row_number() OVER (PARTITION BY {side}_row ORDER BY key, query_row, document_row, listed) > $number
     )
 """
+FOUND = "INSERT INTO found SELECT query_id, unnest(document_rows) AS document_row FROM stream"
+NOT_FOUND = "DELETE FROM pairs WHERE listed NOT IN (SELECT listed FROM pairs JOIN found USING (query_id, document_row))"
 IN_ORDER = """
     SELECT query_id, document_id, domain, query_row, document_row FROM pairs ORDER BY query_row, document_row, listed
 """
@@ -188,6 +197,8 @@ class Pairs(Stage[PairsConfig]):
         if "collection" in there:
             for split in self._splits():
                 StoredCollection(self.config.collection).require_split(split)
+        if self.config.run and {"collection", "run"} <= there:
+            self._open_run(self.config.run)
 
     def cost(self, read: Size) -> Cost:
         """One node joins and orders; before, in three fifths of the time, texts are hashed in parallel."""
@@ -334,6 +345,8 @@ class Pairs(Stage[PairsConfig]):
                     "CREATE TABLE pairs AS FROM read_parquet($pairs)", pairs=str(self._earlier("distinct", _DISTINCT))
                 )
                 self._leave_out_near(db, tally)
+            if config.run is not None:
+                self._leave_out_not_found(db, config.run, tally)
             if config.documents_per_query is not None:
                 leave_out_beyond(db, "query", config.documents_per_query, config.choose_documents, tally)
             if config.queries_per_document is not None:
@@ -345,6 +358,29 @@ class Pairs(Stage[PairsConfig]):
             self._write_positives(db, writer)
         tally.counts.update(queries=queries, documents=documents)
         return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
+
+    def _open_run(self, path: str) -> StoredRanking:
+        run = StoredRanking(path)
+        require_same_origin("collection", StoredCollection(self.config.collection), run)
+        return run
+
+    def _leave_out_not_found(self, db: Relations, path: str, tally: Tally) -> None:
+        """Pairs whose document the run doesn't rank high. Raises ``UserError`` where that leaves none."""
+        ranked = self._open_run(path)
+        ranking, query_ids, most = ranked.ranking(), ranked.query_ids(), self.config.found_within
+        db.run("CREATE TABLE found (query_id VARCHAR, document_row BIGINT)")
+        for rows in query_blocks(len(query_ids), most):
+            documents = [of_query[:most].tolist() for of_query in ranking.rows[rows]]
+            table = pa.table({"query_id": query_ids[rows], "document_rows": documents})
+            db.load(FOUND, table.schema, [table])
+        ((lost,),) = db.rows(NOT_FOUND)
+        ((left,),) = db.rows("SELECT count(*) FROM pairs")
+        if not left:
+            raise UserError(
+                f"No pair's document is among the first {most} that {path} ranks for its query. Search with the queries"
+                f" of split {', '.join(self._splits())}, or raise found_within."
+            )
+        tally.dropped[f"pairs not found within {most}"] = lost
 
     def _leave_out_near(self, db: Relations, tally: Tally) -> None:
         """Of pairs with nearly the same texts those after the first, where they are to go."""

@@ -1,11 +1,12 @@
 """`raytriever queries`: makes queries and judgments out of documents, so that a bare corpus trains a retriever."""
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,15 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from pipelines.jobs.collect import write_part
-from pipelines.queries.examples import CHUNKED, COLUMNS, QUERY, place_among_sources, source_documents
+from pipelines.queries.examples import (
+    CHUNKED,
+    COLUMNS,
+    QUERY,
+    Example,
+    SourceDocument,
+    place_among_sources,
+    source_documents,
+)
 from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
 from pipelines.queries.spans import CropQueries
@@ -25,16 +34,15 @@ from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
 
 _ROWS_AT_ONCE = 1_000
+_SOURCES = "source documents"
 HELD_OUT_SPLIT, VALIDATION_SPLIT = "test", "dev"
 
 
-class QueriesConfig(StageConfig):
-    """How queries are made, and which split their judgments are of."""
+class ExamplesConfig(StageConfig):
+    """Of which documents queries are made, and which split their judgments are of."""
 
     collection: InputPath
     """The collection whose documents queries are made from."""
-    queries: Annotated[TitleQueries | HeadingQueries | CropQueries | DocstringQueries, Field(discriminator="kind")]
-    """Which kind of queries."""
     split: str = Field(default="train", min_length=1)
     """The split that their judgments are of."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
@@ -63,6 +71,17 @@ class QueriesConfig(StageConfig):
         return VALIDATION_SPLIT if place < self.held_out + self.validation else self.split
 
 
+class QueriesConfig(ExamplesConfig):
+    """How queries are made."""
+
+    queries: Annotated[TitleQueries | HeadingQueries | CropQueries | DocstringQueries, Field(discriminator="kind")]
+    """Which kind of queries."""
+
+
+Config = TypeVar("Config", bound=ExamplesConfig)
+Examples = Iterator[tuple[SourceDocument, Example]]
+
+
 class Stretch(NamedTuple):
     """Rows of the source collection's documents."""
 
@@ -71,19 +90,20 @@ class Stretch(NamedTuple):
     end: int
 
 
-class Queries(Stage[QueriesConfig]):
-    """A task is a stretch of source documents; what is made of one depends on it and the seed alone."""
+class ExamplesStage(Stage[Config], Generic[Config]):
+    """Writes the collection of the examples that a stage makes of source documents. A task is a stretch of these."""
 
-    command = "queries"
     kind = COLLECTION
-    algorithm_version = 8
-    config_class = QueriesConfig
     unit = "documents"
 
-    def cost(self, read: Size) -> Cost:
-        """A query of ten words is made of each document."""
-        made = replace(read, query_bytes=60, splits={self.config.split: (read.documents, read.documents)})
-        return Cost(made, read.texts / 36e6, ceil(read.documents / self.config.rows_per_shard))
+    @property
+    @abstractmethod
+    def made_by(self) -> str:
+        """Which kind of queries these are."""
+
+    @abstractmethod
+    def examples(self, sources: Iterator[SourceDocument], dropped: Counter[str]) -> Examples:
+        """In the order of ``sources``; ``dropped`` counts what gives no example, by the reason."""
 
     def phases(self) -> list[Phase]:
         """Stretches of rows; chunks of one source are never in two."""
@@ -97,26 +117,30 @@ class Queries(Stage[QueriesConfig]):
 
         Raises ``UserError`` for a document whose id could be that of a query.
         """
-        config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
+        dropped, made = Counter[str](), Counter[str]({_SOURCES: 0})
         rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in SCHEMAS}
-        sources, no_answers = 0, list[str]()
-        for source in source_documents(self._tables(stretch.begin, stretch.end)):
-            sources += 1
-            split = config.split_of(source.id)
-            for example in config.queries.examples(source, config.seed, dropped):
-                query_id = QUERY + example.query_id
-                rows["queries"].append((query_id, example.query, source.domain, no_answers))
-                split_counts[f"queries of split {split}"] += 1
-                for document in example.documents:
-                    self._check_id(document.id)
+        written, no_answers = set[str](), list[str]()
+
+        def sources() -> Iterator[SourceDocument]:
+            for source in source_documents(self._tables(stretch.begin, stretch.end)):
+                made[_SOURCES] += 1
+                yield source
+
+        for source, example in self.examples(sources(), dropped):
+            split, query_id = self.config.split_of(source.id), QUERY + example.query_id
+            rows["queries"].append((query_id, example.query, source.domain, no_answers))
+            made[f"queries of split {split}"] += 1
+            for document in example.documents:
+                self._check_id(document.id)
+                if document.id not in written:
+                    written.add(document.id)
                     rows["documents"].append((document.id, document.title, document.text, source.domain))
-                    rows["judgments"].append((query_id, document.id, 1, split))
+                rows["judgments"].append((query_id, document.id, 1, split))
         counts = dict[str, int]()
         for part, schema in SCHEMAS.items():
             batches = record_batches(rows[part], schema, _ROWS_AT_ONCE)
             counts[part] = write_part(writer, part, schema, batches, stretch.number)
-        counts |= {"source documents": sources, **split_counts}
-        return writer.commit(counts["documents"], counts=counts, dropped=dropped)
+        return writer.commit(counts["documents"], counts=counts | made, dropped=dropped)
 
     def _check_id(self, document_id: str) -> None:
         if document_id.startswith(QUERY):
@@ -141,16 +165,40 @@ class Queries(Stage[QueriesConfig]):
                 dropped.update(record.dropped)
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
             raise Unfinishable(
-                f"No query of kind '{self.config.queries.kind}' can be made from the documents of"
-                f" {self.config.collection}: {reasons}. Choose another kind, or other settings of it."
+                f"No query of kind '{self.made_by}' can be made from the documents of {self.config.collection}:"
+                f" {reasons}. Choose another kind, or other settings of it."
             )
-        return {"made_by": self.config.queries.kind}
+        return {"made_by": self.made_by}
 
     def summary(self, artifact: Artifact) -> str:
         """Queries, documents, and how many source documents they were made from."""
         counts = artifact.manifest["counts"]
         made = f"{counts['queries']:,} queries and {counts['documents']:,} documents"
-        return f"{made} out of {counts['source documents']:,}"
+        return f"{made} out of {counts[_SOURCES]:,}"
+
+
+class Queries(ExamplesStage[QueriesConfig]):
+    """What is made of a source document depends on it and the seed alone."""
+
+    command = "queries"
+    algorithm_version = 8
+    config_class = QueriesConfig
+
+    @property
+    def made_by(self) -> str:
+        """The setting."""
+        return self.config.queries.kind
+
+    def examples(self, sources: Iterator[SourceDocument], dropped: Counter[str]) -> Examples:
+        """Of one source after the other."""
+        for source in sources:
+            for example in self.config.queries.examples(source, self.config.seed, dropped):
+                yield source, example
+
+    def cost(self, read: Size) -> Cost:
+        """A query of ten words is made of each document."""
+        made = replace(read, query_bytes=60, splits={self.config.split: (read.documents, read.documents)})
+        return Cost(made, read.texts / 36e6, ceil(read.documents / self.config.rows_per_shard))
 
 
 def is_chunked(collection: StoredCollection) -> bool:

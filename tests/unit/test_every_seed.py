@@ -22,6 +22,7 @@ from tests.unit.test_every_setting import changes, example
 ROOT = Path(__file__).parents[2]
 TEXTS, CHUNKS_OF_A_SOURCE = 60, 5
 ELSEWHERE = {
+    ("generate", "seed"): "tests/unit/pipelines/jobs/test_generate.py",
     ("mteb", "seed"): "tests/unit/retrieval/jobs/test_mteb.py",
     ("probe", "seeds"): "tests/unit/trainers/probe/test_probe_job.py",
     ("train", "training.seed"): "tests/unit/trainers/engine/test_loop_written_out.py",

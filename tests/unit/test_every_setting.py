@@ -50,13 +50,16 @@ OF_A_JOB = {
         "gradient_cache": "the same gradients, a chunk at a time",
     },
 }
-RESOLVED_FOR_A_GPU = {"context", "embed", "mteb", "score", "train"}
+RESOLVED_FOR_A_GPU = {"context", "embed", "generate", "mteb", "score", "train"}
 FIRST: dict[str, list[dict[str, Any]]] = {
     "evaluate": [{"collection": "collection", "runs": {"a": "run"}}, {"qrels": "qrels.txt", "runs": {"a": "run"}}],
     "export": [
         {"collection": "collection", "format": "trec"},
         {"batches": "batches", "format": "hugging_face"},
         {"encoder": {"model": "encoder"}, "format": "contextual_encoder"},
+    ],
+    "generate": [
+        {"collection": "collection", "language_model": {"model": "model"}, "generation": {"prompt": "{text}.txt"}}
     ],
     "import-vectors": [{"collection": "collection", "model": "m", "documents": "a.npy", "queries": "b.npy"}],
     "mteb": [{"encoder": {"model": "encoder"}, "tasks": ["SciFact"]}],

@@ -17,6 +17,7 @@ from raytriever.settings.configuration import input_paths
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Stage, Stages, made_by
 from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.modules import read_modules
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
@@ -30,7 +31,6 @@ from trainers.estimate.outlines import make_fake, outline, text_of, without_weig
 from trainers.estimate.sizes import joined, published_size, stored_size
 from trainers.estimate.step import StepCost, step_cost
 from trainers.jobs.train_checks import check_slices
-from trainers.objectives.revela.language_model import load_language_model
 from trainers.run_settings import RunSettings
 
 BYTES_OF_A_TOKEN = 4.6

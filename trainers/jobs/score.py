@@ -100,8 +100,8 @@ class Score(ModelStage[ScoreConfig]):
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
+        from retrieval.encoders.language_model import load_language_model
         from retrieval.encoders.structure import place_module
-        from trainers.objectives.revela.language_model import load_language_model
 
         model, tokenizer = load_language_model(self.located.path)
         self._require_positions(model)

@@ -11,7 +11,6 @@ normalise, feed forward. Another family may scale, clip or rotate elsewhere, so 
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +19,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
-from retrieval.encoders.modules import has_adapter
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.structure import ShardedUnit
-from retrieval.encoders.transformer import checkpoint_activations, load_pretrained, load_tokenizer
+from retrieval.encoders.transformer import checkpoint_activations
 from trainers.objectives.revela.cross_attention import Readers, cross_document_attention, find_readers
 
 _LOGITS_AT_ONCE = 2**25  # 128 MiB in float32: 262 tokens of a vocabulary of 128,000
@@ -38,47 +36,6 @@ FAMILIES = {
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position: (1, L, D) each."""
-
-
-def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, Any]:
-    """The causal language model at ``path`` in float32, and its tokenizer, which pads on the right.
-
-    Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, where it is a LoRA adapter, and
-    where there is neither a token to pad with nor one that ends a text.
-    """
-    from transformers import AutoModelForCausalLM
-
-    if has_adapter(path):
-        raise UserError(f"{path} holds a LoRA adapter; merge it into its base model first, and name the merged folder.")
-    try:
-        model, missing = load_pretrained(
-            path, lambda _: AutoModelForCausalLM, "language model", False, dropout, attn_implementation="sdpa"
-        )
-    except UserError as error:
-        if "trust_remote_code" not in str(error.__cause__):
-            raise
-        raise UserError(
-            f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
-            " transformers has."
-        ) from error
-    if missing:
-        raise UserError(
-            f"The weights in {path} lack {len(missing)} tensors of a language model, the first {min(missing)}: they"
-            " would be random. Is it an encoder without a language model's head?"
-        )
-    config: Any = model.config
-    tokenizer = load_tokenizer(path, trust_remote_code=False, lower_case=False)
-    if tokenizer.pad_token is None:
-        raise UserError(
-            f"The tokenizer in {path} has neither a padding token nor one that ends a text. Name one of them in its"
-            " tokenizer_config.json (pad_token, eos_token)."
-        )
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model beside it embeddings for"
-            f" {config.vocab_size:,}. Do they belong together?"
-        )
-    return model, tokenizer
 
 
 def require_decoder(model: Any) -> None:

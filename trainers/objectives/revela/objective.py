@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel, LocatedModels
 from retrieval.encoders.text_encoder import TextEncoder
@@ -21,7 +22,7 @@ from retrieval.encoders.towers import Towers
 from trainers.objective import Outcome
 from trainers.objectives.chunk_settings import Precision, RevelaSettings
 from trainers.objectives.chunks import ChunkObjective, EncodedTwice, same_source_share
-from trainers.objectives.revela.language_model import InBatchLanguageModel, load_language_model
+from trainers.objectives.revela.language_model import InBatchLanguageModel
 
 _LIVE = 1e-3  # of p (1 - p), the derivative of a softmax weight by its own logit
 

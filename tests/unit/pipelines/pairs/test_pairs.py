@@ -59,6 +59,53 @@ def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], min
     ]
 
 
+def test_pairs_that_a_run_does_not_find_are_dropped(tmp_path: Path) -> None:
+    documents = [{"id": name, "title": "", "text": name, "domain": ""} for name in DOCUMENT_IDS]
+    queries = [(name, f"text of {name}", "", []) for name in QUERY_IDS]
+    judged = [("q2", "d3", 1), ("q2", "d1", 1), ("q0", "d0", 1), ("q0", "d3", 1), ("q1", "d2", 1)]
+    collection = store(tmp_path / "c", [pa.Table.from_pylist(documents)], queries, [(*row, "train") for row in judged])
+    places = {name: row for row, name in enumerate(DOCUMENT_IDS)}
+    ranked = {"q0": ["d3", "d1", "d0"], "q2": ["d1", "d3", "d2"]}  # q1 was not searched with
+    files = {
+        "rows.npy": np.array([[places[name] for name in found] for found in ranked.values()], dtype=np.int64),
+        "scores.npy": -np.ones((2, 3), dtype=np.float32),
+        "queries.parquet": pa.table({"id": list(ranked)}),
+        "documents.parquet": pa.table({"id": DOCUMENT_IDS}),
+    }
+    run = make_artifact(tmp_path / "run", "run", {"collection": Artifact(collection).fingerprint}, {}, files, 2)
+
+    def pairs(within: int) -> Artifact:
+        values = {"collection": collection, "run": run, "found_within": within, "output": str(tmp_path / f"{within}")}
+        return Artifact(made_by(Pairs, values))
+
+    def ids(artifact: Artifact) -> list[tuple[str, str]]:
+        return [tuple(row.values()) for row in read_pairs(artifact, ["query_id", "document_id"]).to_pylist()]
+
+    assert ids(pairs(1)) == [("q2", "d1"), ("q0", "d3")]
+    assert ids(pairs(2)) == [("q2", "d3"), ("q2", "d1"), ("q0", "d3")]
+    assert ids(all_found := pairs(3)) == [("q2", "d3"), ("q2", "d1"), ("q0", "d3"), ("q0", "d0")]
+    assert all_found.manifest["dropped"]["pairs not found within 3"] == 1
+
+
+def test_a_run_that_finds_nothing_or_is_of_other_documents(tmp_path: Path) -> None:
+    documents = [{"id": name, "title": "", "text": name, "domain": ""} for name in DOCUMENT_IDS]
+    judged = [("q2", "d3", 1, "train")]
+    collection = store(tmp_path / "c", [pa.Table.from_pylist(documents)], [("q2", "text", "", [])], judged)
+    files = {
+        "rows.npy": np.array([[1, -1]], dtype=np.int64),
+        "scores.npy": np.array([[1, -np.inf]], dtype=np.float32),
+        "queries.parquet": pa.table({"id": ["q2"]}),
+        "documents.parquet": pa.table({"id": DOCUMENT_IDS}),
+    }
+    values = {"collection": collection, "output": str(tmp_path / "pairs")}
+    run = make_artifact(tmp_path / "run", "run", {"collection": Artifact(collection).fingerprint}, {}, files, 1)
+    with pytest.raises(UserError, match=r"No pair's document is among the first 20 .* split train, or raise found_wi"):
+        made_by(Pairs, values | {"run": run})
+    other = make_artifact(tmp_path / "other", "run", {"collection": "0" * 64}, {}, files, 1)
+    with pytest.raises(UserError, match="collection"):
+        made_by(Pairs, values | {"run": other, "output": str(tmp_path / "others")})
+
+
 def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
     table = table_of([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)], 1)
     files = {"pairs/00000.parquet": table.slice(0, 2), "pairs/00001.parquet": table.slice(2)}
