@@ -4,9 +4,9 @@
 
 Trains students in each way (``ways.py``) on six collections and on their mixture, and appends a line a trial to
 ``trials.jsonl``. A trial that is there isn't run again, so that the same command goes on. Learning rate and temperature
-of each way are chosen on the mixture's dev queries: the rates at the first temperature, then the other temperatures at
-the best rate. The final trials with these are measured on test queries, from ``--seeds`` seeds. Where a way's trials
-take another time than pairs in random batches of 64, further trials have as many steps as fit into that time.
+of each way are chosen on dev queries (``tuned``). The final trials with these are measured on test queries, by
+``--seeds`` seeds. Where a way's training takes another time than pairs in random batches of 64, further trials have as
+many steps as fit into that time. What vectors of the base encoder take is stored beside it, for both sides.
 ``python -m benchmarks.head_to_head.page`` makes the tables.
 """
 
@@ -27,11 +27,11 @@ import transformers
 
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Base, Collection, base_of, read_collection
 from benchmarks.head_to_head.plan import MAX_LENGTH, REFERENCE, STUDENTS, TEMPERATURES, Trial, stored_rows
-from benchmarks.head_to_head.trial import Point, run_trial, tokens_of_row
+from benchmarks.head_to_head.trial import Point, rows_and_tokens, run_trial
 from benchmarks.head_to_head.ways import WAYS, Material, prepare
 from raytriever.errors import UserError
 
-_ALIKE = 0.1  # times that differ by less are equal
+_ALIKE = 0.25  # times that differ by less are equal: so much they differ on a busy machine
 
 
 class Bench:
@@ -44,14 +44,16 @@ class Bench:
         self._ends = time.monotonic() + 60 * arguments.minutes
         arguments.output.mkdir(parents=True, exist_ok=True)
         for row in stored_rows(self._file):
-            self._rows[Trial(**{name: row[name] for name in Trial.__dataclass_fields__})] = row
+            trial = Trial(**{name: row[name] for name in Trial.__dataclass_fields__})
+            if row["design"] == trial.design:
+                self._rows[trial] = row
 
     def row(self, trial: Trial) -> dict[str, Any]:
         """What came of the trial. Raises ``TimeoutError`` where it would begin after the time that was given."""
         if trial not in self._rows:
             if time.monotonic() > self._ends:
                 raise TimeoutError
-            self._rows[trial] = asdict(trial) | self._run(trial)
+            self._rows[trial] = asdict(trial) | {"design": trial.design} | self._run(trial)
             with self._file.open("a") as file:
                 file.write(json.dumps(self._rows[trial]) + "\n")
             shown = self._rows[trial]
@@ -63,13 +65,18 @@ class Bench:
 
     def _run(self, trial: Trial) -> dict[str, Any]:
         student, way = STUDENTS[trial.student], WAYS[trial.way]
-        collection, base = self._collection(trial.student, trial.collection)
+        collection, _ = self._collection(trial.student, trial.collection)
         material = self._material(trial.student, trial.collection, trial.way, trial.seed)
         torch.manual_seed(trial.seed)
         model = student.build(self._arguments.base, MAX_LENGTH, collection)
-        tokens = tokens_of_row(model, material)
+        rows, tokens = rows_and_tokens(model, material)
         point = Point(trial.learning_rate, trial.temperature)
-        about = {"batch": way.batch, "masked": material.masked, "preparing_seconds": material.seconds} | VERSIONS
+        about = {
+            "batch": way.batch,
+            "rows": rows,
+            "masked": material.masked,
+            "preparing_seconds": material.seconds,
+        } | VERSIONS
         try:
             outcome = run_trial(
                 model, material, collection, way.batch, student.epochs, trial.steps, point, trial.seed,
@@ -77,10 +84,8 @@ class Bench:
             )  # fmt: skip
         except FloatingPointError as error:
             return about | {"error": str(error)}
-        seconds = outcome.seconds
-        if way.guided:  # each step would embed its texts by the guide
-            seconds += base.seconds / len(base.of_text) * 2 * way.batch * outcome.steps
-        found = about | {"dev": round(float(outcome.dev.mean()), 5), "seconds": seconds, "steps_made": outcome.steps}
+        found = about | {"dev": round(float(outcome.dev.mean()), 5)}
+        found |= {"seconds": outcome.seconds, "steps_made": outcome.steps}
         found |= {"tokens": round(tokens * way.batch * outcome.steps), "loss": outcome.loss}
         if trial.purpose != "tuning":
             found |= {"test": round(float(outcome.test.mean()), 5), "of_queries": np.round(outcome.test, 4).tolist()}
@@ -98,37 +103,49 @@ class Bench:
 
 
 def tuned(bench: Bench, student: str, way: str) -> Point:
-    """What is best on the mixture's dev queries. A trial that diverged is worst."""
+    """The best mean over dev queries of some collections, by one seed. A trial that diverged is worst.
+
+    The rates at the first temperature; where the best is the first or the last, one more beyond; then the other
+    temperatures at the best rate.
+    """
 
     def dev(point: Point) -> float:
-        return float(bench.row(Trial(student, MIXTURE, way, "tuning", 0, *point)).get("dev", -1.0))
+        there = [each for each in STUDENTS[student].tuned_on if each == MIXTURE or not WAYS[way].without_domains]
+        rows = [bench.row(Trial(student, each, way, "tuning", 0, *point)) for each in there]
+        return float(np.mean([row.get("dev", -1.0) for row in rows]))
 
-    first, *others = TEMPERATURES
-    best = max((Point(rate, first) for rate in STUDENTS[student].rates), key=dev)
+    rates, (first, *others) = STUDENTS[student].rates, TEMPERATURES
+    best = max((Point(rate, first) for rate in rates), key=dev)
+    beyond = {rates[0]: rates[0] / 3, rates[-1]: rates[-1] * 3}.get(best.learning_rate)
+    if beyond is not None:
+        best = max(best, Point(beyond, first), key=dev)
     return max([best, *(best._replace(temperature=each) for each in others)], key=dev)
 
 
 def run_all(bench: Bench, student: str, seeds: int) -> None:
-    """Tunes, and runs the final trials, seed after seed."""
+    """Tunes, and runs the final trials, seed after seed: of equal data, then of equal seconds."""
     points = {way: tuned(bench, student, way) for way in STUDENTS[student].ways}
     where = [
         (collection, way)
         for collection in (*COLLECTIONS, MIXTURE)
         for way in points
-        if collection == MIXTURE or not WAYS[way].domains_apart
+        if collection == MIXTURE or not WAYS[way].without_domains
     ]
+
+    def of_data(collection: str, way: str, seed: int) -> dict[str, Any]:
+        return bench.row(Trial(student, collection, way, "data", seed, *points[way]))
+
+    def seconds(collection: str, way: str) -> float:
+        return float(np.median([of_data(collection, way, seed).get("seconds", np.nan) for seed in range(seeds)]))
+
     for seed in range(seeds):
         for collection, way in where:
-            bench.row(Trial(student, collection, way, "data", seed, *points[way]))
+            of_data(collection, way, seed)
+    for seed in range(seeds):
         for collection, way in where:
-            of_way, of_reference = (
-                bench.row(Trial(student, collection, each, "data", 0, *points[each])) for each in (way, REFERENCE)
-            )
-            if "error" in of_way or "error" in of_reference:
-                continue
-            share = of_reference["seconds"] / of_way["seconds"]
+            share = seconds(collection, REFERENCE) / seconds(collection, way)
             if abs(share - 1) > _ALIKE:
-                steps = max(1, round(of_way["steps_made"] * share))
+                steps = max(1, round(of_data(collection, way, seed)["steps_made"] * share))
                 bench.row(Trial(student, collection, way, "seconds", seed, *points[way], steps))
 
 

@@ -1,12 +1,13 @@
 """What is tried: students, learning rates, temperatures, and the trials as they are stored."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.head_to_head.data import Limits
+from benchmarks.head_to_head.data import MIXTURE, QUERIES, Limits
 from benchmarks.head_to_head.trial import Student
 from benchmarks.head_to_head.ways import WAYS
 
@@ -16,12 +17,15 @@ REFERENCE = "pairs"
 MAX_LENGTH = 64
 _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their guided loss takes transformers alone
 _TRANSFORMER = (
-    REFERENCE, "mined negatives, positive-aware", "guided", "contextual", "contextual, mined negatives", "in turns",
-    "random, masked", "pairs, batches of 256", "contextual, batches of 256", "pairs, a dataset a domain",
+    REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware",
+    "mined negatives, a dataset a domain", "guided", "guided, a mined negative", "random, masked", "contextual",
+    "in turns, margin -.1", "contextual, mined negatives", "in turns, a mined negative",
 )  # fmt: skip
 STUDENTS = {
-    "static": Student(0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC),
-    "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER),
+    "static": Student(
+        0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC, ("conala", "nfcorpus_filtered", MIXTURE)
+    ),
+    "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER, ("conala", MIXTURE)),
 }
 
 
@@ -37,6 +41,13 @@ class Trial:
     learning_rate: float
     temperature: float
     steps: int | None = None
+
+    @property
+    def design(self) -> str:
+        """A hash of all else that the trial depends on: rows of another design are not reused."""
+        student, way = STUDENTS[self.student], WAYS[self.way]
+        described = student.layers, student.limits, student.epochs, way, MAX_LENGTH, QUERIES
+        return hashlib.sha256(repr(described).encode()).hexdigest()[:12]
 
 
 def stored_rows(file: Path) -> Iterator[dict[str, Any]]:

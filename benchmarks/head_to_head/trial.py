@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from datasets import concatenate_datasets
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -29,13 +30,17 @@ _ROWS_COUNTED = 512
 
 @dataclass(frozen=True)
 class Student:
-    """``layers`` of the base encoder, 0 for its word embeddings alone. ``rates``: learning rates that are tried."""
+    """``layers`` of the base encoder, 0 for its word embeddings alone.
+
+    ``rates``: learning rates that are tried, on the dev queries of ``tuned_on``.
+    """
 
     layers: int
     limits: Limits
     epochs: int
     rates: tuple[float, ...]
     ways: tuple[str, ...]
+    tuned_on: tuple[str, ...]
 
     def build(self, base: str, max_length: int, collection: Collection) -> SentenceTransformer:
         """Begins with the base encoder's weights."""
@@ -97,6 +102,7 @@ def run_trial(
         seed=seed,
         save_strategy="no",
         logging_strategy="no",
+        logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
@@ -108,8 +114,8 @@ def run_trial(
     with contextlib.redirect_stdout(None):
         result = trainer.train()
     seconds = time.process_time() - started
-    if not np.isfinite(result.training_loss):
-        raise FloatingPointError(f"The loss is {result.training_loss}.")
+    if not all(weights.isfinite().all() for weights in student.parameters()):
+        raise FloatingPointError(f"Weights are no numbers any more, and the loss is {result.training_loss}.")
     dev, test = measure(student, collection, collection.splits["dev"], collection.splits["test"])
     return Outcome(dev, test, result.global_step, seconds, result.training_loss)
 
@@ -133,14 +139,15 @@ def measure(student: SentenceTransformer, collection: Collection, *splits: Split
     return found
 
 
-def tokens_of_row(student: SentenceTransformer, material: Material) -> float:
-    """Tokens of all texts of a row, on average over the first rows."""
-    data = next(iter(material.data.values())) if isinstance(material.data, dict) else material.data
-    rows = data.select(range(min(_ROWS_COUNTED, len(data))))
-    texts = [text for name in rows.column_names if name != "label" for text in rows[name][:]]
+def rows_and_tokens(student: SentenceTransformer, material: Material) -> tuple[int, float]:
+    """How many rows the data have, and the tokens of all texts of a row, on average over some of them."""
+    parts = list(material.data.values()) if isinstance(material.data, dict) else [material.data]
+    rows = concatenate_datasets(parts)
+    chosen = rows.select(range(0, len(rows), max(1, len(rows) // _ROWS_COUNTED)))
+    texts = [text for name in rows.column_names if name != "label" for text in chosen[name][:]]
     tokenizer = student.tokenizer
     if isinstance(tokenizer, Tokenizer):
         count = sum(len(each) for each in tokenizer.encode_batch(texts, add_special_tokens=False))
     else:
         count = sum(map(len, tokenizer(texts, truncation=True, max_length=student.max_seq_length)["input_ids"]))
-    return count / len(rows)
+    return len(rows), count / len(chosen)

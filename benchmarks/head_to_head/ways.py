@@ -34,14 +34,18 @@ _RELATIVE_MARGIN = 0.05  # positive-aware mining, as the library's documentation
 
 @dataclass(frozen=True)
 class Way:
-    """``side``: whose it is. ``negatives``: how they are mined. ``settings``: of ``build_batches``, if it is ours."""
+    """``side``: whose it is. ``negatives``: how they are mined. ``settings``: of ``build_batches``, if it is ours.
+
+    ``without_domains``: the way that does the same where there is one domain; this one runs on the mixture alone.
+    """
 
     side: Literal["theirs", "ours"]
     batch: int = 64
     negatives: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     guided: bool = False
-    domains_apart: bool = False
+    directions: tuple[str, ...] = ("query_to_doc",)
+    without_domains: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,30 +60,36 @@ class Material:
 
 
 _DEFAULT = {"num_negatives": 3}
-_POSITIVE_AWARE = {"num_negatives": 3, "relative_margin": _RELATIVE_MARGIN}
+_POSITIVE_AWARE = {"num_negatives": 3, "relative_margin": _RELATIVE_MARGIN, "range_max": 1_000}  # so many for all rows
+_ALL_DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 _TURNS = {"packing.packing.shuffled": [1, 0]}
+_NARROW = {"batches.false_negatives.margin": -0.1}
 WAYS = {
     "pairs": Way("theirs"),
     "pairs, batches of 16": Way("theirs", 16),
     "pairs, batches of 256": Way("theirs", 256),
-    "pairs, batches of 1,024": Way("theirs", 1024),
-    "pairs, a dataset a domain": Way("theirs", domains_apart=True),
+    "pairs, all directions": Way("theirs", directions=_ALL_DIRECTIONS),
+    "pairs, a dataset a domain": Way("theirs", without_domains="pairs"),
     "mined negatives": Way("theirs", negatives=_DEFAULT),
     "mined negatives, positive-aware": Way("theirs", negatives=_POSITIVE_AWARE),
+    "mined negatives, a dataset a domain": Way(
+        "theirs", negatives=_POSITIVE_AWARE, without_domains="mined negatives, positive-aware"
+    ),
     "guided": Way("theirs", guided=True),
+    "guided, a mined negative": Way("theirs", guided=True, negatives=_POSITIVE_AWARE | {"num_negatives": 1}),
     "random, masked": Way("ours", settings={"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}),
     "contextual": Way("ours"),
     "contextual, batches of 16": Way("ours", 16),
     "contextual, batches of 256": Way("ours", 256),
-    "contextual, batches of 1,024": Way("ours", 1024),
     "in turns": Way("ours", settings=_TURNS),
-    "in turns, margin -.1": Way("ours", settings=_TURNS | {"batches.false_negatives.margin": -0.1}),
+    "in turns, margin -.1": Way("ours", settings=_TURNS | _NARROW),
     "contextual, mined negatives": Way("ours", negatives=_POSITIVE_AWARE),
+    "in turns, a mined negative": Way("ours", negatives=_POSITIVE_AWARE | {"num_negatives": 1}, settings=_TURNS),
 }
 
 
 def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int) -> Material:
-    """Data, loss and sampler. What takes the base encoder's time is counted as if it ran anew."""
+    """Data, loss and sampler. The base encoder's vectors count once for each way that needs them."""
     rows = [
         {"anchor": collection.queries[pair.query_id], "positive": collection.documents[pair.document_id]}
         for pair in collection.pairs
@@ -90,11 +100,11 @@ def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int
         data, masked = _stored(way, collection, rows, mined, base, epochs, seed)
         seconds = base.seconds + time.process_time() - started
         return Material(data, MaskedContrastiveLoss, StoredBatchSampler, masked, seconds)
-    loss = _guided(base) if way.guided else _plain
-    dataset: Dataset | dict[str, Dataset] = mined or Dataset.from_list(rows)
-    if way.domains_apart:
-        dataset = _by_domain(collection, rows)
-    return Material(dataset, loss, BatchSamplers.NO_DUPLICATES, None, 0.0 if mined is None else base.seconds)
+    found = Dataset.from_list([dict(row) for row in rows]) if mined is None else mined
+    dataset = _by_domain(collection, found) if way.without_domains else found
+    seconds = base.seconds if way.guided or mined is not None else 0.0
+    loss = _guided(base) if way.guided else _pairs(way.directions)
+    return Material(dataset, loss, BatchSamplers.NO_DUPLICATES, None, seconds)
 
 
 def _stored(
@@ -143,20 +153,23 @@ def _mined(rows: Sequence[Mapping[str, str]], base: Base, settings: Mapping[str,
     )
 
 
-def _by_domain(collection: Collection, rows: Sequence[Mapping[str, str]]) -> dict[str, Dataset]:
+def _by_domain(collection: Collection, rows: Dataset) -> dict[str, Dataset]:
     """A dataset a domain, which their trainer samples batch by batch in proportion to its size."""
-    parts: dict[str, list[Mapping[str, str]]] = {}
-    for pair, row in zip(collection.pairs, rows, strict=True):
-        parts.setdefault(collection.domains[pair.document_id], []).append(row)
-    return {domain: Dataset.from_list([dict(row) for row in part]) for domain, part in parts.items()}
+    domain_of = {text: collection.domains[name] for name, text in collection.documents.items()}
+    domains = [domain_of[text] for text in rows["positive"][:]]
+    places = {domain: [place for place, own in enumerate(domains) if own == domain] for domain in sorted({*domains})}
+    return {domain: rows.select(own) for domain, own in places.items()}
 
 
-def _plain(student: SentenceTransformer, temperature: float) -> nn.Module:
-    return losses.MultipleNegativesRankingLoss(student, scale=1 / temperature)
+def _pairs(directions: Sequence[Any]) -> Loss:
+    def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
+        return losses.MultipleNegativesRankingLoss(student, scale=1 / temperature, directions=tuple(directions))
+
+    return loss
 
 
 def _guided(base: Base) -> Loss:
-    """The guide's vectors are looked up; that they would be made in each step is counted in a trial's seconds."""
+    """The guide's vectors are looked up, as those that ours clusters and masks by are."""
 
     def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
         guided = losses.GISTEmbedLoss(student, base.encoder, temperature=temperature)
