@@ -1,9 +1,10 @@
 """The tables and the chart of the trials: ``python -m benchmarks.head_to_head.page /tmp/head-to-head/trials.jsonl``.
 
-Which way stands for a side is decided on dev queries: the one with the best mean over the collections. Differences are
-ours less theirs on test queries. A query's difference is the mean over seeds. Intervals draw queries and seeds anew.
-p-values are those of a paired t-test over queries, and of a z-test over strata for the mean over collections, after
-Holm's correction over all rows of a table. ``--rows`` also writes the trials as parquet.
+Which way stands for a side is decided on dev queries: the one with the best mean over the six collections. Differences
+are ours less theirs on test queries. Queries and seeds are both samples, so the variance of a difference is that of its
+queries' means plus that of its seeds' means; intervals and p-values are Student's with the degrees of freedom of Welch
+and Satterthwaite. p-values are corrected by Holm's method over the rows of a table. The mixture is made of the six
+collections, so it is no part of their mean.
 """
 
 import argparse
@@ -16,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy import stats
 
 from benchmarks.chart import chart
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE
 from benchmarks.head_to_head.plan import REFERENCE, STUDENTS, stored_rows
 from benchmarks.head_to_head.ways import WAYS
 from raytriever.reports.plots import BLUE, INK
-from retrieval.evaluation.significance import holm, paired_t_test, stratified_z_test
+from retrieval.evaluation.significance import holm
 
 VIEWS = ("data", "seconds")
 _MEAN = "mean"
-_RESAMPLES = 4_000
 
 Finals = dict[tuple[str, str], dict[int, Mapping[str, Any]]]
 """By collection and way: the row of each seed."""
@@ -43,51 +44,88 @@ class Difference(NamedTuple):
     p_value: float
 
 
+class Part(NamedTuple):
+    """A variance, and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Of a file of the benchmark, or of one that ``--rows`` wrote."""
     return pq.read_table(path).to_pylist() if path.suffix == ".parquet" else list(stored_rows(path))
 
 
 def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> Finals:
-    """Of equal seconds: a way whose time is that of the reference anyway has its rows of equal data."""
+    """The final rows of the ways that have all seeds of the reference.
+
+    Of equal seconds: a way that takes the reference's time anyway has its rows of equal data. A way for several domains
+    has the rows of its simple form on collections of one.
+    """
     found: Finals = defaultdict(dict)
     for purpose in ("data", view):
         for row in rows:
             if row["student"] == student and row["purpose"] == purpose:
                 found[row["collection"], row["way"]][row["seed"]] = row
-    return found
+    for way, what in WAYS.items():
+        for collection in COLLECTIONS if what.without_domains else ():
+            if (collection, what.without_domains) in found:
+                found[collection, way] = found[collection, str(what.without_domains)]
+    return {
+        (collection, way): of_seeds
+        for (collection, way), of_seeds in found.items()
+        if of_seeds.keys() == found[collection, REFERENCE].keys()
+    }
 
 
 def chosen(found: Finals, side: str, collections: Sequence[str]) -> str:
-    """The side's way with the best mean on dev queries, over the ways that have been tried on all collections."""
+    """The side's way with the best mean on dev queries, over the ways that have been tried on all collections.
+
+    A way that diverged is not chosen.
+    """
 
     def dev(way: str) -> float:
         return float(np.mean([_mean(found, collection, way, "dev") for collection in collections]))
 
     ways = [way for way in WAYS if WAYS[way].side == side and all((each, way) in found for each in collections)]
-    return max(ways, key=dev)
+    return max((way for way in ways if np.isfinite(dev(way))), key=dev)
 
 
-def differences(found: Finals, theirs: str, ours: str, collections: Sequence[str]) -> list[Difference]:
-    """A row a collection, and the mean."""
-    random = np.random.default_rng(0)
-    both = {
-        collection: _of_queries(found[collection, ours]) - _of_queries(found[collection, theirs])
-        for collection in collections
-    }
-    drawn = {collection: _drawn(values, random) for collection, values in both.items()}
-    drawn[_MEAN] = np.mean([drawn[collection] for collection in collections], axis=0)
-    of_queries = [values.mean(axis=0) for values in both.values()]
-    p_values = [paired_t_test(values).p_value for values in of_queries]
-    p_values.append(stratified_z_test(of_queries, [1 / len(collections)] * len(collections)).p_value)
-    corrected = holm(np.array(p_values))
-    rows = []
-    for collection, p_value in zip((*collections, _MEAN), corrected.tolist(), strict=True):
-        named = collections if collection == _MEAN else [collection]
-        of_theirs, of_ours = (np.mean([_mean(found, each, way, "test") for each in named]) for way in (theirs, ours))
-        low, high = np.quantile(drawn[collection], [0.025, 0.975])
-        rows.append(Difference(collection, float(of_theirs), float(of_ours), float(low), float(high), p_value))
-    return rows
+def differences(found: Finals, theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[Difference]:
+    """A row a collection, and the mean without the mixture. ``theirs``, ``ours``: a side's way, by collection."""
+    parts, means = list[list[Part]](), list[list[float]]()
+    single = [place for place, collection in enumerate(theirs) if collection != MIXTURE]
+    for collection in theirs:
+        of_theirs, of_ours = (_of_queries(found[collection, side[collection]]) for side in (theirs, ours))
+        parts.append(variances(of_ours - of_theirs))
+        means.append([float(of_theirs.mean()), float(of_ours.mean())])
+    parts.append([Part(part.variance / len(single) ** 2, part.freedom) for place in single for part in parts[place]])
+    means.append(np.mean([means[place] for place in single], axis=0).tolist())
+    tests = [student(mine - other, of_row) for (other, mine), of_row in zip(means, parts, strict=True)]
+    corrected = holm(np.array([p_value for *_, p_value in tests])).tolist()
+    named = zip((*theirs, _MEAN), means, tests, corrected, strict=True)
+    return [Difference(name, other, mine, low, high, p_value) for name, (other, mine), (low, high, _), p_value in named]
+
+
+def variances(values: NDArray[np.float64]) -> list[Part]:
+    """Of the mean of ``values`` (seeds, queries): what queries bring, and what seeds bring."""
+    parts = []
+    for axis in (0, 1):
+        means = values.mean(axis=axis)
+        if len(means) > 1:
+            parts.append(Part(float(means.var(ddof=1)) / len(means), len(means) - 1))
+    return parts
+
+
+def student(difference: float, parts: Sequence[Part]) -> tuple[float, float, float]:
+    """The 95 % interval of a difference whose variance is the sum of ``parts``, and p that it is 0."""
+    variance = sum(part.variance for part in parts)
+    if variance == 0:
+        return difference, difference, float(difference == 0)
+    freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
+    error = np.sqrt(variance)
+    half = float(stats.t.ppf(0.975, freedom) * error)
+    return difference - half, difference + half, float(2 * stats.t.sf(abs(difference) / error, freedom))
 
 
 def _of_queries(of_seeds: Mapping[int, Mapping[str, Any]]) -> NDArray[np.float64]:
@@ -95,20 +133,13 @@ def _of_queries(of_seeds: Mapping[int, Mapping[str, Any]]) -> NDArray[np.float64
     return np.array([of_seeds[seed]["of_queries"] for seed in sorted(of_seeds)], dtype=np.float64)
 
 
-def _drawn(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-    """Means over seeds and queries that are both drawn anew."""
-    seeds, queries = values.shape
-    of_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), _RESAMPLES) / seeds
-    of_queries = random.multinomial(queries, np.full(queries, 1 / queries), _RESAMPLES) / queries
-    return np.asarray(((of_seeds @ values) * of_queries).sum(axis=1), dtype=np.float64)
-
-
 def _mean(found: Finals, collection: str, way: str, field: str) -> float:
-    return float(np.mean([row[field] for row in found[collection, way].values() if field in row] or [np.nan]))
+    return float(np.mean([row.get(field, np.nan) for row in found[collection, way].values()]))
 
 
 def show(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> list[Difference]:
-    """Prints all ways by collection, and the two that stand for their sides."""
+    """Prints all ways by collection, then the ways that stand for their sides, whose differences it returns."""
+    first: list[Difference] = []
     found = finals(rows, student, view)
     collections = [each for each in (*COLLECTIONS, MIXTURE) if (each, REFERENCE) in found]
     print(f"\n## {student}, equal {view}\n")
@@ -119,21 +150,30 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> list[Dif
         if not there:
             continue
         of_test = {each: _mean(found, each, way, "test") for each in there}
-        mean = [f"{np.mean([*of_test.values()]):.4f}" if len(there) == len(collections) else ""]
+        single = [value for each, value in of_test.items() if each != MIXTURE]
+        mean = [f"{np.mean(single):.4f}" if len(there) == len(collections) else ""]
         cells = [f"{of_test[each]:.4f}" if each in of_test else "" for each in collections] + mean
         dev = f"{np.mean([_mean(found, each, way, 'dev') for each in there]):.4f}"
         times = [
             np.mean([_mean(found, each, way, field) for each in there]) for field in ("seconds", "preparing_seconds")
         ]
         print(f"| {way} | {dev} | " + " | ".join(cells) + f" | {times[0]:.0f} | {times[1]:.0f} |")
-    theirs, ours = (chosen(found, side, collections) for side in ("theirs", "ours"))
-    compared = differences(found, theirs, ours, collections)
-    print(f"\nTheirs: {theirs}. Ours: {ours}. Both were chosen on dev queries.\n")
-    print("| collection | theirs | ours | difference | 95 % | p (Holm) |\n|---|---|---|---|---|---|")
-    for row in compared:
-        shown = f"{row.ours - row.theirs:+.4f} | {row.low:+.4f} to {row.high:+.4f} | {row.p_value:.4f}"
-        print(f"| {row.collection} | {row.theirs:.4f} | {row.ours:.4f} | {shown} |")
-    return compared
+    single = [each for each in collections if each != MIXTURE]
+    by_all, by_each = {each: single for each in collections}, {each: [each] for each in collections}
+    for what, decide in (("the six collections", by_all), ("each collection", by_each)):
+        ways = [{each: chosen(found, side, on) for each, on in decide.items()} for side in ("theirs", "ours")]
+        print(f"\nChosen on dev queries of {what}. Theirs: {_listed(ways[0])}. Ours: {_listed(ways[1])}.\n")
+        compared = differences(found, *ways)
+        print("| collection | theirs | ours | difference | 95 % | p (Holm) |\n|---|---|---|---|---|---|")
+        for row in compared:
+            shown = f"{row.ours - row.theirs:+.4f} | {row.low:+.4f} to {row.high:+.4f} | {row.p_value:.4f}"
+            print(f"| {row.collection} | {row.theirs:.4f} | {row.ours:.4f} | {shown} |")
+        first = first or compared
+    return first
+
+
+def _listed(ways: Mapping[str, str]) -> str:
+    return ", ".join(dict.fromkeys(ways.values()))
 
 
 def draw(of_students: Mapping[str, Sequence[Difference]], target: Path) -> None:
