@@ -159,7 +159,7 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> list[Dif
         ]
         print(f"| {way} | {dev} | " + " | ".join(cells) + f" | {times[0]:.0f} | {times[1]:.0f} |")
     single = [each for each in collections if each != MIXTURE]
-    by_all, by_each = {each: single for each in collections}, {each: [each] for each in collections}
+    by_all, by_each = dict.fromkeys(collections, single), {each: [each] for each in collections}
     for what, decide in (("the six collections", by_all), ("each collection", by_each)):
         ways = [{each: chosen(found, side, on) for each, on in decide.items()} for side in ("theirs", "ours")]
         print(f"\nChosen on dev queries of {what}. Theirs: {_listed(ways[0])}. Ours: {_listed(ways[1])}.\n")
