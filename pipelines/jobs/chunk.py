@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.chunks import ChunkingSettings, chunk_text
 from pipelines.chunking.markdown import titles_of_chunks
-from pipelines.chunking.settings import ChunkingSettings
 from pipelines.jobs.collect import write_part
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable

@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipelines.clustering.clusters import CLUSTERS
-from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
+from pipelines.clustering.kmeans import CLUSTERS, Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs.lookups import earlier_file
-from pipelines.packing.domain_groups import DomainGroups, groups_of
-from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
+from pipelines.pairs.pairs import PAIRS, DomainGroups, SmallDomains, groups_of, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.relations import numbered_rows, open_relations

@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, flag_embedding, tevatron, trec
-from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
+from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, HuggingFace, Published, epoch_folder
 from pipelines.formats.card import CHART, README, card, require_lineage
-from pipelines.formats.hugging_face import HuggingFace
 from pipelines.formats.training_examples import TrainingExamples
 from pipelines.jobs.lookups import earlier_record
 from pipelines.mining.candidates import StoredCandidates, mined_negatives

@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pipelines.clustering.bisection import divide
-from pipelines.clustering.clusters import CLUSTERS, read_centroids, read_domain
+from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
+from pipelines.clustering.lloyd import divide
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards
-from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts, share
-from pipelines.pairs.pairs import PAIRS, SmallDomains
+from pipelines.pairs.pairs import PAIRS, DomainGroups, SmallDomains, groups_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at, string_hashes

@@ -13,10 +13,17 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from pipelines.jobs.collect import write_part
-from pipelines.queries.examples import CHUNKED, COLUMNS, QUERY, place_among_sources, source_documents
+from pipelines.queries.documents import (
+    CHUNKED,
+    COLUMNS,
+    QUERY,
+    CropQueries,
+    HeadingQueries,
+    TitleQueries,
+    place_among_sources,
+    source_documents,
+)
 from pipelines.queries.functions import DocstringQueries
-from pipelines.queries.headings import HeadingQueries, TitleQueries
-from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable, UserError
 from raytriever.settings.configuration import InputPath

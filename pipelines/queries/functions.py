@@ -11,7 +11,7 @@ from tree_sitter import Node
 
 from pipelines.chunking.code import parse
 from pipelines.formats.python_functions import documented_functions, first_paragraph
-from pipelines.queries.examples import Example, MadeDocument, SourceDocument
+from pipelines.queries.documents import Example, MadeDocument, SourceDocument
 from pipelines.source_languages import LANGUAGES, Grammar, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.words import count_words

@@ -14,9 +14,8 @@ from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import WHOLE, Phase, StageConfig, Stages
 from retrieval.encoders.modules import is_contextual, resolve_form
 from retrieval.encoders.specification import EncoderSettings, require_prompt
-from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
-from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
+from retrieval.evaluation.suite_table import published_row, published_scores, shown_scores, summarize
 from retrieval.jobs.model_stage import ModelStage, prompts_ahead
 from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version, result_name
 

@@ -12,10 +12,16 @@ from raytriever.reports.report import Section, render
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, did_you_mean
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
-from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
 from retrieval.evaluation.stored import StoredEvaluation
-from retrieval.evaluation.suite_table import MEAN, MeasureTable, measure_tables, require_same_systems, shown_table
+from retrieval.evaluation.suite_table import (
+    MEAN,
+    MeasureTable,
+    measure_tables,
+    published_row,
+    require_same_systems,
+    shown_table,
+)
 
 TABLES = "tables"
 RESULTS, PAGE = "results.json", "table.html"

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pipelines.batches import BATCHES, BatchReader
-from pipelines.clustering.clusters import CLUSTERS
+from pipelines.clustering.kmeans import CLUSTERS
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import CANDIDATES, StoredCandidates
 from pipelines.pairs.pairs import PAIRS
@@ -19,8 +19,7 @@ from raytriever.reports.report import Section, provenance_section, render
 from raytriever.settings.configuration import Input, InputPath, did_you_mean, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
-from retrieval.evaluation.examples import examples_section
-from retrieval.evaluation.report import Evaluated, result_section
+from retrieval.evaluation.report import Evaluated, examples_section, result_section
 from retrieval.evaluation.stored import EVALUATION, StoredEvaluation
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import VECTORS, StoredVectors

@@ -183,7 +183,7 @@ class Train(Stage[TrainConfig]):
     def _train_here(self, progress: ProgressLine) -> ShardRecord:
         import torch
 
-        from trainers.jobs.recorded_training import ShownProgress, recorded_training
+        from trainers.training_run import ShownProgress, recorded_training
 
         stage = self.for_workers()
         torch.set_num_threads(usable_cpus())
