@@ -35,11 +35,12 @@ from trainers.engine.order import Order
 from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import Machines, find_gpus, known_gpu, seconds_by_cause
 from trainers.estimate.made_up import Shape, outlined_objective
-from trainers.estimate.outlines import make_fake, outline, published, text_of, without_weights
+from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
 from trainers.estimate.step import StepCost, step_cost
 from trainers.jobs.train_checks import check_slices
 from trainers.objectives.revela.language_model import load_language_model
 from trainers.rehearsal.collections import single_sources
+from trainers.rehearsal.models import published
 from trainers.run_settings import RunSettings
 
 BYTES_OF_A_TOKEN = 4.6

@@ -30,7 +30,7 @@ def test_the_package_is_the_program_alone_and_runs(tmp_path: Path) -> None:
         "raytriever", "retrieval", "pipelines", "trainers", "recipes", "submitted"
     }  # fmt: skip
     others = [name for name in names if not name.endswith(".py") and name.split("/")[0] not in ("recipes", "submitted")]
-    assert others == ["retrieval/evaluation/published.csv", "trainers/estimate/published.yaml"]
+    assert others == ["retrieval/evaluation/published.csv", "trainers/rehearsal/published.yaml"]
     assert len(set(names)) == len(names)
     zipfile.ZipFile(tmp_path / "a.zip").extractall(tmp_path / "job")
     asked = [sys.executable, "-m", "raytriever", "run", "quickstart", "--print-config"]
