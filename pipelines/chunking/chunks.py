@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.chunking.code import code_pieces
 from pipelines.chunking.markdown import markdown_pieces
@@ -37,9 +37,9 @@ class ChunkingSettings(Settings):
 
     kind: Kind = "sentences"
     """Where texts are cut; auto: by the ending of the document's id."""
-    max_words: int = Field(default=120, gt=0)
+    max_words: PositiveInt = 120
     """Most words of a chunk; a longer sentence is cut between words, a line of code never is."""
-    min_words: int = Field(default=20, ge=0)
+    min_words: NonNegativeInt = 20
     """A heading or a definition begins a new chunk only once the one before holds so many."""
     language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
     """Of sentences, ISO 639."""

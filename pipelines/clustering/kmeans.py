@@ -23,7 +23,7 @@ from typing import Literal, Self
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from pipelines.clustering.lloyd import (
     SEEDING_SAMPLE,
@@ -59,13 +59,13 @@ class KMeansSettings(Settings):
     """queries: k-means on the queries' vectors alone."""
     pairs: Pairs = "midpoint"
     """What stands for a pair: the mid-point of its vectors, or both concatenated."""
-    iterations: int = Field(default=50, ge=1)
+    iterations: PositiveInt = 50
     """At most so many; each moves every centroid once."""
-    tolerance: float = Field(default=1e-4, ge=0)
+    tolerance: NonNegativeFloat = 1e-4
     """Stops once the objective changes by less than this share."""
-    restarts: int = Field(default=1, ge=1)
+    restarts: PositiveInt = 1
     """Keeps the best of so many seeds."""
-    two_level_above: int = Field(default=4096, ge=1)
+    two_level_above: PositiveInt = 4096
     """More clusters than these are sought in √K cells first."""
 
     @model_validator(mode="after")

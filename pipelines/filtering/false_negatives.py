@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat
 
 from pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
 from raytriever.errors import UserError
@@ -31,7 +31,7 @@ class FalseNegativeSettings(Settings):
     rule of Qwen3 Embedding (Zhang et al. 2025)."""
     margin_kind: Literal["absolute", "relative"] = "absolute"
     """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
-    margin_per_hardness: float = Field(default=0.0, ge=0)
+    margin_per_hardness: NonNegativeFloat = 0.0
     """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
     fixed_threshold: float | None = None
     """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""

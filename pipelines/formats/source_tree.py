@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from pipelines.chunking.markdown import blocks
 from pipelines.formats.python_functions import decode_source
@@ -44,7 +44,7 @@ class FileTree(FolderSource):
     """Globs of files to leave out."""
     domain: Literal["folder", "language", "none"] = "folder"
     """A document's domain; folder: the one below path, '' for files in path itself."""
-    maximum_bytes: int = Field(default=1_000_000, ge=1)
+    maximum_bytes: PositiveInt = 1_000_000
     """Most bytes of a file: larger ones are often generated."""
 
 

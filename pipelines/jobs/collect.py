@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import PositiveInt
 
 from pipelines.formats.sources import AnySource, JoinedSources
 from pipelines.formats.tables import pieces_of
@@ -71,7 +71,7 @@ class CollectConfig(StageConfig):
 
     source: AnySource
     """The source, by its format."""
-    bytes_per_shard: int = Field(default=32 << 20, gt=0)
+    bytes_per_shard: PositiveInt = 32 << 20
     """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
     new_splits: NewSplits | None = None
     """Splits for validation and for testing, made of the judgments where these have none; null: as they are. A source

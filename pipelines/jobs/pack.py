@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
 from pipelines.clustering.lloyd import divide
@@ -58,9 +58,9 @@ class PackConfig(StageConfig):
     """Size and order of batches."""
     small_domains: SmallDomains = "refuse"
     """Without ``clusters``: what becomes of domains with fewer pairs than a batch."""
-    epochs: int = Field(default=1, gt=0)
+    epochs: PositiveInt = 1
     """Epochs to pack, each anew."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the order, and of what each epoch leaves out."""
 
     @model_validator(mode="after")

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import PositiveInt, model_validator
 
 from pipelines.chunking.markdown import Section, sections
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import PartialShare, PositiveShare, Settings
 from retrieval.words import Offsets, TextWords, count_words, words_of
 
 CHUNKED = ("source_id", "number")  # what a chunked collection's documents have beside the usual columns
@@ -117,7 +117,7 @@ class HeadingQueries(Settings):
     """Title and heading find the section below it."""
     query: How = "title and heading"
     """What of a heading's place is the query."""
-    minimum_words: int = Field(default=20, ge=1)
+    minimum_words: PositiveInt = 20
     """A shorter section is dropped, a shorter piece of one joins its neighbour."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
@@ -212,15 +212,15 @@ class CropQueries(Settings):
 
     kind: Literal["crops"] = "crops"
     """A random span of words finds another one of the same passage."""
-    minimum_share: float = Field(default=0.05, gt=0, le=1)
+    minimum_share: PositiveShare = 0.05
     """Of a passage's words, in the shortest span."""
-    maximum_share: float = Field(default=0.5, gt=0, le=1)
+    maximum_share: PositiveShare = 0.5
     """Of a passage's words, in the longest span."""
-    word_deletion: float = Field(default=0.1, ge=0, lt=1)
+    word_deletion: PartialShare = 0.1
     """Probability with which each word of a span is left out."""
-    minimum_words: int = Field(default=4, ge=1)
+    minimum_words: PositiveInt = 4
     """Of a span before deletion; a passage with fewer is dropped."""
-    per_passage: int = Field(default=1, ge=1)
+    per_passage: PositiveInt = 1
     """Examples made of each passage."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import PositiveInt, field_validator
 from tree_sitter import Node
 
 from pipelines.chunking.code import parse
@@ -115,7 +115,7 @@ class DocstringQueries(Settings):
     """A documentation comment's first paragraph finds the function without it."""
     language: str | None = None
     """Null: of each document by the ending of its id or its title, a path."""
-    minimum_words: int = Field(default=3, ge=1)
+    minimum_words: PositiveInt = 3
     """Of the query; a function with less is left out (CodeSearchNet)."""
 
     @field_validator("language")

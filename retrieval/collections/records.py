@@ -17,7 +17,7 @@ from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -35,9 +35,9 @@ NOTHING: Stretch = (0, 0)
 class Limits(Settings):
     """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
 
-    line_bytes: int = Field(default=64 << 20, gt=0)
+    line_bytes: PositiveInt = 64 << 20
     """The longest line of a text file, without compression."""
-    document_characters: int = Field(default=20_000_000, gt=0)
+    document_characters: PositiveInt = 20_000_000
     """The longest text of a document or a query."""
 
 
@@ -110,7 +110,7 @@ class CrossValidation(Settings):
 
     folds: int = Field(default=5, ge=2)
     """Number of folds; of two, none is for training."""
-    fold: int = Field(ge=0)
+    fold: NonNegativeInt
     """The fold for testing ('test'); the next one is for validation ('dev'), the others for training ('train')."""
     split: str = "test"
     """The split whose queries are shared out."""

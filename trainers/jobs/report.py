@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.batches import BATCHES, BatchReader
 from pipelines.clustering.kmeans import CLUSTERS
@@ -62,9 +62,9 @@ class ReportConfig(StageConfig):
     """Of the page; null: the name of the folder that holds the output, which is the run's."""
     baseline: str | None = None
     """The system that others are compared with; null: the evaluation's first."""
-    sampled_batches: int = Field(default=1_000, gt=0)
+    sampled_batches: PositiveInt = 1_000
     """At most, for what is measured batch by batch."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the sample."""
 
     @model_validator(mode="after")

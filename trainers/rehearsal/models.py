@@ -122,8 +122,8 @@ def published() -> Mapping[str, Any]:
 
 def published_configuration(model: str) -> dict[str, Any]:
     """What the configuration of a model of ``HUB_MODELS`` says."""
-    found: dict[str, Any] = published()["families"][HUB_MODELS[model].family]
-    return found | published()["models"].get(model, {})
+    known = published()
+    return {**known["families"][HUB_MODELS[model].family], **known["models"].get(model, {})}
 
 
 def require_known(models: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
@@ -56,21 +56,21 @@ class CoderSettings(ObjectiveSettings):
     """Each candidate by itself, or all of a list together."""
     similarity: Literal["inner_product", "cosine"] = "inner_product"
     """Of queries and documents."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: PositiveFloat = 1.0
     """Divides the scores."""
-    relevance_level: float = Field(default=1.0, ge=0)
+    relevance_level: NonNegativeFloat = 1.0
     """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
     binary_labels: bool = False
     """Counts every label as 1."""
-    candidates: int | None = Field(default=None, ge=1)
+    candidates: PositiveInt | None = None
     """Candidates of a query, its positives always among them; None: as many as its list has."""
     negatives: Negatives = "retrieved"
     """The list's own, or drawn anew each epoch from the batch's other lists or the whole collection."""
-    retrieved_negatives: int = Field(default=0, ge=0)
+    retrieved_negatives: NonNegativeInt = 0
     """Beside negatives that are drawn: so many of the list's own, its first (Fig. 2)."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of negatives that are drawn, and of fresh weights."""
-    query_max_length: int | None = Field(default=None, ge=1)
+    query_max_length: PositiveInt | None = None
     """Tokens of a query; None: as the encoder says."""
 
     @model_validator(mode="after")
