@@ -4,7 +4,7 @@
     python -m benchmarks.attention --heads 12 --width 64 --tokens 2048
 
 One layer's attention over ``--tokens`` tokens in all: PyTorch's flash kernel, which it takes by itself; its formula
-(``MATH``), which computes bfloat16 in float32; the same in bfloat16, which ``retrieval.encoders.processors`` chooses
+(``MATH``), which computes bfloat16 in float32; the same in bfloat16, which ``retrieval.encoders.attention`` chooses
 where it is faster; and eager attention as transformers has it. Milliseconds that the process computes on one thread,
 which other programs disturb less than the clock on the wall; kernels take turns; medians. Everything is measured in
 three processes: with the C library as it is, as workers set it (``KEEPS_MEMORY``), and that with a single arena.
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from retrieval.encoders.processors import KEEPS_MEMORY, in_bfloat16
+from retrieval.encoders.attention import KEEPS_MEMORY, in_bfloat16
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 ALLOCATORS: dict[str, dict[str, str]] = {

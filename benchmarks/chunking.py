@@ -15,8 +15,7 @@ from pathlib import Path
 
 from sentencex import get_sentence_boundaries, segment
 
-from pipelines.chunking.chunks import chunk_text
-from pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.chunks import ChunkingSettings, chunk_text
 
 SETTINGS = ChunkingSettings()
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.lloyd import cluster_sums
 from pipelines.clustering.points import BLOCK_ROWS
-from pipelines.packing.hardness import batch_hardness
+from pipelines.filtering.false_negatives import batch_hardness
 from pipelines.packing.pack import PackingSettings, pack
 from retrieval.indexes.faiss_factory import import_faiss
 

@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.clustering.bisection import divide
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
-from pipelines.filtering.false_negatives import score_mask
-from pipelines.packing.hardness import batch_hardness
+from pipelines.clustering.lloyd import divide
+from pipelines.filtering.false_negatives import batch_hardness, score_mask
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
 from pipelines.packing.tour import greedy_tour

@@ -25,7 +25,7 @@ from raytriever.artifacts.artifact import LOG
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
-from retrieval.encoders.processors import KEEPS_MEMORY
+from retrieval.encoders.attention import KEEPS_MEMORY
 from trainers.jobs.train import Train, TrainConfig
 from trainers.record.run_log import RunLog
 from trainers.training_run import run_training, write_model

@@ -26,8 +26,8 @@ from raytriever.reports.table import counted
 from raytriever.stages.cost import STORED, Cost, Size
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.machines import GPUS, Machines, seconds_by_cause
-from trainers.estimate.outlines import published
 from trainers.estimate.recipe import BYTES_OF_A_TOKEN, TOKENIZE, EncoderCost, embedding_causes
+from trainers.rehearsal.models import published
 
 DOMAINS = tuple[int, ...](published()["collections"]["data/nomic_unsupervised"]["domains"])
 NODE = Machines("a100", 8, *GPUS["a100"], cores=96)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.clustering.bisection import divide
+from pipelines.clustering.lloyd import divide
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.tour import greedy_tour, tour_length
 

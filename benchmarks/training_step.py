@@ -23,8 +23,8 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from benchmarks.training_pairs import LEARNING_RATE, MODEL, TEMPERATURE, Pairs
+from retrieval.encoders.attention import fastest_attention
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.processors import fastest_attention
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from trainers.engine.loop import Callback, train

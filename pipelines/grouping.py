@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from raytriever.settings.configuration import Settings
 
@@ -26,7 +26,7 @@ class GroupingSettings(Settings):
 
     batch_size: int = Field(default=16, gt=1)
     """Chunks of a batch."""
-    documents_per_batch: int = Field(default=2, gt=0)
+    documents_per_batch: PositiveInt = 2
     """How many documents they are of, about."""
     order: Literal["grouped", "random"] = "grouped"
     """random: batches of unrelated chunks of a domain, the ablation that the paper calls random."""

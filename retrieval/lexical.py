@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import Stemmer
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import NonNegativeFloat, field_validator
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord
-from raytriever.settings.configuration import Settings, validate
+from raytriever.settings.configuration import Settings, Share, validate
 from retrieval.indexes.top_k import Ranking
 from retrieval.words import words_of
 
@@ -36,9 +36,9 @@ _FREQUENCIES = pa.schema([("word", pa.string()), ("texts", pa.int64()), ("occurr
 class BM25Settings(Settings):
     """How texts are analysed and scored; the defaults are those of Anserini for passages, with English."""
 
-    k1: float = Field(default=0.9, ge=0)
+    k1: NonNegativeFloat = 0.9
     """How slowly a repeated term saturates."""
-    b: float = Field(default=0.4, ge=0, le=1)
+    b: Share = 0.4
     """How far long documents are discounted."""
     stemmer: str | None = "english"
     """A Snowball language of PyStemmer, or null."""

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, Settings, without_inputs
+from raytriever.settings.configuration import InputPath, PartialShare, Settings, without_inputs
 from retrieval.encoders.pretrained import LocatedModels, locate_models
 from retrieval.encoders.specification import EncoderSettings, LoraSettings
 from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup, require_sparse
@@ -44,7 +44,7 @@ class RunSettings(Settings):
     """What is trained; of queries alone where documents have an encoder of their own."""
     document_encoder: EncoderSettings | None = None
     """With weights of its own; None: queries and documents share one."""
-    dropout: float | None = Field(default=None, ge=0, lt=1)
+    dropout: PartialShare | None = None
     """None: as the encoder's configuration says."""
     lora: LoraSettings | None = None
     """Trains an adapter in place of all weights."""
@@ -62,7 +62,7 @@ class RunSettings(Settings):
     """For how long, on how much at once, with which optimizer."""
     validation: ValidationSettings | None = None
     """What chooses the state that is kept; None: the last one."""
-    checkpoints_kept: int = Field(default=2, gt=0)
+    checkpoints_kept: PositiveInt = 2
     """The newest so many, besides the best."""
 
     @model_validator(mode="after")

@@ -1,8 +1,11 @@
-"""One training run from its settings: encoders, objective, validation, loop, export. Plain Python: no Ray, no stage."""
+"""One training run from its settings: encoders, objective, validation, loop, export, with its log and its trackers.
+
+Plain Python, which a worker runs, or the command's own process: no Ray, no stage.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +14,9 @@ import torch
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Derivation, ShardRecord, ShardWriter
+from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.reports.log import log
+from raytriever.reports.progress import ProgressLine
 from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
 from retrieval.encoders.pretrained import LocatedModel, LocatedModels
@@ -39,6 +44,7 @@ from trainers.objective import Objective, build_objective, objective_class
 from trainers.record.ledger import measure_ledger, require_negatives
 from trainers.record.model_card import Measured, model_card
 from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING, RunLog, read_curve, without_times
+from trainers.record.trackers import open_trackers, tracked_training
 from trainers.run_settings import RunSettings, fingerprints_of, require_static_training, shaping
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings, ValidationSettings
@@ -250,3 +256,41 @@ def mean_loss(points: Sequence[Mapping[str, Any]], end: Literal[0, -1]) -> float
     count = max(1, len(points) // 10)
     chosen = points[:count] if end == 0 else points[-count:]
     return sum(float(point["loss"]) for point in chosen) / count
+
+
+def recorded_training(
+    settings: Any, derivation: Derivation, device: torch.device, callbacks: Sequence[Callback], *, is_first: bool = True
+) -> ShardRecord | None:
+    """Trains as a ``TrainConfig`` says, on every rank; the first keeps the log, tells trackers and writes the model.
+
+    Returns the record of the model, on other ranks None. Raises ``UserError`` as ``run_training`` does.
+    """
+    output = settings.output
+    with ExitStack() as stack:
+        located = settings.located()  # all ranks at once: none waits while another hashes weights
+        run_log = RunLog(Folder(output), device)
+        with failing_together(device):
+            if is_first:
+                training = tracked_training(settings.tracking, output, derivation)
+                callbacks = [open_trackers(settings.tracking, training), run_log, *callbacks]
+        for callback in callbacks:  # left in the reverse order: trackers are told of whatever fails
+            stack.enter_context(callback)
+        with storage_errors(output):  # trying again in vain would cost as many starts as failures_survived
+            objective, trained = run_training(settings, located, output, device, callbacks)
+        return write_model(settings, derivation, objective, trained, run_log) if is_first else None
+
+
+class ShownProgress(Callback):
+    """Shows steps on a progress line."""
+
+    def __init__(self, progress: ProgressLine) -> None:
+        self._progress = progress
+        self._started = False
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """The whole point."""
+        if not self._started:
+            self._progress.start_at((point["step"] - 1) * point["examples"])
+            self._started = True
+        said = f"loss {point['loss']:.3f}, learning rate {point['learning_rate']:.1e}"
+        self._progress.advance(point["examples"], said)

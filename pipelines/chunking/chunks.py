@@ -1,19 +1,76 @@
-"""Texts to chunks: consecutive stretches that together are the text, character by character."""
+"""Texts to chunks: consecutive stretches that together are the text, character by character; and how."""
 
 import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Literal, Self
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.chunking.code import code_pieces
 from pipelines.chunking.markdown import markdown_pieces
 from pipelines.chunking.pieces import Pieces, count_pieces, line_pieces, pack_pieces
 from pipelines.chunking.sentences import sentence_ends
-from pipelines.chunking.settings import ChunkingSettings
+from pipelines.source_languages import Grammar, source_language
+from raytriever.settings.configuration import Settings
 from retrieval.collections.records import PART_END
 from retrieval.words import TextWords
+
+Kind = Literal["sentences", "markdown", "code", "lines", "parts", "auto"]
+# endings of data, cut at lines as code without a grammar is
+_DATA = {".csv", ".ini", ".json", ".toml", ".tsv", ".cfg", ".xml", ".yaml", ".yml"}
+_PROSE = {"restructuredtext"}  # of the languages: cut by sentences
+
+
+class ChunkingSettings(Settings):
+    """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` says what a word is).
+
+    ``kind``: sentences, whole ones; markdown, sentences between headings and blocks of code; code, functions and
+    classes; lines, groups of lines; parts, those of a text that was read as a list, however long; auto, by the ending
+    of the document's id (``src/main.rs``), sentences where it has none that is known. ``min_words``: a heading or a
+    definition begins a new chunk only once the chunk before holds that many, and a shorter last chunk takes sentences
+    from the one before it.
+    """
+
+    kind: Kind = "sentences"
+    """Where texts are cut; auto: by the ending of the document's id."""
+    max_words: PositiveInt = 120
+    """Most words of a chunk; a longer sentence is cut between words, a line of code never is."""
+    min_words: NonNegativeInt = 20
+    """A heading or a definition begins a new chunk only once the one before holds so many."""
+    language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
+    """Of sentences, ISO 639."""
+    programming_language: Grammar | None = None
+    """Of code; null: by the ending of the document's id."""
+    heading_path: bool = True
+    """Whether the title of a chunk of Markdown has the headings above it too: Guide > Install > Linux."""
+
+    @model_validator(mode="after")
+    def _check_words(self) -> Self:
+        if 2 * self.min_words > self.max_words:
+            raise ValueError(
+                f"min_words {self.min_words} is more than half of max_words {self.max_words}, so that two chunks need"
+                f" not have room for it: lower it to {self.max_words // 2} or less"
+            )
+        return self
+
+    def way_of(self, source_id: str) -> tuple[Kind, Grammar | None]:
+        """How the document is cut: never 'auto'; a grammar with 'code' alone."""
+        if self.kind in ("sentences", "markdown", "lines", "parts"):
+            return self.kind, None
+        language = source_language(source_id)
+        grammar = self.programming_language if self.kind == "code" else None
+        grammar = grammar or (language.grammar if language else None)
+        if grammar:
+            return "code", grammar
+        if self.kind == "code" or PurePosixPath(source_id).suffix.lower() in _DATA:
+            return "lines", None
+        if language is None or language.name in _PROSE:
+            return "sentences", None
+        return ("markdown" if language.name == "markdown" else "lines"), None
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,24 @@ from math import ceil, isqrt
 from typing import Literal, Self
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from pipelines.clustering.bisection import divide
-from pipelines.clustering.lloyd import SEEDING_SAMPLE, Solution, assign, cluster_sums, lloyd, means, seed_centroids
+from pipelines.clustering.lloyd import (
+    SEEDING_SAMPLE,
+    Solution,
+    assign,
+    cluster_sums,
+    divide,
+    lloyd,
+    means,
+    seed_centroids,
+)
 from pipelines.clustering.nearest_centroids import squared_distances
 from pipelines.clustering.pair_vectors import ArrayPairs, PairVectors, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, Split, cut
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
@@ -49,13 +59,13 @@ class KMeansSettings(Settings):
     """queries: k-means on the queries' vectors alone."""
     pairs: Pairs = "midpoint"
     """What stands for a pair: the mid-point of its vectors, or both concatenated."""
-    iterations: int = Field(default=50, ge=1)
+    iterations: PositiveInt = 50
     """At most so many; each moves every centroid once."""
-    tolerance: float = Field(default=1e-4, ge=0)
+    tolerance: NonNegativeFloat = 1e-4
     """Stops once the objective changes by less than this share."""
-    restarts: int = Field(default=1, ge=1)
+    restarts: PositiveInt = 1
     """Keeps the best of so many seeds."""
-    two_level_above: int = Field(default=4096, ge=1)
+    two_level_above: PositiveInt = 4096
     """More clusters than these are sought in √K cells first."""
 
     @model_validator(mode="after")
@@ -290,3 +300,36 @@ def _examine_all(pairs: PairVectors, split: Split, name_of: Callable[[int], str]
             )
         begin += len(part)
     return max(largest for largest, _, _ in found), sum(zeros for _, zeros, _ in found)
+
+
+CLUSTERS = "clusters"
+
+
+@dataclass(frozen=True)
+class DomainPairs:
+    """Pairs of a ``domain`` that are packed together.
+
+    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each; ``centroids`` (K, d).
+    """
+
+    domain: str
+    pairs: NDArray[np.int64]
+    clusters: NDArray[np.int32]
+    centroids: NDArray[np.float32]
+
+
+def read_domain(artifact: Artifact, number: int) -> DomainPairs:
+    """One domain of a clusters artifact."""
+    shard = artifact.shards[number]
+    table = pq.read_table(artifact.path(shard.files[0].name))
+    return DomainPairs(
+        str(shard.facts["domain"]),
+        table["pair"].to_numpy(),
+        table["cluster"].to_numpy(),
+        read_centroids(artifact, number),
+    )
+
+
+def read_centroids(artifact: Artifact, number: int) -> NDArray[np.float32]:
+    """Those of one domain, memory-mapped."""
+    return np.asarray(np.load(artifact.path(artifact.shards[number].files[1].name), mmap_mode="r"))

@@ -293,3 +293,45 @@ def costliest_of_part(
             place = int(members[row])
             found.append((donor, float(costs[row]), place, points.take(np.array([place]))[0]))
     return found
+
+
+_SAMPLE = 1 << 12  # points that say where a part is divided
+_ITERATIONS = 5
+_ROWS_AT_ONCE = 1 << 14
+
+
+def divide(points: NDArray[np.floating], sizes: NDArray[np.integer], parts: int) -> NDArray[np.int32]:
+    """The part of each of K points, int32 (K,): so many parts, whose points' ``sizes`` (K,) sum to the same, nearly.
+
+    ``points`` (K, d), may be memory-mapped; ``parts`` <= K. By bisection: across the line through the two means of a
+    sample, where that leaves either side what its parts are to have.
+    """
+    found = np.zeros(len(points), dtype=np.int32)
+    waiting = [(np.arange(len(points)), 0, parts)]
+    while waiting:
+        chosen, first, number = waiting.pop()
+        if number == 1:
+            found[chosen] = first
+            continue
+        left = number // 2
+        chosen = chosen[np.argsort(_places_along(points, chosen), kind="stable")]
+        sums = np.cumsum(sizes[chosen])
+        stop = int(np.searchsorted(sums, sums[-1] * left / number)) + 1
+        stop = min(max(stop, left), len(chosen) - (number - left))
+        waiting += [(np.sort(chosen[:stop]), first, left), (np.sort(chosen[stop:]), first + left, number - left)]
+    return found
+
+
+def _places_along(points: NDArray[np.floating], chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How far each of the ``chosen`` points lies along the line through the two means of a sample of them, (n,)."""
+    sample = np.asarray(points[chosen[:: -(-len(chosen) // _SAMPLE)]], dtype=np.float32)
+    two = seed_centroids(sample, 2, np.random.default_rng(0))
+    for _ in range(_ITERATIONS):
+        nearer, _ = nearest_centroids(sample, two)
+        two = means(cluster_sums(sample, nearer, 2), np.bincount(nearer, minlength=2), spherical=False)
+    line = (two[1] - two[0])[None]
+    places = np.empty(len(chosen))
+    for begin in range(0, len(chosen), _ROWS_AT_ONCE):
+        block = points[chosen[begin : begin + _ROWS_AT_ONCE]]
+        places[begin : begin + _ROWS_AT_ONCE] = inner_products(block, np.broadcast_to(line, block.shape))
+    return places

@@ -4,10 +4,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat
 
 from pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
-from pipelines.packing.hardness import batch_hardness
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
@@ -32,7 +31,7 @@ class FalseNegativeSettings(Settings):
     rule of Qwen3 Embedding (Zhang et al. 2025)."""
     margin_kind: Literal["absolute", "relative"] = "absolute"
     """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
-    margin_per_hardness: float = Field(default=0.0, ge=0)
+    margin_per_hardness: NonNegativeFloat = 0.0
     """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
     fixed_threshold: float | None = None
     """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
@@ -200,3 +199,24 @@ def to_columns(mask: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
     rows, columns = np.nonzero(mask)
     bounds = np.searchsorted(rows, np.arange(1, len(mask)))
     return np.split(columns.astype(np.int32), bounds)
+
+
+def batch_hardness(
+    *, queries: NDArray[np.floating], documents: NDArray[np.floating], mask: NDArray[np.bool_] | None = None
+) -> float:
+    """Mean of q_i · d_j over i != j of one batch (B, d), without the cells of ``mask`` (B, B); 0 where none is left.
+
+    Without a mask it is (S_q · S_d - sum_i q_i · d_i) / (B (B - 1)) with S the sums: no B x B matrix.
+    """
+    size = len(queries)
+    if size < 2:
+        return 0.0
+    if mask is None:
+        queries, documents = queries.astype(np.float64), documents.astype(np.float64)
+        own = float(np.einsum("nd,nd->", queries, documents))
+        return (float(queries.sum(axis=0) @ documents.sum(axis=0)) - own) / (size * (size - 1))
+    counted = ~mask & ~np.eye(size, dtype=bool)
+    if not counted.any():
+        return 0.0
+    scores = queries @ documents.T
+    return float(scores[counted].mean(dtype=np.float64))

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import PositiveInt
 
 from pipelines.filtering.false_negatives import pair_keys, positives_of
 from pipelines.mining.rules import sampling_keys
@@ -29,7 +29,7 @@ class BalancedMarginSettings(Settings):
     Aware Sampling" (TAS-Balanced): most of a query's negatives are easy, and so is most of a plain sample.
     """
 
-    bins: int = Field(default=10, ge=1)
+    bins: PositiveInt = 10
     """Equal parts of the range of an example's margins."""
 
 

@@ -19,11 +19,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import Settings, Share
 from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Place, Policies, QueryRecord, Source
 
 # where statements, and so functions, sit in a node: in source order
@@ -160,11 +160,11 @@ class PythonFunctions(Settings):
 
     kind: Literal["python_functions"] = "python_functions"
     """The format."""
-    held_out: float = Field(default=0.2, ge=0, le=1)
+    held_out: Share = 0.2
     """Share of modules whose functions are for testing."""
-    minimum_query_words: int = Field(default=3, ge=1)
+    minimum_query_words: PositiveInt = 3
     """Fewest words of a query."""
-    limit: int | None = Field(default=None, ge=1)
+    limit: PositiveInt | None = None
     """Functions to keep, chosen by a hash of their id; None: all."""
 
     def open(self) -> Source:

@@ -7,10 +7,9 @@ from pydantic import Field
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.files import Files
 from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.python_functions import PythonFunctions
-from pipelines.formats.source_tree import SourceTree
+from pipelines.formats.source_tree import Files, SourceTree
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from raytriever.settings.configuration import Settings

@@ -9,7 +9,8 @@ import csv
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
+from math import ceil
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +18,18 @@ import pyarrow.parquet as pq
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError, storage_error
-from retrieval.collections.reading import NOTHING, note_column, reading, reading_within, stretch_of
-from retrieval.collections.records import Place, Record
+from retrieval.collections.records import (
+    NOTHING,
+    Format,
+    Piece,
+    Place,
+    Record,
+    Stretch,
+    note_column,
+    reading,
+    reading_within,
+    stretch_of,
+)
 from retrieval.collections.text_lines import json_records, numbered_lines, plain_name
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
@@ -290,3 +301,44 @@ def _whole_parquet(folder: Folder, name: str) -> Iterator[None]:
             f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS,"
             " fetch it again (git lfs pull)."
         ) from error
+
+
+_LOOKED_AT = 4096
+_BEFORE_A_LIST = b"\xef\xbb\xbf \t\r\n"
+
+
+def pieces_of(format_: Format, most: int) -> list[Piece | None]:
+    """The pieces, of at most ``most`` bytes where the format may cut its files; None for the whole source."""
+    if not format_.in_pieces or not format_.files:
+        return [None]
+    sizes = format_.folder.files()
+    pieces: list[Piece | None] = []
+    group: dict[str, Stretch | None] = {}
+    grouped = 0
+    for name in dict.fromkeys(format_.files):
+        size = sizes.get(name, 0)
+        stretches = list(_stretches(format_, name, size, most)) if size > most else []
+        if group and (stretches or size + grouped > most):
+            pieces.append(group)
+            group, grouped = {}, 0
+        if stretches:
+            pieces += [{name: stretch} for stretch in stretches]
+        else:
+            group[name] = None
+            grouped += size
+    pieces += [group] if group else []
+    return pieces if len(pieces) > 1 else [None]
+
+
+def _stretches(format_: Format, name: str, size: int, most: int) -> Iterator[Stretch]:
+    """Where a file that is too large for one piece is cut; nothing where it may not be."""
+    if not name.endswith(format_.cut_endings):
+        return
+    if name.endswith(".parquet"):
+        with open_parquet(format_.folder, name) as file:
+            units = file.num_row_groups
+    else:
+        with format_.folder.open_input(name) as file:
+            units = 0 if file.read(_LOOKED_AT).lstrip(_BEFORE_A_LIST).startswith(b"[") else size
+    pieces = min(units, ceil(size / most))
+    yield from pairwise(units * number // pieces for number in range(pieces + 1)) if pieces > 1 else ()

@@ -22,8 +22,15 @@ from pipelines.mining.candidates import Negatives
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection, passage_text
-from retrieval.collections.reading import NOTHING, stretch_of
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, QueryRecord, Record
+from retrieval.collections.records import (
+    NOTHING,
+    DocumentRecord,
+    Format,
+    JudgmentRecord,
+    QueryRecord,
+    Record,
+    stretch_of,
+)
 from retrieval.collections.text_lines import find_files, json_records
 
 POSITIVE, HARD_NEGATIVE, RANDOM_NEGATIVE = 1, 0, -1

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import PositiveFloat
 
-from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.chunks import ChunkingSettings, chunk_text
 from pipelines.chunking.markdown import titles_of_chunks
-from pipelines.chunking.settings import ChunkingSettings
 from pipelines.jobs.collect import write_part
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable
@@ -51,7 +50,7 @@ class ChunkConfig(StageConfig):
     """The collection whose documents are cut."""
     chunking: ChunkingSettings = ChunkingSettings()
     """How."""
-    megabytes_per_shard: float = Field(default=64, gt=0)
+    megabytes_per_shard: PositiveFloat = 64
     """Of the collection, uncompressed."""
 
 

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 
-from pipelines.clustering.clusters import CLUSTERS
-from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
+from pipelines.clustering.kmeans import CLUSTERS, Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs.lookups import earlier_file
-from pipelines.packing.domain_groups import DomainGroups, groups_of
-from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
+from pipelines.pairs.pairs import PAIRS, DomainGroups, SmallDomains, groups_of, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.relations import numbered_rows, open_relations
@@ -43,15 +41,15 @@ class ClusterConfig(StageConfig):
     """The pairs to cluster."""
     vectors: InputPath
     """Vectors of their collection's queries and documents."""
-    cluster_size: int = Field(default=64, gt=0)
+    cluster_size: PositiveInt = 64
     """Pairs of a cluster, on average."""
-    smallest_domain: int = Field(default=64, gt=0)
+    smallest_domain: PositiveInt = 64
     """Pairs of a domain that is not small; the batch size, since a domain must fill one batch."""
     small_domains: SmallDomains = "refuse"
     """What becomes of smaller domains; 'merge_all' takes all domains for one."""
     kmeans: KMeansSettings = KMeansSettings()
     """How."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the first centroids."""
 
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import PositiveInt
 
-from pipelines.formats.pieces import pieces_of
 from pipelines.formats.sources import AnySource, JoinedSources
+from pipelines.formats.tables import pieces_of
 from pipelines.jobs.left_out import check_kept, find_left_out, moved_queries, record_batches, record_schema
 from pipelines.jobs.lookups import earlier_record
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
@@ -31,8 +31,7 @@ from raytriever.stages.cost import STORED, Cost, Size
 from raytriever.stages.stage import BYTES_A_SECOND, WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, JUDGMENTS, SCHEMAS, Part, StoredCollection
 from retrieval.collections.held_out import TRAIN, NewSplits
-from retrieval.collections.reading import Limits, Piece, reading_within
-from retrieval.collections.records import Format, Source
+from retrieval.collections.records import Format, Limits, Piece, Source, reading_within
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _ROW_BITS = 40  # a row's number in all of a source: that of its piece, then its own
@@ -72,7 +71,7 @@ class CollectConfig(StageConfig):
 
     source: AnySource
     """The source, by its format."""
-    bytes_per_shard: int = Field(default=32 << 20, gt=0)
+    bytes_per_shard: PositiveInt = 32 << 20
     """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
     new_splits: NewSplits | None = None
     """Splits for validation and for testing, made of the judgments where these have none; null: as they are. A source

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, flag_embedding, tevatron, trec
-from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
+from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, HuggingFace, Published, epoch_folder
 from pipelines.formats.card import CHART, README, card, require_lineage
-from pipelines.formats.hugging_face import HuggingFace
 from pipelines.formats.training_examples import TrainingExamples
 from pipelines.jobs.lookups import earlier_record
 from pipelines.mining.candidates import StoredCandidates, mined_negatives
@@ -75,9 +74,9 @@ class ExportConfig(StageConfig):
     """License of the batches as the hub names it: cc-by-sa-4.0."""
     order: Literal["shuffled", "stored"] = "shuffled"
     """Order of an epoch's batches: shuffled for a trainer; stored: domain after domain, along the tour."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Seed of the shuffle."""
-    batches_per_file: int = Field(default=1_000, gt=0)
+    batches_per_file: PositiveInt = 1_000
     """Batches in a file."""
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.clustering.pair_vectors import opened_part
@@ -61,7 +61,7 @@ class FilterConfig(StageConfig):
     """A split of the collection: hard negatives are what it judges as not relevant."""
     teacher_scores: InputPath | None = None
     """Candidates, a run, or a run file in TREC's form; stored are the scores of a row's document and hard negatives."""
-    negatives_per_example: int = Field(default=1, gt=0)
+    negatives_per_example: PositiveInt = 1
     """Hard negatives stored with every example: the pool that training.hard_negatives draws from each epoch."""
     choose_negatives: Choice = "sample"
     """first: the best ranked; sample: drawn for each epoch, all before one comes again; balanced_margins: drawn evenly
@@ -70,13 +70,13 @@ class FilterConfig(StageConfig):
     """For choose_negatives: balanced_margins."""
     too_few_negatives: TooFew = "refuse"
     """repeat: those there are, in turn; random, and repeat where there are none: documents that are no positives."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the sample."""
     with_title: bool = True
     """Whether a document's title is before its text."""
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
     """Which documents of a batch are masked."""
-    batches_per_shard: int = Field(default=1_000, gt=0)
+    batches_per_shard: PositiveInt = 1_000
     """Batches of a file, each made by one task."""
 
     @property

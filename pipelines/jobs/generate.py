@@ -8,10 +8,10 @@ from itertools import islice
 from math import ceil
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from pipelines.jobs.queries import Examples, ExamplesConfig, ExamplesStage
-from pipelines.queries.examples import Example, MadeDocument, SourceDocument
+from pipelines.queries.documents import Example, MadeDocument, SourceDocument
 from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord
 from raytriever.stages.cost import Cost, Size
@@ -34,9 +34,9 @@ class GenerateConfig(ExamplesConfig):
     """What writes them."""
     generation: GenerationSettings = GenerationSettings()
     """How."""
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: PositiveInt = 16
     """Passages that the model reads at once. Another one may change queries, by rounding."""
-    rows_per_shard: int = Field(default=1_000, gt=0)
+    rows_per_shard: PositiveInt = 1_000
     """Documents or chunks of the source collection; what a lost worker does again."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.jobs.lookups import TEXT_PARTS, earlier_shards, groups_of_files, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
@@ -43,13 +43,13 @@ class MineConfig(StageConfig):
     """hard_negatives, or labelled_lists, which have the positives too."""
     rules: MiningRules = MiningRules()
     """Which candidates are fit to train against."""
-    number: int | None = Field(default=None, gt=0)
+    number: PositiveInt | None = None
     """Candidates of a query beside its positives; None: all."""
     choose: Literal["first", "sample"] = "first"
     """Which of those that no rule drops."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the sample."""
-    candidates_per_shard: int = Field(default=1 << 21, gt=0)
+    candidates_per_shard: PositiveInt = 1 << 21
     """Candidates of a file, made by one task."""
 
     @model_validator(mode="after")

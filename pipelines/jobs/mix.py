@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from pipelines.batches import BATCHES, BatchReader, BatchWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -23,11 +23,11 @@ class MixConfig(StageConfig):
     """Artifacts of batches, by the name that each has in the counts."""
     ratios: dict[str, PositiveFloat] | None = None
     """Of the numbers of batches, by the same names; None: an epoch has all batches of all."""
-    epochs: int | None = Field(default=None, gt=0)
+    epochs: PositiveInt | None = None
     """None: as many as every source has; a source with fewer gives its own again, in turn."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the order."""
-    batches_per_shard: int = Field(default=1_000, gt=0)
+    batches_per_shard: PositiveInt = 1_000
     """Batches of a file, each made by one task."""
 
     @model_validator(mode="after")

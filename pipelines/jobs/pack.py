@@ -13,15 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from pipelines.clustering.bisection import divide
-from pipelines.clustering.clusters import CLUSTERS, read_centroids, read_domain
+from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
+from pipelines.clustering.lloyd import divide
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards
-from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts, share
-from pipelines.pairs.pairs import PAIRS, SmallDomains
+from pipelines.pairs.pairs import PAIRS, DomainGroups, SmallDomains, groups_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at, string_hashes
@@ -59,9 +58,9 @@ class PackConfig(StageConfig):
     """Size and order of batches."""
     small_domains: SmallDomains = "refuse"
     """Without ``clusters``: what becomes of domains with fewer pairs than a batch."""
-    epochs: int = Field(default=1, gt=0)
+    epochs: PositiveInt = 1
     """Epochs to pack, each anew."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the order, and of what each epoch leaves out."""
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.jobs.lookups import earlier_file, earlier_record
@@ -80,17 +80,17 @@ class PairsConfig(StageConfig):
     run: InputPath | None = None
     """A ranking for the split's queries: pairs whose document isn't found by it are dropped, as queries that a language
     model writes may fit another document better (round-trip filter: Alberti et al. 2019; Dai et al. 2022)."""
-    found_within: int = Field(default=20, gt=0)
+    found_within: PositiveInt = 20
     """First ranks of ``run`` that a document must be among."""
-    documents_per_query: int | None = Field(default=None, gt=0)
+    documents_per_query: PositiveInt | None = None
     """Most pairs of one query: a batch of one query's pairs alone has all negatives masked."""
     choose_documents: ChooseDocuments = "drawn"
     """Which so many: drawn by their ids, or the first as the source lists them, in DPR's files the annotated one."""
-    queries_per_document: int | None = Field(default=None, gt=0)
+    queries_per_document: PositiveInt | None = None
     """Most pairs of one document, of those left, drawn by their ids: they mask each other in a batch."""
-    rows_per_file: int = Field(default=1_000_000, gt=0)
+    rows_per_file: PositiveInt = 1_000_000
     """Pairs of a file."""
-    texts_per_shard: int = Field(default=100_000, gt=0)
+    texts_per_shard: PositiveInt = 100_000
     """Rows of the collection whose texts one worker hashes."""
 
     @model_validator(mode="after")

@@ -11,24 +11,25 @@ from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.jobs.collect import write_part
-from pipelines.queries.examples import (
+from pipelines.queries.documents import (
     CHUNKED,
     COLUMNS,
     QUERY,
+    CropQueries,
     Example,
+    HeadingQueries,
     SourceDocument,
+    TitleQueries,
     place_among_sources,
     source_documents,
 )
 from pipelines.queries.functions import DocstringQueries
-from pipelines.queries.headings import HeadingQueries, TitleQueries
-from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable, UserError
-from raytriever.settings.configuration import InputPath
+from raytriever.settings.configuration import InputPath, PartialShare
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
@@ -45,13 +46,13 @@ class ExamplesConfig(StageConfig):
     """The collection whose documents queries are made from."""
     split: str = Field(default="train", min_length=1)
     """The split that their judgments are of."""
-    held_out: float = Field(default=0.0, ge=0, lt=1)
+    held_out: PartialShare = 0.0
     """Share of the source documents, chosen by a hash of their ids, whose examples are of split test instead."""
-    validation: float = Field(default=0.0, ge=0, lt=1)
+    validation: PartialShare = 0.0
     """Share of others, whose examples are of split dev."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of what is drawn, and of what is held out."""
-    rows_per_shard: int = Field(default=50_000, gt=0)
+    rows_per_shard: PositiveInt = 50_000
     """Documents or chunks of the source collection."""
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
@@ -41,13 +41,13 @@ class RowBatchesConfig(StageConfig):
 
     small_domains: SmallDomains = "refuse"
     """What becomes of domains that can't fill a batch."""
-    epochs: int = Field(default=1, gt=0)
+    epochs: PositiveInt = 1
     """Epochs to make, each anew."""
-    batches_per_epoch: int | None = Field(default=None, gt=0)
+    batches_per_epoch: PositiveInt | None = None
     """So many of those that an epoch could have, drawn at random, fewer being among more; None: all."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the order, and of what each epoch leaves out."""
-    batches_per_shard: int = Field(default=1_000, gt=0)
+    batches_per_shard: PositiveInt = 1_000
     """Batches of a file, each made by one task."""
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from raytriever.hashes import string_hashes
 from raytriever.settings.configuration import Settings
@@ -43,16 +43,16 @@ class MiningRules(Settings):
     without any the margins drop all candidates.
     """
 
-    minimum_relevance: int = Field(default=1, gt=0)
+    minimum_relevance: PositiveInt = 1
     """The grade from which a judged document is a positive."""
     judged_negatives: Literal["keep", "drop"] = "keep"
     """What becomes of documents judged below that."""
     self_hits: SelfHits = "remove"
     """What becomes of the document that has the query's id, which is the query itself where queries are documents; keep
     where both are numbered apart, as in MS MARCO. A document that has the query's text is always removed."""
-    skip_first: int = Field(default=0, ge=0)
+    skip_first: NonNegativeInt = 0
     """Ranks that are dropped."""
-    depth: int | None = Field(default=None, gt=0)
+    depth: PositiveInt | None = None
     """The last rank that is read; None: all."""
     maximum_score: FiniteFloat | None = None
     """The highest score of a candidate."""

@@ -7,20 +7,19 @@ joins small ones with near ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import Settings, Share
 
 if TYPE_CHECKING:
     from pipelines.packing.polish import VectorsOf
 
 Order = Literal["tour", "random", "topics"]
-Share = Annotated[float, Field(ge=0, le=1)]
 CLUSTERS_OF_A_REGION = 1 << 15  # about, at most; lists of neighbours cost the square of their number
 _DIGITS = 6  # of recorded figures
 _LENGTHS = ("length", "random_length")
@@ -38,11 +37,11 @@ class PackingSettings(Settings):
     """Share of a domain's batches whose pairs are dealt anew at random; several: of an epoch each, in turn."""
     shuffled_of_domains: dict[str, Share | tuple[Share, ...]] = Field(default={})
     """The same of single domains, by their names."""
-    polish_sweeps: int = Field(default=0, ge=0)
+    polish_sweeps: NonNegativeInt = 0
     """Rounds of swaps that make near batches harder (eq. 2)."""
-    polish_margin: float = Field(default=0.0, ge=0)
+    polish_margin: NonNegativeFloat = 0.0
     """The filter's: negatives that it will mask count for nothing in swaps."""
-    region_pairs: int = Field(default=1 << 20, gt=0)
+    region_pairs: PositiveInt = 1 << 20
     """A domain of more pairs is divided into regions of near clusters, or, without clusters, of any pairs. Each is
     packed by a task of its own; what is shuffled is dealt across them."""
 

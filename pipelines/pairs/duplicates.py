@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from raytriever.hashes import WEYL, scatter, string_hashes
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import PositiveShare, Settings
 from retrieval.collections.collection import ParquetRows, TextPart, text_columns, texts_of
 from retrieval.words import UNSPACED
 
@@ -32,13 +32,13 @@ class NearDuplicateSettings(Settings):
     A pair of similarity s is looked at with probability 1 - (1 - s^rows)^bands: by default 0.998 at 0.8, 0.61 at 0.6.
     """
 
-    document_threshold: float = Field(default=0.8, gt=0, le=1)
+    document_threshold: PositiveShare = 0.8
     """Similarity from which two documents are nearly the same."""
-    query_threshold: float = Field(default=0.9, gt=0, le=1)
+    query_threshold: PositiveShare = 0.9
     """Similarity from which two queries are nearly the same."""
-    document_words: int = Field(default=3, ge=1)
+    document_words: PositiveInt = 3
     """Words of a document's n-gram; a shorter text is one n-gram."""
-    query_words: int = Field(default=2, ge=1)
+    query_words: PositiveInt = 2
     """Words of a query's n-gram."""
     bands: int = Field(default=20, ge=1, le=256)
     """Buckets of a text; two texts that share one are compared."""

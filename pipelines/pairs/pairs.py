@@ -1,6 +1,10 @@
-"""Training pairs: a query and a document that answers it, by row number in their collection."""
+"""Training pairs: a query and a document that answers it, by row number in their collection.
 
-from collections.abc import Sequence
+Which domains of them are clustered and packed together is a matter of their sizes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -89,3 +93,54 @@ def keep_domains(
             f" Lower {limit}, or bring more {what}."
         )
     return groups.astype(np.int64)
+
+
+MERGED = "(merged)"
+
+
+@dataclass(frozen=True)
+class DomainGroups:
+    """Which pairs are clustered and packed together.
+
+    ``names`` of the groups and their ``sizes``, in pairs; ``number_of``: the group of each domain that is in one;
+    ``dropped``: pairs in no group.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    number_of: Mapping[str, int]
+    dropped: int
+
+    def table(self) -> pa.Table:
+        """The ``domain`` and ``number`` of each domain that is in a group."""
+        numbers = pa.array(self.number_of.values(), pa.int64())
+        return pa.table({"domain": pa.array(self.number_of, pa.string()), "number": numbers})
+
+
+def group_domains(
+    domains: pa.ChunkedArray, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
+) -> DomainGroups:
+    """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
+
+    To be called before clustering, so that domains that are merged are clustered as one; ``keep_domains`` says what
+    ``small_domains`` and ``limit`` mean. Groups are in the order of their names, the merged one last.
+    """
+    counted = pa.table({"name": domains}).group_by("name").aggregate([([], "count_all")]).sort_by("name")
+    names, counts = counted["name"].to_pylist(), counted["count_all"].to_numpy()
+    group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
+    groups = [names[at] for at in np.flatnonzero(~are_small(counts, smallest, small_domains))]
+    if group_of.max() == len(groups):
+        if MERGED in groups:
+            raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
+        groups.append(MERGED)
+    kept = group_of >= 0
+    sizes = np.bincount(group_of[kept], counts[kept]).astype(np.int64)
+    number_of = {name: number for name, number in zip(names, group_of.tolist(), strict=True) if number >= 0}
+    return DomainGroups(tuple(groups), tuple(sizes.tolist()), number_of, int(counts[~kept].sum()))
+
+
+def groups_of(
+    pairs: Artifact, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
+) -> DomainGroups:
+    """``group_domains`` of a pairs artifact."""
+    return group_domains(read_pairs(pairs, ["domain"])["domain"], smallest, small_domains, limit)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import PositiveInt, field_validator
 from tree_sitter import Node
 
 from pipelines.chunking.code import parse
 from pipelines.formats.python_functions import documented_functions, first_paragraph
-from pipelines.queries.examples import Example, MadeDocument, SourceDocument
+from pipelines.queries.documents import Example, MadeDocument, SourceDocument
 from pipelines.source_languages import LANGUAGES, Grammar, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.words import count_words
@@ -115,7 +115,7 @@ class DocstringQueries(Settings):
     """A documentation comment's first paragraph finds the function without it."""
     language: str | None = None
     """Null: of each document by the ending of its id or its title, a path."""
-    minimum_words: int = Field(default=3, ge=1)
+    minimum_words: PositiveInt = 3
     """Of the query; a function with less is left out (CodeSearchNet)."""
 
     @field_validator("language")

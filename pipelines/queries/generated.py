@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
-from pipelines.queries.examples import Passage, SourceDocument
+from pipelines.queries.documents import Passage, SourceDocument
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
 from retrieval.words import count_words, words_of
@@ -39,13 +39,13 @@ class GenerationSettings(Settings):
     English."""
     number: int = Field(default=2, ge=1, le=20)
     """Queries that are asked for, and the most that are kept of a passage."""
-    characters: int = Field(default=4000, ge=1)
+    characters: PositiveInt = 4000
     """Of a passage that the prompt holds."""
-    max_new_tokens: int = Field(default=64, ge=1)
+    max_new_tokens: PositiveInt = 64
     """Tokens of an answer."""
-    minimum_words: int = Field(default=2, ge=1)
+    minimum_words: PositiveInt = 2
     """A query with less is dropped."""
-    maximum_words: int = Field(default=32, ge=1)
+    maximum_words: PositiveInt = 32
     """A query with more is dropped."""
 
     def template(self) -> str:

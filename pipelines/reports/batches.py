@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pipelines.batch_description import batch_matrix, describe_batch, text_vectors
 from pipelines.batches import BatchReader, mask_of
+from pipelines.filtering.false_negatives import batch_hardness
 from pipelines.filtering.hard_negatives import FILLED
 from pipelines.filtering.mask_audit import example_table, mask_table
-from pipelines.packing.hardness import batch_hardness
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact, origin

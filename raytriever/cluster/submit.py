@@ -1,6 +1,8 @@
 """``raytriever submit``: any command on a cluster as if it ran here, by Ray's own job client.
 
-Secrets don't travel: Ray writes a job's command and its runtime environment into logs, so nodes have their own.
+Secrets don't travel: Ray writes a job's command and its runtime environment into logs, so nodes have their own. What
+travels is the program itself and the settings files that the command names. Files are listed by what may go, not by
+what must stay: data, runs, credentials and whatever else lies in a checkout are never looked at.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import shlex
 import signal
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +23,13 @@ from urllib.parse import urlsplit
 
 import typer
 
-from raytriever.cluster.package import settings_files, write_package
 from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import COMMANDS, JOBS
 from raytriever.reports.log import log
 from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import did_you_mean, read_yaml
+from raytriever.settings.recipe import recipes_folder
 
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
@@ -261,3 +264,72 @@ def _closed(job: Any) -> int:
         return 1
     log.info(f"{name}: failed with exit code {code}{seconds}")
     return int(code) if code > 0 else 128 - int(code)  # a negative one is a signal's number
+
+
+_PACKAGES = ("raytriever", "retrieval", "pipelines", "trainers")
+_OF_PACKAGES = ("*.py", "published.csv", "published.yaml")  # code and published figures
+_ROOT = Path(__file__).parents[2]
+_SETTINGS = (".yaml", ".yml")
+_SUBMITTED = "submitted"  # the folder of settings files inside the package
+_EARLIEST = (1980, 1, 1, 0, 0, 0)  # one time for all files: equal contents are one package, uploaded once
+
+
+def program_files() -> Iterator[tuple[str, Path]]:
+    """Name inside the package and path of every file of the program, the same from a checkout and from a wheel."""
+    # in a wheel the recipes lie inside of one of the packages
+    sent = [(name, _ROOT / name, pattern) for name in _PACKAGES for pattern in _OF_PACKAGES]
+    sent.append(("recipes", recipes_folder(), "*.yaml"))
+    for folder, root, pattern in sent:
+        for path in sorted(root.rglob(pattern)):
+            yield f"{folder}/{path.relative_to(root).as_posix()}", path
+
+
+def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
+    """The command with its settings files named as inside the package, and those files by that name.
+
+    A settings file is an argument that is a local YAML file. The recipes that one is based on by their path go along,
+    placed to each other as they are here. Raises ``UserError`` where one of them can't be read or can't be sent.
+    """
+    renamed: list[str] = []
+    files: dict[str, Path] = {}
+    sent = 0
+    for argument in command:
+        path = Path(argument)
+        if path.suffix in _SETTINGS and path.is_file():
+            chain = {Path(os.path.normpath(file.absolute())): file for file in _based_on(path)}
+            common = os.path.commonpath([file.parent for file in chain])
+            names = [f"{_SUBMITTED}/{sent}/{file.relative_to(common).as_posix()}" for file in chain]
+            files |= zip(names, chain.values(), strict=True)
+            argument = names[0]
+            sent += 1
+        renamed.append(argument)
+    return renamed, files
+
+
+def _based_on(path: Path) -> list[Path]:
+    """The recipe at ``path``, then those that it is based on, but for the ones that come with the program."""
+    chain = [path]
+    while True:
+        base = read_yaml(path, str(path)).get("based_on")
+        if not isinstance(base, str) or Path(base).suffix not in _SETTINGS:
+            return chain
+        if Path(base).is_absolute():
+            raise UserError(
+                f"{path}: 'based_on' is {base}, an absolute path, and the cluster's nodes have no such file. Give its"
+                " path from the folder of this one, and it is sent along."
+            )
+        path = path.parent / base
+        if path.resolve() in [file.resolve() for file in chain]:
+            return chain  # a circle, of which the job itself says more
+        chain.append(path)
+
+
+def write_package(path: Path, settings: dict[str, Path]) -> int:
+    """Writes the zip file that becomes the job's current folder; returns its size in bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as package:
+        for name, source in [*program_files(), *settings.items()]:
+            entry = zipfile.ZipInfo(name, _EARLIEST)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            package.writestr(entry, source.read_bytes())
+    return path.stat().st_size

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from raytriever.errors import UserError
@@ -62,6 +62,16 @@ class Settings(BaseModel):
 
     # NaN is neither above nor below a bound, so a setting that holds it would switch off what it is for
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""From none, 0, to all, 1."""
+PartialShare = Annotated[float, Field(ge=0, lt=1)]
+"""Less than all."""
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+"""More than none."""
+Level = Annotated[float, Field(gt=0, lt=1)]
+"""Neither none nor all."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ All three are made of the settings' models: keys, types, defaults, and the docst
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -88,20 +88,26 @@ def _tag(model: type[BaseModel]) -> str | None:
 
 
 def _type_of(field: FieldInfo) -> str:
-    limits = [
-        f"{sign} {getattr(item, name)}"
-        for item in field.metadata
-        for name, sign in _LIMITS.items()
-        if getattr(item, name, None) is not None
-    ]
     names = "an input" if is_input(field) else _type_name(field.annotation)
-    return ", ".join([names, *limits])
+    return ", ".join([names, *_limits(field.metadata)])
+
+
+def _limits(metadata: Iterable[Any]) -> list[str]:
+    """What a type is marked with, of a ``Field`` too."""
+    marks = (mark for item in metadata for mark in getattr(item, "metadata", [item]))
+    return [
+        f"{sign} {getattr(mark, name)}"
+        for mark in marks
+        for name, sign in _LIMITS.items()
+        if getattr(mark, name, None) is not None
+    ]
 
 
 def _type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return "an input" if any(isinstance(item, Input) for item in arguments) else _type_name(arguments[0])
+        is_marked = any(isinstance(item, Input) for item in arguments)
+        return "an input" if is_marked else " ".join([_type_name(arguments[0]), *_limits(arguments[1:])])
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(_type_name, arguments)))
     if origin is Literal:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, did_you_mean
@@ -57,7 +57,7 @@ class Fusion(Settings):
 
     systems: tuple[str, ...] = Field(min_length=2)
     """Their names."""
-    rank_constant: int = Field(default=60, gt=0)
+    rank_constant: PositiveInt = 60
     """k in 1 / (k + rank)."""
 
 
@@ -91,7 +91,7 @@ class SuiteSystem(Settings):
     """Of an encoder: settings of its index, such as ``factory``."""
     search_parameters: str = ""
     """Of an encoder: FAISS's, such as efSearch=128."""
-    top_k: int | None = Field(default=None, gt=0)
+    top_k: PositiveInt | None = None
     """Results of each query; null: the suite's."""
     resources: dict[str, Any] | None = None
     """Of the stages in which the encoder runs."""
@@ -122,7 +122,7 @@ class Suite(Settings):
     """Whether documents are read with their titles."""
     folder: str | None = None
     """Where all collections lie as folders of their names in BEIR's form; null: where their ``source`` says."""
-    top_k: int = Field(default=200, gt=0)
+    top_k: PositiveInt = 200
     """Results of each query."""
 
 

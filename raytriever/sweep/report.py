@@ -11,7 +11,7 @@ from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.report import Block, Details, Plot, Section, render
 from raytriever.reports.table import Cell, Table, counted
-from raytriever.sweep.grid import short_keys
+from raytriever.sweep.plan import short_keys
 from raytriever.sweep.results import Column, Spread, SweepResult, best_row
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"

@@ -10,8 +10,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Stage
-from raytriever.sweep.grid import Values
-from raytriever.sweep.plan import Trial
+from raytriever.sweep.plan import Trial, Values
 
 _EVALUATION = "evaluation"  # the kind of artifact that a result is read from, as the job evaluate names it
 

@@ -18,8 +18,17 @@ from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession, check_output
 from raytriever.stages.recipe_run import check_before_run, is_finished, recipe_stages, run_stage
 from raytriever.stages.stage import Stages, warned_of_on_a_cluster
-from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis
-from raytriever.sweep.plan import StageGroup, Trial, check_keys, groups_of, plan_trial
+from raytriever.sweep.plan import (
+    Axis,
+    StageGroup,
+    Trial,
+    check_keys,
+    folder_name,
+    grid,
+    groups_of,
+    parse_axis,
+    plan_trial,
+)
 from raytriever.sweep.report import sweep_lines, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from raytriever.hashes import string_hashes
 from raytriever.settings.configuration import Settings
@@ -25,7 +25,7 @@ class NewSplits(Settings):
 
     share: float = Field(default=0.1, gt=0, lt=0.5)
     """Queries of a new split over all; of small data more, up to 50 queries or a fifth."""
-    most: int = Field(default=1_000, gt=0)
+    most: PositiveInt = 1_000
     """Queries of a new split at most."""
 
     def size(self, queries: int) -> int:

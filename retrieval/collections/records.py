@@ -1,7 +1,8 @@
 """What a format gives: plain records with the place each was read at, and settings for records that are no good.
 
 A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
-formats have in common is in ``raytriever collect``.
+formats have in common is in ``raytriever collect``. Within which limits a source is read, and which pieces of its
+files, is said around the reading, so that many tasks read one source.
 """
 
 import hashlib
@@ -9,17 +10,85 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
-from retrieval.collections.reading import reading
+
+Stretch = tuple[int, int]
+"""Where a part of a file begins and ends: bytes of lines, row groups of parquet."""
+
+Piece = Mapping[str, Stretch | None]
+"""Names of files, each with the part of it that is meant, None for all of it."""
+
+NOTHING: Stretch = (0, 0)
+
+
+class Limits(Settings):
+    """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
+
+    line_bytes: PositiveInt = 64 << 20
+    """The longest line of a text file, without compression."""
+    document_characters: PositiveInt = 20_000_000
+    """The longest text of a document or a query."""
+
+
+class Reading(NamedTuple):
+    """What ``reading_within`` was told."""
+
+    limits: Limits = Limits()
+    piece: Piece | None = None
+    counts_lines: bool = False
+    absent: dict[str, str] | None = None
+
+
+_reading = ContextVar("reading", default=Reading())  # noqa: B039  # nobody adds to the default
+
+
+@contextmanager
+def reading_within(
+    limits: Limits, piece: Piece | None = None, *, counts_lines: bool = False
+) -> Iterator[dict[str, str]]:
+    """Whatever is read in the block has these limits, elsewhere the default ones, and is of the piece, if there is one.
+
+    ``counts_lines``: whether lines of a part of a file have their true numbers, which takes reading all that is before
+    them. Gives the columns that ``note_column`` was told of: what is wrong, '' where nothing is.
+    """
+    absent: dict[str, str] = {}
+    token = _reading.set(Reading(limits, piece, counts_lines, None if piece is None else absent))
+    try:
+        yield absent
+    finally:
+        _reading.reset(token)
+
+
+def reading() -> Reading:
+    """How what is read now is to be read."""
+    return _reading.get()
+
+
+def stretch_of(name: str) -> Stretch | None:
+    """The part of a file that is to be read; None: all of it."""
+    piece = _reading.get().piece
+    return None if piece is None else piece.get(name, NOTHING)
+
+
+def note_column(column: str, problem: UserError | None) -> None:
+    """Says of a table's column whether it is absent from all that was read, which of a piece is no error yet."""
+    absent = _reading.get().absent
+    if absent is not None:
+        absent[column] = str(problem or "")
+    elif problem:
+        raise problem
+
 
 Policy = Literal["refuse", "drop"]
 
@@ -41,7 +110,7 @@ class CrossValidation(Settings):
 
     folds: int = Field(default=5, ge=2)
     """Number of folds; of two, none is for training."""
-    fold: int = Field(ge=0)
+    fold: NonNegativeInt
     """The fold for testing ('test'); the next one is for validation ('dev'), the others for training ('train')."""
     split: str = "test"
     """The split whose queries are shared out."""

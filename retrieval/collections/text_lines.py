@@ -14,8 +14,16 @@ from pydantic import BeforeValidator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.reading import reading, reading_within, stretch_of
-from retrieval.collections.records import INT32, WHOLE_NUMBER, JudgmentRecord, Place, Record
+from retrieval.collections.records import (
+    INT32,
+    WHOLE_NUMBER,
+    JudgmentRecord,
+    Place,
+    Record,
+    reading,
+    reading_within,
+    stretch_of,
+)
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, Settings
+from raytriever.settings.configuration import InputPath, PartialShare, Settings
 
 Role = Literal["query", "document"]
 Dtype = Literal["float32", "bfloat16"]
@@ -40,7 +40,7 @@ class VectorForm(Settings):
     Khattab & Zaharia 2020)."""
     layers: tuple[int, ...] = ()
     """Of kind 'layers', ascending, the encoder's last among them; 1 is the first block, 0 would be the embeddings."""
-    tokens: int = Field(default=0, ge=0)
+    tokens: NonNegativeInt = 0
     """States of kind 'first_tokens'."""
     reduction: Reduction = "none"
     """'none' keeps them all; else they become one: the 'last' layer's or the first token's, their 'average', or a
@@ -132,7 +132,7 @@ class EncoderSettings(ModelSettings):
     truncate_dim: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
     """How many of a vector's numbers are kept, the first ones, before it gets its length: as ``objective.matryoshka``
     trains them."""
-    max_length: int | None = Field(default=None, ge=1)
+    max_length: PositiveInt | None = None
     """Tokens of the longest text, special tokens included."""
     append_eos: bool | Literal["auto"] = "auto"
     """Whether texts end in the end-of-sequence token; 'auto': where the folder asks for it (``add_eos_token``), and
@@ -200,11 +200,11 @@ class LoraSettings(Settings):
     zero at first.
     """
 
-    rank: int = Field(default=16, ge=1)
+    rank: PositiveInt = 16
     """Width of the two matrices."""
-    alpha: float = Field(default=32, gt=0)
+    alpha: PositiveFloat = 32
     """Weight of what they add, over their rank."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: PartialShare = 0.0
     """Of what they read."""
     targets: list[str] | Literal["attention", "all_linear"] = "attention"
     """The matrices of the attention, those and the feed-forward ones, or modules by the ends of their names, such as
@@ -214,15 +214,15 @@ class LoraSettings(Settings):
 class ListScorerForm(Settings):
     """How large the transformer is; defaults as in the paper's appendix A.4 and table 3."""
 
-    layers: int = Field(default=2, ge=1)
+    layers: PositiveInt = 2
     """Blocks of attention and feed-forward layers."""
-    heads: int = Field(default=8, ge=1)
+    heads: PositiveInt = 8
     """Heads of the attention."""
-    width: int | None = Field(default=None, ge=1)
+    width: PositiveInt | None = None
     """Width of its states; None: that of the vectors."""
-    feed_forward: int | None = Field(default=None, ge=1)
+    feed_forward: PositiveInt | None = None
     """Width of the feed-forward layers; None: four times the other."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
+    dropout: PartialShare = 0.1
     """Of what attention and feed-forward layers add."""
 
     def __str__(self) -> str:
@@ -237,11 +237,11 @@ class ContextualForm(Settings):
     model adds.
     """
 
-    context_documents: int = Field(default=64, ge=1)
+    context_documents: PositiveInt = 64
     """J, how many documents the context has."""
-    vectors_per_document: int = Field(default=1, ge=1)
+    vectors_per_document: PositiveInt = 1
     """k, vectors that each of them has."""
-    prompts: int = Field(default=0, ge=0)
+    prompts: NonNegativeInt = 0
     """Learnt vectors between context and text."""
     residual_head: bool = False
     """Whether a perceptron follows the pooling, added to its input."""

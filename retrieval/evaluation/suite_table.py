@@ -1,21 +1,82 @@
 """One table over several collections: a row for each system, published figures beside it, and which differ in the mean.
 
-The mean is that over columns, as BEIR reports it; collections of a group make one column, their own mean.
+The mean is that over columns, as BEIR reports it; collections of a group make one column, their own mean. Beside the
+table of a suite that of MTEB's tasks, whose main scores have the means that MTEB takes.
+
+``published.csv`` holds one line for each figure of five papers' tables: ``paper,table,row,collection,measure,figure``.
+Figures are fractions with the printed digits; nDCG@10 of 46.1 % is 0.461. Measures have our names. Two need a word:
+binary measures of TREC DL name the grade that their column counts (``R(rel=2)@1000``), and ``main_score`` is what MTEB
+reports of a kind of task. A printed mean has the collection ``mean`` where it is over the row's other columns, else
+``mean of …``. A cell that can't be read with certainty in the papers' texts is left out.
 """
 
+import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raytriever.errors import UserError
 from raytriever.reports.table import Cell, Table
+from raytriever.settings.configuration import did_you_mean
 from retrieval.evaluation.measures import PerQuery
-from retrieval.evaluation.published import PAPERS, PublishedRow
 from retrieval.evaluation.report import LETTERS, signed, worse_than
 from retrieval.evaluation.significance import holm, paired_difference, shared_values, stratified_z_test
+
+_FIGURES = Path(__file__).with_name("published.csv")
+
+
+PAPERS = {
+    "revela": "Cai et al. 2025, Revela, https://arxiv.org/abs/2506.16552",
+    "adaptive_margins": "Gienapp et al. 2025, Self-Distillation with Adaptive Relevance Margins,"
+    " https://arxiv.org/abs/2407.21515",
+    "multi_layer": "Xie & Lukasiewicz 2025, Multi-layer Representations for Dense Passage Retrieval,"
+    " https://aclanthology.org/2025.findings-emnlp.1333/",
+    "coder": "Zerveas et al. 2022, CODER, https://arxiv.org/abs/2112.08766",
+    "contextual": "Morris & Rush 2024, Contextual Document Embeddings, https://arxiv.org/abs/2410.02525",
+}
+"""By the name that the first column has; the titles are short forms."""
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """What a row of a paper's table (one system) prints.
+
+    ``figures``: (collection, measure) to a fraction, in the order of the table's columns.
+    """
+
+    paper: str
+    table: str
+    row: str
+    figures: Mapping[tuple[str, str], float]
+
+
+def published_row(name: str) -> PublishedRow:
+    """The row ``paper/table/row``, such as ``revela/1/Revela 135M``.
+
+    Raises ``UserError`` for a name of another form, and for an unknown paper, table or row.
+    """
+    parts = name.split("/", 2)
+    if len(parts) < 3:
+        raise UserError(
+            f"'{name}' names no published result. Allowed is paper/table/row, such as 'revela/1/Revela 135M'."
+        )
+    with _FIGURES.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    for place, column in enumerate(("paper", "table", "row")):
+        known = list(dict.fromkeys(line[column] for line in lines))
+        lines = [line for line in lines if line[column] == parts[place]]
+        if not lines:
+            hint = did_you_mean(parts[place], known)
+            of = f" of {'/'.join(parts[:place])}" if place else ""
+            raise UserError(f"'{name}': no {column} '{parts[place]}'{of} is kept.{hint}")
+    figures = {(line["collection"], line["measure"]): float(line["figure"]) for line in lines}
+    return PublishedRow(parts[0], parts[1], parts[2], figures)
+
 
 MEAN = "mean"
 
@@ -163,3 +224,54 @@ def _caption(table: MeasureTable, published: Mapping[str, PublishedRow], level: 
     for paper in dict.fromkeys(row.paper for row in shown):
         said.append(f"{paper}: {PAPERS[paper]}.")
     return " ".join(said)
+
+
+_PUBLISHED_MEAN = "mean of mteb tasks"
+
+
+def summarize(model: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of tasks, each with ``task``, ``category`` and ``main_score``: all scores, a mean for each category, both means.
+
+    ``mean`` is over tasks, ``mean_of_categories`` over those.
+    """
+    by_category: dict[str, list[float]] = {}
+    for task in sorted(tasks, key=lambda task: str(task["category"])):
+        by_category.setdefault(task["category"], []).append(task["main_score"])
+    categories = {name: {"tasks": len(of), "mean": float(np.mean(of))} for name, of in by_category.items()}
+    return {
+        "model": model,
+        "mean": float(np.mean([task["main_score"] for task in tasks])),
+        "mean_of_categories": float(np.mean([each["mean"] for each in categories.values()])),
+        "categories": categories,
+        "tasks": {task["task"]: {key: value for key, value in task.items() if key != "task"} for task in tasks},
+    }
+
+
+def published_scores(row: PublishedRow, categories: Sequence[str]) -> dict[str, float]:
+    """What the row prints for these categories, and its mean over tasks. Raises ``UserError`` where that is nothing."""
+    printed = {collection: figure for (collection, _), figure in row.figures.items()}
+    places = {category: f"mteb_{re.sub('(?<=[a-z])(?=[A-Z])', '_', category).lower()}" for category in categories}
+    found = {category: printed[place] for category, place in places.items() if place in printed}
+    if not found:
+        raise UserError(
+            f"published is '{row.paper}/{row.table}/{row.row}', which prints {', '.join(printed)}: none of it is"
+            " MTEB's of these tasks. Choose another row, such as 'contextual/2/cde-small-v1 contextual'."
+        )
+    return found | ({MEAN: printed[_PUBLISHED_MEAN]} if _PUBLISHED_MEAN in printed else {})
+
+
+def shown_scores(results: Mapping[str, Any], published: PublishedRow | None) -> Table:
+    """A row of the means by category, below it what the paper prints and the differences."""
+    categories = results["categories"]
+    ours = {name: each["mean"] for name, each in categories.items()} | {MEAN: results["mean"]}
+    rows: list[list[str | Cell]] = [
+        ["tasks", *(str(each["tasks"]) for each in categories.values()), str(len(results["tasks"]))],
+        [results["model"], *(f"{value:.4f}" for value in ours.values())],
+    ]
+    caption = f"Main scores by category; the mean is over tasks (over categories: {results['mean_of_categories']:.4f})."
+    if published is not None:
+        theirs = published_scores(published, list(categories))
+        for cells in published_rows(published, theirs, ours):
+            rows.append([*cells])
+        caption += f" {published.paper}: {PAPERS[published.paper]}; its mean is over all of its tasks."
+    return Table(["MTEB", *ours], rows, caption)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
@@ -37,13 +37,13 @@ class ContextConfig(StageConfig):
     """Where the documents are."""
     encoder: EncoderSettings
     """A contextual encoder."""
-    documents: int | None = Field(default=None, ge=1)
+    documents: PositiveInt | None = None
     """How many are read; None: as many as in training."""
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Only documents of these, '' is that of documents without one; None: of all."""
     with_title: bool = True
     """Whether a document's title is read before its text, as when it is embedded."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """By which documents are drawn."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
@@ -44,7 +44,7 @@ class EmbedConfig(StageConfig):
     """Of the queries only those that one of these splits judges; []: all."""
     run: InputPath | None = None
     """Only the queries of this ranking and the documents it found, for ranking them anew."""
-    depth: int = Field(default=100, gt=0)
+    depth: PositiveInt = 100
     """How many of the ranking's documents of each query."""
     with_title: bool = True
     """Whether a document's title is read before its text."""
@@ -54,10 +54,10 @@ class EmbedConfig(StageConfig):
     """Instead of a context: the encoder's null vector as often, or nothing."""
     foreign_context: bool = False
     """Whether the context may be of another collection."""
-    texts_per_shard: int = Field(default=0, ge=0)
+    texts_per_shard: NonNegativeInt = 0
     """0: as suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off; where documents
     or queries would have more than 4,096, shards are larger."""
-    token_budget: int = Field(default=0, ge=0)
+    token_budget: NonNegativeInt = 0
     """Padded tokens in one forward pass; 0: as suits the processor."""
 
     @model_validator(mode="after")

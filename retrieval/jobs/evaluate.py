@@ -5,12 +5,12 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Input, InputPath
+from raytriever.settings.configuration import Input, InputPath, Level
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
@@ -49,7 +49,7 @@ class EvaluateConfig(StageConfig):
     """Which judgments of the collection."""
     measures: tuple[str, ...] = Field(default=DEFAULT_MEASURES, min_length=1)
     """By their names in ir-measures, and Accuracy@k."""
-    relevance_levels: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
+    relevance_levels: dict[str, PositiveInt] = Field(default={})
     """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures and nDCG are taken at each."""
     like: Like = "trec"
     """The tool whose number is wanted."""
@@ -57,15 +57,15 @@ class EvaluateConfig(StageConfig):
     """Single conventions laid over those of ``like``."""
     answer_match: Match = "string"
     """How Accuracy@k looks for an answer."""
-    significance_level: float = Field(default=0.05, gt=0, lt=1)
+    significance_level: Level = 0.05
     """Of the letters in the table."""
-    equivalence_margin: float = Field(default=0.05, gt=0)
+    equivalence_margin: PositiveFloat = 0.05
     """Differences within ± this count as none, in units of the measure."""
     by_domain: bool = False
     """Means over the queries of each domain as well."""
     mine: str | None = None
     """The run whose verdict is wanted: whether it is better than each of the others."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the permutations and of the bootstrap."""
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
@@ -20,11 +20,11 @@ class FuseConfig(StageConfig):
 
     runs: Annotated[dict[str, str], Input()] = Field(min_length=2)
     """The rankings by the name that each has in the manifest."""
-    rank_constant: int = Field(default=60, gt=0)
+    rank_constant: PositiveInt = 60
     """k in 1 / (k + rank)."""
-    depth: int = Field(default=200, gt=0)
+    depth: PositiveInt = 200
     """Results read of each ranking, and kept of the fusion."""
-    queries_per_shard: int = Field(default=8192, gt=0)
+    queries_per_shard: PositiveInt = 8192
     """Queries whose rankings are fused in one task."""
     tag: Tag = "rrf"
     """Names the system in the TREC file."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, NonNegativeInt, PositiveInt
 
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.artifacts.long_columns import joined
@@ -54,13 +54,13 @@ class VectorIndexSettings(Settings):
     """The documents' vectors."""
     factory: str = "Flat"
     """A factory string of FAISS."""
-    shards: int | None = Field(default=None, gt=0)
+    shards: PositiveInt | None = None
     """How many, runs of rows; None: as many as the memory budget asks for."""
     memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
     """Of one worker: '512MiB', '4GiB'. An index takes a third of it, so much of a GPU that holds it, too."""
-    training_sample: int = Field(default=262_144, gt=0)
+    training_sample: PositiveInt = 262_144
     """Vectors that IVF and PQ learn from, at most."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of that sample and of the k-means."""
 
 
@@ -75,7 +75,7 @@ class LexicalIndexSettings(Settings):
     """Whether documents are read with their titles."""
     bm25: BM25Settings = BM25Settings()
     """How texts are analysed and scored."""
-    documents_per_shard: int = Field(default=1 << 18, gt=0)
+    documents_per_shard: PositiveInt = 1 << 18
     """Documents of a shard, runs of rows; fewer of long ones, as some 40 bytes a word are in memory."""
 
 

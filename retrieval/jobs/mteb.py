@@ -6,7 +6,7 @@ from collections.abc import Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
@@ -14,9 +14,8 @@ from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import WHOLE, Phase, StageConfig, Stages
 from retrieval.encoders.modules import is_contextual, resolve_form
 from retrieval.encoders.specification import EncoderSettings, require_prompt
-from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
-from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
+from retrieval.evaluation.suite_table import published_row, published_scores, shown_scores, summarize
 from retrieval.jobs.model_stage import ModelStage, prompts_ahead
 from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version, result_name
 
@@ -40,11 +39,11 @@ class MtebConfig(StageConfig):
     """Names of tasks; (): all of the benchmark."""
     task_prompts: dict[str, str] = Field(default={})
     """Names of the encoder's prompts by the name or type of a task, or that with -query or -document behind it."""
-    context_documents: int | None = Field(default=None, ge=1)
+    context_documents: PositiveInt | None = None
     """Of a contextual encoder: documents of each task's context; null: as many as in training."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """By which those are drawn."""
-    token_budget: int | None = Field(default=None, gt=0)
+    token_budget: PositiveInt | None = None
     """Padded tokens in one forward pass; null: what suits the processor."""
     name: str | None = None
     """Under which MTEB files the results, organization/model; null: the encoder's."""

@@ -5,7 +5,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
@@ -33,11 +33,11 @@ class RerankConfig(StageConfig):
     """A model trained with a module that scores whole lists; None: inner products."""
     collection: InputPath
     """Of the ranking and the vectors."""
-    depth: int = Field(default=100, gt=0)
+    depth: PositiveInt = 100
     """Candidates read of each query; the others are left out."""
-    top_k: int | None = Field(default=None, gt=0)
+    top_k: PositiveInt | None = None
     """How many of them are kept; None: all."""
-    queries_per_shard: int = Field(default=1024, gt=0)
+    queries_per_shard: PositiveInt = 1024
     """Queries that are scored in one task."""
     tag: Tag = "reranked"
     """Names the system in the TREC file."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.artifacts.long_columns import joined, take_texts
@@ -49,11 +49,11 @@ class SearchConfig(StageConfig):
     """The queries that it judges; null: every query."""
     domain: str | None = None
     """Of those the ones of this domain; null: of any."""
-    top_k: int = Field(default=100, gt=0)
+    top_k: PositiveInt = 100
     """Results of each query."""
     search_parameters: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
     """As FAISS writes them: nprobe=64, efSearch=128; null: none."""
-    queries_per_shard: int = Field(default=8192, gt=0)
+    queries_per_shard: PositiveInt = 8192
     """Queries that are searched in one task."""
     tag: Tag = "raytriever"
     """Names the system in the TREC file."""

@@ -10,12 +10,18 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, render
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Input, did_you_mean
+from raytriever.settings.configuration import Input, Level, did_you_mean
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
-from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
 from retrieval.evaluation.stored import StoredEvaluation
-from retrieval.evaluation.suite_table import MEAN, MeasureTable, measure_tables, require_same_systems, shown_table
+from retrieval.evaluation.suite_table import (
+    MEAN,
+    MeasureTable,
+    measure_tables,
+    published_row,
+    require_same_systems,
+    shown_table,
+)
 
 TABLES = "tables"
 RESULTS, PAGE = "results.json", "table.html"
@@ -30,7 +36,7 @@ class TableConfig(StageConfig):
     """Evaluations that make one column, their mean, by its name."""
     published: dict[str, str] = Field(default={})
     """The row of a paper that is shown beside a system: paper/table/row, such as revela/1/BM25."""
-    significance_level: float = Field(default=0.05, gt=0, lt=1)
+    significance_level: Level = 0.05
     """Of the letters."""
 
 

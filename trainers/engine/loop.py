@@ -15,12 +15,12 @@ from trainers.engine import collectives
 from trainers.engine.callback import Callback
 from trainers.engine.checkpoint import Checkpoints, require_common_start
 from trainers.engine.early_stopping import Criterion, Evaluation, State, Trained, deciding_values, should_stop
-from trainers.engine.mfu import seconds_at_peak
 from trainers.engine.optimization import build_optimizer, learning_rate
 from trainers.engine.reading import BatchSource, Reader, run_order
 from trainers.engine.settings import TrainingSettings, require_evaluations, require_room_for_warmup
 from trainers.engine.sharding import whole_weights
 from trainers.engine.step import compute_gradients
+from trainers.estimate.machines import seconds_at_peak
 from trainers.objective import Objective
 
 _STEPS_READ_AHEAD = 3

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.processors import fastest_attention
+from retrieval.encoders.attention import fastest_attention
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine.settings import TrainingSettings
 

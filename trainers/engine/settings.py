@@ -5,19 +5,17 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import Level, PartialShare, PositiveShare, Settings, Share
 from retrieval.encoders.specification import has_bfloat16
 
 if TYPE_CHECKING:
     import torch
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
@@ -29,15 +27,15 @@ class OptimizerSettings(Settings):
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit"] = "adamw"
     """Which optimizer."""
-    learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
+    learning_rate: PositiveFloat = 2e-5
     """At the peak of the schedule."""
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled, but of adam an L2 penalty; biases, normalisation layers and single numbers are exempt."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    betas: tuple[PartialShare, PartialShare] = (0.9, 0.999)
     """How much of the two running means a step keeps."""
-    epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    epsilon: PositiveFloat = 1e-8
     """Added to the denominator of an update."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    max_grad_norm: PositiveFloat | None = 1.0
     """The global norm that gradients are scaled down to; None: no limit."""
 
 
@@ -55,19 +53,19 @@ class ScheduleSettings(Settings):
 
     kind: Literal["constant", "linear", "exponential", "plateau"] = "linear"
     """What follows the warm-up; a plateau goes by the evaluations of the run."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: NonNegativeInt = 0
     """Steps until the peak."""
-    warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
+    warmup_ratio: PartialShare | None = None
     """The same as a share of the run's steps, rounded up."""
-    decay: float | None = Field(default=None, gt=0, le=1)
+    decay: PositiveShare | None = None
     """The factor a step of kind 'exponential'."""
-    minimum: float = Field(default=0.0, ge=0, le=1)
+    minimum: Share = 0.0
     """The share of the peak that 'linear' ends at and 'plateau' stays above."""
-    factor: float = Field(default=0.5, gt=0, lt=1)
+    factor: Level = 0.5
     """What 'plateau' multiplies the rate by."""
-    patience: int = Field(default=3, ge=0)
+    patience: NonNegativeInt = 3
     """It does after more than so many evaluations in a row without improvement."""
-    threshold: float = Field(default=1e-4, ge=0)
+    threshold: NonNegativeFloat = 1e-4
     """An improvement is by more than this share of the best."""
 
     @model_validator(mode="after")
@@ -100,15 +98,15 @@ class TrainingSettings(Settings):
     A step's loss is the mean over its batches.
     """
 
-    epochs: int = Field(default=1, ge=1)
+    epochs: PositiveInt = 1
     """Epochs of the stored batches, each packed by itself."""
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: PositiveInt | None = None
     """Ends the run earlier than its epochs would."""
-    batches_per_step: int = Field(default=1, ge=1)
+    batches_per_step: PositiveInt = 1
     """Over all ranks."""
     group_by_length: bool = False
     """Steps of batches that take equally long, so that ranks wait less for one another."""
-    hard_negatives: int | None = Field(default=None, ge=0)
+    hard_negatives: NonNegativeInt | None = None
     """Hard negatives drawn from each row's stored ones, anew every epoch; null: all of them."""
     bf16: bool | Literal["auto"] = "auto"
     """Bfloat16 autocast; 'auto': where the processor has it."""
@@ -120,9 +118,9 @@ class TrainingSettings(Settings):
     clusterings are not touched."""
     deterministic: bool = False
     """On a GPU, the kernels that add up in one order, so that equal runs on equal machines give equal bits; slower."""
-    checkpoint_every: int = Field(default=500, ge=1)
+    checkpoint_every: PositiveInt = 500
     """Steps; the last one makes a checkpoint too."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the order of batches and of whatever is drawn."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer and its peak learning rate."""

@@ -1,11 +1,17 @@
-"""GPUs by name, and nodes of them: what they hold, compute and send."""
+"""GPUs by name, and nodes of them: what they hold, compute and send; how much of that a step uses (MFU)."""
 
 from dataclasses import dataclass
 from math import ceil
 
+import torch
+from torch import nn
+
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.cost import Cost
+from retrieval.encoders.structure import linear_parameters, outermost_transformers
+from trainers.engine import collectives
+from trainers.engine.settings import TrainingSettings
 
 GPUS = {
     "h100": (79.1, 989, 67, 450),
@@ -107,3 +113,26 @@ def seconds_by_cause(
     of_store = (read * nodes + cost.made.disk) / machines.store_bandwidth / 1e9
     found["the store" if of_store > of_node else "a node's reading"] = max(of_node, of_store)
     return found
+
+
+def flops_per_token(module: nn.Module) -> float:
+    """6 for each trained weight of the blocks' linear layers (forward, what is below it, itself), 4 for a frozen one.
+
+    Of several transformers the mean. Attention, heads, padding and what is computed again don't count.
+    """
+    transformers = outermost_transformers(module)
+    weights = [weight for each in transformers for weight in linear_parameters(each) if weight.ndim > 1]
+    return sum((6 if weight.requires_grad else 4) * weight.numel() for weight in weights) / max(1, len(transformers))
+
+
+def seconds_at_peak(module: nn.Module, settings: TrainingSettings) -> float | None:
+    """What the arithmetic of a token takes where all ranks' GPUs, were they this one, work at their peak in the run's
+    precision; None where nothing is known of them, as on CPUs.
+    """
+    device = next(module.parameters()).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if (known := known_gpu(name)) is None:
+        return None
+    _, bfloat16, float32, _ = GPUS[known]
+    tera = bfloat16 if settings.bf16 else bfloat16 / 2 if settings.tf32 else 0
+    return flops_per_token(module) / ((tera or float32) * 1e12 * collectives.world_size())

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from raytriever.artifacts.object_store import mirrored
 from raytriever.errors import UserError
-from raytriever.settings.configuration import did_you_mean, read_yaml
+from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel
 from retrieval.encoders.transformer import OUTLINED
-from trainers.rehearsal.models import HUB_MODELS, write_modules
+from trainers.rehearsal.models import HUB_MODELS, published_configuration, write_modules
 
 _END, _UNKNOWN = "</s>", "[UNK]"
 _WORDS = 300  # that texts are made of
@@ -102,17 +102,10 @@ def _write_published(model: str, place: Path) -> None:
             f" Name a folder that holds its config.json, or fetch that once: hf download {model} config.json."
         )
     known = HUB_MODELS[model]
-    values = published()["families"][known.family] | published()["models"].get(model, {})
+    values = published_configuration(model)
     (place / "config.json").write_text(json.dumps(values))
     if known.pooling is not None:
         write_modules(known, place, values.get("d_model") or values.get("hidden_size") or 768)
-
-
-@cache
-def published() -> Mapping[str, Any]:
-    """The table of published models and collections."""
-    path = Path(__file__).with_name("published.yaml")
-    return read_yaml(path, str(path))
 
 
 def _write_tokenizer(folder: Path) -> None:

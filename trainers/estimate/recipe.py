@@ -1,21 +1,30 @@
-"""What each stage of a recipe takes on some GPUs: time by what bounds it, memory, disk."""
+"""What each stage of a recipe takes on some GPUs: time by what bounds it, memory, disk.
 
+How much a stage reads is known of what is stored already, else by published numbers.
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pipelines.batches import BATCHES, BatchReader
+from pipelines.pairs.pairs import PAIRS
+from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS
 from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.cost import Cost, Size
+from raytriever.stages.cost import BYTES_OF_A_WORD, Cost, Size
 from raytriever.stages.stage import Stage, Stages, made_by
+from retrieval.collections.collection import COLLECTION, StoredCollection, TextPart
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.modules import read_modules
@@ -28,9 +37,10 @@ from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import Machines, find_gpus, known_gpu, seconds_by_cause
 from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
-from trainers.estimate.sizes import joined, published_size, stored_size
 from trainers.estimate.step import StepCost, step_cost
 from trainers.jobs.train_checks import check_slices
+from trainers.rehearsal.collections import single_sources
+from trainers.rehearsal.models import published
 from trainers.run_settings import RunSettings
 
 BYTES_OF_A_TOKEN = 4.6
@@ -285,3 +295,80 @@ def count_forward(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Countin
     with counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
         model.eval()(*inputs, **named)
     return counting, counting.peak - weights / 2
+
+
+_SPLITS = ("qrels", "triples", "examples", "questions", "splits")  # settings of sources that name some
+_OF_COLUMNS: tuple[tuple[str, str, Any], ...] = (
+    ("query_bytes", "query", pc.binary_length),
+    ("document_bytes", "document", pc.binary_length),
+    ("negatives", "hard_negatives", pc.list_value_length),
+    ("candidates", "candidate_rows", pc.list_value_length),
+)
+
+
+def joined(read: Sequence[Size]) -> Size:
+    """What is known of all inputs; the largest where several say it."""
+    names = [field.name for field in fields(Size) if field.name not in ("splits", "disk")]
+    found: dict[str, Any] = {name: max(getattr(size, name) for size in [Size(), *read]) for name in names}
+    splits = {split: of for size in read for split, of in size.splits.items()}
+    return Size(**found, splits=splits, disk=sum(size.disk for size in read))
+
+
+def published_size(config: Any) -> Size:
+    """Of the sources of a collection."""
+    found = Size()
+    for source in single_sources(config.source):
+        name = str(getattr(source, "path", "")).removeprefix("hf://datasets/").partition("@")[0]
+        known = published()["collections"].get(name)
+        if known is None:
+            continue
+        named = {split for key in _SPLITS for split in getattr(source, key, None) or ()}
+        splits = {split: (of[0], of[-1]) for split, of in known["splits"].items() if not named or split in named}
+        found = Size(
+            documents=found.documents + known["documents"],
+            document_bytes=known["document_words"] * BYTES_OF_A_WORD,
+            query_bytes=known["query_words"] * BYTES_OF_A_WORD,
+            splits={**found.splits, **splits},
+            domains=tuple(known.get("domains", ())),
+        )
+    return replace(found, disk=found.texts)
+
+
+def stored_size(uri: str, size: Size) -> Size:
+    """``size``, put right by what is stored at ``uri``, if anything is."""
+    if not is_artifact(uri):
+        return size
+    artifact = Artifact(uri)
+    if artifact.kind == COLLECTION:
+        size = _of_collection(StoredCollection(uri))
+    if artifact.kind == PAIRS:
+        size = replace(size, pairs=artifact.rows, domains=(artifact.rows,))
+    if artifact.kind == BATCHES:
+        size = _of_batches(size, BatchReader(uri))
+    return replace(size, disk=artifact.bytes)
+
+
+def _of_collection(collection: StoredCollection) -> Size:
+    queries, judgments = collection.count("queries"), Counter[str]()
+    for table in collection.rows_of("judgments").tables(["split"]):
+        judgments.update(table["split"].to_pylist())
+    judged = {split: (min(queries, pairs), pairs) for split, pairs in judgments.items()}
+    lengths = _bytes_of_a_text(collection, "documents"), _bytes_of_a_text(collection, "queries")
+    return Size(collection.count("documents"), *lengths, splits=judged or {"all": (queries, 0)})
+
+
+def _bytes_of_a_text(collection: StoredCollection, part: TextPart) -> float:
+    """On average, of the first rows; 0 where there are none."""
+    for table in collection.rows_of(part).tables(["text"]):
+        return float(pc.mean(pc.binary_length(table["text"])).as_py())
+    return 0
+
+
+def _of_batches(size: Size, batches: BatchReader) -> Size:
+    """Texts are as long as the first batch's."""
+    rows, count, table = batches.batch_size, batches.number_of_batches(0), batches.read(0, 0)
+    found: dict[str, Any] = {"rows": rows, "batches": count, "epochs": batches.epochs, "pairs": count * rows}
+    for name, column, length in _OF_COLUMNS:
+        if column in table.column_names:
+            found[name] = round(pc.mean(length(table[column])).as_py())
+    return replace(size, **found)

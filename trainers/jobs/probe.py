@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import FalseNegativeSettings
@@ -30,7 +30,7 @@ from raytriever.errors import UserError
 from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.report import Plot, Section, render
 from raytriever.reports.table import Table, counted
-from raytriever.settings.configuration import Input, InputPath, input_paths
+from raytriever.settings.configuration import Input, InputPath, Level, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.encoders.pretrained import LocatedModel, locate_named
@@ -76,19 +76,19 @@ class ProbeConfig(StageConfig):
     """Whose tokenizer and word embeddings the static encoders begin with."""
     start: Literal["embeddings", "random"] = "embeddings"
     """What token vectors begin as."""
-    epochs: int = Field(default=4, gt=0)
+    epochs: PositiveInt = 4
     """Passes over as many pairs as an epoch has; of batches with fewer epochs, these again and again."""
     seeds: int = Field(default=3, gt=1)
     """Encoders of each way, which see the batches in different orders."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: PositiveFloat = 1e-3
     """Of lazy Adam."""
-    temperature: float = Field(default=0.05, gt=0)
+    temperature: PositiveFloat = 0.05
     """Divides similarities."""
-    max_length: int = Field(default=64, gt=0)
+    max_length: PositiveInt = 64
     """Tokens of a text, without special ones."""
     measure: str = "nDCG@10"
     """What decides."""
-    significance_level: float = Field(default=0.05, gt=0, lt=1)
+    significance_level: Level = 0.05
     """Below which two ways differ."""
     recipe: str = "contextual_batches"
     """Which recipe the recommended settings are for."""

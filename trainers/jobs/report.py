@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.batches import BATCHES, BatchReader
-from pipelines.clustering.clusters import CLUSTERS
+from pipelines.clustering.kmeans import CLUSTERS
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import CANDIDATES, StoredCandidates
 from pipelines.pairs.pairs import PAIRS
@@ -19,8 +19,7 @@ from raytriever.reports.report import Section, provenance_section, render
 from raytriever.settings.configuration import Input, InputPath, did_you_mean, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
-from retrieval.evaluation.examples import examples_section
-from retrieval.evaluation.report import Evaluated, result_section
+from retrieval.evaluation.report import Evaluated, examples_section, result_section
 from retrieval.evaluation.stored import EVALUATION, StoredEvaluation
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import VECTORS, StoredVectors
@@ -63,9 +62,9 @@ class ReportConfig(StageConfig):
     """Of the page; null: the name of the folder that holds the output, which is the run's."""
     baseline: str | None = None
     """The system that others are compared with; null: the evaluation's first."""
-    sampled_batches: int = Field(default=1_000, gt=0)
+    sampled_batches: PositiveInt = 1_000
     """At most, for what is measured batch by batch."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the sample."""
 
     @model_validator(mode="after")

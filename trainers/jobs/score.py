@@ -4,7 +4,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import PositiveInt
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -38,7 +38,7 @@ class ScoreConfig(StageConfig):
     """What reads them."""
     separator: str = "\n\n"
     """Stands between a chunk and the one that it is to predict."""
-    batches_per_shard: int = Field(default=64, ge=1)
+    batches_per_shard: PositiveInt = 64
     """Batches that are scored and stored together."""
 
 

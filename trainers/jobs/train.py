@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 from functools import cached_property
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, is_artifact
@@ -41,10 +41,10 @@ class TrainConfig(RunSettings, StageConfig):
 
     tracking: TrackingSettings = TrackingSettings()
     """Where the run can be watched."""
-    fewest_workers: int | None = Field(default=None, ge=1)
+    fewest_workers: PositiveInt | None = None
     """The run goes on with as few as this when machines are lost, and takes in those that come; None: always with
     ``resources.workers``."""
-    failures_survived: int = Field(default=3, ge=0)
+    failures_survived: NonNegativeInt = 3
     """Lost workers, each costing the steps since the last checkpoint."""
 
     @model_validator(mode="after")
@@ -183,7 +183,7 @@ class Train(Stage[TrainConfig]):
     def _train_here(self, progress: ProgressLine) -> ShardRecord:
         import torch
 
-        from trainers.jobs.recorded_training import ShownProgress, recorded_training
+        from trainers.training_run import ShownProgress, recorded_training
 
         stage = self.for_workers()
         torch.set_num_threads(usable_cpus())

@@ -28,10 +28,10 @@ from raytriever.stages.metrics import (
 )
 from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
 from raytriever.stages.stage import Resources, Stage
-from retrieval.encoders.processors import KEEPS_MEMORY
+from retrieval.encoders.attention import KEEPS_MEMORY
 from trainers.engine.callback import Callback
-from trainers.jobs.recorded_training import ShownProgress, recorded_training
 from trainers.record.ledger import negatives_per_query
+from trainers.training_run import ShownProgress, recorded_training
 
 _POLL_SECONDS = 0.2
 

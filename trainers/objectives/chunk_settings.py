@@ -2,10 +2,10 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
+from raytriever.settings.configuration import InputPath, PartialShare
 from retrieval.encoders.specification import LoraSettings, ModelSettings
 from trainers.objectives.settings import ChunkSettings, Paper, Run
 from trainers.validation.settings import BatchValidationSettings
@@ -30,7 +30,7 @@ class TrainedModelSettings(LanguageModelSettings):
     """Adapters to train in place of its weights; None: all of its weights."""
     frozen: bool = False
     """Trains nothing of it."""
-    dropout: float | None = Field(default=None, ge=0, lt=1)
+    dropout: PartialShare | None = None
     """Of its attention within documents; None: as its configuration says."""
     activation_checkpointing: bool = False
     """Computes its layers again in the backward pass, to save memory."""
@@ -56,7 +56,7 @@ class RevelaSettings(ChunkSettings):
     kind: Literal["revela"] = "revela"
     language_model: TrainedModelSettings
     """What predicts the tokens of the chunks."""
-    similarity_temperature: float = Field(default=1e-4, gt=0)
+    similarity_temperature: PositiveFloat = 1e-4
     """Divides the cosines; 0.0001 is the paper's."""
     similarity_precision: Precision = "float32"
     """Of the cosines; in 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
@@ -84,9 +84,9 @@ class ReplugSettings(ChunkSettings):
     kind: Literal["replug"] = "replug"
     scores: InputPath
     """How well each chunk predicts each other, of the batches that are trained on (raytriever score)."""
-    similarity_temperature: float = Field(default=1e-3, gt=0)
+    similarity_temperature: PositiveFloat = 1e-3
     """Of the retriever's distribution (tau_r; 0.001 in Revela's appendix A.3)."""
-    likelihood_temperature: float = Field(default=1e-3, gt=0)
+    likelihood_temperature: PositiveFloat = 1e-3
     """Of the language model's distribution (eta_m; 0.001 in Revela's appendix A.3)."""
     token_reduction: Literal["mean", "sum"] = "mean"
     """Of a chunk's log-likelihood; at a temperature of 0.001 the sum leaves one chunk all the weight."""

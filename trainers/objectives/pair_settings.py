@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from raytriever.errors import UserError
+from raytriever.settings.configuration import PartialShare
 from retrieval.encoders.modules import resolve_form
 from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings, VectorForm
 from trainers.objectives.settings import PairSettings, Paper, Run
@@ -35,7 +36,7 @@ class ContrastiveSettings(PairSettings):
     kind: Literal["contrastive"] = "contrastive"
     similarity: Literal["cosine", "inner_product"] = "cosine"
     """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
-    similarity_temperature: float = Field(default=0.05, gt=0)
+    similarity_temperature: PositiveFloat = 0.05
     """Divides the similarities."""
 
 
@@ -100,7 +101,7 @@ class MarginMseSettings(PairSettings):
     kind: Literal["margin_mse"] = "margin_mse"
     similarity: Literal["inner_product", "cosine"] = "inner_product"
     """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
-    teacher_scale: float = Field(default=1.0, gt=0)
+    teacher_scale: PositiveFloat = 1.0
     """Multiplies the teacher's margins: below 1 for cosines."""
 
     @model_validator(mode="after")
@@ -131,9 +132,9 @@ class MultiLayerSettings(PairSettings):
     kind: Literal["multi_layer"] = "multi_layer"
     training_form: TrainingForm
     """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
-    regularisation: float | None = Field(default=None, ge=0)
+    regularisation: NonNegativeFloat | None = None
     """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
-    similarity_temperature: float = Field(default=1.0, gt=0)
+    similarity_temperature: PositiveFloat = 1.0
     """Divides the inner products, those of Eq. 6 too."""
 
     @model_validator(mode="after")
@@ -197,21 +198,21 @@ class ContextualSettings(PairSettings):
     implementation: ClassVar = "trainers.objectives.contextual:Contextual"
 
     kind: Literal["contextual"] = "contextual"
-    similarity_temperature: float = Field(default=0.02, gt=0)
+    similarity_temperature: PositiveFloat = 0.02
     """Divides the cosines; 0.02 is the paper's."""
-    context_documents: int = Field(default=64, ge=1)
+    context_documents: PositiveInt = 64
     """Documents in a context (J)."""
-    vectors_per_document: int = Field(default=1, ge=1)
+    vectors_per_document: PositiveInt = 1
     """Of the first stage, of each document in the context."""
-    context_max_length: int | None = Field(default=None, ge=1)
+    context_max_length: PositiveInt | None = None
     """Tokens of a document in the context; None: as the first stage says."""
     own_documents_in_context: bool = False
     """Whether a text may read its own document, as in the paper."""
-    sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
+    sequence_dropout: PartialShare = 0.005
     """Probability that the null vector stands in for a context vector."""
     first_stage: EncoderSettings | None = None
     """Where the first stage begins; None: at a copy of the encoder."""
-    first_stage_layers: int | None = Field(default=None, ge=1)
+    first_stage_layers: PositiveInt | None = None
     """The first so many of the first stage's layers; None: all."""
     variant: Literal["paper", "released"] = "paper"
     """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""

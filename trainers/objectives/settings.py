@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from raytriever.settings.configuration import Settings, without_inputs
 from retrieval.encoders.specification import EncoderSettings
@@ -72,10 +72,10 @@ class ObjectiveSettings(Settings):
     freezes_documents: ClassVar[bool] = False
     """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
 
-    chunk_tokens: int | None = Field(default=None, ge=1)
+    chunk_tokens: PositiveInt | None = None
     """Tokens that are encoded together, padding included, of texts of about one length; None: 2,048 on a CPU, 16,384 on
     a GPU."""
-    chunk_size: int | None = Field(default=None, ge=1)
+    chunk_size: PositiveInt | None = None
     """Instead of so many tokens, so many texts of about one length."""
     gradient_cache: bool = False
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
@@ -124,9 +124,9 @@ class DomainPrompts(Settings):
 class PairSettings(ObjectiveSettings):
     """How a batch of pairs is encoded and joined."""
 
-    query_max_length: int | None = Field(default=None, ge=1)
+    query_max_length: PositiveInt | None = None
     """Tokens of a query; None: as the encoder says."""
-    document_max_length: int | None = Field(default=None, ge=1)
+    document_max_length: PositiveInt | None = None
     """Tokens of a document; None: as the encoder says."""
     share_negatives: Literal["batch", "step"] = "batch"
     """Whose documents a query is compared with: those of its batch, or those of the whole step."""

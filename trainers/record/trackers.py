@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from raytriever.artifacts.artifact import Derivation, flattened, to_json
 from raytriever.errors import UserError
@@ -49,7 +49,7 @@ class TrackingSettings(Settings):
     """None: one that the tracker makes up."""
     folder: str | None = None
     """For TensorBoard's events and local files; None: beside the model."""
-    every: int = Field(default=1, ge=1)
+    every: PositiveInt = 1
     """Steps from one that is tracked to the next."""
 
     @model_validator(mode="after")

@@ -18,9 +18,9 @@ import yaml
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles, PairTables, SplitTables
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.files import Files
 from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.python_functions import PythonFunctions
+from pipelines.formats.source_tree import Files
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
 from pipelines.formats.tables import JSON_ENDINGS
 from pipelines.formats.trec import TrecFiles

@@ -34,7 +34,7 @@ from retrieval.indexes.faiss_factory import fewest_to_learn_from, index_of_any_d
 from retrieval.jobs.index import IndexConfig, VectorIndexSettings
 from retrieval.jobs.model_stage import folder_of
 from trainers.rehearsal.collections import Size, is_known, make_toy, single_sources, write_source
-from trainers.rehearsal.models import HUB_MODELS, TRAINED, require_known, write_model
+from trainers.rehearsal.models import TRAINED, require_known, write_model
 from trainers.run_settings import RunSettings
 
 _MARK = "REHEARSAL.txt"
@@ -254,7 +254,7 @@ def _write_toys(part: Part) -> None:
     for model, layers in part.models.items():
         is_of_hub = _of_hub(model)
         folder = Path(_MIRROR, "models", model) if is_of_hub else Path(model)
-        write_model(HUB_MODELS[model] if is_of_hub else TRAINED, layers, texts, folder)
+        write_model(model if is_of_hub else TRAINED, layers, texts, folder)
     log.info(f"  toys: {len(sources)} collections, {len(part.models)} models")
 
 

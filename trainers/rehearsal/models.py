@@ -4,70 +4,72 @@ Each has as many positions as the real one, so that lengths are checked, and two
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import did_you_mean
+from raytriever.settings.configuration import did_you_mean, read_yaml
 
-_WIDTH, _HEADS, _VOCABULARY = 64, 4, 2000
-_BERT = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-_ROBERTA = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-_ROBERTA |= {"cls_token": "<s>", "sep_token": "</s>"}
-_T5 = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-_LLAMA = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
-_SMOLLM = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-_QWEN = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+_WIDTH, _VOCABULARY = 64, 2000
+_SMALL = {
+    "hidden_size": _WIDTH,
+    "intermediate_size": 2 * _WIDTH,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    # fixed, as one tokenizer may read for several models, and two trainings of one differ in rare pieces
+    "vocab_size": _VOCABULARY,
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture by its name in transformers, what its configuration says, and how its tokenizer reads texts."""
+    """How models of a kind read a text: their special tokens, what stands around it, what their tokenizer says.
 
-    name: str
-    settings: dict[str, Any]
-    tokens: dict[str, str] = field(default_factory=lambda: _BERT)
-    pieces: Literal["words", "bytes", "unigrams"] = "words"  # of WordPiece, byte-level BPE, SentencePiece
-    template: str = "[CLS] $A [SEP]"
-    head: str = "Model"
-    layers: str = "num_hidden_layers"  # the configuration's name for their number
-    tokenizer: dict[str, Any] = field(default_factory=dict)  # of its configuration
+    ``head``: of the weights, by the name that transformers has for it.
+    """
 
-
-_SHAPE = {"hidden_size": _WIDTH, "num_attention_heads": _HEADS, "intermediate_size": 2 * _WIDTH}
-_SHAPE_OF_ROBERTA = _SHAPE | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 514}
-_SHAPE_OF_MODERN = _SHAPE | {
-    "pad_token_id": 0,
-    "cls_token_id": 2,
-    "sep_token_id": 3,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
-_SHAPE_OF_T5 = {"d_model": _WIDTH, "d_kv": _WIDTH // _HEADS, "d_ff": 2 * _WIDTH, "num_heads": _HEADS}
-_DECODER = _SHAPE | {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True}
-_LIMIT = {"model_max_length": 512}
+    tokens: dict[str, str]
+    template: str = "$A"
+    tokenizer: dict[str, str | int] = field(default_factory=dict)  # of its configuration
+    head: str = ""
 
 
-def _decoder(name: str, positions: int, tokens: dict[str, str], template: str = "", **tokenizer: str) -> Family:
-    ends = {"eos_token_id": len(set(tokens.values())) - 1, "max_position_embeddings": positions}
-    return Family(name, _DECODER | ends, tokens, "bytes", template, "ForCausalLM", tokenizer=tokenizer)
-
+_BERT = Family(
+    {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+    "[CLS] $A [SEP]",
+)
+_ROBERTA = Family(
+    {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    | {"cls_token": "<s>", "sep_token": "</s>"},
+    "<s> $A </s>",
+    {"model_max_length": 512},
+)
+_END = "<|endoftext|>"
 
 FAMILIES = {
-    "bert": Family("Bert", _SHAPE | {"max_position_embeddings": 512}),
-    "distilbert": Family("DistilBert", {"dim": _WIDTH, "n_heads": _HEADS, "hidden_dim": 2 * _WIDTH}, layers="n_layers"),
-    "roberta": Family(
-        "Roberta", _SHAPE_OF_ROBERTA | {"type_vocab_size": 1}, _ROBERTA, "bytes", "<s> $A </s>", tokenizer=_LIMIT
+    "bert": _BERT,
+    "distilbert": _BERT,
+    "modernbert": _BERT,
+    "nomic_bert": _BERT,
+    "roberta": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "t5": Family({"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}, "$A </s>"),
+    "llama": Family(
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+        "<|begin_of_text|> $A",
+        head="ForCausalLM",
     ),
-    "mpnet": Family("MPNet", _SHAPE_OF_ROBERTA, _ROBERTA, template="<s> $A </s>", tokenizer=_LIMIT),
-    "modernbert": Family("ModernBert", _SHAPE_OF_MODERN | {"max_position_embeddings": 8192}),
-    "nomic_bert": Family("NomicBert", _SHAPE | {"max_position_embeddings": 2048}),
-    "t5": Family("T5", _SHAPE_OF_T5, _T5, "unigrams", "$A </s>", "EncoderModel", "num_layers"),
-    "llama": _decoder("Llama", 131_072, _LLAMA, "<|begin_of_text|> $A"),
-    "smollm": _decoder("Llama", 8192, _SMOLLM, tokenizer_class="GPT2Tokenizer"),
-    "qwen2": _decoder("Qwen2", 32_768, _QWEN, tokenizer_class="Qwen2Tokenizer"),
+    "smollm": Family(
+        {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+        tokenizer={"tokenizer_class": "GPT2Tokenizer"},
+        head="ForCausalLM",
+    ),
+    "qwen2": Family(
+        {"eos_token": _END, "pad_token": _END}, tokenizer={"tokenizer_class": "Qwen2Tokenizer"}, head="ForCausalLM"
+    ),
 }
 
 
@@ -107,8 +109,21 @@ HUB_MODELS = {
 }
 
 
-TRAINED = HubModel("bert", pooling="mean", normalize=True)
-"""Stands in for an encoder that another run trains."""
+TRAINED = "sentence-transformers/all-MiniLM-L6-v2"
+"""Whose toy stands in for an encoder that another run trains."""
+
+
+@cache
+def published() -> Mapping[str, Any]:
+    """The table of published models and collections."""
+    path = Path(__file__).with_name("published.yaml")
+    return read_yaml(path, str(path))
+
+
+def published_configuration(model: str) -> dict[str, Any]:
+    """What the configuration of a model of ``HUB_MODELS`` says."""
+    known = published()
+    return {**known["families"][HUB_MODELS[model].family], **known["models"].get(model, {})}
 
 
 def require_known(models: Sequence[str]) -> None:
@@ -122,21 +137,21 @@ def require_known(models: Sequence[str]) -> None:
             )
 
 
-def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path) -> None:
+def write_model(model: str, layers: int, texts: Sequence[str], folder: Path) -> None:
     """The toy of a model with so many layers, whose tokenizer is made for ``texts``, in ``folder``."""
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
 
     transformers.logging.disable_progress_bar()
+    known = HUB_MODELS[model]
     family = FAMILIES[known.family]
     tokenizer = _tokenizer(family, texts)
-    # of a fixed size, as one tokenizer may read for several models, and two trainings of one differ in rare pieces
-    settings = family.settings | {"vocab_size": _VOCABULARY, family.layers: layers}
+    ids = {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in family.tokens.items()}
+    ends = {"bos_token_id": ids.get("cls_token_id"), "eos_token_id": ids.get("sep_token_id")} | ids
+    values = published_configuration(model) | _SMALL | ends | {"num_hidden_layers": layers}
     torch.manual_seed(0)
-    weights = getattr(transformers, family.name + family.head)(
-        getattr(transformers, f"{family.name}Config")(**settings)
-    )
+    weights = getattr(transformers, f"AutoModel{family.head}").from_config(transformers.AutoConfig.for_model(**values))
     weights.save_pretrained(folder)
     if known.tokenizer:
         tokenizer.save_pretrained(folder)
@@ -150,30 +165,23 @@ def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path
 
 
 def _tokenizer(family: Family, texts: Sequence[str]) -> Any:
-    """A tokenizer of the family's kind, its special tokens first."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    """A byte-level tokenizer with the family's special tokens first."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     special = list(dict.fromkeys(family.tokens.values()))
-    size: dict[str, Any] = {"vocab_size": _VOCABULARY, "special_tokens": special, "show_progress": False}
-    if family.pieces == "words":
-        tokenizer = Tokenizer(models.WordPiece(unk_token=family.tokens["unk_token"]))
-        tokenizer.normalizer = normalizers.BertNormalizer()
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer: Any = trainers.WordPieceTrainer(**size)
-    elif family.pieces == "bytes":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(**size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    else:
-        tokenizer = Tokenizer(models.Unigram())
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(**size, unk_token=family.tokens["unk_token"])
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
-    if family.template:
-        ids = [(token, tokenizer.token_to_id(token)) for token in special if token in family.template]
-        tokenizer.post_processor = processors.TemplateProcessing(single=family.template, special_tokens=ids)
+    around = [(token, tokenizer.token_to_id(token)) for token in special if token in family.template]
+    tokenizer.post_processor = processors.TemplateProcessing(single=family.template, special_tokens=around)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **family.tokens)
 
 

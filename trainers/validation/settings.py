@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
@@ -38,11 +46,11 @@ DecidingMeasure = Annotated[str, AfterValidator(_with_known_direction)]
 class EvaluationSettings(Settings):
     """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last."""
 
-    every: int = Field(default=500, ge=1)
+    every: PositiveInt = 500
     """Steps from one evaluation to the next."""
-    patience: int | None = Field(default=None, ge=1)
+    patience: PositiveInt | None = None
     """Evaluations in a row without improvement that end the run; None: no early end."""
-    minimum_change: float = Field(default=0.0, ge=0)
+    minimum_change: NonNegativeFloat = 0.0
     """An improvement is by more than this."""
     bf16: bool | None = None
     """Bfloat16 autocast; None: as the training does."""
@@ -69,21 +77,21 @@ class RetrievalValidationSettings(EvaluationSettings):
     """Whose conventions measures follow, as in evaluate."""
     with_title: bool = True
     """Documents are read with their titles, as in embed."""
-    top_k: int | None = Field(default=None, ge=1)
+    top_k: PositiveInt | None = None
     """Documents found for a query; None: 100, or as many as a measure looks at."""
     run: InputPath | None = None
     """A run whose documents are ranked anew, in place of a search: an artifact, or a file of another tool."""
-    candidates: int | None = Field(default=None, ge=1)
+    candidates: PositiveInt | None = None
     """The first so many of each query of the run; None: all."""
-    queries: int | None = Field(default=None, ge=1)
+    queries: PositiveInt | None = None
     """A sample of so many; None: all."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of the sample."""
-    query_max_length: int | None = Field(default=None, ge=1)
+    query_max_length: PositiveInt | None = None
     """Tokens of a query; None: as the exported encoder reads."""
-    document_max_length: int | None = Field(default=None, ge=1)
+    document_max_length: PositiveInt | None = None
     """Tokens of a document; None: as the exported encoder reads."""
-    token_budget: int | None = Field(default=None, ge=1)
+    token_budget: PositiveInt | None = None
     """Padded tokens in a forward pass; None: as suits the device."""
 
     @field_validator("measure", "others")
@@ -138,9 +146,9 @@ class LaterMeasure(Settings):
 
     measure: DecidingMeasure
     """``loss`` or a metric of the objective."""
-    minimum_change: float = Field(default=0.0, ge=0)
+    minimum_change: NonNegativeFloat = 0.0
     """An improvement is by more than this."""
-    after_epoch: int = Field(ge=1)
+    after_epoch: PositiveInt
     """It decides after this epoch."""
 
     def start(self, epoch_ends: Sequence[int]) -> int:
@@ -159,11 +167,11 @@ class BatchValidationSettings(EvaluationSettings):
     """Batches of a split that is held out."""
     measure: DecidingMeasure = "loss"
     """``loss`` or a metric of the objective, as a mean over the batches: what decides."""
-    batches_limit: int | None = Field(default=None, ge=1)
+    batches_limit: PositiveInt | None = None
     """The first so many; None: all."""
-    hard_negatives: int | None = Field(default=None, ge=0)
+    hard_negatives: NonNegativeInt | None = None
     """Drawn from each row's, the same at every evaluation; None: all of a row's."""
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     """Of that draw, and of what the objective draws."""
     then: LaterMeasure | None = None
     """A measure that decides later, such as the average rank after 30 epochs of Karpukhin et al. 2020, "Dense Passage

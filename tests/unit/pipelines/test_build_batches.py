@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from pipelines.batches import BatchReader, mask_of
 from pipelines.build_batches import RECIPE, build_batches
-from pipelines.packing.hardness import batch_hardness
+from pipelines.filtering.false_negatives import batch_hardness
 from raytriever.artifacts.artifact import MANIFEST, TIMES, Artifact
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.package import program_files
+from raytriever.cluster.submit import program_files
 from raytriever.settings.recipe import load_recipe, recipe_names
 from raytriever.stages.recipe_run import recipe_stages
 

@@ -133,10 +133,8 @@ def test_no_toy_is_written_over_what_lies_elsewhere(here: Path, tmp_path_factory
 
 @pytest.mark.parametrize("model", {known: model for model, known in HUB_MODELS.items()}.values())
 def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_model(HUB_MODELS[model], 3, TEXTS, tmp_path / "models" / model)
-    write_model(
-        HUB_MODELS["google-bert/bert-base-uncased"], 2, TEXTS, tmp_path / "models" / "google-bert/bert-base-uncased"
-    )
+    write_model(model, 3, TEXTS, tmp_path / "models" / model)
+    write_model("google-bert/bert-base-uncased", 2, TEXTS, tmp_path / "models" / "google-bert/bert-base-uncased")
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
     has_tokenizer = HUB_MODELS[model].tokenizer
     tokenizer = None if has_tokenizer else "google-bert/bert-base-uncased"

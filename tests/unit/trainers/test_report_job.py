@@ -11,7 +11,7 @@ from pipelines.jobs.chunk import Chunk, ChunkConfig
 from pipelines.jobs.mix import Mix, MixConfig
 from pipelines.jobs.queries import Queries, QueriesConfig
 from pipelines.jobs.row_batches import Group, GroupConfig
-from pipelines.queries.spans import CropQueries
+from pipelines.queries.documents import CropQueries
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sentencex import get_sentence_boundaries
 
-from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.chunks import ChunkingSettings, Kind, chunk_text
 from pipelines.chunking.pieces import pack_pieces
-from pipelines.chunking.settings import ChunkingSettings, Kind
 from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import cut, limits, real_texts, texts, texts_of
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.chunking import code
-from pipelines.chunking.chunks import chunk_text
-from pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.chunks import ChunkingSettings, chunk_text
 from pipelines.source_languages import Grammar
 from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import PARTS, cut, texts_of

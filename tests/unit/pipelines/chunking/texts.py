@@ -5,8 +5,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from pipelines.chunking.chunks import Chunks, chunk_text
-from pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.chunks import ChunkingSettings, Chunks, chunk_text
 
 PARTS = [
     *"aB1 .!?\n\r\t\"'()“”。中あ한กิ😀…:;-«»|~#`{}=é",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.formats.files import Files, main_text, split_front_matter
+from pipelines.formats.source_tree import Files, main_text, split_front_matter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source

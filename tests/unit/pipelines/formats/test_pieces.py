@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats.columns import ColumnFiles
-from pipelines.formats.pieces import pieces_of
+from pipelines.formats.tables import pieces_of
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.reading import Limits
-from retrieval.collections.records import Source
+from retrieval.collections.records import Limits, Source
 from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.clustering.clusters import DomainPairs, read_domain
-from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from pipelines.clustering.kmeans import DomainPairs, KMeansSettings, cluster_pairs, read_domain
 from pipelines.jobs import cluster
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.artifacts.artifact import Artifact

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipelines.clustering.clusters import CLUSTERS, read_domain
+from pipelines.clustering.kmeans import CLUSTERS, read_domain
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, Part, parts_of

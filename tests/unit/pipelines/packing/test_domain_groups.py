@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.packing.domain_groups import MERGED, group_domains
-from pipelines.pairs.pairs import keep_domains, numbered_domains
+from pipelines.pairs.pairs import MERGED, group_domains, keep_domains, numbered_domains
 from raytriever.errors import UserError
 
 NAMES = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.kmeans import pair_similarity
-from pipelines.packing.hardness import batch_hardness
+from pipelines.filtering.false_negatives import batch_hardness
 
 
 @given(st.integers(2, 9), st.integers(1, 6), st.booleans(), st.integers(0, 999))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipelines.clustering import bisection
-from pipelines.clustering.bisection import divide
+from pipelines.clustering import lloyd
+from pipelines.clustering.lloyd import divide
 from pipelines.packing import pack as module
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import Packing, PackingSettings, number_of_regions, pack, share, topic_batches
@@ -194,7 +194,7 @@ def test_regions_are_of_near_clusters_in_blocks_of_any_size(monkeypatch: pytest.
     assert sorted(divide(points, np.array([1, 1, 1000, 1, 1]), 5).tolist()) == [0, 1, 2, 3, 4]
     points = RANDOM.standard_normal((500, 8)).astype(np.float32)
     expected = divide(points, np.ones(500, int), 6)
-    monkeypatch.setattr(bisection, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(lloyd, "_ROWS_AT_ONCE", 7)
     np.testing.assert_array_equal(divide(points, np.ones(500, int), 6), expected)
 
 

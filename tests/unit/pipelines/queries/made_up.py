@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import accumulate, pairwise
 from typing import Any
 
-from pipelines.queries.examples import Example, Passage, SourceDocument
+from pipelines.queries.documents import Example, Passage, SourceDocument
 
 
 def source(text: str, title: str = "", id_: str = "s", cuts: tuple[int, ...] = ()) -> SourceDocument:

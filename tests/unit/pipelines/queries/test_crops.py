@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.queries.spans import CropQueries
+from pipelines.queries.documents import CropQueries
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from tests.unit.pipelines.queries.made_up import examples, source

@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.queries.examples import Passage, draws, place_among_sources, source_documents
+from pipelines.queries.documents import Passage, draws, place_among_sources, source_documents
 
 
 def rows(*values: tuple[str, str, int, str]) -> pa.Table:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from pipelines.queries.examples import Passage, SourceDocument
+from pipelines.queries.documents import Passage, SourceDocument
 from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter
 from raytriever.errors import UserError
 from retrieval.encoders.language_model import load_language_model

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.chunking.markdown import Section, sections
-from pipelines.queries.headings import HeadingQueries, TitleQueries
+from pipelines.queries.documents import HeadingQueries, TitleQueries
 from tests.unit.pipelines.queries.made_up import chunks, examples, source
 
 ARTICLE = """The lobster is an animal.

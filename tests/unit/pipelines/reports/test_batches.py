@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from pipelines import batch_description
 from pipelines.batch_description import show
 from pipelines.batches import BatchReader
-from pipelines.filtering.false_negatives import RULES
+from pipelines.filtering.false_negatives import RULES, batch_hardness
 from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.jobs.row_batches import Lists, ListsConfig
-from pipelines.packing.hardness import batch_hardness
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports import batches as drawn

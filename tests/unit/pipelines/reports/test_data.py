@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.chunks import ChunkingSettings
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.pairs.duplicates import DuplicateSettings

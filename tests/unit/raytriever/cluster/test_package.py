@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.package import settings_files, write_package
+from raytriever.cluster.submit import settings_files, write_package
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 
@@ -30,7 +30,7 @@ def test_the_package_is_the_program_alone_and_runs(tmp_path: Path) -> None:
         "raytriever", "retrieval", "pipelines", "trainers", "recipes", "submitted"
     }  # fmt: skip
     others = [name for name in names if not name.endswith(".py") and name.split("/")[0] not in ("recipes", "submitted")]
-    assert others == ["retrieval/evaluation/published.csv", "trainers/estimate/published.yaml"]
+    assert others == ["retrieval/evaluation/published.csv", "trainers/rehearsal/published.yaml"]
     assert len(set(names)) == len(names)
     zipfile.ZipFile(tmp_path / "a.zip").extractall(tmp_path / "job")
     asked = [sys.executable, "-m", "raytriever", "run", "quickstart", "--print-config"]
@@ -77,7 +77,7 @@ def test_a_wheel_sends_what_a_checkout_sends(tmp_path: Path) -> None:
     for folder in ("raytriever", "retrieval", "pipelines", "trainers"):
         shutil.copytree(ROOT / folder, installed / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "recipes", installed / "raytriever" / "recipes")
-    write = "import sys; from pathlib import Path; from raytriever.cluster.package import write_package as write;"
+    write = "import sys; from pathlib import Path; from raytriever.cluster.submit import write_package as write;"
     write += "write(Path(sys.argv[1]), {})"
     for name, path in (("wheel.zip", installed), ("checkout.zip", ROOT)):
         command = [sys.executable, "-c", write, str(tmp_path / name)]

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 import pytest
 import yaml
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PositiveInt
 from typer.testing import CliRunner
 
 from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.jobs import JOBS, stage_class
 from raytriever.settings import description
-from raytriever.settings.configuration import InputPath, Settings, models_in
+from raytriever.settings.configuration import InputPath, Level, Settings, models_in
 from raytriever.settings.description import commented_recipe, commented_yaml, describe, recipe_schema, schema_text
 from raytriever.settings.recipe import load_recipe, recipe_names, recipes_folder
 from raytriever.stages.recipe_run import recipe_stages
@@ -42,6 +42,8 @@ class Config(StageConfig):
     colour: Colour = Red()
     """The colour, of which there are many, as anybody knows who has ever had to choose one for a wall: #1 is red."""
     note: str | None = None
+    share: Level | None = None
+    count: PositiveInt | None = None
 
 
 Mixed.model_rebuild()
@@ -57,6 +59,8 @@ def test_every_setting_of_every_kind_is_described(monkeypatch: pytest.MonkeyPatc
     assert "    with colour.kind: mixed\n\n    colour.parts  (mapping from names to settings, default {})" in text
     assert "with colour.parts.NAME.kind: mixed (its settings: above)" in text
     assert "note  (text or null, default null)" in text
+    assert "share  (number > 0 < 1 or null, default null)" in text
+    assert "count  (whole number > 0 or null, default null)" in text
     assert "resources.workers  (whole number or null, default null)" in text
     assert text.count("who has ever had to choose one") == 1
     assert max(map(len, lines)) < 110

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytriever.errors import UserError
-from raytriever.sweep.grid import folder_name, grid, parse_axis, short_keys
+from raytriever.sweep.plan import folder_name, grid, parse_axis, short_keys
 
 
 def values(text: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.artifacts.writer import ArtifactWriter
-from raytriever.sweep.grid import folder_name, grid, parse_axis
+from raytriever.sweep.plan import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, _changed_system, best_row, read_result
 

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import ShardRecord
-from retrieval.collections.reading import Limits
-from retrieval.collections.records import Source
+from retrieval.collections.records import Limits, Source
 
 
 class Contents(NamedTuple):

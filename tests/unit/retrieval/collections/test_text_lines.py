@@ -17,7 +17,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections import text_lines
-from retrieval.collections.reading import Limits, reading_within
+from retrieval.collections.records import Limits, reading_within
 from retrieval.collections.text_lines import (
     HEADER,
     find_file,

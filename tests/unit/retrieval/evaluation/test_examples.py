@@ -6,7 +6,7 @@ from typing import Any
 from raytriever.reports.table import Table
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
-from retrieval.evaluation.examples import examples_section
+from retrieval.evaluation.report import examples_section
 from retrieval.evaluation.stored import StoredEvaluation
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.rankings import StoredRanking

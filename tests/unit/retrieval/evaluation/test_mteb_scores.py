@@ -1,6 +1,6 @@
 """Means over MTEB's tasks and over their categories."""
 
-from retrieval.evaluation.mteb_scores import summarize
+from retrieval.evaluation.suite_table import summarize
 
 
 def test_means_over_tasks_and_over_categories() -> None:

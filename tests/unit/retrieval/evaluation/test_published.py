@@ -8,14 +8,14 @@ from decimal import Decimal
 import pytest
 
 from raytriever.errors import UserError
-from retrieval.evaluation import published
+from retrieval.evaluation import suite_table
 from retrieval.evaluation.measures import parse_measure
-from retrieval.evaluation.published import PAPERS, published_row
+from retrieval.evaluation.suite_table import PAPERS, published_row
 from trainers.objectives.chunk_settings import RevelaSettings
 from trainers.objectives.coder.settings import CoderSettings
 from trainers.objectives.pair_settings import AdaptiveMarginSettings, ContextualSettings, MultiLayerSettings
 
-with published._FIGURES.open(newline="", encoding="utf-8") as file:
+with suite_table._FIGURES.open(newline="", encoding="utf-8") as file:
     LINES = list(csv.DictReader(file))
 
 COLLECTIONS = {

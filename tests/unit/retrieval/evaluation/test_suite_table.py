@@ -12,9 +12,8 @@ from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import closing_lines, recipe_stages
 from retrieval.evaluation.measures import PerQuery
-from retrieval.evaluation.published import published_row
 from retrieval.evaluation.significance import stratified_z_test
-from retrieval.evaluation.suite_table import measure_tables, published_figures, shown_table
+from retrieval.evaluation.suite_table import measure_tables, published_figures, published_row, shown_table
 from tests.unit.small_run import make
 
 SIZES = {"arguana": 40, "android": 10, "gaming": 25}

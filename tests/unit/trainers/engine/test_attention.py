@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raytriever.settings.configuration import validate
-from retrieval.encoders.processors import fastest_attention
+from retrieval.encoders.attention import fastest_attention
 from tests.gpu.objectives import KINDS, make_objective
 from tests.gpu.test_objectives import step
 from tests.unit.trainers.pair_batches import pair, store_pairs

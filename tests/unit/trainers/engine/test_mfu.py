@@ -12,10 +12,11 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.specification import LoraSettings
 from tests.unit.small_run import LEDGER
 from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_objective, tiny_settings
-from trainers.engine import loop, mfu
+from trainers.engine import loop
 from trainers.engine.loop import train
-from trainers.engine.mfu import flops_per_token, seconds_at_peak
 from trainers.engine.settings import TrainingSettings
+from trainers.estimate import machines
+from trainers.estimate.machines import flops_per_token, seconds_at_peak
 from trainers.record.report_section import training_section
 from trainers.record.run_log import measured
 from trainers.record.trackers import tracked_values
@@ -62,11 +63,11 @@ def test_flops_are_those_of_the_linear_layers(lora: bool) -> None:
 )
 def test_a_peak_is_that_of_the_gpu_in_the_runs_precision(monkeypatch, name: str, settings, tera: float | None) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    monkeypatch.setattr(mfu.collectives, "world_size", lambda: 4)
+    monkeypatch.setattr(machines.collectives, "world_size", lambda: 4)
     model = bert()
     assert seconds_at_peak(model, TrainingSettings(**settings)) is None  # on a CPU
     placed = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=GPU)]))
-    monkeypatch.setattr(mfu, "flops_per_token", lambda _: 1e6)
+    monkeypatch.setattr(machines, "flops_per_token", lambda _: 1e6)
     found = seconds_at_peak(placed, TrainingSettings(**settings))
     assert found == (None if tera is None else pytest.approx(1e6 / (4e12 * tera)))
 

@@ -18,8 +18,7 @@ from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, outlined_objective
-from trainers.estimate.recipe import estimate_of_run
-from trainers.estimate.sizes import stored_size
+from trainers.estimate.recipe import estimate_of_run, stored_size
 from trainers.estimate.step import StepCost, count_step, fake_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate

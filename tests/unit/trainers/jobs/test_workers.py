@@ -15,7 +15,7 @@ from raytriever.errors import StorageError, UserError
 from raytriever.stages import metrics
 from raytriever.stages.metrics import Metric
 from raytriever.stages.stage import Resources
-from retrieval.encoders.processors import KEEPS_MEMORY
+from retrieval.encoders.attention import KEEPS_MEMORY
 from tests.unit.test_grafana import METRICS
 from tests.unit.trainers.record.test_ledger import of_run
 from trainers.jobs import workers
