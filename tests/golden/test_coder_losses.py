@@ -3,16 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from trainers.objectives.coder.losses import (
-    at_level,
-    binary,
-    info_nce_loss,
-    list_net_loss,
-    max_margin_loss,
-    mean_over_labelled,
-)
+from trainers.objectives.coder.labels import at_level, binary, normalized
+from trainers.objectives.coder.losses import info_nce_loss, list_net_loss, max_margin_loss, mean_over_labelled
 
 CASE = dict(np.load(Path(__file__).parent / "coder_case_a.npz", allow_pickle=False))
 PRESENT = torch.from_numpy(CASE["doc_mask"])
@@ -87,6 +82,22 @@ def test_one_positive_is_info_nce():
         losses = loss_of(scores, labels, PRESENT)
         close(losses, "nll_per_query")
         check("nll", losses.mean(), query=query, doc=documents)
+
+
+KINDS = {
+    "max": "max", "maxmin": "max_min", "maxminmax": "max_min_max", "maxminbatchmean": "max_min_batch_mean",
+    "std": "standard_deviation",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_normalized_labels(name):
+    rows = torch.from_numpy(CASE["norm_rows"])
+    labels = normalized(LABELS[rows], KINDS[name])
+    close(labels, f"labels_norm_{name}")
+    query, _, scores = inputs()
+    loss = list_net_loss(scores[rows], labels, PRESENT[rows]).mean()
+    check(f"listnet_norm_{name}", loss, rows, query=query)
 
 
 def test_max_margin():

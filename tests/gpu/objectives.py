@@ -79,6 +79,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
     "coder, cached": (CODER | {"similarity": "cosine", "chunk_size": 3, "gradient_cache": True}, None, candidate_batch),
     "coder, info_nce": (CODER | {"loss": "info_nce", "negatives": "in_batch"}, None, candidate_batch),
     "coder, max_margin": (CODER | {"loss": "max_margin"}, None, candidate_batch),
+    "coder, smoothed": (CODER | {"smoothing": {"neighbours": 5}}, None, candidate_batch),
     "coder, lists": (CODER | {"scoring": LIST_SCORER}, None, candidate_batch),
     "coder, lists alone": (CODER | {"scoring": LIST_SCORER | {"query_encoder": "frozen"}}, None, candidate_batch),
 }  # fmt: skip

@@ -151,7 +151,8 @@ def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu")
         towers = load_for_training(settings, located)
         wanted: Any = settings.objective
         if wanted.kind == "coder":
-            objective: Objective[Any] = Coder(towers.query, wanted, cast(Any, _Vectors(towers.query.dimension)))
+            plain = wanted.model_copy(update={"smoothing": None})
+            objective: Objective[Any] = Coder(towers.query, plain, cast(Any, _Vectors(towers.query.dimension)))
         elif wanted.kind == "replug":
             objective = Replug(towers.query, wanted, cast(Any, _Scores(shape.rows)))
         else:

@@ -14,16 +14,6 @@ from retrieval.encoders.pooling import at_least_float32
 _PAIRS_AT_ONCE = 2**24  # 64 MiB in float32
 
 
-def at_level(labels: Tensor, level: float) -> Tensor:
-    """Labels below ``level`` count as none: 1 is lenient, 2 strict on the scale of TREC."""
-    return labels.masked_fill(labels < level, -torch.inf)
-
-
-def binary(labels: Tensor) -> Tensor:
-    """Every label is 1: an even target over the labelled."""
-    return torch.where(labels.isfinite(), torch.ones_like(labels), labels)
-
-
 def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     """KL divergence of the softmax of the scores from that of the labels: eq. 3, the ListNet loss (Cao et al. 2007).
 

@@ -26,9 +26,8 @@ from retrieval.vectors import StoredVectors
 from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.objective import Comparisons, Objective, Outcome
 from trainers.objectives.coder.candidates import CandidateList, DocumentVectors, compose_lists, padded, stored_lists
+from trainers.objectives.coder.labels import LabelSmoother, at_level, binary, normalized
 from trainers.objectives.coder.losses import (
-    at_level,
-    binary,
     info_nce_loss,
     list_metrics,
     list_net_loss,
@@ -85,6 +84,7 @@ class Coder(Objective[CoderBatch]):
         self.settings = settings
         self._vectors = vectors
         self._documents = DocumentVectors(vectors)
+        self._smoother = LabelSmoother(vectors, settings.smoothing) if settings.smoothing else None
         self._list_scorer = None
         if isinstance(settings.scoring, TransformerScoring):
             form = ListScorerForm.model_validate(settings.scoring.model_dump(include=set(ListScorerForm.model_fields)))
@@ -128,12 +128,15 @@ class Coder(Objective[CoderBatch]):
         document_rows, labels = padded(lists)
         features = self.query_encoder.tokenize(rows["query"].to_pylist(), "query", settings.query_max_length)
         pool = self._documents.pool(document_rows)
+        documents = self._documents.gather(pool.rows)
         labels = at_level(labels, settings.relevance_level)
+        if self._smoother is not None:
+            labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, documents)
         return CoderBatch(
             queries=settings.cut(features, self.query_encoder),
             places=pool.places,
-            labels=binary(labels) if settings.binary_labels else labels,
-            documents=self._documents.gather(pool.rows),
+            labels=self._targets(labels),
+            documents=documents,
             tokens=int(features["attention_mask"].sum()),
         )
 
@@ -149,6 +152,11 @@ class Coder(Objective[CoderBatch]):
             retrieved=settings.retrieved_negatives,
             documents=self._documents.total,
         )
+
+    def _targets(self, labels: Tensor) -> Tensor:
+        labels = binary(labels) if self.settings.binary_labels else labels
+        labels = normalized(labels, self.settings.label_normalization)
+        return at_level(labels, self.settings.smoothing.minimum) if self.settings.smoothing else labels
 
     def forward(self, batch: CoderBatch) -> Outcome:
         """The mean loss of the queries that have a label."""

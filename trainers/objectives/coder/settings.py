@@ -11,6 +11,34 @@ from trainers.objectives.settings import ObjectiveSettings, Paper, Run
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
 
 Negatives = Literal["retrieved", "in_batch", "corpus"]
+Normalization = Literal["none", "max", "max_min", "max_min_max", "max_min_batch_mean", "standard_deviation"]
+Weights = Literal["linear", "exponential"]
+Aggregation = Literal["mean", "sum", "max"]
+
+
+class SmoothingSettings(Settings):
+    """Which neighbours count, how similarities become labels, and how many candidates get one; the authors' values."""
+
+    neighbours: int = Field(default=21, ge=1)
+    """Nearest items of each among which reciprocal neighbours are sought."""
+    trust: float = Field(default=0.128, ge=0, le=1)
+    """Share of ``neighbours`` whose own neighbours are taken over."""
+    expansion: int = Field(default=5, ge=1)
+    """Nearest items over which a neighbourhood is averaged."""
+    weights: Weights = "linear"
+    """Of a neighbourhood's members, by their similarity."""
+    mix: float = Field(default=0.469, ge=0, le=1)
+    """Share of the plain similarity; the rest is the neighbourhoods'."""
+    aggregation: Aggregation = "mean"
+    """Over the positives."""
+    redistribution: Literal["radically", "fully"] = "radically"
+    """Labels are what the similarities give; or positives keep four fifths of their grades, others share the rest."""
+    boost: float = Field(default=1.222, gt=0)
+    """Multiplies the labels of the positives."""
+    depth: int = Field(default=60, ge=1)
+    """Candidates of a list that get a label, beside the positives."""
+    minimum: float = 0.1
+    """Labels below, after their normalisation, count as none."""
 
 
 class SimilarityScoring(Settings):
@@ -62,6 +90,10 @@ class CoderSettings(ObjectiveSettings):
     """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
     binary_labels: bool = False
     """Counts every label as 1."""
+    label_normalization: Normalization = "none"
+    """Puts the labels of each query on one scale."""
+    smoothing: SmoothingSettings | None = None
+    """Labels for candidates that nobody judged; None: they have none."""
     candidates: PositiveInt | None = None
     """Candidates of a query, its positives always among them; None: as many as its list has."""
     negatives: Negatives = "retrieved"
@@ -75,8 +107,8 @@ class CoderSettings(ObjectiveSettings):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        if self.loss != "list_net" and self.binary_labels:
-            raise ValueError(f"binary_labels shapes the target of list_net, not that of {self.loss}")
+        if self.loss != "list_net" and (self.binary_labels or self.label_normalization != "none"):
+            raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
         if self.loss != "max_margin" and self.margin_divisor != "list":
             raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
         if self.retrieved_negatives and self.negatives == "retrieved":
@@ -90,6 +122,11 @@ class CoderSettings(ObjectiveSettings):
             raise ValueError(
                 "scoring 'transformer' adds to inner products: set similarity to inner_product (and the encoder's"
                 " normalize to true for cosines)"
+            )
+        if self.smoothing and (self.loss != "list_net" or self.binary_labels):
+            raise ValueError(
+                "smoothing makes graded labels for list_net: leave out smoothing, or set loss to list_net and"
+                " binary_labels to false"
             )
         return self
 

@@ -42,7 +42,7 @@ def coder(**settings: Any) -> CoderSettings:
         (MultiLayerSettings, {"training_form": "last_reg"}, "regularisation"),
         (MultiLayerSettings, {"training_form": "multi_vector", "regularisation": 1.0}, "regularisation"),
         (MultiLayerSettings, {"training_form": "dual_encoder", "regularisation": 0.0}, "regularisation"),
-        (coder, {"loss": "info_nce", "binary_labels": True}, "shapes the target of list_net, not that of info_nce"),
+        (coder, {"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
         (coder, {"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
         (coder, {"temperature": 0}, "temperature"),
         (coder, {"retrieved_negatives": 5, "candidates": 10}, "that are drawn, but negatives is 'retrieved'"),

@@ -20,13 +20,13 @@ from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import LoraSettings
 from retrieval.vectors import StoredVectors
 from tests.unit.small_run import make
-from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of
+from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of, with_columns
 from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection, spread
 from tests.unit.trainers.validation.stages import embedded, evaluated, indexed, reranked, searched, searched_by_words
 from trainers.engine.loop import train
 from trainers.engine.settings import OptimizerSettings
 from trainers.objectives.coder.objective import fit_to_documents, load_coder
-from trainers.objectives.coder.settings import CoderSettings
+from trainers.objectives.coder.settings import CoderSettings, SmoothingSettings
 from trainers.run_settings import RunSettings
 from trainers.training_run import run_training
 from trainers.validation.retrieval import build_validation
@@ -241,3 +241,19 @@ def test_what_can_not_be_validated_on_is_refused(base, collection, vectors, batc
     of_training = {"kind": "batches", "batches": batches, "every": 4}
     with pytest.raises(ValidationError, match=r"every positive was put.*Take kind 'retrieval'"):
         run_settings(base, vectors, batches, of_training, scoring=TRANSFORMER)
+
+
+def test_smoothed_labels_reach_the_loss(base, vectors, batches):
+    rows = BatchReader(batches).read(0, 0)
+    rows = with_columns(rows, epoch=[0] * len(rows))
+    plain, smooth = coder(base, vectors), coder(base, vectors, smoothing=SmoothingSettings(depth=5, minimum=-1.0))
+    hard, soft = plain.collate(rows).labels, smooth.collate(rows).labels
+    for field in ("places", "documents"):
+        assert torch.equal(getattr(plain.collate(rows), field), getattr(smooth.collate(rows), field))
+    for before, after in zip(hard, soft, strict=True):
+        assert after.isfinite().sum() == before.isfinite().sum() + 5
+        positives = before.isfinite()
+        assert after[positives].min() > after[after.isfinite() & ~positives].max() - 0.5
+    some = coder(base, vectors, smoothing=SmoothingSettings(minimum=0.3), label_normalization="max_min")
+    assert some.collate(rows).labels.isfinite().sum() < soft.isfinite().sum() + DOCUMENTS
+    assert some(some.collate(rows)).loss > 0

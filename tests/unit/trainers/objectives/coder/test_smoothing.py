@@ -1,0 +1,54 @@
+"""Labels by smoothing for vectors of any length: an item that is nobody's neighbour has no neighbourhood."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainers.objectives.coder.labels import jaccard, neighbourhoods, smoothed_labels
+from trainers.objectives.coder.settings import SmoothingSettings
+
+
+def similarities_of_uneven_vectors(seed, items, lonely):
+    """A few long vectors are everybody's nearest items; ``lonely`` ones of zeros aren't even their own."""
+    vectors = torch.randn(items, 4, generator=torch.Generator().manual_seed(seed))
+    vectors *= torch.logspace(-3, 3, items).unsqueeze(1)
+    vectors[:lonely] = 0
+    return vectors @ vectors.T
+
+
+@given(
+    seed=st.integers(0, 1000),
+    items=st.integers(4, 30),
+    lonely=st.integers(0, 3),
+    redistribution=st.sampled_from(["radically", "fully"]),
+    weights=st.sampled_from(["linear", "exponential"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_labels_are_finite_whatever_the_vectors_lengths(seed, items, lonely, redistribution, weights):
+    similarities = similarities_of_uneven_vectors(seed, items, lonely)
+    for mix in (0.0, 0.469):
+        smoothing = SmoothingSettings(neighbours=2, mix=mix, redistribution=redistribution, weights=weights)
+        assert smoothed_labels(similarities, torch.ones(2), smoothing).isfinite().all()
+
+
+def test_exponential_weights_are_shares_of_their_row_whatever_the_lengths() -> None:
+    vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs()
+    vectors *= torch.linspace(0.2, 1.5, 12, dtype=torch.float64)[:, None]
+    similarities = vectors @ vectors.T
+    linear, ranked = neighbourhoods(similarities, 5, 0.5, "linear")
+    found, again = neighbourhoods(similarities, 5, 0.5, "exponential")
+    expected = torch.where(linear > 0, torch.exp(2.4 * similarities) - 1, 0.0)
+    torch.testing.assert_close(found, expected / expected.sum(dim=1, keepdim=True).clamp(min=1e-300))
+    assert torch.equal(ranked, again)
+
+
+@pytest.mark.parametrize("weights", ["linear", "exponential"])
+def test_an_item_in_nobodys_neighbourhood_has_a_row_of_zeros(weights):
+    # two long vectors are the nearest of all four: the short ones are in no list but their own, if at all
+    vectors = torch.tensor([[0.1, 0.0], [0.2, 0.0], [5.0, 0.0], [6.0, 0.0]])
+    found, _ = neighbourhoods(vectors @ vectors.T, 1, 0.128, weights)
+    assert found.isfinite().all()
+    assert found[:2].tolist() == [[0.0] * 4] * 2
+    torch.testing.assert_close(found[2:].sum(dim=1), torch.ones(2))
+    assert jaccard(found[:1], found).tolist() == [[0.0] * 4]
