@@ -311,9 +311,10 @@ class Pack(Stage[PackConfig]):
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which pairs the numbers mean, and what became of small domains."""
-        decided = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else self.resolved()
-        return {"origins": records[0].facts["origins"], "small_domains": decided["small_domains"]}
+        """Which pairs the numbers mean, and how these were clustered."""
+        found = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else {}
+        clusters = {name: found[name] for name in ("cluster_size", "small_domains", "kmeans") if name in found}
+        return {"origins": records[0].facts["origins"], "clusters": clusters}
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from pipelines.batches import BatchReader
+from pipelines.clustering.kmeans import KMeansSettings
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.jobs.lookups import (
     TEXT_PARTS,
@@ -265,8 +266,10 @@ class Probe(Stage[ProbeConfig]):
         if chosen in self.config.packings:
             packing = Artifact(self.config.packings[chosen], PACKING)
             packed = PackingSettings.model_validate(packing.config["packing"])
-            if "clusters" in packing.manifest["inputs"]:
-                settings["clusters.small_domains"] = packing.manifest["facts"]["small_domains"]
+            if clusters := dict(packing.manifest["facts"]["clusters"]):
+                kmeans = KMeansSettings.model_validate(clusters.pop("kmeans"))
+                settings |= {f"clusters.{name}": value for name, value in clusters.items()}
+                settings["clusters.kmeans"] = kmeans.model_dump(mode="json", exclude_defaults=True)
             settings["packing.packing"] = packed.model_dump(mode="json", exclude_defaults=True)
             settings["packing.epochs"] = packing.config["epochs"]
         rules = BatchReader(self.config.batches[chosen]).artifact.config["false_negatives"]

@@ -73,7 +73,7 @@ def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) ->
     assert all(set(table["cluster"].to_pylist()) == {-1} for table in tables)
     assert tables[0]["pair"] != tables[1]["pair"]
     origins = {"pairs": Artifact(run["pairs"]).fingerprint}
-    assert found.manifest["facts"] == {"origins": origins, "small_domains": "refuse"}
+    assert found.manifest["facts"] == {"origins": origins, "clusters": {}}
 
 
 def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp_path: Path) -> None:

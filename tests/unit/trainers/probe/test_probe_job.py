@@ -7,6 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.packing.pack import PackingSettings
@@ -66,13 +67,39 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
     won = trials["recommended"]
     assert recipe.stages["packing"]["packing"].get("shuffled") == ([1.0, 0.0] if won == "in turns" else None)
     made_of = Artifact(run["turns" if won == "in turns" else "packing"])
-    assert recipe.stages["clusters"]["small_domains"] == made_of.manifest["facts"]["small_domains"]
+    of_clusters = Artifact(run["clusters"]).config
+    assert made_of.manifest["facts"]["clusters"] == {
+        name: of_clusters[name] for name in ("cluster_size", "small_domains", "kmeans")
+    }
+    for name in ("cluster_size", "small_domains"):
+        assert recipe.stages["clusters"][name] == of_clusters[name]
     assert recipe.stages["batches"].get("false_negatives") == ({"margin": 0.1} if won == "in turns" else {})
     assert yaml.safe_load(fragment.read_text())["based_on"] == "contextual_batches"
     again = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "again")))
     assert StoredEvaluation(again).values()["tour"].values["nDCG@10"].tolist() == (
         found.values()["tour"].values["nDCG@10"].tolist()
     )
+
+
+def test_how_the_best_were_clustered_is_recommended_too(
+    run: dict[str, str], tiny_encoder: Path, tmp_path: Path
+) -> None:
+    """Batches by topics need clusters of queries, without which the recipe would stop."""
+    inputs = {name: run[name] for name in ("pairs", "vectors")}
+    asked = {"cluster_size": 6, "smallest_domain": 4, "small_domains": "merge_all", "kmeans": {"sides": "queries"}}
+    clusters = small_run.make(
+        Cluster(ClusterConfig.model_validate(inputs | asked | {"output": str(tmp_path / "topics")}))
+    )
+    packing = PackingSettings(batch_size=small_run.BATCH_SIZE, order="topics")
+    packed = small_run.make(Pack(PackConfig(clusters=clusters, packing=packing, output=str(tmp_path / "packing"))))
+    filtered = inputs | {"collection": run["collection"], "packing": packed, "output": str(tmp_path / "batches")}
+    batches = small_run.make(Filter(FilterConfig.model_validate(filtered)))
+    compared = {"batches": {"tour": run["batches"], "topics": batches}, "packings": {"topics": packed}}
+    probe = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "probe", **compared)))
+    recipe = load_recipe(f"{probe}/recommended.yaml", [])
+    assert recipe.stages["packing"]["packing"]["order"] == "topics"
+    assert recipe.stages["clusters"]["cluster_size"] == 6
+    assert recipe.stages["clusters"]["kmeans"] == {"sides": "queries"}
 
 
 def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
