@@ -7,7 +7,7 @@ needs what the reader of batches does, so that it goes into environments with ol
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from trainers.objectives.masked_contrastive import masked_contrastive_loss
+from trainers.objectives.masked_contrastive import all_directions_loss, masked_contrastive_loss
 
 try:
     from sentence_transformers.sentence_transformer import losses
@@ -150,31 +150,49 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     return bits.flatten(1)[:, :documents].bool()
 
 
-def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float) -> Tensor:
-    """``masked_contrastive_loss`` over cosines, of embeddings (B, d) of queries, positives and each negative."""
+Directions = Literal["query_to_document", "all"]
+
+
+def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float, directions: Directions) -> Tensor:
+    """The loss over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
     queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
     documents = torch.cat([positives, torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else [positives])
     own = torch.arange(len(queries), device=queries.device)
-    return masked_contrastive_loss(queries, documents, mask, own, temperature)
+    if directions == "query_to_document":
+        return masked_contrastive_loss(queries, documents, mask, own, temperature)
+    return all_directions_loss(queries, documents, mask, own, temperature, queries, mask[:, : len(queries)])
 
 
 class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignore[misc]
-    """The loss of our objective ``contrastive`` over stored batches: their masks, their hard negatives."""
+    """The loss of our objective ``contrastive`` over stored batches: their masks, their hard negatives.
 
-    def __init__(self, model: Any, similarity_temperature: float = 0.05) -> None:
+    ``masked_contrastive_loss``, or ``all_directions_loss`` where ``directions`` is 'all'.
+    """
+
+    def __init__(
+        self, model: Any, similarity_temperature: float = 0.05, directions: Directions = "query_to_document"
+    ) -> None:
         super().__init__(model, scale=1 / similarity_temperature)
+        self._directions = directions
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
         """A scalar."""
-        return _loss(embeddings, labels, 1 / self.scale)
+        return _loss(embeddings, labels, 1 / self.scale, self._directions)
 
 
 class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  # type: ignore[misc]
     """``MaskedContrastiveLoss`` in the memory of ``mini_batch_size`` texts (GradCache)."""
 
-    def __init__(self, model: Any, similarity_temperature: float = 0.05, mini_batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        model: Any,
+        similarity_temperature: float = 0.05,
+        mini_batch_size: int = 32,
+        directions: Directions = "query_to_document",
+    ) -> None:
         super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
+        self._directions = directions
 
     def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:
         """A scalar."""
@@ -183,7 +201,7 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
 
     def calculate_loss(self, reps: list[list[Tensor]], *_: Tensor, with_backward: bool = False) -> Tensor:
         """A scalar, of embeddings of each column's mini-batches."""
-        loss = _loss([torch.cat(parts) for parts in reps], self._labels, 1 / self.scale)
+        loss = _loss([torch.cat(parts) for parts in reps], self._labels, 1 / self.scale, self._directions)
         if with_backward:
             torch.autograd.backward(loss)
         return loss.detach() if with_backward else loss

@@ -17,9 +17,10 @@ REFERENCE = "pairs"
 MAX_LENGTH = 64
 _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their guided loss takes transformers alone
 _TRANSFORMER = (
-    REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware",
-    "mined negatives, a dataset a domain", "guided", "guided, a mined negative", "random, masked", "contextual",
-    "in turns, margin -.1", "contextual, mined negatives", "in turns, a mined negative",
+    REFERENCE, "pairs, all directions", "pairs, all directions, a dataset a domain", "mined negatives, positive-aware",
+    "mined negatives, all directions", "guided", "guided, a mined negative", "random, masked, all directions",
+    "contextual", "contextual, all directions", "in turns, all directions",
+    "in turns, a mined negative, all directions",
 )  # fmt: skip
 STUDENTS = {
     "static": Student(

@@ -62,6 +62,7 @@ class Material:
 _DEFAULT = {"num_negatives": 3}
 _POSITIVE_AWARE = {"num_negatives": 3, "relative_margin": _RELATIVE_MARGIN, "range_max": 1_000}  # so many for all rows
 _ALL_DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+_RANDOM = {"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}
 _TURNS = {"packing.packing.shuffled": [1, 0]}
 _NARROW = {"batches.false_negatives.margin": -0.1}
 WAYS = {
@@ -70,20 +71,30 @@ WAYS = {
     "pairs, batches of 256": Way("theirs", 256),
     "pairs, all directions": Way("theirs", directions=_ALL_DIRECTIONS),
     "pairs, a dataset a domain": Way("theirs", without_domains="pairs"),
+    "pairs, all directions, a dataset a domain": Way(
+        "theirs", directions=_ALL_DIRECTIONS, without_domains="pairs, all directions"
+    ),
     "mined negatives": Way("theirs", negatives=_DEFAULT),
     "mined negatives, positive-aware": Way("theirs", negatives=_POSITIVE_AWARE),
+    "mined negatives, all directions": Way("theirs", negatives=_POSITIVE_AWARE, directions=_ALL_DIRECTIONS),
     "mined negatives, a dataset a domain": Way(
         "theirs", negatives=_POSITIVE_AWARE, without_domains="mined negatives, positive-aware"
     ),
     "guided": Way("theirs", guided=True),
     "guided, a mined negative": Way("theirs", guided=True, negatives=_POSITIVE_AWARE | {"num_negatives": 1}),
-    "random, masked": Way("ours", settings={"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}),
+    "random, masked": Way("ours", settings=_RANDOM),
     "contextual": Way("ours"),
     "contextual, batches of 16": Way("ours", 16),
     "contextual, batches of 256": Way("ours", 256),
     "in turns": Way("ours", settings=_TURNS),
     "in turns, margin -.1": Way("ours", settings=_TURNS | _NARROW),
     "contextual, mined negatives": Way("ours", negatives=_POSITIVE_AWARE),
+    "random, masked, all directions": Way("ours", settings=_RANDOM, directions=_ALL_DIRECTIONS),
+    "contextual, all directions": Way("ours", directions=_ALL_DIRECTIONS),
+    "in turns, all directions": Way("ours", settings=_TURNS, directions=_ALL_DIRECTIONS),
+    "in turns, a mined negative, all directions": Way(
+        "ours", negatives=_POSITIVE_AWARE | {"num_negatives": 1}, settings=_TURNS, directions=_ALL_DIRECTIONS
+    ),
     "in turns, a mined negative": Way("ours", negatives=_POSITIVE_AWARE | {"num_negatives": 1}, settings=_TURNS),
 }
 
@@ -99,7 +110,7 @@ def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int
         started = time.process_time()
         data, masked = _stored(way, collection, rows, mined, base, epochs, seed)
         seconds = base.seconds + time.process_time() - started
-        return Material(data, MaskedContrastiveLoss, StoredBatchSampler, masked, seconds)
+        return Material(data, _masked(way.directions), StoredBatchSampler, masked, seconds)
     found = Dataset.from_list([dict(row) for row in rows]) if mined is None else mined
     dataset = _by_domain(collection, found) if way.without_domains else found
     seconds = base.seconds if way.guided or mined is not None else 0.0
@@ -164,6 +175,14 @@ def _by_domain(collection: Collection, rows: Dataset) -> dict[str, Dataset]:
 def _pairs(directions: Sequence[Any]) -> Loss:
     def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
         return losses.MultipleNegativesRankingLoss(student, scale=1 / temperature, directions=tuple(directions))
+
+    return loss
+
+
+def _masked(directions: Sequence[Any]) -> Loss:
+    def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
+        named = "all" if tuple(directions) == _ALL_DIRECTIONS else "query_to_document"
+        return MaskedContrastiveLoss(student, temperature, named)
 
     return loss
 

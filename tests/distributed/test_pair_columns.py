@@ -13,6 +13,7 @@ from trainers.engine import collectives
 CHUNKS = {"chunk_size": 3, "gradient_cache": True}
 OBJECTIVES = {
     "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **CHUNKS, **settings),
+    "all directions": lambda **settings: tiny_objective(dtype=torch.float64, directions="all", **CHUNKS, **settings),
     "layers": lambda **settings: tiny_multi_layer(LAYERS, "self_contrastive", **CHUNKS, **settings),
     "all tokens": lambda **settings: tiny_multi_layer(ALL_TOKENS, "multi_vector", **CHUNKS, **settings),
     "scalar mix": lambda **settings: tiny_multi_layer(LAYERS, "scalar_mix", **CHUNKS, **settings),

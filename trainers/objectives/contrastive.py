@@ -9,7 +9,7 @@ from torch import Tensor
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
-from trainers.objectives.masked_contrastive import masked_contrastive_loss
+from trainers.objectives.masked_contrastive import all_directions_loss, masked_contrastive_loss
 from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.objectives.pairs import Candidates, PairObjective
 
@@ -80,6 +80,13 @@ class Contrastive(PairObjective[ContrastiveSettings]):
 
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """Of cosines or inner products."""
-        if self.settings.similarity == "cosine":
+        settings, mask, positives = self.settings, candidates.mask, candidates.positives
+        if settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
-        return contrast(queries, documents, candidates, self.settings.similarity_temperature)
+        if settings.directions == "query_to_document":
+            return contrast(queries, documents, candidates, settings.similarity_temperature)
+        all_queries = self.gather(queries)
+        all_masks = self.gather(mask[:, : len(all_queries)].float()).bool()
+        others = all_queries, all_masks
+        loss = all_directions_loss(queries, documents, mask, positives, settings.similarity_temperature, *others)
+        return loss, contrastive_metrics(queries, documents, mask, positives)

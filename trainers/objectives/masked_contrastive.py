@@ -1,4 +1,4 @@
-"""The masked contrastive loss by itself: other trainers take it without the libraries of ours."""
+"""The masked contrastive losses by themselves: other trainers take them without the libraries of ours."""
 
 import torch
 from torch import Tensor
@@ -23,3 +23,38 @@ def masked_contrastive_loss(
     with torch.autocast(query_vectors.device.type, enabled=False):
         scores = at_least_float32(query_vectors) @ at_least_float32(document_vectors).T / similarity_temperature
         return torch.nn.functional.cross_entropy(scores.masked_fill(mask, -torch.inf), positives)
+
+
+def all_directions_loss(
+    query_vectors: Tensor,
+    document_vectors: Tensor,
+    mask: Tensor,
+    positives: Tensor,
+    similarity_temperature: float,
+    all_queries: Tensor,
+    all_masks: Tensor,
+) -> Tensor:
+    """``masked_contrastive_loss`` with more negatives: the improved contrastive loss of Li et al. 2023 (GTE).
+
+    A pair (q_i, d_i) is told apart not only from (q_i, d_j), but also from (q_i, q_j), (q_j, d_i) and (d_i, d_j), in
+    one softmax. The paper's sum has (q_i, d_i) twice, as q_i's and as d_i's, which holds the loss above log 2; here it
+    stands once. The mask holds in each direction: where d_j is left out for q_i, q_i is no negative of d_j. Where
+    either leaves out the other's document, neither their queries nor their documents are negatives of each other.
+
+    ``all_queries`` (N, d): those of all rows, of which the first N of the M documents are the positives, in order;
+    ``all_masks`` bool (N, N): what each of these leaves out of the first N documents. The rest is as in
+    ``masked_contrastive_loss``.
+    """
+    with torch.autocast(query_vectors.device.type, enabled=False):
+        queries, documents, others = map(at_least_float32, (query_vectors, document_vectors, all_queries))
+        count = len(others)
+        own = torch.nn.functional.one_hot(positives, count).bool()
+        left_out_for_others = all_masks[:, positives].T
+        alike = mask[:, :count] | left_out_for_others | own
+        scores = [
+            (queries @ documents.T).masked_fill(mask, -torch.inf),
+            (queries @ others.T).masked_fill(alike, -torch.inf),
+            (documents[positives] @ others.T).masked_fill(left_out_for_others | own, -torch.inf),
+            (documents[positives] @ documents[:count].T).masked_fill(alike, -torch.inf),
+        ]
+        return torch.nn.functional.cross_entropy(torch.cat(scores, dim=1) / similarity_temperature, positives)

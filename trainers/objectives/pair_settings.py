@@ -36,6 +36,9 @@ class ContrastiveSettings(PairSettings):
     kind: Literal["contrastive"] = "contrastive"
     similarity: Literal["cosine", "inner_product"] = "cosine"
     """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
+    directions: Literal["query_to_document", "all"] = "query_to_document"
+    """What a pair is told apart from: its query's other documents, or also other queries and documents beside either of
+    the two (GTE, Li et al. 2023)."""
     similarity_temperature: PositiveFloat = 0.05
     """Divides the similarities."""
 

@@ -5,7 +5,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -84,20 +84,23 @@ def in_order(seed: int, epoch: int) -> list[Place]:
     return [(epoch, int(batch)) for batch in epoch_permutation(seed, epoch, BATCHES)]
 
 
-def test_loss_and_gradients_are_ours(batches: BatchReader, columns: Dataset, model: Path) -> None:
+@pytest.mark.parametrize("directions", ["query_to_document", "all"])
+def test_loss_and_gradients_are_ours(
+    batches: BatchReader, columns: Dataset, model: Path, directions: Literal["query_to_document", "all"]
+) -> None:
     def masks_hard_negatives(batch: int) -> bool:
         return any(column >= SIZE for masked in batches.read(0, batch)["masked"].to_pylist() for column in masked)
 
     number = next(batch for batch in range(BATCHES) if masks_hard_negatives(batch))
     encoder = load_tiny(model, dtype="float32")
-    objective = Contrastive(encoder, ContrastiveSettings(similarity_temperature=0.07))
+    objective = Contrastive(encoder, ContrastiveSettings(similarity_temperature=0.07, directions=directions))
     ours = objective(objective.collate(batches.read(0, number))).loss
     ours.backward()
     expected = {name.replace("transformer.", "0.model."): weight.grad for name, weight in encoder.named_parameters()}
     rows = columns[number * SIZE : (number + 1) * SIZE]
     for loss_of in (
-        lambda trained: MaskedContrastiveLoss(trained, 0.07),
-        lambda trained: CachedMaskedContrastiveLoss(trained, 0.07, mini_batch_size=3),
+        lambda trained: MaskedContrastiveLoss(trained, 0.07, directions),
+        lambda trained: CachedMaskedContrastiveLoss(trained, 0.07, 3, directions),
     ):
         trained = SentenceTransformer(str(model), device="cpu").eval()
         loss = loss_of(trained)(*features(trained, rows))

@@ -10,7 +10,8 @@ from torch import nn
 
 from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch, tiny_objective
 from trainers.objective import to_device
-from trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
+from trainers.objectives.contrastive import contrastive_metrics
+from trainers.objectives.masked_contrastive import all_directions_loss, masked_contrastive_loss
 from trainers.objectives.pair_settings import ContrastiveSettings
 
 
@@ -46,6 +47,43 @@ def test_the_loss_is_the_papers_equation_and_its_gradient_the_derivative():
     assert torch.autograd.gradcheck(lambda q, d: masked_contrastive_loss(q, d, mask, positives, 0.5), (q, d))
 
 
+def literal_loss_of_all_directions(q, d, mask, temperature):
+    """A pair against all that stands beside either of its two, one term after the other; row i's positive is d[i]."""
+
+    def term(a, b):
+        return math.exp(float(a @ b) / temperature)
+
+    total = 0.0
+    for i in range(len(q)):
+        denominator = sum(term(q[i], d[j]) for j in range(len(d)) if not mask[i, j])
+        for j in range(len(q)):
+            if j != i and not mask[j, i]:
+                denominator += term(d[i], q[j])
+            if j != i and not mask[i, j] and not mask[j, i]:
+                denominator += term(q[i], q[j]) + term(d[i], d[j])
+        total -= math.log(term(q[i], d[i]) / denominator)
+    return total / len(q)
+
+
+def test_all_directions_are_told_apart_and_a_mask_holds_in_each():
+    for seed in range(4):
+        q, d, mask, _ = random_problem(seed)
+        positives = torch.arange(len(q))
+        mask[positives, positives] = False
+        expected = literal_loss_of_all_directions(q, d, mask, 0.7)
+        found = all_directions_loss(q, d, mask, positives, 0.7, q, mask[:, : len(q)])
+        assert found.item() == pytest.approx(expected, rel=1e-12)
+        rows = [
+            all_directions_loss(q[rows], d, mask[rows], positives[rows], 0.7, q, mask[:, : len(q)])
+            for rows in (slice(0, 2), slice(2, 5))
+        ]
+        assert (2 * rows[0] + 3 * rows[1]).item() / 5 == pytest.approx(expected, rel=1e-12)  # as two ranks have them
+    q.requires_grad_(), d.requires_grad_()
+    arguments = mask, positives, 0.5
+    loss = lambda q, d: all_directions_loss(q, d, *arguments, q, mask[:, : len(q)])  # noqa: E731
+    assert torch.autograd.gradcheck(loss, (q, d))
+
+
 def test_similarities_are_float32_under_autocast():
     q, d, mask, positives = (x.float() if x.is_floating_point() else x for x in random_problem(2))
     expected = masked_contrastive_loss(q, d, mask, positives, 0.02)
@@ -76,8 +114,9 @@ def test_metrics_against_a_literal_count():
     }
 
 
+@pytest.mark.parametrize("directions", ["query_to_document", "all"])
 @pytest.mark.parametrize("similarity", ["cosine", "inner_product"])
-def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similarity):
+def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similarity, directions):
     rows = random_batch(5).append_column("batch", pa.array([3] * 6, pa.int32()))
     hard_negatives = [text for texts in rows["hard_negatives"].to_pylist() for text in texts]
     written = rows["document"].to_pylist() + hard_negatives
@@ -89,7 +128,7 @@ def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similar
     for chunk_size, gradient_cache in ((None, False), (1, True), (2, False), (2, True), (4, False), (5, True)):
         objective = tiny_objective(
             dtype=torch.float64, similarity=similarity, similarity_temperature=0.5, chunk_size=chunk_size,
-            gradient_cache=gradient_cache,
+            gradient_cache=gradient_cache, directions=directions,
         )  # fmt: skip
         outcome = objective(objective.collate(rows.select(list(objective.columns))))
         encode, tokenize = objective.query_encoder, objective.query_encoder.tokenize
@@ -97,7 +136,12 @@ def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similar
         d = torch.cat([encode(tokenize([text], "document")) for text in written]).detach()
         if similarity == "cosine":
             q, d = nn.functional.normalize(q, dim=1), nn.functional.normalize(d, dim=1)
-        assert outcome.loss.item() == pytest.approx(literal_loss(q, d, mask, range(6), 0.5), rel=1e-10)
+        expected = (
+            literal_loss(q, d, mask, range(6), 0.5)
+            if directions == "query_to_document"
+            else literal_loss_of_all_directions(q, d, mask, 0.5)
+        )
+        assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
         assert outcome.examples == 6
         assert not any(metric.requires_grad for metric in outcome.metrics.values())
         outcome.loss.backward()
