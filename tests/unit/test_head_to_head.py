@@ -1,0 +1,104 @@
+"""The comparison with sentence-transformers: what is cut from a collection, what is chosen, and what is significant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.head_to_head.data import Limits, Pair, read_collection
+from benchmarks.head_to_head.page import chosen, differences, finals, student, variances
+
+SEEDS, QUERIES = 3, 40
+RANDOM = np.random.default_rng(0)
+
+
+def write_folder(folder: Path, splits: dict[str, list[tuple[str, str, int]]]) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    for split, rows in splits.items():
+        lines = ["query-id\tcorpus-id\tscore", *("\t".join(map(str, row)) for row in rows)]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    records = [{"_id": f"d{number}", "title": f"title {number}", "text": "text"} for number in range(20)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    records = [{"_id": f"q{number}", "text": f"question {number}"} for number in range(20)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_a_collection_is_cut_evenly_and_keeps_what_is_judged(tmp_path: Path) -> None:
+    train = [(f"q{number}", f"d{number}", number % 2) for number in range(10)]
+    write_folder(
+        tmp_path / "one", {"train": train, "dev": [("q11", "d11", 1), ("q12", "d3", 0)], "test": [("q13", "d13", 2)]}
+    )
+    found = read_collection(tmp_path, "one", Limits(pairs=3, documents=7))
+    assert found.pairs == [Pair("one-q1", "one-d1"), Pair("one-q3", "one-d3"), Pair("one-q7", "one-d7")]
+    assert found.splits["dev"].grades == {"one-q11": {"one-d11": 1}}  # q12 has no positive
+    assert found.splits["test"].queries == ["one-q13"]
+    assert found.queries["one-q11"] == "question 11"
+    assert found.documents["one-d13"] == "title 13 text"
+    assert len(found.documents) == 7
+    assert {"one-d1", "one-d3", "one-d7", "one-d11", "one-d13"} < found.documents.keys()
+
+
+def test_a_held_out_query_is_not_trained_on(tmp_path: Path) -> None:
+    write_folder(tmp_path / "one", {"train": [("q1", "d1", 1)], "dev": [("q1", "d2", 1)], "test": [("q2", "d2", 1)]})
+    with pytest.raises(ValueError, match="trains on 1 of the held-out queries, such as one-q1"):
+        read_collection(tmp_path, "one", Limits(10, 10))
+
+
+def row(collection: str, way: str, purpose: str, seed: int, dev: float, test: float) -> dict[str, Any]:
+    values = np.clip(RANDOM.normal(test, 0.05, QUERIES), 0, 1).tolist()
+    named = {"student": "static", "collection": collection, "way": way, "purpose": purpose, "seed": seed}
+    return named | {"dev": dev, "test": float(np.mean(values)), "of_queries": values}
+
+
+def rows_of(way: str, dev: float, test: float, purpose: str = "data", seeds: int = SEEDS) -> list[dict[str, Any]]:
+    return [row("conala", way, purpose, seed, dev, test) for seed in range(seeds)]
+
+
+def test_dev_queries_choose_and_ways_without_all_seeds_are_left_out() -> None:
+    rows = rows_of("pairs", 0.5, 0.5) + rows_of("mined negatives", 0.6, 0.4) + rows_of("guided", 0.9, 0.9, seeds=1)
+    rows += rows_of("contextual", 0.7, 0.6) + rows_of("in turns", 0.6, 0.8)
+    found = finals(rows, "static", "data")
+    assert ("conala", "guided") not in found
+    assert chosen(found, "theirs", ["conala"]) == "mined negatives"
+    assert chosen(found, "ours", ["conala"]) == "contextual"
+    assert found["conala", "pairs, a dataset a domain"] == found["conala", "pairs"]  # of one domain
+
+
+def test_trials_of_equal_seconds_replace_those_of_equal_data() -> None:
+    rows = rows_of("pairs", 0.5, 0.5) + rows_of("mined negatives", 0.6, 0.6)
+    rows += rows_of("mined negatives", 0.4, 0.4, "seconds")
+    found = finals(rows, "static", "seconds")
+    assert found["conala", "mined negatives"][0]["dev"] == 0.4
+    assert found["conala", "pairs"][0]["dev"] == 0.5
+    assert finals(rows, "static", "data")["conala", "mined negatives"][0]["dev"] == 0.6
+
+
+def test_one_seed_gives_the_paired_t_test() -> None:
+    values = RANDOM.normal(0.01, 0.1, (1, QUERIES))
+    low, high, p_value = student(float(values.mean()), variances(values))
+    expected = stats.ttest_1samp(values[0], 0)
+    assert p_value == pytest.approx(expected.pvalue)
+    assert (low, high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_seeds_that_differ_widen_the_interval() -> None:
+    of_queries = RANDOM.normal(0, 0.1, QUERIES)
+    alike, apart = (of_queries + np.array([[-spread], [0], [spread]]) for spread in (0.0, 0.05))
+    (low, high, _), (lower, higher, _) = (student(float(values.mean()), variances(values)) for values in (alike, apart))
+    assert higher - lower > 1.5 * (high - low)
+
+
+def test_the_mean_is_over_the_single_collections() -> None:
+    rows = rows_of("pairs", 0.5, 0.5) + rows_of("contextual", 0.6, 0.52)
+    for way, test in (("pairs", 0.3), ("contextual", 0.9)):
+        rows += [row("mixture", way, "data", seed, 0.5, test) for seed in range(SEEDS)]
+    found = finals(rows, "static", "data")
+    names = ["conala", "mixture"]
+    *_, mixed, mean = differences(found, dict.fromkeys(names, "pairs"), dict.fromkeys(names, "contextual"))
+    assert mean.collection == "mean"
+    assert mean.ours - mean.theirs == pytest.approx(0.02, abs=0.02)
+    assert mixed.ours - mixed.theirs == pytest.approx(0.6, abs=0.1)
+    assert mixed.low > 0.4
