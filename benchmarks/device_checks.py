@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from benchmarks.random_encoders import CASES, REHEARSED_CASES, Case
 from benchmarks.random_models import OBJECTIVES, REAL, SMALL, Models, random_objective, run_settings, train_steps
 from pipelines.clustering.kmeans import KMeansSettings, cluster_in_parts
 from pipelines.clustering.pair_vectors import ArrayPairs
@@ -44,7 +46,7 @@ _FEWEST_ROWS = 4
 @dataclass(frozen=True)
 class Size:
     """How much is computed. ``points``, ``clusters``, ``width``: of k-means and indexes; ``sent``: numbers that ranks
-    add up."""
+    add up; ``cases``: what others are compared over."""
 
     models: Models
     steps: int
@@ -54,10 +56,11 @@ class Size:
     width: int
     sent: int
     tests: str
+    cases: Mapping[str, Case]
 
 
-ON_GPU = Size(REAL, 50, 8192, 100_000, 500, 256, 1 << 26, "tests/gpu")
-REHEARSED = Size(SMALL, 5, 64, 2_000, 20, 16, 1 << 12, "tests/gpu/test_one_rank.py")
+ON_GPU = Size(REAL, 50, 8192, 100_000, 500, 256, 1 << 26, "tests/gpu", CASES)
+REHEARSED = Size(SMALL, 5, 64, 2_000, 20, 16, 1 << 12, "tests/gpu/test_one_rank.py", REHEARSED_CASES)
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,8 @@ def check_clustering(bench: Bench) -> Finding:
 
 def check_index(bench: Bench) -> Finding:
     """FAISS on the GPU finds what it finds on the CPU."""
+    if find_spec("faiss") is None:
+        return Finding(None, "left out: FAISS isn't installed; raytriever[gpu] brings it")
     faiss = import_faiss()
     gpu = bench.device.type == "cuda" and hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
     if bench.device.type == "cuda" and not gpu:
