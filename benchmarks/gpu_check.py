@@ -60,7 +60,8 @@ CHECKS: dict[str, Check] = {
     "train: contrastive": device_checks.CHECKS["train: contrastive"],
     "train: contrastive, Llama with LoRA": device_checks.CHECKS["train: contrastive, Llama with LoRA"],
     "k-means beside": peer_checks.check_kmeans,
-    "remedy: launches": partial(remedy_checks.check_small_passes, "MiniLM, short texts"),
+    "remedy: compile, MiniLM": partial(remedy_checks.check_compiled, "MiniLM, short texts"),
+    "remedy: compile, BERT-base": partial(remedy_checks.check_compiled, "BERT-base"),
     "remedy: padding, BERT-base": partial(remedy_checks.check_attention, "BERT-base"),
     "remedy: padding, ModernBERT": partial(remedy_checks.check_attention, "ModernBERT"),
     "remedy: tokens of a pass": partial(remedy_checks.check_budgets, "BERT-base"),
@@ -116,12 +117,12 @@ def run_checks(
 
 
 def _checked(check: Check, bench: Bench) -> Finding:
-    allowed = bench.left()
+    allowed, bench.so_far = bench.left(), {}
     try:
         with _stopped_after(allowed + _GRACE):
             return check(bench)
     except _TimeIsUp:
-        return Finding(None, f"left out: it was stopped after {allowed + _GRACE:.0f} seconds")
+        return Finding(None, f"left out: it was stopped after {allowed + _GRACE:.0f} seconds", bench.so_far)
     except subprocess.TimeoutExpired as error:
         return Finding(None, f"left out: it was stopped after {error.timeout:.0f} seconds")
     except ModuleNotFoundError as error:

@@ -323,7 +323,8 @@ class _Peer:
     """sentence-transformers' model, losses to choose from, and a step as its trainer takes it."""
 
     def __init__(self, folder: Path, tables: Sequence[pa.Table], bench: Bench, *, cached: bool) -> None:
-        from sentence_transformers import SentenceTransformer, losses
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer import losses
 
         kernel = "flash_attention_2" if find_spec("flash_attn") and bench.bf16 else "sdpa"
         self.model = SentenceTransformer(

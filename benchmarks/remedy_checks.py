@@ -7,6 +7,7 @@ what the device or the version lacks.
 import copy
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ _SECONDS_OF_A_RUN = 0.5  # that repetitions may take together
 _WORTH_IT = 1.15  # times faster, below which no remedy is taken up
 _HEADS, _WIDTH, _WINDOW = 12, 64, 64  # of BERT-base and ModernBERT; how far a token reads in ModernBERT's windows
 
+Leaves = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
+
 
 def milliseconds(bench: Bench, run: Run) -> float:
     """Of one run, the mean of some, after two that don't count."""
@@ -41,7 +45,7 @@ def tried(bench: Bench, runs: Mapping[str, Callable[[], Run]]) -> tuple[dict[str
     figures, absent = {}, []
     for name, prepare in runs.items():
         try:
-            figures[f"{name}, ms"] = milliseconds(bench, prepare())
+            figures[f"{name}, ms"] = bench.so_far[f"{name}, ms"] = milliseconds(bench, prepare())
         except Exception as error:  # a kernel that this device or version lacks
             absent.append(f"no {name}: {type(error).__name__} {str(error).splitlines()[0] if str(error) else ''}"[:120])
     return figures, "; ".join(absent)
@@ -70,30 +74,40 @@ def check_machine(bench: Bench) -> Finding:
     return Finding(True, "the constants of raytriever estimate", figures)
 
 
-def check_small_passes(name: str, bench: Bench) -> Finding:
-    """One forward pass of a small encoder as it is, by the setting ``compile``, and replayed as a CUDA graph."""
-    case = bench.size.cases[name]
-    encoder = encoder_of(case, bench)
+def check_compiled(name: str, bench: Bench) -> Finding:
+    """A pass as it is, by the setting ``compile``, and replayed as a CUDA graph; forward, and both ways in training."""
+    is_gpu, case = bench.device.type == "cuda", bench.size.cases[name]
+    eager = encoder_of(case, bench)
+    compiled = copy.deepcopy(eager)
+    compile_blocks(compiled.transformer, "inductor" if is_gpu else "eager")
+    trained, trained_compiled = (copy.deepcopy(each).float().train() for each in (eager, eager))
+    compile_blocks(trained_compiled.transformer, "inductor" if is_gpu else "eager")
+
+    def forward(encoder: TextEncoder, batch: Mapping[str, Tensor]) -> Run:
+        return lambda: bare_forward(encoder, [batch])
+
+    def both_ways(encoder: TextEncoder, batch: Mapping[str, Tensor]) -> Run:
+        def run() -> None:
+            with torch.autocast(bench.device.type, torch.bfloat16, enabled=bench.bf16):
+                states = last_states(encoder.transformer, batch)
+            states.sum().backward()
+
+        return run
+
+    ways = {
+        "forward": partial(forward, eager),
+        "forward, CUDA graph": partial(_graph, eager),
+        "forward, compiled": partial(forward, compiled),
+        "both ways": partial(both_ways, trained),
+        "both ways, compiled": partial(both_ways, trained_compiled),
+    }
     figures: dict[str, float] = {}
-    lacking = ""
-    for tokens in (2_048, 16_384) if bench.device.type == "cuda" else (512,):
-        rows = tokens // case.document_tokens
-        batch = padded_batches(encoder, random_texts(case, rows, case.document_tokens / 2, seed=1), 1 << 30)[0]
-
-        def eager(batch: Mapping[str, Tensor] = batch) -> Run:
-            return lambda: bare_forward(encoder, [batch])
-
-        def compiled(batch: Mapping[str, Tensor] = batch) -> Run:
-            other = copy.deepcopy(encoder)
-            compile_blocks(other.transformer, "inductor" if bench.device.type == "cuda" else "eager")
-            return lambda: bare_forward(other, [batch])
-
-        def graphed(batch: Mapping[str, Tensor] = batch) -> Run:
-            return _graph(encoder, batch)
-
-        found, lacking = tried(bench, {"eager": eager, "CUDA graph": graphed, "compiled": compiled})
-        figures |= {f"{key} of {tokens:,} tokens": value for key, value in found.items()}
-    note = f"a graph, or compile by default, where one is {_WORTH_IT} times as fast at 16,384 tokens. {lacking}"
+    for tokens in (2_048, 16_384) if is_gpu else (512,):
+        texts = random_texts(case, 1 + 2 * tokens // case.document_tokens, case.document_tokens, seed=1)
+        batch = padded_batches(eager, texts, tokens)[0]
+        found, lacking = tried(bench, {f"{name}, {tokens:,}": partial(way, batch) for name, way in ways.items()})
+        figures |= found
+    note = f"a graph, or compile by default, where one is {_WORTH_IT} times as fast for 16,384 tokens. {lacking}"
     return Finding(True, note.strip(), figures)
 
 
@@ -166,16 +180,19 @@ def check_attention(name: str, bench: Bench) -> Finding:
     return Finding(True, note.strip(), figures)
 
 
-def _leaves(bench: Bench, dtype: torch.dtype, *shape: int) -> list[Tensor]:
-    """Queries, keys and values."""
-    return [torch.randn(*shape, device=bench.device, dtype=dtype, requires_grad=True) for _ in range(3)]
+def _leaves(bench: Bench, dtype: torch.dtype, *shape: int) -> Leaves:
+    queries, keys, values = (
+        torch.randn(*shape, device=bench.device, dtype=dtype, requires_grad=True) for _ in range(3)
+    )
+    return queries, keys, values
 
 
-def _both_ways(found: Tensor, leaves: list[Tensor]) -> None:
-    torch.autograd.grad(found, leaves, torch.ones_like(found))
+def _both_ways(found: Tensor | tuple[Tensor, Tensor], leaves: Leaves) -> None:
+    attended = found if isinstance(found, Tensor) else found[0]
+    torch.autograd.grad(attended, leaves, torch.ones_like(attended))
 
 
-def _flex(padded: list[Tensor], sizes: Tensor, window: int, bench: Bench) -> Run:
+def _flex(padded: Leaves, sizes: Tensor, window: int, bench: Bench) -> Run:
     """FlexAttention, compiled, over the blocks that hold a pair of tokens which see each other."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -224,10 +241,10 @@ def check_optimizer(name: str, bench: Bench) -> Finding:
     for weight in weights:
         weight.grad = torch.ones_like(weight)
 
-    def update(**kind: bool) -> Callable[[], Run]:
-        return lambda: torch.optim.AdamW(weights, lr=1e-6, **kind).step
+    def update(*, fused: bool) -> Run:
+        return torch.optim.AdamW(weights, lr=1e-6, fused=fused, foreach=not fused).step
 
-    figures, lacking = tried(bench, {"fused": update(fused=True), "foreach": update(foreach=True)})
+    figures, lacking = tried(bench, {"fused": partial(update, fused=True), "foreach": partial(update, fused=False)})
     return Finding(True, f"fused stays where it is the faster. {lacking}".strip(), figures)
 
 
