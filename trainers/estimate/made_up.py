@@ -135,7 +135,7 @@ class _Scores:
 
 def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
     """Each document reads every other: the most that Revela may compute, whatever the similarities are."""
-    return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
+    return find_readers(attention_mask, attention_mask.new_ones(similarity.shape))
 
 
 def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu") -> Objective[Any]:
