@@ -218,6 +218,13 @@ def check_step(name: str, cached: bool, bench: Bench) -> Finding:
 
     Ours is the loop as it trains: batches read, tokenized and moved, metrics. Their texts are tokenized beforehand.
     """
+    try:
+        return _step_beside(name, cached, bench)
+    except torch.OutOfMemoryError:
+        return Finding(None, "left out: both sides with this batch don't fit in the GPU's memory")
+
+
+def _step_beside(name: str, cached: bool, bench: Bench) -> Finding:
     case = bench.size.cases[name]
     folder = write_encoder(case, bench.folder / _folder(case))
     tables = random_batches(case, max(3, bench.size.steps // 8))

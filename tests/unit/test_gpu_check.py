@@ -211,6 +211,16 @@ def test_others_that_compute_something_else_are_noticed(tmp_path: Path, monkeypa
     assert peer_checks.check_embedding("BERT-base", bench).held is False
 
 
+def test_a_batch_that_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(peer_checks, "_Peer", full)
+    found = peer_checks.check_step("BERT-base", False, Bench(CPU, REHEARSED, tmp_path))
+    assert found.held is None
+    assert "don't fit in the GPU's memory" in found.note
+
+
 def test_what_cannot_be_had_is_named_beside_what_can(tmp_path: Path) -> None:
     def absent() -> None:
         raise RuntimeError("no kernel\nfor this device")
