@@ -45,7 +45,7 @@ _SAMPLE = 4  # a share of the texts is enough to choose a batch size by, and to 
 _LEAST_COSINE = 0.98
 _ALIKE = 0.02  # losses and norms of gradients of both sides' first steps, in bfloat16
 _SIZES = (64, 256, 1024)  # texts of a batch of theirs
-_MINI_BATCHES: tuple[dict[str, int], ...] = (
+_MINI_BATCHES: tuple[dict[str, Any], ...] = (
     {"mini_batch_size": 32}, {"mini_batch_size": 128}, {"mini_batch_num_tokens": 16_384},
     {"mini_batch_num_tokens": 65_536},
 )  # fmt: skip
