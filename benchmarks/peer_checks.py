@@ -168,7 +168,6 @@ def check_embedding(name: str, bench: Bench) -> Finding:
         return models[kernel].encode(part, batch_size=size, show_progress_bar=False, normalize_embeddings=True)
 
     measured: Counter[str] = Counter()
-    turns = EncoderTurns(measured)
     sample = texts[::_SAMPLE]
     choices = {f"{size} texts, {kernel}": (kernel, size) for kernel in kernels for size in _SIZES}
     chosen = fastest(bench, {key: lambda each=each: theirs(*each, sample) for key, each in choices.items()})
@@ -177,18 +176,19 @@ def check_embedding(name: str, bench: Bench) -> Finding:
     apart = [each - np.mean(expected, axis=0) for each in (found, expected)]
     cosines = (apart[0] * apart[1]).sum(axis=1) / np.prod([np.linalg.norm(each, axis=1) for each in apart], axis=0)
     runs: dict[str, Run] = {
-        "ours": lambda: encode_texts(ours, texts, "document", token_budget=budget, turns=turns),
+        "ours": lambda: encode_texts(ours, texts, "document", token_budget=budget, turns=EncoderTurns(measured)),
         "theirs": lambda: theirs(*choices[chosen], texts),
         "bare": lambda: bare_forward(ours, batches),
     }
     seconds = in_turns(bench, {key: lambda run=run: seconds_of_run(bench, run) for key, run in runs.items()})
+    waiting = measured["waiting"] / max(1, measured["waiting"] + measured["encoding"])
     kernels_took, named = kernel_seconds(bench, runs["ours"])
     figures = {
         "tokens/s": tokens / seconds["ours"],
         "their tokens/s": tokens / seconds["theirs"],
         "beside": seconds["theirs"] / seconds["ours"],
         "of bare": seconds["bare"] / seconds["ours"],
-        "waiting": measured["waiting"] / max(1, measured["waiting"] + measured["encoding"]),
+        "waiting": waiting,
         **mfu(bench, tokens * flops_per_token(ours) / 3, seconds["ours"]),
         **({"busy": kernels_took / seconds["ours"]} if kernels_took else {}),
         "least cosine": float(cosines.min()),
