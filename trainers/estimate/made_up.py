@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
