@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from benchmarks.random_encoders import CASES, REHEARSED_CASES, Case
 from benchmarks.random_models import OBJECTIVES, REAL, SMALL, Models, random_objective, run_settings, train_steps
 from pipelines.clustering.kmeans import KMeansSettings, cluster_in_parts
 from pipelines.clustering.pair_vectors import ArrayPairs
@@ -26,12 +28,14 @@ from retrieval.encoders.specification import has_bfloat16
 from retrieval.indexes import vector_index
 from retrieval.indexes.faiss_factory import import_faiss
 from trainers.engine.checkpoint import Checkpoints
+from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.engine.sharding import shard
 from trainers.estimate.machines import Machines
 from trainers.estimate.made_up import token_counts
 from trainers.estimate.outlines import text_of
 from trainers.estimate.recipe import encoder_cost, seconds_of
 from trainers.estimate.step import step_cost
+from trainers.run_settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
 _RANKS = 2
@@ -44,7 +48,7 @@ _FEWEST_ROWS = 4
 @dataclass(frozen=True)
 class Size:
     """How much is computed. ``points``, ``clusters``, ``width``: of k-means and indexes; ``sent``: numbers that ranks
-    add up."""
+    add up; ``cases``: what others are compared over."""
 
     models: Models
     steps: int
@@ -54,10 +58,11 @@ class Size:
     width: int
     sent: int
     tests: str
+    cases: Mapping[str, Case]
 
 
-ON_GPU = Size(REAL, 50, 8192, 100_000, 500, 256, 1 << 26, "tests/gpu")
-REHEARSED = Size(SMALL, 5, 64, 2_000, 20, 16, 1 << 12, "tests/gpu/test_one_rank.py")
+ON_GPU = Size(REAL, 50, 8192, 100_000, 500, 256, 1 << 26, "tests/gpu", CASES)
+REHEARSED = Size(SMALL, 5, 64, 2_000, 20, 16, 1 << 12, "tests/gpu/test_one_rank.py", REHEARSED_CASES)
 
 
 @dataclass(frozen=True)
@@ -81,13 +86,15 @@ class Finding:
 
 @dataclass
 class Bench:
-    """Where all is checked. ``gpu``: None where the estimate doesn't know it; ``until``: when the check is to end."""
+    """Where all is checked. ``gpu``: None where the estimate doesn't know it; ``until``: when the check is to end;
+    ``so_far``: figures that are kept of a check that is stopped."""
 
     device: torch.device
     size: Size
     folder: Path
     gpu: Machines | None = None
     until: float = float("inf")
+    so_far: dict[str, float] = field(default_factory=dict)
 
     @property
     def bf16(self) -> bool:
@@ -172,6 +179,8 @@ def check_clustering(bench: Bench) -> Finding:
 
 def check_index(bench: Bench) -> Finding:
     """FAISS on the GPU finds what it finds on the CPU."""
+    if find_spec("faiss") is None:
+        return Finding(None, "left out: FAISS isn't installed; raytriever[gpu] brings it")
     faiss = import_faiss()
     gpu = bench.device.type == "cuda" and hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
     if bench.device.type == "cuda" and not gpu:
@@ -254,9 +263,19 @@ def peak_memory(device: torch.device) -> float | None:
     return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
 
+def with_chunks_of(device: torch.device, settings: RunSettings) -> RunSettings:
+    """The settings with the chunks that are the default on ``device`` written out: what is counted is on none."""
+    objective = settings.objective
+    if device.type == "cpu" or objective.chunk_size is not None or objective.chunk_tokens is not None:
+        return settings
+    chunked = objective.model_copy(update={"chunk_tokens": CHUNK_TOKENS_ON_GPU})
+    return settings.model_copy(update={"objective": chunked})
+
+
 def check_objective(name: str, bench: Bench) -> Finding:
     """Steps with random weights: memory within the estimate; tokens a second and utilisation (MFU)."""
     settings, shape = run_settings(name, bench.size.models, bench.folder, bf16=bench.bf16)
+    settings = with_chunks_of(bench.device, settings)
     cost = step_cost(settings, shape)
     while bench.gpu and bench.gpu.needs(cost.peak) > bench.gpu.gib:
         if shape.rows <= _FEWEST_ROWS:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
@@ -233,14 +234,20 @@ def validated_and_exported(rank: int, folder: str, exported: str):
 
 
 def small_things(rank: int):
-    """Numbers of chunks after making passes equal; and a transformer without blocks."""
+    """Numbers of chunks after making passes equal; a transformer without blocks, and torch before 2.11, are refused."""
     texts = {"input_ids": torch.ones(3 + 2 * rank, 2), "attention_mask": torch.ones(3 + 2 * rank, 2)}
     batch = {"a": cut_by_length(texts, 2), "b": [cut_by_length(texts, None)], "rest": (rank, None)}
     padded = equal_passes(batch, torch.device("cpu"))
     assert padded["rest"] == (rank, None)
     assert torch.equal(padded["a"].order, batch["a"].order)
-    with pytest.raises(UserError, match="ModuleList"):
-        shard(BertModel(BertConfig(num_hidden_layers=0, hidden_size=8, num_attention_heads=1, intermediate_size=8)))
+    without_blocks = BertModel(
+        BertConfig(num_hidden_layers=0, hidden_size=8, num_attention_heads=1, intermediate_size=8)
+    )
+    for version, refusal in (("2.10.0", r"needs torch 2\.11 or later"), ("2.11.0+cu130", "ModuleList")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "__version__", TorchVersion(version))
+            with pytest.raises(UserError, match=refusal):
+                shard(without_blocks)
     return len(padded["a"].chunks), len(padded["b"][0].chunks)
 
 

@@ -47,9 +47,9 @@ def shard(module: nn.Module, *, bf16: bool = False, whole_in_step: bool = False)
     """
     if not collectives.is_distributed():
         return
-    if torch.__version__ < "2.13":  # where several passes are computed again in one backward pass, as in the cache
+    if torch.__version__ < "2.11":  # where a cached chunk is encoded again, blocks that were given up stay so
         raise UserError(
-            f"Sharding needs torch 2.13 or later, and torch {torch.__version__} is installed: earlier ones lose a"
+            f"Sharding needs torch 2.11 or later, and torch {torch.__version__} is installed: earlier ones lose a"
             " block's weights between the passes of a step. Upgrade torch, or train without sharding."
         )
     collectives.broadcast_weights(module)

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -135,7 +134,7 @@ class _Scores:
 
 def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
     """Each document reads every other: the most that Revela may compute, whatever the similarities are."""
-    return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
+    return find_readers(attention_mask, attention_mask.new_ones(similarity.shape))
 
 
 def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu") -> Objective[Any]:
