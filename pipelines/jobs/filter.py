@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
 from math import ceil
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.clustering.pair_vectors import opened_part
@@ -84,8 +84,7 @@ class FilterConfig(StageConfig):
         """Whether examples have hard negatives."""
         return bool(self.negatives or self.judged_negatives)
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _check(self) -> None:
         if self.choose_negatives == "balanced_margins" and not self.teacher_scores:
             raise ValueError("'choose_negatives: balanced_margins' needs 'teacher_scores', whose margins it balances")
         if self.teacher_scores and not self.has_negatives:
@@ -97,7 +96,6 @@ class FilterConfig(StageConfig):
                 "'false_negatives.surrogate_score' needs 'vectors': of an encoder that judges what is a"
                 " false negative, or set it to false"
             )
-        return self
 
 
 _ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])

@@ -4,12 +4,12 @@ import json
 from collections.abc import Set
 from dataclasses import replace
 from math import ceil
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.jobs.lookups import TEXT_PARTS, earlier_shards, groups_of_files, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
@@ -52,11 +52,9 @@ class MineConfig(StageConfig):
     candidates_per_shard: PositiveInt = 1 << 21
     """Candidates of a file, made by one task."""
 
-    @model_validator(mode="after")
-    def _a_sample_has_a_size(self) -> Self:
+    def _check(self) -> None:
         if self.choose == "sample" and self.number is None:
             raise ValueError("'choose: sample' needs 'number', the candidates to draw for each query")
-        return self
 
 
 # By the number of a query in the run. A document that has the query's id is no negative of it; -1: there is none.

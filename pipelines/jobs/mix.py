@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipelines.batches import BATCHES, BatchReader, BatchWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -30,14 +30,12 @@ class MixConfig(StageConfig):
     batches_per_shard: PositiveInt = 1_000
     """Batches of a file, each made by one task."""
 
-    @model_validator(mode="after")
-    def _ratios_are_of_the_sources(self) -> Self:
+    def _check(self) -> None:
         if self.ratios is not None and self.ratios.keys() != self.sources.keys():
             raise ValueError(
                 f"ratios are given for {', '.join(sorted(self.ratios))}, sources are {', '.join(sorted(self.sources))};"
                 " give one for each"
             )
-        return self
 
 
 class Mix(Stage[MixConfig]):

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Set
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.reports.log import log
@@ -68,8 +68,7 @@ class EvaluateConfig(StageConfig):
     seed: NonNegativeInt = 0
     """Of the permutations and of the bootstrap."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> None:
         if self.mine is not None and self.mine not in self.runs:
             raise ValueError(f"'mine' is {self.mine!r}, which is none of the runs ({', '.join(self.runs)})")
         if (self.collection is None) == (self.qrels is None):
@@ -84,7 +83,6 @@ class EvaluateConfig(StageConfig):
                 "'by_domain' goes by the domains of a collection's queries, which 'qrels' don't have: name a"
                 " 'collection' instead, or leave by_domain out"
             )
-        return self
 
 
 class Evaluate(Stage[EvaluateConfig]):

@@ -4,13 +4,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import FalseNegativeSettings
@@ -93,12 +93,10 @@ class ProbeConfig(StageConfig):
     recipe: str = "contextual_batches"
     """Which recipe the recommended settings are for."""
 
-    @model_validator(mode="after")
-    def _names_agree(self) -> Self:
+    def _check(self) -> None:
         for name in self.packings:
             if name not in self.batches:
                 raise ValueError(f"'packings' has {name!r}, and 'batches' {', '.join(self.batches)}: name one of these")
-        return self
 
 
 class Trial(NamedTuple):

@@ -1,9 +1,9 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipelines.batches import BATCHES, BatchReader
 from pipelines.clustering.kmeans import CLUSTERS
@@ -67,8 +67,7 @@ class ReportConfig(StageConfig):
     seed: NonNegativeInt = 0
     """Of the sample."""
 
-    @model_validator(mode="after")
-    def _has_an_input(self) -> Self:
+    def _check(self) -> None:
         if not input_paths(self):
             names = ", ".join(_KINDS)
             raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}")
@@ -77,7 +76,6 @@ class ReportConfig(StageConfig):
                 "runs are two rankings or more of the 'evaluation', over the 'collection': name them all, or leave runs"
                 " out"
             )
-        return self
 
 
 # what each input must be; in the order of a run
