@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Set
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from pipelines.jobs.lookups import earlier_record
 from pipelines.mining.candidates import StoredCandidates, mined_negatives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Input, InputPath, input_paths
+from raytriever.settings.configuration import InputPath, NamedInputs, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -66,7 +66,7 @@ class ExportConfig(StageConfig):
     """The context that the encoder's folder starts with, or vectors or an index made with one."""
     batches: InputPath | None = None
     """The batches to export."""
-    made_from: Annotated[dict[str, str], Input()] = Field(default={})
+    made_from: NamedInputs = Field(default={})
     """By any names: artifacts that the batches come from, whose settings the card shows."""
     title: str = Field(default="Training batches", min_length=1)
     """Title of the batches' card."""

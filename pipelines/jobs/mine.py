@@ -101,8 +101,7 @@ class Mine(Stage[MineConfig]):
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)
             vectors.part("documents").require_all()
-            if vectors.part("queries").vectors_per_text > 1:
-                raise UserError(f"{vectors.uri} has several vectors of a query; give vectors with one of each.")
+            vectors.part("queries").require_one()
         judgments, minimum = collection.judgments(config.split), config.rules.minimum_relevance
         relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum))
         query_ids = run.query_ids()
@@ -150,7 +149,7 @@ class Mine(Stage[MineConfig]):
         """Ids looked up once for all blocks: of the run's queries, and of what is judged of them."""
         config, collection = self.config, StoredCollection(self.config.collection)
         judgments = numbered_rows(collection, "judgments/")
-        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+        with open_relations(config, writer.path("spill")) as db:
             db.load("CREATE TABLE run AS FROM stream", *numbered_rows(StoredRanking(config.run), "queries", "id"))
             db.load("CREATE TABLE judgments AS FROM stream WHERE split = $split", *judgments, split=config.split)
             for part in TEXT_PARTS:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,14 +12,14 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pipelines.batches import BATCHES, BatchReader, BatchWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Input
+from raytriever.settings.configuration import NamedInputs
 from raytriever.stages.stage import Phase, Run, Stage, StageConfig, batch_phases
 
 
 class MixConfig(StageConfig):
     """Batches of several sources in one order, all of them or by ratio, drawn anew in every epoch."""
 
-    sources: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    sources: NamedInputs = Field(min_length=1)
     """Artifacts of batches, by the name that each has in the counts."""
     ratios: dict[str, PositiveFloat] | None = None
     """Of the numbers of batches, by the same names; None: an epoch has all batches of all."""

@@ -178,7 +178,7 @@ class Pack(Stage[PackConfig]):
     def _place(self, _: None, writer: ShardWriter) -> ShardRecord:
         """All pairs, domain after domain, region after region; for the polish with the rows of their texts."""
         config = self.config
-        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+        with open_relations(config, writer.path("spill")) as db:
             if config.clusters:
                 db.load("CREATE TABLE placed AS FROM stream", _PLACED, self._clustered())
             else:

@@ -221,7 +221,7 @@ class Pairs(Stage[PairsConfig]):
         return (split,) if isinstance(split, str) else tuple(dict.fromkeys(split))
 
     def _open(self, writer: ShardWriter) -> AbstractContextManager[Relations]:
-        return open_relations(self.config.output, writer.path("spill"), self.config.resources)
+        return open_relations(self.config, writer.path("spill"))
 
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
         """All positive judgments by row, in order, and the rows of the texts that pairs have.

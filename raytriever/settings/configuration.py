@@ -91,6 +91,8 @@ class Input:
 
 
 InputPath = Annotated[str, Input()]
+NamedInputs = Annotated[dict[str, str], Input()]
+"""Inputs by names of the user's."""
 
 
 def read_yaml(path: Path, where: str) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Set
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Input, InputPath, Level
+from raytriever.settings.configuration import InputPath, Level, NamedInputs
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
@@ -43,7 +43,7 @@ class EvaluateConfig(StageConfig):
     """Whose judgments of ``split`` are taken; or ``qrels``."""
     qrels: InputPath | None = None
     """A file of judgments, of TREC's or BEIR's form."""
-    runs: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    runs: NamedInputs = Field(min_length=1)
     """Rankings by the name that each has in the table: artifacts, or files of other tools."""
     split: str = "test"
     """Which judgments of the collection."""
