@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from raytriever.settings.configuration import Settings
 
@@ -31,13 +31,11 @@ class GroupingSettings(Settings):
     order: Literal["grouped", "random"] = "grouped"
     """random: batches of unrelated chunks of a domain, the ablation that the paper calls random."""
 
-    @model_validator(mode="after")
-    def _documents_fit(self) -> Self:
+    def _check(self) -> None:
         if self.documents_per_batch > self.batch_size:
             raise ValueError(
                 f"documents_per_batch is {self.documents_per_batch}, but a batch has {self.batch_size} chunks. Lower it"
             )
-        return self
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError, storage_error
 from raytriever.stages.ray_session import usable_cpus
-from raytriever.stages.stage import Resources
+from raytriever.stages.stage import StageConfig
 
 if TYPE_CHECKING:
     import duckdb
@@ -91,13 +91,14 @@ def with_numbers(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: in
 
 
 @contextmanager
-def open_relations(output: str, spill: Path, resources: Resources) -> Iterator[Relations]:
+def open_relations(config: StageConfig, spill: Path) -> Iterator[Relations]:
     """An empty database in memory that spills into the folder ``spill``; its threads and memory as ``resources`` say.
 
-    Raises ``UserError`` where memory is too small, a disk is full or a file is damaged. ``output``: whose work it is.
+    Raises ``UserError`` where memory is too small, a disk is full or a file is damaged.
     """
     import duckdb
 
+    resources, output = config.resources, config.output
     settings: dict[str, Any] = {
         "threads": int(resources.cpus_per_worker or usable_cpus()) or 1,
         "memory_limit": f"{resources.memory}B" if resources.memory else _SHARE_OF_MEMORY,

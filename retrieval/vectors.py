@@ -81,6 +81,15 @@ class VectorRows:
                 " whole collection for this: leave the embed job's 'run' and 'splits' out."
             )
 
+    def require_one(self) -> None:
+        """Raises ``UserError`` where a text has several vectors."""
+        if self.vectors_per_text > 1:
+            part = self._names[0].partition("/")[0]
+            raise UserError(
+                f"{self._artifact.uri} has {self.vectors_per_text} vectors for each of its {part}, and one of each is"
+                " needed here. Embed with an encoder that gives one."
+            )
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 

@@ -1,8 +1,8 @@
 """The settings of a training run: what is trained on which batches, by which objective, and what must fit together."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
@@ -65,8 +65,7 @@ class RunSettings(Settings):
     checkpoints_kept: PositiveInt = 2
     """The newest so many, besides the best."""
 
-    @model_validator(mode="after")
-    def _settings_fit_one_another(self) -> Self:
+    def _check(self) -> None:
         try:
             if self.document_encoder is not None and self.encoder.form is not None:
                 raise UserError(
@@ -97,7 +96,6 @@ class RunSettings(Settings):
                 require_room_for_warmup(self.training.schedule, self.training.max_steps)
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
-        return self
 
     @property
     def autocasts_alone(self) -> bool:

@@ -5,10 +5,10 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipelines.chunking.code import code_pieces
 from pipelines.chunking.markdown import markdown_pieces
@@ -48,14 +48,12 @@ class ChunkingSettings(Settings):
     heading_path: bool = True
     """Whether the title of a chunk of Markdown has the headings above it too: Guide > Install > Linux."""
 
-    @model_validator(mode="after")
-    def _check_words(self) -> Self:
+    def _check(self) -> None:
         if 2 * self.min_words > self.max_words:
             raise ValueError(
                 f"min_words {self.min_words} is more than half of max_words {self.max_words}, so that two chunks need"
                 f" not have room for it: lower it to {self.max_words // 2} or less"
             )
-        return self
 
     def way_of(self, source_id: str) -> tuple[Kind, Grammar | None]:
         """How the document is cut: never 'auto'; a grammar with 'code' alone."""

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil, isqrt
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, PositiveInt
 
 from pipelines.clustering.lloyd import (
     SEEDING_SAMPLE,
@@ -68,11 +68,9 @@ class KMeansSettings(Settings):
     two_level_above: PositiveInt = 4096
     """More clusters than these are sought in √K cells first."""
 
-    @model_validator(mode="after")
-    def _queries_have_no_other_side(self) -> Self:
+    def _check(self) -> None:
         if self.sides == "queries" and self.pairs != "midpoint":
             raise ValueError(f"sides: queries clusters one vector a pair; pairs: {self.pairs} needs both. Leave it out")
-        return self
 
 
 @dataclass(frozen=True)

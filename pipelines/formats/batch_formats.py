@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from pipelines.batches import LAYOUTS, Layout
 from pipelines.formats.training_examples import write_json_lines
+from retrieval.collections.collection import schema_of
 
 
 @dataclass
@@ -165,7 +166,7 @@ class JsonLines(BatchFormat):
         """What is written of one example of layout ``pairs``."""
 
 
-_PLACE = [pa.field("epoch", pa.int32(), nullable=False), pa.field("batch", pa.int32(), nullable=False)]
+_PLACE = schema_of(epoch=pa.int32(), batch=pa.int32())
 _MEANINGS = {
     "epoch": "number of the epoch",
     "batch": "number of the batch in its epoch; its rows stand together, in order",

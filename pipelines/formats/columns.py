@@ -5,9 +5,9 @@ Either documents, and with them queries and judgments where there are some; or p
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
@@ -44,11 +44,9 @@ class DocumentTable(Settings):
     join_by: str | None = None
     """A column: neighbouring rows of one value are one document, with the first's id, texts joined by a space."""
 
-    @model_validator(mode="after")
-    def _check_join(self) -> Self:
+    def _check(self) -> None:
         if self.join_by is not None and self.id is None:
             raise ValueError("join_by takes the id of the first row; name the column of the ids")
-        return self
 
 
 class QueryTable(Settings):
@@ -76,13 +74,11 @@ class SplitTables(Settings):
     split: str | None = None
     """The column of ``table`` that names each row's split; null: all rows are for training."""
 
-    @model_validator(mode="after")
-    def _check_splits(self) -> Self:
+    def _check(self) -> None:
         if self.splits is None and self.table is None:
             raise ValueError("the table is missing; give table, or splits (train: …, test: …), one for each")
         if self.splits is not None and (self.table is not None or self.split is not None):
             raise ValueError("splits and table exclude each other, as do splits and split; give one of them")
-        return self
 
     def tables(self) -> Iterator[tuple[str | None, FileNames]]:
         """Each split, by name, and its table; None where a column tells the split."""
@@ -142,8 +138,7 @@ class ColumnFiles(FolderSource):
     quotes: bool | None = None
     """Of .tsv: true, fields may stand between quotes; false, a quote is a character; null, refused where in doubt."""
 
-    @model_validator(mode="after")
-    def _check_parts(self) -> Self:
+    def _check(self) -> None:
         separate = [name for name in ("documents", "queries", "judgments") if getattr(self, name) is not None]
         if self.pairs is not None and separate:
             raise ValueError(f"pairs hold queries, documents and judgments already; leave out {', '.join(separate)}")
@@ -156,7 +151,6 @@ class ColumnFiles(FolderSource):
             raise ValueError(
                 "judgments name documents by the ids of their rows; give documents.id, and leave documents.join_by out"
             )
-        return self
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a table is missing."""

@@ -4,9 +4,9 @@ import ast
 import csv
 import warnings
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pipelines.formats.tables import FileTable
 from pipelines.formats.training_examples import (
@@ -45,11 +45,9 @@ class Dpr(FolderSource):
     differing_texts: Literal["refuse", "first"] = "refuse"
     """Of passages with one id; first: the one read first, from ``passages`` where it is there."""
 
-    @model_validator(mode="after")
-    def _check_given(self) -> Self:
+    def _check(self) -> None:
         if not self.examples and not (self.passages and self.questions):
             raise ValueError("give examples, or passages and questions")
-        return self
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file is missing."""

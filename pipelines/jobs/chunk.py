@@ -26,18 +26,13 @@ from retrieval.collections.collection import (
     ParquetRows,
     StoredCollection,
     record_batches,
+    schema_of,
 )
 from retrieval.collections.records import PART_END
 
-CHUNKS = pa.schema(
-    [
-        *DOCUMENTS,
-        pa.field("source_id", pa.string(), nullable=False),
-        pa.field("number", pa.int32(), nullable=False),  # of the chunk in its source, from 0
-        pa.field("start", pa.int64(), nullable=False),  # characters of the source's text
-        pa.field("end", pa.int64(), nullable=False),
-    ]
-)
+# ``number``: of the chunk in its source, from 0; ``start``, ``end``: characters of the source's text
+_OF_CHUNKS = schema_of(source_id=pa.string(), number=pa.int32(), start=pa.int64(), end=pa.int64())
+CHUNKS = pa.schema([*DOCUMENTS, *_OF_CHUNKS])
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _WITHOUT_TEXT = "documents without a text"

@@ -103,11 +103,7 @@ class Cluster(Stage[ClusterConfig]):
         vectors = StoredVectors(self.config.vectors)
         require_same_origin("collection", Artifact(self.config.pairs, PAIRS), vectors)
         for part in ("queries", "documents") if self.config.kmeans.sides == "both" else ("queries",):
-            if vectors.part(part).vectors_per_text > 1:
-                raise UserError(
-                    f"{vectors.uri} has {vectors.part(part).vectors_per_text} vectors for each of its {part}; a pair is"
-                    " clustered by one a side. Embed with an encoder that gives one."
-                )
+            vectors.part(part).require_one()
         groups = self._groups()
         domains = [
             Domain(number, name, size, groups.dropped if number == 0 else 0)
@@ -151,7 +147,7 @@ class Cluster(Stage[ClusterConfig]):
         """The rows of all pairs that are in a group, group after group."""
         groups = self._groups().table()
         columns = ("domain", "query_row", "document_row")
-        with open_relations(self.config.output, writer.path("spill"), self.config.resources) as db:
+        with open_relations(self.config, writer.path("spill")) as db:
             db.load("CREATE TABLE groups AS FROM stream", groups.schema, [groups])
             db.load(GROUPED, *numbered_rows(Artifact(self.config.pairs, PAIRS), "pairs/", *columns))
             db.write(BY_DOMAIN, writer.path(_ORDERED))

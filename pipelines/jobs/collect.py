@@ -193,7 +193,7 @@ class Collect(Stage[CollectConfig]):
         taken_from = dict[str, str]()
         for number, name in enumerate(self._names()):
             self._refuse_absent(name)
-            with open_relations(self.config.output, writer.path("spill"), self.config.resources) as db:
+            with open_relations(self.config, writer.path("spill")) as db:
                 for part, columns in _COMPARED.items():
                     schema = pa.schema([*map(record_schema(part).field, columns), ROW])
                     db.load(f"CREATE TABLE {part} AS FROM stream", schema, self._numbered(name, part, schema))

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Set
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, flag_embedding, tevatron, trec
@@ -18,7 +18,7 @@ from pipelines.jobs.lookups import earlier_record
 from pipelines.mining.candidates import StoredCandidates, mined_negatives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Input, InputPath, input_paths
+from raytriever.settings.configuration import InputPath, NamedInputs, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -66,7 +66,7 @@ class ExportConfig(StageConfig):
     """The context that the encoder's folder starts with, or vectors or an index made with one."""
     batches: InputPath | None = None
     """The batches to export."""
-    made_from: Annotated[dict[str, str], Input()] = Field(default={})
+    made_from: NamedInputs = Field(default={})
     """By any names: artifacts that the batches come from, whose settings the card shows."""
     title: str = Field(default="Training batches", min_length=1)
     """Title of the batches' card."""
@@ -84,8 +84,7 @@ class ExportConfig(StageConfig):
         """What is exported: ``collection``, ``batches`` or ``encoder``."""
         return next(name for name in _FORMATS if getattr(self, name) is not None)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> None:
         given = [name for name in _FORMATS if getattr(self, name) is not None]
         able = [name for name, formats in _FORMATS.items() if self.format in formats]
         if len(given) != 1 or given[0] not in able:
@@ -102,7 +101,6 @@ class ExportConfig(StageConfig):
             raise ValueError(f"format {self.format} of {self.exported} takes no {', '.join(wrong)}: leave that out")
         if self.exported == "collection" and self.format in _EXAMPLES and self.split is None:
             raise ValueError(f"format {self.format} holds the training examples of one split: set split, to train say")
-        return self
 
 
 class Export(Stage[ExportConfig]):

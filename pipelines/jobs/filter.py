@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
 from math import ceil
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.clustering.pair_vectors import opened_part
@@ -32,7 +32,6 @@ from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import PAIRS, POSITIVES, read_positives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
-from raytriever.errors import UserError
 from raytriever.relations import open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
@@ -84,8 +83,7 @@ class FilterConfig(StageConfig):
         """Whether examples have hard negatives."""
         return bool(self.negatives or self.judged_negatives)
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _check(self) -> None:
         if self.choose_negatives == "balanced_margins" and not self.teacher_scores:
             raise ValueError("'choose_negatives: balanced_margins' needs 'teacher_scores', whose margins it balances")
         if self.teacher_scores and not self.has_negatives:
@@ -97,7 +95,6 @@ class FilterConfig(StageConfig):
                 "'false_negatives.surrogate_score' needs 'vectors': of an encoder that judges what is a"
                 " false negative, or set it to false"
             )
-        return self
 
 
 _ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
@@ -149,8 +146,7 @@ class Filter(Stage[FilterConfig]):
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)
             for part in TEXT_PARTS:
-                if vectors.part(part).vectors_per_text > 1:
-                    raise UserError(f"{vectors.uri} has several vectors for one of the {part}; give one for each.")
+                vectors.part(part).require_one()
         if config.negatives:
             require_same_origin("collection", collection, StoredCandidates(config.negatives))
         if config.teacher_scores:
@@ -178,14 +174,14 @@ class Filter(Stage[FilterConfig]):
 
     def _make_scores(self, _: None, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
-        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+        with open_relations(config, writer.path("spill")) as db:
             return make_scores(writer, db, str(config.teacher_scores), collection)
 
     def _make_negatives(self, _: None, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
         mined = StoredCandidates(config.negatives) if config.negatives else None
-        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+        with open_relations(config, writer.path("spill")) as db:
             lengths = make_negatives(writer, db, collection, mined, config.judged_negatives)
         scored = bool(config.teacher_scores)
         check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)

@@ -4,12 +4,12 @@ import json
 from collections.abc import Set
 from dataclasses import replace
 from math import ceil
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.jobs.lookups import TEXT_PARTS, earlier_shards, groups_of_files, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
@@ -52,11 +52,9 @@ class MineConfig(StageConfig):
     candidates_per_shard: PositiveInt = 1 << 21
     """Candidates of a file, made by one task."""
 
-    @model_validator(mode="after")
-    def _a_sample_has_a_size(self) -> Self:
+    def _check(self) -> None:
         if self.choose == "sample" and self.number is None:
             raise ValueError("'choose: sample' needs 'number', the candidates to draw for each query")
-        return self
 
 
 # By the number of a query in the run. A document that has the query's id is no negative of it; -1: there is none.
@@ -103,8 +101,7 @@ class Mine(Stage[MineConfig]):
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)
             vectors.part("documents").require_all()
-            if vectors.part("queries").vectors_per_text > 1:
-                raise UserError(f"{vectors.uri} has several vectors of a query; give vectors with one of each.")
+            vectors.part("queries").require_one()
         judgments, minimum = collection.judgments(config.split), config.rules.minimum_relevance
         relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum))
         query_ids = run.query_ids()
@@ -152,7 +149,7 @@ class Mine(Stage[MineConfig]):
         """Ids looked up once for all blocks: of the run's queries, and of what is judged of them."""
         config, collection = self.config, StoredCollection(self.config.collection)
         judgments = numbered_rows(collection, "judgments/")
-        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+        with open_relations(config, writer.path("spill")) as db:
             db.load("CREATE TABLE run AS FROM stream", *numbered_rows(StoredRanking(config.run), "queries", "id"))
             db.load("CREATE TABLE judgments AS FROM stream WHERE split = $split", *judgments, split=config.split)
             for part in TEXT_PARTS:

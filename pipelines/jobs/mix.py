@@ -2,24 +2,24 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipelines.batches import BATCHES, BatchReader, BatchWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Input
+from raytriever.settings.configuration import NamedInputs
 from raytriever.stages.stage import Phase, Run, Stage, StageConfig, batch_phases
 
 
 class MixConfig(StageConfig):
     """Batches of several sources in one order, all of them or by ratio, drawn anew in every epoch."""
 
-    sources: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    sources: NamedInputs = Field(min_length=1)
     """Artifacts of batches, by the name that each has in the counts."""
     ratios: dict[str, PositiveFloat] | None = None
     """Of the numbers of batches, by the same names; None: an epoch has all batches of all."""
@@ -30,14 +30,12 @@ class MixConfig(StageConfig):
     batches_per_shard: PositiveInt = 1_000
     """Batches of a file, each made by one task."""
 
-    @model_validator(mode="after")
-    def _ratios_are_of_the_sources(self) -> Self:
+    def _check(self) -> None:
         if self.ratios is not None and self.ratios.keys() != self.sources.keys():
             raise ValueError(
                 f"ratios are given for {', '.join(sorted(self.ratios))}, sources are {', '.join(sorted(self.sources))};"
                 " give one for each"
             )
-        return self
 
 
 class Mix(Stage[MixConfig]):

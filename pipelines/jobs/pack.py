@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
 from pipelines.clustering.lloyd import divide
@@ -63,8 +63,7 @@ class PackConfig(StageConfig):
     seed: NonNegativeInt = 0
     """Of the order, and of what each epoch leaves out."""
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _check(self) -> None:
         packing, small = self.packing, self.small_domains
         if packing.polish_sweeps and not (self.vectors and self.pairs):
             raise ValueError("packing.polish_sweeps needs 'pairs' and 'vectors'. Name both artifacts, or set it to 0")
@@ -80,7 +79,6 @@ class PackConfig(StageConfig):
                 f"small_domains is {small}, which is for random batches: of clusters it was decided when the pairs were"
                 " clustered ('cluster' has it too). Leave it out"
             )
-        return self
 
 
 # ``number``: of the domain. Without clusters a region has those pairs that ``draw``, a random number of each, tells.
@@ -180,7 +178,7 @@ class Pack(Stage[PackConfig]):
     def _place(self, _: None, writer: ShardWriter) -> ShardRecord:
         """All pairs, domain after domain, region after region; for the polish with the rows of their texts."""
         config = self.config
-        with open_relations(config.output, writer.path("spill"), config.resources) as db:
+        with open_relations(config, writer.path("spill")) as db:
             if config.clusters:
                 db.load("CREATE TABLE placed AS FROM stream", _PLACED, self._clustered())
             else:

@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.jobs.lookups import earlier_file, earlier_record
@@ -93,11 +93,9 @@ class PairsConfig(StageConfig):
     texts_per_shard: PositiveInt = 100_000
     """Rows of the collection whose texts one worker hashes."""
 
-    @model_validator(mode="after")
-    def _number_is_said(self) -> Self:
+    def _check(self) -> None:
         if self.choose_documents == "first" and self.documents_per_query is None:
             raise ValueError("'choose_documents: first' needs 'documents_per_query', how many of a query's to keep")
-        return self
 
 
 # The queries. Pairs stand in the order of (query_row, document_row, listed); ``listed``, the place of a judgment in the
@@ -234,7 +232,7 @@ class Pairs(Stage[PairsConfig]):
         return (split,) if isinstance(split, str) else tuple(dict.fromkeys(split))
 
     def _open(self, writer: ShardWriter) -> AbstractContextManager[Relations]:
-        return open_relations(self.config.output, writer.path("spill"), self.config.resources)
+        return open_relations(self.config, writer.path("spill"))
 
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
         """All positive judgments by row, in order, and the rows of the texts that pairs have.

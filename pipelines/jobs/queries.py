@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
-from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipelines.jobs.collect import write_part
 from pipelines.queries.documents import (
@@ -55,14 +55,12 @@ class ExamplesConfig(StageConfig):
     rows_per_shard: PositiveInt = 50_000
     """Documents or chunks of the source collection."""
 
-    @model_validator(mode="after")
-    def _splits_differ(self) -> Self:
+    def _check(self) -> None:
         shares = {HELD_OUT_SPLIT: self.held_out, VALIDATION_SPLIT: self.validation}
         if shares.get(self.split):
             raise ValueError(f"split can't be '{self.split}' where a share is held out, whose split is that")
         if sum(shares.values()) >= 1:
             raise ValueError("held_out and validation are all there is: lower them, so that something is trained on")
-        return self
 
     def split_of(self, source_id: str) -> str:
         """The split of a source document's examples."""

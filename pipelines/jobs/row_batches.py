@@ -296,10 +296,7 @@ class Group(RowBatches[GroupConfig]):
         """Consecutive chunks of one source and domain; where a number is missing, a new stretch begins."""
         collection = self._collection()
         chunks = numbered_rows(collection, "documents/", *_CHUNK_PLACES)
-        with (
-            TemporaryDirectory() as spill,
-            open_relations(self.config.output, Path(spill), self.config.resources) as db,
-        ):
+        with TemporaryDirectory() as spill, open_relations(self.config, Path(spill)) as db:
             db.load("CREATE TABLE chunks AS FROM stream", *chunks)
             found = pa.concat_tables(db.tables(STRETCHES, chunks=collection.count("documents")))
         groups, names = numbered_domains(found["domain"])

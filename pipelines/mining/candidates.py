@@ -17,21 +17,19 @@ from numpy.typing import NDArray
 
 from pipelines.mining.rules import UNJUDGED, Positives
 from raytriever.artifacts.artifact import Artifact
-from retrieval.collections.collection import ParquetRows
+from retrieval.collections.collection import ParquetRows, schema_of
 
 CANDIDATES = "candidates"
 Form = Literal["hard_negatives", "labelled_lists"]
 
-SCHEMA = pa.schema(
-    [
-        pa.field("query_id", pa.string(), nullable=False),
-        pa.field("query_row", pa.int64(), nullable=False),  # in the collection, as document_rows
-        pa.field("document_ids", pa.list_(pa.string()), nullable=False),
-        pa.field("document_rows", pa.list_(pa.int64()), nullable=False),
-        pa.field("scores", pa.list_(pa.float32()), nullable=False),  # null: a positive without a known score
-        pa.field("ranks", pa.list_(pa.int32()), nullable=False),  # in the run, from 1; null: not retrieved
-        pa.field("relevance", pa.list_(pa.int32()), nullable=False),  # null: not judged
-    ]
+SCHEMA = schema_of(
+    query_id=pa.string(),
+    query_row=pa.int64(),  # in the collection, as document_rows
+    document_ids=pa.list_(pa.string()),
+    document_rows=pa.list_(pa.int64()),
+    scores=pa.list_(pa.float32()),  # null: a positive without a known score
+    ranks=pa.list_(pa.int32()),  # in the run, from 1; null: not retrieved
+    relevance=pa.list_(pa.int32()),  # null: not judged
 )
 
 _CANDIDATES_OF_A_ROW_GROUP = 1 << 16

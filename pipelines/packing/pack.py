@@ -7,11 +7,11 @@ joins small ones with near ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, Share
@@ -50,8 +50,7 @@ class PackingSettings(Settings):
         shares = self.shuffled_of_domains.get(domain, self.shuffled) if domain is not None else self.shuffled
         return shares[epoch % len(shares)] if isinstance(shares, tuple) else shares
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _check(self) -> None:
         if self.region_pairs < 2 * self.batch_size:
             raise ValueError(
                 f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}: what is left over of"
@@ -59,7 +58,6 @@ class PackingSettings(Settings):
             )
         if () in (self.shuffled, *self.shuffled_of_domains.values()):
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
-        return self
 
 
 def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:

@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
+from retrieval.collections.collection import schema_of
 
 PAIRS = "pairs"
 POSITIVES = "positives.npy"
 """``pair_keys`` of what is known to be relevant, ascending: the pairs and whatever else is judged so, of any grade, in
 the splits that the pairs are of. Pairs that were left out as repeats are known positives still."""
 
-SCHEMA = pa.schema(
-    [
-        pa.field("query_id", pa.string(), nullable=False),
-        pa.field("document_id", pa.string(), nullable=False),
-        pa.field("domain", pa.string(), nullable=False),
-        pa.field("query_row", pa.int64(), nullable=False),
-        pa.field("document_row", pa.int64(), nullable=False),
-    ]
+SCHEMA = schema_of(
+    query_id=pa.string(),
+    document_id=pa.string(),
+    domain=pa.string(),
+    query_row=pa.int64(),
+    document_row=pa.int64(),
 )
 ChooseDocuments = Literal["drawn", "first"]
 

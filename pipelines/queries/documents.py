@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 from random import Random
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
 from pipelines.chunking.markdown import Section, sections
 from raytriever.settings.configuration import PartialShare, PositiveShare, Settings
@@ -223,13 +223,11 @@ class CropQueries(Settings):
     per_passage: PositiveInt = 1
     """Examples made of each passage."""
 
-    @model_validator(mode="after")
-    def _shares_are_in_order(self) -> Self:
+    def _check(self) -> None:
         if self.minimum_share > self.maximum_share:
             raise ValueError(
                 f"minimum_share ({self.minimum_share}) is above maximum_share ({self.maximum_share}); lower it"
             )
-        return self
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:
         """``per_passage`` examples a passage; ``dropped`` counts passages that are too short."""

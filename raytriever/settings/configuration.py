@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from raytriever.errors import UserError
@@ -63,6 +63,14 @@ class Settings(BaseModel):
     # NaN is neither above nor below a bound, so a setting that holds it would switch off what it is for
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Raises ``ValueError`` where values don't fit one another; a class calls that of the one it derives from."""
+
 
 Share = Annotated[float, Field(ge=0, le=1)]
 """From none, 0, to all, 1."""
@@ -83,6 +91,8 @@ class Input:
 
 
 InputPath = Annotated[str, Input()]
+NamedInputs = Annotated[dict[str, str], Input()]
+"""Inputs by names of the user's."""
 
 
 def read_yaml(path: Path, where: str) -> dict[str, Any]:

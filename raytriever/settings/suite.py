@@ -6,9 +6,9 @@ What a suite holds of a job's settings (a source, an encoder) is checked where t
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, did_you_mean
@@ -98,15 +98,13 @@ class SuiteSystem(Settings):
     published: str | None = None
     """The row of a paper that is shown beside this one: paper/table/row."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _check(self) -> None:
         kinds = ("bm25", "encoder", "fuse", "rerank", "files")
         if sum(getattr(self, kind) is not None for kind in kinds) != 1:
             raise ValueError(f"a system has one of {', '.join(kinds)}: name exactly one")
         for name in ("documents", "context"):
             if getattr(self, name) is not None and self.encoder is None:
                 raise ValueError(f"{name} belongs to an encoder: leave it out")
-        return self
 
 
 class Suite(Settings):

@@ -16,13 +16,14 @@ from raytriever.artifacts.long_columns import places_among
 from raytriever.errors import UserError, require_strings
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
+def schema_of(**types: pa.DataType) -> pa.Schema:
+    """Columns of these names and types, none of which is ever null."""
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in types.items()])
 
 
-DOCUMENTS = _schema(id=pa.string(), title=pa.string(), text=pa.string(), domain=pa.string())
-QUERIES = _schema(id=pa.string(), text=pa.string(), domain=pa.string(), answers=pa.list_(pa.string()))
-JUDGMENTS = _schema(query_id=pa.string(), document_id=pa.string(), relevance=pa.int32(), split=pa.string())
+DOCUMENTS = schema_of(id=pa.string(), title=pa.string(), text=pa.string(), domain=pa.string())
+QUERIES = schema_of(id=pa.string(), text=pa.string(), domain=pa.string(), answers=pa.list_(pa.string()))
+JUDGMENTS = schema_of(query_id=pa.string(), document_id=pa.string(), relevance=pa.int32(), split=pa.string())
 
 COLLECTION = "collection"  # the artifact: documents, queries and judgments in parquet
 Part = Literal["documents", "queries", "judgments"]

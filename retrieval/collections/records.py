@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from functools import partial
 from json.encoder import encode_basestring
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -115,11 +115,9 @@ class CrossValidation(Settings):
     split: str = "test"
     """The split whose queries are shared out."""
 
-    @model_validator(mode="after")
-    def _fold_is_there(self) -> Self:
+    def _check(self) -> None:
         if self.fold >= self.folds:
             raise ValueError(f"fold is {self.fold}, but {self.folds} folds are numbered 0 to {self.folds - 1}")
-        return self
 
     def split_of(self, query_id: str) -> str:
         """The split of a query that was of ``split``."""

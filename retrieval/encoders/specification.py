@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, PartialShare, Settings
@@ -46,8 +46,7 @@ class VectorForm(Settings):
     """'none' keeps them all; else they become one: the 'last' layer's or the first token's, their 'average', or a
     'scalar_mix', an average with learnt weights."""
 
-    @model_validator(mode="after")
-    def _kind_has_its_settings(self) -> Self:
+    def _check(self) -> None:
         for name, kind, example in (("layers", "layers", "[10, 12]"), ("tokens", "first_tokens", "8")):
             value = getattr(self, name)
             if self.kind == kind and not value:
@@ -60,7 +59,6 @@ class VectorForm(Settings):
             raise ValueError(f"reduction is {self.reduction!r}, but kind 'single' has one vector already")
         if self.kind == "all_tokens" and self.reduction == "scalar_mix":
             raise ValueError("reduction 'scalar_mix' learns one weight a vector, but all_tokens has no fixed number")
-        return self
 
     @property
     def vectors(self) -> int | None:
@@ -153,8 +151,7 @@ class EncoderSettings(ModelSettings):
     form: VectorForm | None = None
     """Which vectors a document has."""
 
-    @model_validator(mode="after")
-    def _one_prompt_a_role(self) -> Self:
+    def _check(self) -> None:
         for role in ROLES:
             if role in self.prompts:
                 raise ValueError(f"prompts names {role!r}, the prompt of every {role}: set {role}_prompt instead")
@@ -164,7 +161,6 @@ class EncoderSettings(ModelSettings):
                     f"{role}_prompt is {text!r} and {role}_prompt_name {name!r}: keep one, and leave the other out (or"
                     " null)"
                 )
-        return self
 
     def __hash__(self) -> int:
         """Prompts are a mapping, which has no hash."""
@@ -254,15 +250,13 @@ class ContextualForm(Settings):
     """The vectors before the text read the whole sequence, or only each other: then the layers' work on them is done
     once for all texts; what a text is not to read, its context may still tell it in part."""
 
-    @model_validator(mode="after")
-    def _prefix_alone_is_plain(self) -> Self:
+    def _check(self) -> None:
         if self.prefix_attends == "prefix" and (self.prompts or self.pooled == "all"):
             raise ValueError(
                 f"prefix_attends 'prefix' goes without prompt vectors (prompts is {self.prompts}) and with the text's"
                 f" tokens pooled alone (pooled is {self.pooled!r}). Set prompts to 0 and pooled to 'text', or"
                 " prefix_attends to 'all'"
             )
-        return self
 
     @property
     def vectors(self) -> int:

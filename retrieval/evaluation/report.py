@@ -3,10 +3,9 @@
 Examples are queries by which a system gained and lost most against another, with what each ranked first.
 """
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import shorten, wrap
 from typing import Any
 
 import numpy as np
@@ -330,4 +329,4 @@ class _FirstDocuments:
 
 
 def _short(text: str) -> str:
-    return textwrap.shorten(text, _CHARACTERS, placeholder=" …")
+    return shorten(text, _CHARACTERS, placeholder=" …")

@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Set
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
@@ -60,13 +60,11 @@ class EmbedConfig(StageConfig):
     token_budget: NonNegativeInt = 0
     """Padded tokens in one forward pass; 0: as suits the processor."""
 
-    @model_validator(mode="after")
-    def _one_context(self) -> Self:
+    def _check(self) -> None:
         if self.context is not None and self.without_context is not None:
             raise ValueError("context and without_context exclude each other: leave one out")
         if self.run is not None and self.splits:
             raise ValueError("run and splits both say which queries are embedded: leave one out")
-        return self
 
 
 class Stretch(NamedTuple):

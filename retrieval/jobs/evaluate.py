@@ -3,14 +3,14 @@
 import math
 from collections.abc import Set
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Input, InputPath, Level
+from raytriever.settings.configuration import InputPath, Level, NamedInputs
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
@@ -43,7 +43,7 @@ class EvaluateConfig(StageConfig):
     """Whose judgments of ``split`` are taken; or ``qrels``."""
     qrels: InputPath | None = None
     """A file of judgments, of TREC's or BEIR's form."""
-    runs: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    runs: NamedInputs = Field(min_length=1)
     """Rankings by the name that each has in the table: artifacts, or files of other tools."""
     split: str = "test"
     """Which judgments of the collection."""
@@ -68,8 +68,7 @@ class EvaluateConfig(StageConfig):
     seed: NonNegativeInt = 0
     """Of the permutations and of the bootstrap."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> None:
         if self.mine is not None and self.mine not in self.runs:
             raise ValueError(f"'mine' is {self.mine!r}, which is none of the runs ({', '.join(self.runs)})")
         if (self.collection is None) == (self.qrels is None):
@@ -84,7 +83,6 @@ class EvaluateConfig(StageConfig):
                 "'by_domain' goes by the domains of a collection's queries, which 'qrels' don't have: name a"
                 " 'collection' instead, or leave by_domain out"
             )
-        return self
 
 
 class Evaluate(Stage[EvaluateConfig]):

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from math import ceil
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, PositiveInt
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Input
+from raytriever.settings.configuration import NamedInputs
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.indexes.top_k import Ranking, reciprocal_rank_fusion
@@ -18,7 +18,7 @@ from retrieval.rankings import RANKING, StoredRanking, Tag, join_ranking_blocks,
 class FuseConfig(StageConfig):
     """Which rankings are fused, and how."""
 
-    runs: Annotated[dict[str, str], Input()] = Field(min_length=2)
+    runs: NamedInputs = Field(min_length=2)
     """The rankings by the name that each has in the manifest."""
     rank_constant: PositiveInt = 60
     """k in 1 / (k + rank)."""

@@ -1,14 +1,13 @@
 """`raytriever import-vectors`: vectors that were made elsewhere, stored as `raytriever embed` stores its own."""
 
 from collections.abc import Iterator, Mapping, Set
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import model_validator
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder, absolute
@@ -43,11 +42,9 @@ class ImportVectorsConfig(StageConfig):
     normalize: bool = False
     """Whether vectors have length 1."""
 
-    @model_validator(mode="after")
-    def _some_are_given(self) -> Self:
+    def _check(self) -> None:
         if self.documents is None and self.queries is None:
             raise ValueError("documents and queries are both missing; give the vectors of at least one")
-        return self
 
 
 class ImportVectors(Stage[ImportVectorsConfig]):

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Set
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
@@ -50,15 +50,13 @@ class MtebConfig(StageConfig):
     published: str | None = None
     """The row of a paper that is shown beside the scores: paper/table/row."""
 
-    @model_validator(mode="after")
-    def _tasks_are_named(self) -> Self:
+    def _check(self) -> None:
         if self.benchmark is None and not self.tasks:
             raise ValueError("neither tasks nor a benchmark is named: set tasks, or benchmark, such as MTEB(eng, v1)")
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError("tasks names one twice: leave it out once")
         if self.name is not None and self.name.count("/") != 1:
             raise ValueError(f"name is {self.name!r}; MTEB files results under names of the form organization/model")
-        return self
 
 
 class Mteb(ModelStage[MtebConfig]):

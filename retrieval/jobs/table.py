@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -10,7 +10,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, render
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Input, Level, did_you_mean
+from raytriever.settings.configuration import Level, NamedInputs, did_you_mean
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.evaluation.report import block_lines
 from retrieval.evaluation.stored import StoredEvaluation
@@ -30,7 +30,7 @@ RESULTS, PAGE = "results.json", "table.html"
 class TableConfig(StageConfig):
     """Which evaluations, and what is shown beside them."""
 
-    evaluations: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    evaluations: NamedInputs = Field(min_length=1)
     """Evaluations of the same systems by the name that each has in the table."""
     groups: dict[str, tuple[str, ...]] = Field(default={})
     """Evaluations that make one column, their mean, by its name."""

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from raytriever.errors import UserError
 from raytriever.reports.log import log
@@ -68,8 +68,7 @@ class ScheduleSettings(Settings):
     threshold: NonNegativeFloat = 1e-4
     """An improvement is by more than this share of the best."""
 
-    @model_validator(mode="after")
-    def _settings_fit_the_kind(self) -> Self:
+    def _check(self) -> None:
         if self.kind == "exponential" and self.decay is None:
             raise ValueError("kind 'exponential' needs decay, the factor a step (0.9999, say)")
         for name, kinds in _BELONGS_TO.items():
@@ -80,7 +79,6 @@ class ScheduleSettings(Settings):
                 "warmup_steps and warmup_ratio both say how long the warm-up is: give one of them, and set the other to"
                 " 0 (warmup_steps) or null (warmup_ratio)"
             )
-        return self
 
     @property
     def depends_on_length(self) -> bool:

@@ -103,7 +103,7 @@ def _texts(first: int, count: int, tokens: float) -> list[str]:
 class _Vectors:
     """Zeros in the place of stored vectors of documents."""
 
-    uri, vectors_per_text = MadeUpBatches.uri, 1
+    uri = MadeUpBatches.uri
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
@@ -117,6 +117,8 @@ class _Vectors:
 
     def require_all(self) -> None:
         pass
+
+    require_one = require_all
 
     def gather(self, _: NDArray[np.int64], out: NDArray[np.float16]) -> None:
         out[:] = 0

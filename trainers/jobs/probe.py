@@ -4,13 +4,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pipelines.batches import BatchReader
 from pipelines.clustering.kmeans import KMeansSettings
@@ -31,7 +31,7 @@ from raytriever.errors import UserError
 from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.report import Plot, Section, render
 from raytriever.reports.table import Table, counted
-from raytriever.settings.configuration import Input, InputPath, Level, input_paths
+from raytriever.settings.configuration import InputPath, Level, NamedInputs, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.encoders.pretrained import LocatedModel, locate_named
@@ -64,9 +64,9 @@ TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
 class ProbeConfig(StageConfig):
     """Which batches are compared, and how the encoders are trained and measured."""
 
-    batches: Annotated[dict[str, str], Input()] = Field(min_length=2)
+    batches: NamedInputs = Field(min_length=2)
     """Batches of the same pairs made in several ways, by the names they have in the table; the simplest first."""
-    packings: Annotated[dict[str, str], Input()] = Field(default={})
+    packings: NamedInputs = Field(default={})
     """What they were made of, by the same names: the recommendation then has the settings of `pack` too, and is never
     one of those that aren't here."""
     collection: InputPath
@@ -94,12 +94,10 @@ class ProbeConfig(StageConfig):
     recipe: str = "contextual_batches"
     """Which recipe the recommended settings are for."""
 
-    @model_validator(mode="after")
-    def _names_agree(self) -> Self:
+    def _check(self) -> None:
         for name in self.packings:
             if name not in self.batches:
                 raise ValueError(f"'packings' has {name!r}, and 'batches' {', '.join(self.batches)}: name one of these")
-        return self
 
 
 class Trial(NamedTuple):

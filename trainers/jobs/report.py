@@ -1,9 +1,8 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipelines.batches import BATCHES, BatchReader
 from pipelines.clustering.kmeans import CLUSTERS
@@ -16,7 +15,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, or
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, provenance_section, render
-from raytriever.settings.configuration import Input, InputPath, did_you_mean, input_paths
+from raytriever.settings.configuration import InputPath, NamedInputs, did_you_mean, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.evaluation.report import Evaluated, examples_section, result_section
@@ -56,7 +55,7 @@ class ReportConfig(StageConfig):
     """What mining made."""
     evaluation: InputPath | None = None
     """The evaluation of its rankings."""
-    runs: Annotated[dict[str, str], Input()] = Field(default={})
+    runs: NamedInputs = Field(default={})
     """Rankings of the evaluation by its names, of which examples are shown."""
     title: str | None = None
     """Of the page; null: the name of the folder that holds the output, which is the run's."""
@@ -67,8 +66,7 @@ class ReportConfig(StageConfig):
     seed: NonNegativeInt = 0
     """Of the sample."""
 
-    @model_validator(mode="after")
-    def _has_an_input(self) -> Self:
+    def _check(self) -> None:
         if not input_paths(self):
             names = ", ".join(_KINDS)
             raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}")
@@ -77,7 +75,6 @@ class ReportConfig(StageConfig):
                 "runs are two rankings or more of the 'evaluation', over the 'collection': name them all, or leave runs"
                 " out"
             )
-        return self
 
 
 # what each input must be; in the order of a run

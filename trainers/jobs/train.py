@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Set
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, is_artifact
@@ -47,14 +47,13 @@ class TrainConfig(RunSettings, StageConfig):
     failures_survived: NonNegativeInt = 3
     """Lost workers, each costing the steps since the last checkpoint."""
 
-    @model_validator(mode="after")
-    def _workers_share_a_step(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         try:
             workers, gpus = self.resources.workers, self.resources.gpus_per_worker
             check_workers(self.fewest_workers, workers, self.training.batches_per_step, gpus)
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
-        return self
 
 
 class Train(Stage[TrainConfig]):

@@ -1,8 +1,8 @@
 """The settings of every objective over chunks, and of the language models that they read with."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, PartialShare
@@ -35,11 +35,9 @@ class TrainedModelSettings(LanguageModelSettings):
     activation_checkpointing: bool = False
     """Computes its layers again in the backward pass, to save memory."""
 
-    @model_validator(mode="after")
-    def _frozen_has_nothing_to_train(self) -> Self:
+    def _check(self) -> None:
         if self.frozen and self.lora is not None:
             raise ValueError("frozen trains nothing of the language model, lora a part of it: leave one out")
-        return self
 
 
 class RevelaSettings(ChunkSettings):

@@ -1,9 +1,9 @@
 """The settings of every objective over pairs: which loss, of which paper, and what it asks of a run."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import PartialShare
@@ -72,8 +72,8 @@ class AdaptiveMarginSettings(PairSettings):
         """Whether other rows' negatives are part of a row's loss."""
         return self.target == "distributed" or bool(self.in_batch)
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if (self.target == "static") != (self.margin is not None):
             raise ValueError(
                 "margin is given exactly where target is 'static': 1 is the paper's untuned baseline, its tuned values"
@@ -86,7 +86,6 @@ class AdaptiveMarginSettings(PairSettings):
             )
         if self.share_negatives == "step" and not self.uses_batch:
             raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
-        return self
 
 
 class MarginMseSettings(PairSettings):
@@ -107,11 +106,10 @@ class MarginMseSettings(PairSettings):
     teacher_scale: PositiveFloat = 1.0
     """Multiplies the teacher's margins: below 1 for cosines."""
 
-    @model_validator(mode="after")
-    def _rows_do_not_meet(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if self.share_negatives == "step":
             raise ValueError("share_negatives 'step' has no negatives to share: a row is compared with its own alone")
-        return self
 
 
 class MultiLayerSettings(PairSettings):
@@ -140,8 +138,8 @@ class MultiLayerSettings(PairSettings):
     similarity_temperature: PositiveFloat = 1.0
     """Divides the inner products, those of Eq. 6 too."""
 
-    @model_validator(mode="after")
-    def _regularisation_has_its_forms(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if self.matryoshka:
             raise ValueError("matryoshka is of objectives with one vector a document: leave it out")
         if (self.regularisation is not None) != (self.training_form in _REGULARISED):
@@ -150,7 +148,6 @@ class MultiLayerSettings(PairSettings):
                 f"regularisation (lambda of Eq. 7) belongs to {' and '.join(_REGULARISED)}, and each needs it:"
                 f" for training_form {self.training_form!r} set it to {right}, not {self.regularisation}"
             )
-        return self
 
     def check_run(self, run: Run) -> None:
         """Documents have the form that is trained: the one that is set, else the one that the folder has."""
@@ -224,13 +221,12 @@ class ContextualSettings(PairSettings):
     seed: int = 0
     """By which contexts are drawn."""
 
-    @model_validator(mode="after")
-    def _form_is_one(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         try:
             self.form()
         except ValidationError as error:
             raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-        return self
 
     def check_run(self, run: Run) -> None:
         """One encoder, of one vector a text."""

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pipelines.batches import BATCHES, BatchFiles, BatchReader
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
+from retrieval.collections.collection import schema_of
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
@@ -27,12 +28,7 @@ from trainers.objective import Outcome
 from trainers.objectives.chunk_settings import SCORES, ReplugSettings
 from trainers.objectives.chunks import ChunkObjective, EncodedTwice, same_source_share
 
-SCHEMA = pa.schema(
-    [
-        pa.field("negative_log_likelihood", pa.list_(pa.float32()), nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),
-    ]
-)
+SCHEMA = schema_of(negative_log_likelihood=pa.list_(pa.float32()), tokens=pa.int32())
 """Of stored scores. One row group is one batch, and row i of it is chunk i: the summed negative log-likelihood of its
 tokens given each chunk of the batch, itself included, and how many they are."""
 

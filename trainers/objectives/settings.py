@@ -6,9 +6,9 @@ No torch here: what is built of settings is imported when it is built (``Objecti
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from raytriever.settings.configuration import Settings, without_inputs
 from retrieval.encoders.specification import EncoderSettings
@@ -80,14 +80,12 @@ class ObjectiveSettings(Settings):
     gradient_cache: bool = False
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
-    @model_validator(mode="after")
-    def _one_measure_of_chunks(self) -> Self:
+    def _check(self) -> None:
         if self.chunk_tokens is not None and self.chunk_size is not None:
             raise ValueError(
                 f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, two measures of what is encoded"
                 " together: leave one out"
             )
-        return self
 
     def cut(self, features: "Mapping[str, Tensor]", encoder: "nn.Module", rows: "Tensor | None" = None) -> "Chunks":
         """``cut_by_length`` of texts that ``encoder`` will read, on whose processor the default depends."""
@@ -136,11 +134,10 @@ class PairSettings(ObjectiveSettings):
     """Sizes, ascending, of prefixes of the vectors: the loss of each is added to that of whole vectors (Matryoshka
     Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
 
-    @model_validator(mode="after")
-    def _prefixes_ascend(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if self.matryoshka and (self.matryoshka[0] < 1 or list(self.matryoshka) != sorted(set(self.matryoshka))):
             raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1 on")
-        return self
 
     def prompt_names(self) -> dict[str, str]:
         """The names of prompts that it asks for, by the dotted keys of the settings that do."""
@@ -161,8 +158,7 @@ class ChunkSettings(ObjectiveSettings):
     max_length: int | None = Field(default=None, ge=2)
     """Tokens of a chunk for the retriever; None: as the encoder says."""
 
-    @model_validator(mode="after")
-    def _symmetric_has_no_queries(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if self.similarity == "symmetric" and self.first_half:
             raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
-        return self

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from raytriever.artifacts.artifact import Derivation, flattened, to_json
 from raytriever.errors import UserError
@@ -52,11 +52,9 @@ class TrackingSettings(Settings):
     every: PositiveInt = 1
     """Steps from one that is tracked to the next."""
 
-    @model_validator(mode="after")
-    def _names_each_once(self) -> Self:
+    def _check(self) -> None:
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError(f"trackers names one twice: {', '.join(self.trackers)}")
-        return self
 
 
 class TrackedTraining(NamedTuple):

@@ -149,7 +149,7 @@ def write_model(model: str, layers: int, texts: Sequence[str], folder: Path) -> 
     tokenizer = _tokenizer(family, texts)
     ids = {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in family.tokens.items()}
     ends = {"bos_token_id": ids.get("cls_token_id"), "eos_token_id": ids.get("sep_token_id")} | ids
-    values = published_configuration(model) | _SMALL | ends | {"num_hidden_layers": layers}
+    values: dict[str, Any] = published_configuration(model) | _SMALL | ends | {"num_hidden_layers": layers}
     torch.manual_seed(0)
     weights = getattr(transformers, f"AutoModel{family.head}").from_config(transformers.AutoConfig.for_model(**values))
     weights.save_pretrained(folder)

@@ -1,7 +1,7 @@
 """How a run is validated: what is measured, every how many steps, and which measure decides what its best state is."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -10,7 +10,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     field_validator,
-    model_validator,
 )
 
 from raytriever.errors import UserError
@@ -104,8 +103,7 @@ class RetrievalValidationSettings(EvaluationSettings):
             raise ValueError(str(error)) from error
         return given
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> None:
         if self.exclude_split == self.split:
             raise ValueError(f"exclude_split is '{self.split}', the split that decides: leave it out, or name another")
         if self.run is None:
@@ -115,7 +113,6 @@ class RetrievalValidationSettings(EvaluationSettings):
                 raise ValueError(f"top_k is {self.top_k}, but a measure looks at {self._deepest()} documents: raise it")
         elif self.top_k is not None:
             raise ValueError("'top_k' is for a search, but a run is ranked anew: leave one of the two out")
-        return self
 
     def _deepest(self) -> int:
         return max(parse_measure(name).cutoff or 0 for name in self.measures)

@@ -12,7 +12,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from raytriever.errors import StorageError, UserError
 from raytriever.relations import Relations, open_relations
-from raytriever.stages.stage import Resources
+from raytriever.stages.stage import Resources, StageConfig
 
 ROWS = 400_000
 JOINED = """
@@ -22,7 +22,9 @@ JOINED = """
 
 def opened(folder: Path, memory: str = "1GiB", threads: int = 2) -> Any:
     size = TypeAdapter(ByteSize).validate_python(memory)
-    return open_relations("out", folder / "spill", Resources(cpus_per_worker=threads, memory=size))
+    return open_relations(
+        StageConfig(output="out", resources=Resources(cpus_per_worker=threads, memory=size)), folder / "spill"
+    )
 
 
 def load_numbers(db: Relations) -> None:

@@ -117,11 +117,7 @@ class DocumentVectors:
         self.uri = vectors.uri
         self._stored = vectors.part("documents")
         self._stored.require_all()
-        if self._stored.vectors_per_text > 1:
-            raise UserError(
-                f"{vectors.uri} has {self._stored.vectors_per_text} vectors of each document; lists are trained on with"
-                " one of each. Embed with an encoder of one vector a document."
-            )
+        self._stored.require_one()
         self.total = len(self._stored)
 
     def pool(self, rows: Tensor) -> Pool:

@@ -1,8 +1,8 @@
 """The settings of CODER: which labels, which negatives, which loss, and what scores a list."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
@@ -105,8 +105,8 @@ class CoderSettings(ObjectiveSettings):
     query_max_length: PositiveInt | None = None
     """Tokens of a query; None: as the encoder says."""
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if self.loss != "list_net" and (self.binary_labels or self.label_normalization != "none"):
             raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
         if self.loss != "max_margin" and self.margin_divisor != "list":
@@ -128,7 +128,6 @@ class CoderSettings(ObjectiveSettings):
                 "smoothing makes graded labels for list_net: leave out smoothing, or set loss to list_net and"
                 " binary_labels to false"
             )
-        return self
 
     def check_run(self, run: Run) -> None:
         """Validation sees only what was found; a module that reads whole lists ranks a run's, searching nothing."""

@@ -21,7 +21,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
 from raytriever.settings.configuration import validate
-from raytriever.stages.stage import Resources
+from raytriever.stages.stage import StageConfig
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import (
     artifact,
@@ -259,7 +259,7 @@ def negatives_of(folder: Path, collection: str, mined: str | None = None, judged
     """Of each query its hard negatives."""
     writer = ShardWriter(Folder(str(folder / "out")), "negatives", folder / "scratch")
     stored = StoredCandidates(mined) if mined else None
-    with open_relations("out", folder / "spill", Resources()) as db:
+    with open_relations(StageConfig(output="out"), folder / "spill") as db:
         lengths = make_negatives(writer, db, StoredCollection(collection), stored, judged)
     writer.commit(0)
     found = [rows.tolist() for rows in open_negatives(str(folder / "out")).of(np.arange(len(lengths)))]
@@ -362,7 +362,7 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     other = store(tmp_path / "o", [pa.Table.from_pylist(world.documents, DOCUMENTS)], [("q0", "?", "", [])], [])
     foreign = make_candidates(tmp_path / "w", other, {0: [(1, None)]})
     for number, (settings, message) in enumerate([
-        ({"vectors": several}, "several vectors for one of the queries"),
+        ({"vectors": several}, "vectors for each of its queries, and one of each is needed"),
         ({"vectors": damaged}, rf"The vector of document 'd{hidden}' holds a NaN or an infinity"),
         ({"collection": other}, "don't come from the same collection"),
         ({"negatives": foreign}, "don't come from the same collection"),

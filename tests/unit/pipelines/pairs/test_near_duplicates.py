@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.jobs.pairs import CANDIDATES
 from pipelines.pairs import duplicates
 from raytriever.relations import open_relations
-from raytriever.stages.stage import Resources
+from raytriever.stages.stage import StageConfig
 
 SETTINGS = duplicates.NearDuplicateSettings()
 
@@ -39,7 +39,7 @@ def similarities(texts: list[str], words: int, pairs: NDArray[np.int64]) -> NDAr
 
 def candidate_pairs(buckets: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Rows that share a bucket, (pairs, 2), the lower one first, as the query finds them; ``rows`` (n,) of each."""
-    with TemporaryDirectory() as folder, open_relations("out", Path(folder) / "spill", Resources()) as db:
+    with TemporaryDirectory() as folder, open_relations(StageConfig(output="out"), Path(folder) / "spill") as db:
         own = pa.table({"query_row": pa.array(rows, pa.int64())})
         db.load("CREATE TABLE pairs AS FROM stream", own.schema, [own])
         texts = pa.table({"row": own["query_row"], "key": np.zeros(len(rows), np.uint64), "bucket": buckets})

@@ -16,7 +16,7 @@ from pipelines.pairs.pairs import SCHEMA, ChooseDocuments, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
-from raytriever.stages.stage import Resources
+from raytriever.stages.stage import StageConfig
 from tests.unit.pipelines.jobs.made_up import collection_of, made_by, store
 from tests.unit.small_run import make_artifact
 
@@ -121,7 +121,7 @@ def kept(folder: Path, rows: list[Row], side: Side, number: int, choose: ChooseD
     """Which pairs (query row, document row), listed in this order, are left with so many of each query or document."""
     names = ["query_id", "document_id", "query_row", "document_row", "listed"]
     columns = [[f"q{q}" for q, _ in rows], [f"d{d}" for _, d in rows], *map(list, zip(*rows, strict=True))]
-    with open_relations("out", folder, Resources()) as db:
+    with open_relations(StageConfig(output="out"), folder) as db:
         pairs = pa.table([*columns, range(len(rows))], names)
         db.load("CREATE TABLE pairs AS FROM stream", pairs.schema, [pairs])
         tally = Tally()
