@@ -62,6 +62,7 @@ class Material:
 _DEFAULT = {"num_negatives": 3}
 _POSITIVE_AWARE = {"num_negatives": 3, "relative_margin": _RELATIVE_MARGIN, "range_max": 1_000}  # so many for all rows
 _ALL_DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+_CONTRASTS = ("query_to_doc", "query_to_query", "doc_to_doc")  # the guided loss has these by default
 _RANDOM = {"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}
 _TURNS = {"packing.packing.shuffled": [1, 0]}
 _NARROW = {"batches.false_negatives.margin": -0.1}
@@ -80,8 +81,11 @@ WAYS = {
     "mined negatives, a dataset a domain": Way(
         "theirs", negatives=_POSITIVE_AWARE, without_domains="mined negatives, positive-aware"
     ),
-    "guided": Way("theirs", guided=True),
-    "guided, a mined negative": Way("theirs", guided=True, negatives=_POSITIVE_AWARE | {"num_negatives": 1}),
+    "guided": Way("theirs", guided=True, directions=_CONTRASTS),
+    "guided, without contrasts": Way("theirs", guided=True),
+    "guided, a mined negative": Way(
+        "theirs", guided=True, directions=_CONTRASTS, negatives=_POSITIVE_AWARE | {"num_negatives": 1}
+    ),
     "random, masked": Way("ours", settings=_RANDOM),
     "contextual": Way("ours"),
     "contextual, batches of 16": Way("ours", 16),
@@ -114,7 +118,7 @@ def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int
     found = Dataset.from_list([dict(row) for row in rows]) if mined is None else mined
     dataset = _by_domain(collection, found) if way.without_domains else found
     seconds = base.seconds if way.guided or mined is not None else 0.0
-    loss = _guided(base) if way.guided else _pairs(way.directions)
+    loss = _guided(base, way.directions) if way.guided else _pairs(way.directions)
     return Material(dataset, loss, BatchSamplers.NO_DUPLICATES, None, seconds)
 
 
@@ -187,11 +191,17 @@ def _masked(directions: Sequence[Any]) -> Loss:
     return loss
 
 
-def _guided(base: Base) -> Loss:
+def _guided(base: Base, directions: Sequence[str]) -> Loss:
     """The guide's vectors are looked up, as those that ours clusters and masks by are."""
 
     def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
-        guided = losses.GISTEmbedLoss(student, base.encoder, temperature=temperature)
+        guided = losses.GISTEmbedLoss(
+            student,
+            base.encoder,
+            temperature=temperature,
+            contrast_anchors="query_to_query" in directions,
+            contrast_positives="doc_to_doc" in directions,
+        )
         guided.guide = _StoredGuide(base)
         return guided
 
