@@ -17,8 +17,10 @@ from benchmarks.house import ROOT, source_files, words
 LONG = 25
 """Words above which a sentence is long."""
 _SHORT = 3  # words that a text must have, so that keys and names are none
-_SENTENCE = re.compile(r"(?<=[.!?])\)?\s+(?=\W*[A-Z`{])|\n\s*\n")
-_QUERY = re.compile(r"\b(SELECT|COPY|UNION ALL|ORDER BY|WHERE|CREATE)\b")
+_SENTENCE = re.compile(
+    r"(?<=[.!?])\)?\s+(?=\W*[A-Z`{]|\W?\w+\W?: )|\n\s*\n"
+)  # a setting's value begins one too: "0: all."
+_CODE = re.compile(r"</|\bimport |\b(SELECT|COPY|INSERT INTO|UNION ALL|ORDER BY|WHERE|CREATE)\b")
 _LOGS = {"info", "warning", "error", "debug", "echo"}
 _ODD = re.compile(
     r"\b(what is there|becomes? of|(is|are) said|mends?|no word of|there is not one|(that|which|what) (is|are) there"
@@ -48,7 +50,7 @@ def _texts(node: ast.AST, kind: str) -> Iterator[tuple[int, str, str]]:
             of_block = re.sub(r"\n[ ]+", "\n", str(child.value.value)).strip()
             yield child.lineno, "setting" if child in settings else "docstring", of_block
         elif (text := _text(child)) is not None:
-            if words(text) >= _SHORT and not _QUERY.search(text):
+            if words(text) >= _SHORT and not _CODE.search(text):
                 yield getattr(child, "lineno", 0), kind, text
             yield from (each for value in _values(child) for each in _texts(value, kind))
         else:

@@ -42,6 +42,6 @@ def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
         log.error(f"raytriever: {said}", extra={"fields": fields_of(error)})
         raise SystemExit(2) from error
     except KeyboardInterrupt as error:
-        message = "raytriever: interrupted; run the same command again to go on from here."
+        message = "raytriever: interrupted; run the same command again to resume."
         log.error(message, extra={"fields": fields_of(error)})
         raise SystemExit(130) from error

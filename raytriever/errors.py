@@ -27,8 +27,8 @@ class StorageError(UserError):
 def storage_error(where: str, problem: object) -> StorageError:
     """Of the folder or URI ``where``, with what to do."""
     return StorageError(
-        f"{where}: {problem}. Finished artifacts and shards are kept; mend it (room, permissions, network, the store's"
-        " address and keys) and run the same command again, it goes on from there."
+        f"{where}: {problem}. Finished artifacts and shards are kept. Fix it (room, permissions, network, the"
+        " store's address and keys) and run the same command again to resume."
     )
 
 

@@ -202,8 +202,9 @@ class Artifact:
         if name not in self._files:
             stage, version = (self.manifest[key] for key in ("stage", "algorithm_version"))
             raise UserError(
-                f"{self.uri} has no {name}: another version of Raytriever made it (raytriever {stage}, algorithm"
-                f" version {version}). Make it again: its recipe does so by itself; a job alone, with --force."
+                f"{self.uri} has no {name} because another version of Raytriever made it (raytriever {stage},"
+                f" algorithm version {version}). Run its recipe again, which makes it again, or run the job with"
+                " --force."
             )
         return self._files[name]
 
@@ -331,18 +332,14 @@ def read_run(folder: Folder) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(
-            f"{folder.describe(RUN)} is damaged. It tells times and machines of the making alone: delete that file."
-        )
+        raise UserError(f"{folder.describe(RUN)} is damaged. It only records times and machines. Delete that file.")
     return found
 
 
 def _absent(folder: Folder, kind: str | None) -> str:
     wanted = f"an artifact of kind '{kind}'" if kind else "an artifact"
     if folder.exists(BUILDING):
-        return (
-            f"{folder.uri} is unfinished (no {MANIFEST}): run the stage that makes it again, it goes on where it was."
-        )
+        return f"{folder.uri} is unfinished (no {MANIFEST}). Run its stage again, which resumes it."
     return f"{folder.uri} holds no artifact (no {MANIFEST}), {wanted} is needed. Is the path right?"
 
 
@@ -467,7 +464,8 @@ def require_own_queries(collection: Artifact, run: Artifact) -> None:
     if asked and asked != collection.fingerprint:
         raise UserError(
             f"{run.uri} answers the queries of another collection ({asked[:12]}), not those of {collection.uri}"
-            f" ({collection.fingerprint[:12]}). Judge it by a qrels file, or search with this collection's queries."
+            f" ({collection.fingerprint[:12]}). Evaluate it with a qrels file, or search with this collection's"
+            " queries."
         )
 
 
@@ -479,7 +477,7 @@ def require_same_origin(name: str, *artifacts: Artifact) -> str:
     first = artifacts[0]
     expected = origin(first, name)
     if expected is None:
-        raise UserError(f"{first.uri} doesn't say which {name} it comes from. Make it anew from one.")
+        raise UserError(f"{first.uri} doesn't record which {name} it comes from. Make it again from one.")
     for other in artifacts[1:]:
         found = origin(other, name) or "unknown"
         if found != expected:

@@ -36,8 +36,9 @@ def refuse_keys(uri: str) -> None:
     scheme, found, rest = uri.partition("://")
     if found and "@" in rest and scheme != "hf" and not _PUBLIC.fullmatch(uri):  # the hub's names end in @revision
         raise UserError(
-            f"{scheme}://…@… holds keys, or another '@', but a folder's name is shown to everybody. Give keys in the"
-            " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …) and choose names without an '@'."
+            f"{scheme}://…@… holds keys or another '@', which are not allowed because logs and manifests show a"
+            " folder's name. Give keys in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …) and choose"
+            " names without an '@'."
         )
 
 
@@ -49,8 +50,8 @@ def open_object_store(uri: str) -> tuple[fs.FileSystem, str]:
     """
     if "?" in uri:
         raise UserError(
-            f"{uri} holds options, but names are put behind a folder's URI. Give them in the environment (AWS_REGION,"
-            " AWS_ENDPOINT_URL, …); names can't have a '?'."
+            f"{uri} has options, which are not allowed because file names are appended to a folder's URI. Give"
+            " them in the environment (AWS_REGION, AWS_ENDPOINT_URL, …). Names can't have a '?'."
         )
     path = uri.partition("://")[2].rstrip("/")
     try:
@@ -87,10 +88,10 @@ def _open_hub(uri: str) -> tuple[fs.FileSystem, str]:
     found = _HUB.fullmatch(uri)
     if not found:
         raise UserError(
-            f"{uri} is no data set of the hub at a commit. Write hf://datasets/<owner>/<name>@<commit>, with the 40"
-            " hexadecimal digits that the data set's page 'Files and versions' shows, as does"
-            " huggingface_hub.HfApi().dataset_info(name).sha: a branch or a tag can move, and the same settings would"
-            " give another collection."
+            f"{uri} is no data set of the hub at a commit. Write hf://datasets/<owner>/<name>@<commit>. The commit"
+            " has 40 hexadecimal digits; the data set's page 'Files and versions' and"
+            " huggingface_hub.HfApi().dataset_info(name).sha show it. A branch or a tag is not allowed because it"
+            " can move."
         )
     mirror = mirrored("datasets", found[1])
     return (fs.LocalFileSystem(), f"{mirror}{found[2] or ''}") if mirror else fs.FileSystem.from_uri(uri)
@@ -122,7 +123,7 @@ def mirrored(part: Literal["models", "datasets"], name: str) -> Path | None:
     folder = Path(mirror).expanduser().absolute() / part / name
     if not folder.is_dir():
         raise UserError(
-            f"{HUB_MIRROR} is {mirror}, and of the hub nothing is read but what lies there: {folder} is no folder. Put"
-            f" the files of {name} there, correct the name, or unset {HUB_MIRROR}."
+            f"{HUB_MIRROR} is {mirror}, so files of the hub are read only from there, and {folder} is not a"
+            f" folder. Put the files of {name} there, correct the name, or unset {HUB_MIRROR}."
         )
     return folder

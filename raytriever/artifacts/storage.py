@@ -69,8 +69,8 @@ class Folder:
         for part in self.uri.split("/"):
             if len(os.fsencode(part)) > _LONGEST_NAME:
                 raise UserError(
-                    f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes. Shorten"
-                    " it."
+                    f"The name {part[:40]}… has {len(part):,} letters. File systems allow {_LONGEST_NAME} bytes."
+                    " Shorten it."
                 )
         with self._named():
             local = fs.LocalFileSystem(), absolute(self.uri)
@@ -142,9 +142,9 @@ class Folder:
             for path in (Path(parent) / name for name in (*folders, *files)):
                 if path.is_symlink():
                     raise UserError(
-                        f"{path} is a link (to {path.readlink()}), and a folder that an artifact is made in holds none:"
-                        " what it leads to would be removed with the artifact. Nothing was touched. Remove the link, or"
-                        " choose another output."
+                        f"{path} is a link (to {path.readlink()}). An artifact's folder can't hold links because"
+                        " their targets would be removed with the artifact. Nothing was changed. Remove the link,"
+                        " or choose another output."
                     )
 
     def stamp(self, name: str) -> tuple[int, int] | None:
@@ -233,8 +233,8 @@ class Folder:
         """
         if not is_sha256(sha256):
             raise UserError(
-                f"{self.describe(name)} is recorded with the SHA-256 {sha256!r}, which is none: 64 of 0-9 and a-f."
-                " The record is damaged or made to do harm; have it made again where it came from."
+                f"{self.describe(name)} is recorded with the SHA-256 {sha256!r}. A SHA-256 is 64 of 0-9 and a-f,"
+                " so the record is damaged or forged. Make the artifact again."
             )
         if self.is_local:
             return self._regular(name)
@@ -254,7 +254,7 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
         if sha256_of(copy) != sha256:
-            raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
+            raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not the recorded {sha256}.")
         return copy
 
     def sha256(self, name: str) -> str:
@@ -310,7 +310,7 @@ def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
         problem = getattr(error, "strerror", None) or error
         raise storage_error(
             str(folder),
-            f"{problem}. That is this machine's own disk; {variable} in the environment names another folder",
+            f"{problem}. That is this machine's own disk; set {variable} in the environment to another folder",
         ) from error
 
 

@@ -157,8 +157,9 @@ class ArtifactWriter:
         files = {name for name in self.folder.files() if not is_lock(name)}
         if stored is None and files:
             raise UserError(
-                f"{self.folder.uri} is no artifact but holds files ({min(files)}{', …' if len(files) > 1 else ''})."
-                " Nothing was touched: choose an empty or a new folder as output."
+                f"{self.folder.uri} is no artifact but holds files"
+                f" ({min(files)}{', …' if len(files) > 1 else ''}). Nothing was changed. Choose an empty or a new"
+                " folder as output."
             )
         if stored is None:
             return
@@ -168,7 +169,7 @@ class ArtifactWriter:
                 f"{self.folder.uri} holds a different {'' if MANIFEST in files else 'unfinished '}{stored['kind']}"
                 f" artifact: {'; '.join(differences[:_SHOWN])}"
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
-                " output, or --force to replace it."
+                " output, or give --force to replace it."
             )
         self._stale = stored if differences else None
         self.differences = differences if files - {BUILDING} else []
@@ -182,8 +183,8 @@ class ArtifactWriter:
                     return {field.name: value[field.name] for field in fields(Derivation)}
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise UserError(
-                        f"{self.folder.describe(name)} is damaged, or not Raytriever's. Nothing was touched: remove the"
-                        " folder if you don't need it, or choose another output."
+                        f"{self.folder.describe(name)} is damaged, or was not made by Raytriever. Nothing was"
+                        " changed. Remove the folder if you don't need it, or choose another output."
                     ) from error
         return None
 

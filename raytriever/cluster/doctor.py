@@ -233,7 +233,7 @@ def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
     """All checks, in the order in which failures should be mended."""
     answering = [(node, node.facts) for node in nodes if node.facts is not None]
     silent = [f"{node.address}: {node.problem}" for node in nodes if node.facts is None]
-    remedy = "Look at the node's raylet.err and at free memory there, then stop Ray on it and start it anew."
+    remedy = "Check the node's raylet.err and its free memory, then stop Ray on it and start it again."
     checks = [_check("nodes", silent, f"{len(nodes)} answer", remedy)]
     if not answering:
         return checks
@@ -252,30 +252,37 @@ def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
             "GPUs",
             failing(_gpu_problem),
             f"{total}: {', '.join(kinds)}" if total else "none",
-            "Install a torch that is built for CUDA and for the node's driver, and start Ray with the GPUs there are.",
+            (
+                "Install a torch that is built for CUDA and for the node's driver, and start Ray with the number of"
+                " GPUs that exist."
+            ),
         ),
         _faiss(failing(_faiss_problem), answering),
         _check(
             "session",
             failing(lambda _, facts: facts.open_session),
-            "lies in a folder that its user alone may enter, on each node",
-            "Whoever may write there runs code as this user. Start Ray with RAY_TMPDIR=$(raytriever session-folder).",
+            "is in a folder that only its user can enter, on each node",
+            (
+                "Anyone who can write there can run code as this user. Start Ray with RAY_TMPDIR=$(raytriever"
+                " session-folder)."
+            ),
         ),
         _check(
             "disk",
             failing(_disk_problem),
             f"at least {least / 1e9:.0f} GB free on each node",
-            "Make room: Ray spills objects to its session folder (`ray start --temp-dir`) until it is 95 % full, and"
-            " stored vectors are copied to RAYTRIEVER_CACHE.",
+            "Free some disk space. Ray spills objects to its session folder (`ray start --temp-dir`) until the"
+            " disk is 95 % full. Stored vectors are copied to RAYTRIEVER_CACHE.",
         ),
-        Check("storage", "note", "not tried", "Give --storage s3://… (or the shared folder) of your runs.")
+        Check("storage", "note", "not tried", "Give --storage the s3://… URI or the shared folder of your runs.")
         if storage is None
         else _check(
             "storage",
             failing(lambda node, _: node.storage_problem),
             f"every node writes, reads the others' files and deletes in {storage}",
-            "Give every node the same path and the right to write, read, list and delete there (role, or keys in the"
-            " environment it was started with, AWS_ENDPOINT_URL for a store of your own).",
+            "Give every node the same path and the right to write, read, list and delete there: by a role, or by"
+            " keys in the environment that Ray was started with. Set AWS_ENDPOINT_URL there for a store of your"
+            " own.",
         ),
     ]
 
@@ -296,7 +303,7 @@ def _versions(nodes: Sequence[Facts]) -> Check:
         for package, versions in sorted(counts.items())
         if len(versions) > 1 or sum(versions.values()) < len(nodes)
     ]
-    remedy = "Install one constraints.txt on all nodes, or one image: the same bytes come of the same versions only."
+    remedy = "Install the same constraints.txt or the same image on all nodes, because other versions give other bytes."
     if differing:
         return Check("versions", "FAIL", f"differ between {len(nodes)} nodes: {'; '.join(differing)}", remedy)
     shown = ", ".join(f"{name} {next(iter(counts[name]))}" for name in ("Python", "ray", "torch") if name in counts)

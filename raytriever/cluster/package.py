@@ -62,8 +62,8 @@ def _based_on(path: Path) -> list[Path]:
             return chain
         if Path(base).is_absolute():
             raise UserError(
-                f"{path}: 'based_on' is {base}, an absolute path, and the cluster's nodes have no such file. Give its"
-                " path from the folder of this one, and it is sent along."
+                f"{path}: 'based_on' is {base}, an absolute path that the cluster's nodes don't have. Give a path"
+                " relative to this recipe's folder; that file is then sent along."
             )
         path = path.parent / base
         if path.resolve() in [file.resolve() for file in chain]:

@@ -181,7 +181,7 @@ def folder_name(artifact: Artifact) -> str:
 
 
 def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    lead = "What each artifact is, what it was made from and with which settings."
+    lead = "Each artifact, what it was made from, and its settings."
     seconds = [float(run["seconds"]) for run in runs.values() if "seconds" in run]
     if seconds:
         lead += f" The {len(seconds)} stages listed took {format_seconds(sum(seconds))} together"

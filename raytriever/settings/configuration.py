@@ -148,8 +148,8 @@ def _override_value(override: str, key: str, text: str) -> Any:
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not text.startswith("!")  # as !!str 1
     if text and (node is None or (is_plain and isinstance(value, str) and value != text)):
         raise UserError(
-            f"--set {override!r}: YAML reads {value!r} and drops the rest, outer spaces and what follows ' #'. If it is"
-            f" part of the value, put it in quotes: --set {quoted}; else leave it out."
+            f"--set {override!r}: YAML reads {value!r} and drops the rest, outer spaces and what follows ' #'. If"
+            f" it is part of the value, put it in quotes: --set {quoted}. Otherwise leave it out."
         )
     return value
 

@@ -217,22 +217,22 @@ def recipe_schema() -> dict[str, Any]:
         "properties": {
             "description": {"type": "string", "description": "What the recipe is for."},
             "output": {"type": "string", "description": "Folder or URI for all artifacts of the run."},
-            "next": {"type": "string", "description": "What its user may do when it is done."},
-            "size": {"type": "string", "description": "Which of the sizes is run."},
+            "next": {"type": "string", "description": "What to do when the run is done."},
+            "size": {"type": "string", "description": "The size to run."},
             "sizes": {
                 "type": "object",
-                "description": "What differs in each size, by dotted key.",
+                "description": "The settings of each size that differ, by dotted key.",
                 "additionalProperties": {"type": ["object", "null"]},
             },
-            "resources": resources | {"description": "Of all stages that don't give their own."},
+            "resources": resources | {"description": "Resources of every stage that doesn't give its own."},
             "stages": {
                 "type": "object",
-                "description": "Settings of each stage by its name, in the order in which they run.",
+                "description": "Settings of each stage by its name, in running order.",
                 "additionalProperties": {"anyOf": stages},
             },
-            "based_on": {"type": "string", "description": "Another recipe, by name or path, whose stages these are."},
-            "until": {"type": "string", "description": "The last stage that is taken from that recipe."},
-            "set": {"type": "object", "description": "What differs from that recipe, by dotted key."},
+            "based_on": {"type": "string", "description": "Name or path of another recipe. Its stages are taken over."},
+            "until": {"type": "string", "description": "The last stage to take from that recipe."},
+            "set": {"type": "object", "description": "Changes to that recipe, by dotted key."},
             "suite": _suite(definitions),
         },
         "$defs": definitions,
@@ -246,7 +246,7 @@ def _suite(definitions: dict[str, Any]) -> dict[str, Any]:
         each = of_suite["properties"][key]
         each["additionalProperties"] = {"anyOf": [each["additionalProperties"], {"type": "null"}]}
         each.pop("minProperties")
-    base = {"type": "string", "description": "Another recipe, by name or path, over whose suite this is laid."}
+    base = {"type": "string", "description": "Name or path of another recipe. This suite changes that recipe's suite."}
     return {key: value for key, value in of_suite.items() if key != "required"} | {
         "properties": {"from": base, **of_suite["properties"]}
     }

@@ -144,13 +144,13 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return values
     if "stages" in values:
         raise UserError(
-            f"{where}: 'based_on' takes another recipe's stages, and 'stages' gives its own. Leave one of the two out;"
-            " what is to differ from the other recipe's goes under 'set'."
+            f"{where}: 'based_on' takes another recipe's stages, and 'stages' gives its own. Leave one of the two"
+            " out. Changes to the other recipe go under 'set'."
         )
     base_path = _base_path(path, values["based_on"], (*above, path))
     base = _written_out(base_path, (*above, path))
     stages, last = _stages_of(base, _where(base_path)), values.get("until")
-    kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of what it is based on.")
+    kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of the recipe that it is based on.")
     stages = {name: stages[name] for name in kept}
     stages = _changed(stages, values.get("set"), f"{where}: set", _where(base_path))
     sized = {key: base[key] for key in ("size", "sizes") if key in base and last is None}

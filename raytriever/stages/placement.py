@@ -34,8 +34,8 @@ def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
     if not any(node.workers(1, gpus_per_worker) for node in nodes):
         kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
         log.info(
-            f"  no node with {kind} for a worker is there yet, so each worker asks for 1 CPU;"
-            " resources.cpus_per_worker asks for more"
+            f"  no node has {kind} for a worker yet, so each worker requests 1 CPU; set resources.cpus_per_worker"
+            " to request more"
         )
     return even_share(nodes, workers, gpus_per_worker)
 

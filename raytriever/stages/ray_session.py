@@ -136,16 +136,16 @@ class RaySession:
         except AuthenticationError as error:
             raise UserError(
                 f"There is no token here for the cluster at RAY_ADDRESS={address}, or the cluster refuses it. Set"
-                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token that the cluster was started"
-                " with, or put that file at ~/.ray/auth_token (chmod 600). Unset RAY_ADDRESS to run on this machine"
-                " alone."
+                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token that the cluster was"
+                " started with. Or put that file at ~/.ray/auth_token (chmod 600). Unset RAY_ADDRESS to run on"
+                " this machine alone."
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
-                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
-                " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
-                " RAY_AUTH_TOKEN_PATH to the file with it."
+                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. If"
+                " lines above say InvalidAuthToken, the cluster answers and asks for its token: set"
+                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it."
             ) from error
 
 
@@ -160,8 +160,8 @@ def _end_with_ray(node: Any, closing: threading.Event) -> None:
         if all(process.poll() is None for process in needed) or closing.wait(_SIGNAL_SECONDS):
             continue
         log.error(
-            "raytriever: Ray's own process on this machine has died, killed perhaps for want of memory. Run the same"
-            " command again to go on from here."
+            "raytriever: Ray's own process on this machine has died, perhaps because memory ran out. Run the same"
+            " command again to resume."
         )
         node.kill_all_processes(check_alive=False)
         os._exit(1)  # the main thread waits inside of Ray's library
@@ -193,9 +193,9 @@ def check_output(output: str) -> None:
     submitted = SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
     if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
         raise UserError(
-            f"{output} is a relative path, and a submitted job's current folder is on one node, often a copy that is"
-            " removed afterwards. Give --output (of a single job: --set output=…; of doctor: --storage) as s3://…,"
-            " gs://…, or an absolute path on a file system that all nodes share."
+            f"{output} is a relative path. A submitted job's current folder is on one node and may be removed with"
+            " the job. Give --output as s3://…, gs://…, or an absolute path on a file system that all nodes share."
+            " A single job takes --set output=…, and doctor takes --storage."
         )
 
 
@@ -210,8 +210,8 @@ def session_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder):
         raise UserError(
-            f"Ray's sessions would lie in {folder}, which other users may enter, or own. Remove it, make it yours alone"
-            " (chmod 700), or name another folder by RAY_TMPDIR."
+            f"Ray's sessions would be in {folder}, which other users can enter, or own. Remove it, make it yours"
+            " alone (chmod 700), or name another folder by RAY_TMPDIR."
         )
     return folder
 

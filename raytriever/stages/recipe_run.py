@@ -157,10 +157,10 @@ def run_stage(
         with writer.making(force=force) as finished:
             if writer.differences:
                 more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
-                log.info(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
+                log.info(f"{label}: made again, the old artifact is removed ({writer.differences[0]}{more})")
             shards = [dataclasses.replace(shard, derivation=writer.derivation.digest) for shard in shards]
             if finished:
-                log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
+                log.info(f"{label}: {len(finished)} of {len(shards)} shards are finished already")
             with ProgressLine(label, stage.total_rows(), stage.unit, stage.reads()) as progress:
                 progress.start_at(sum(record.rows for record in finished.values()))
                 for phase in sorted({shard.phase for shard in shards}):

@@ -35,13 +35,13 @@ class Resources(Settings):
     """Where and how wide a job runs; no result depends on it, but for the rounding of what OPQ and PCA learn."""
 
     workers: int | None = None
-    """Workers; null: as many as the cluster's CPUs (or GPUs) allow, training one."""
+    """Number of workers. null: as many as the cluster's CPUs (or GPUs) allow, and one for training."""
     cpus_per_worker: float | None = None
-    """CPUs of a worker; null: 1, of training and of encoders on GPUs an even share of all."""
+    """CPUs of a worker. null: 1; for training, and for encoders on GPUs, an even share of all CPUs."""
     gpus_per_worker: float = 0
     """GPUs of a worker."""
     memory: ByteSize | None = Field(default=None, gt=0)
-    """Of joins and orders, '4GiB' say, which then spill to disk; null: half of the machine's."""
+    """Memory of joins and sorts, such as '4GiB'. What exceeds it spills to disk. null: half of the machine's memory."""
 
     @property
     def cpus(self) -> float:
@@ -55,7 +55,7 @@ class StageConfig(Settings):
     output: str
     """Folder or URI of the artifact."""
     resources: Resources = Resources()
-    """How wide the job runs."""
+    """Workers, and the CPUs, GPUs and memory they have."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from raytriever.sweep.grid import short_keys
 from raytriever.sweep.results import Column, Spread, SweepResult, best_row
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
-_TEST_SPLIT = "Measured on the test split: a setting chosen by this table needs other queries for its final figure."
+_TEST_SPLIT = "Measured on the test split. Report the final figure of the setting that you choose on other queries."
 
 
 def sweep_lines(swept: SweepResult) -> list[str]:
@@ -108,7 +108,7 @@ def _measured(column: Column, spread: Spread | None) -> dict[str, Any]:
 def sweep_section(swept: SweepResult) -> Section:
     """Plots, the table, failures and the command's settings."""
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
-    times = "Time: of all stages that the values change; of one that was cut off and went on, the last attempt's."
+    times = "Time: all stages that the values change. A resumed stage counts its last attempt alone."
     caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds} {times}"
     blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):

@@ -133,8 +133,8 @@ def choose_columns(trial: Trial, measures: Sequence[str], system: str | None) ->
     evaluations = {name: stage for name, stage in trial.stages.items() if stage.kind == _EVALUATION}
     if not evaluations:
         raise UserError(
-            "A sweep compares evaluations, and the recipe has no stage with job: evaluate"
-            " (up to --until). Add one, or let the sweep go on until it."
+            "A sweep compares evaluations, and the recipe has no stage with job: evaluate (up to --until). Add"
+            " one, or give a later --until."
         )
     columns = []
     for name, stage in evaluations.items():

@@ -42,11 +42,15 @@ class SweepSettings:
 def sweep(
     recipe: RecipeArgument,
     grid: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B", help="May be repeated.")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation over the seeds.")
+    ] = None,
     overrides: SetOption = None,
     until: UntilOption = None,
-    measure: Annotated[list[str] | None, typer.Option(help="The first decides what is best; may be repeated.")] = None,
-    system: Annotated[str | None, typer.Option(help="The evaluated system that is compared.")] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="The first picks the best setting. May be repeated.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The evaluated system to compare.")] = None,
     concurrent: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
     output: OutputOption = None,
     print_config: PrintOption = False,
