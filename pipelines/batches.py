@@ -195,8 +195,8 @@ class BatchFiles:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
             raise UserError(
-                f"{self.artifact.uri} holds {self.epochs} epochs of batches, epoch {epoch} was asked for. Pack more"
-                " epochs, or train for fewer."
+                f"{self.artifact.uri} holds {self.epochs} epochs of batches, but epoch {epoch} was asked for. Pack"
+                " more epochs, or train for fewer."
             )
         return self._counts[epoch]
 
@@ -215,7 +215,7 @@ class BatchFiles:
         total = self.number_of_batches(epoch)
         if not 0 <= index < total:
             raise UserError(
-                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
+                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}, but {index} was asked for."
             )
         first, name = self._place(epoch, index)
         with self._reading:

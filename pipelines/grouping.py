@@ -25,11 +25,12 @@ class GroupingSettings(Settings):
     """How chunks are grouped."""
 
     batch_size: int = Field(default=16, gt=1)
-    """Chunks of a batch."""
+    """Number of chunks in a batch."""
     documents_per_batch: int = Field(default=2, gt=0)
-    """How many documents they are of, about."""
+    """Approximate number of documents in a batch."""
     order: Literal["grouped", "random"] = "grouped"
-    """random: batches of unrelated chunks of a domain, the ablation that the paper calls random."""
+    """grouped: a batch holds chunks of a few documents. random: it holds unrelated chunks of a domain, the paper's
+    random ablation."""
 
     @model_validator(mode="after")
     def _documents_fit(self) -> Self:

@@ -25,24 +25,24 @@ class ChunkingSettings(Settings):
     """
 
     kind: Kind = "sentences"
-    """Where texts are cut; auto: by the ending of the document's id."""
+    """How texts are cut. auto: by the extension of the document's id."""
     max_words: int = Field(default=120, gt=0)
-    """Most words of a chunk; a longer sentence is cut between words, a line of code never is."""
+    """Most words of a chunk. A longer sentence is cut between words; a line of code is never cut."""
     min_words: int = Field(default=20, ge=0)
-    """A heading or a definition begins a new chunk only once the one before holds so many."""
+    """A heading or a definition begins a new chunk only if the chunk before has at least this many words."""
     language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
-    """Of sentences, ISO 639."""
+    """Language of the sentences, ISO 639."""
     programming_language: Grammar | None = None
-    """Of code; null: by the ending of the document's id."""
+    """Language of the code. null: by the extension of the document's id."""
     heading_path: bool = True
-    """Whether the title of a chunk of Markdown has the headings above it too: Guide > Install > Linux."""
+    """Whether the title of a chunk of Markdown includes the headings above it, such as Guide > Install > Linux."""
 
     @model_validator(mode="after")
     def _check_words(self) -> Self:
         if 2 * self.min_words > self.max_words:
             raise ValueError(
-                f"min_words {self.min_words} is more than half of max_words {self.max_words}, so that two chunks need"
-                f" not have room for it: lower it to {self.max_words // 2} or less"
+                f"min_words {self.min_words} is more than half of max_words {self.max_words}: lower it to"
+                f" {self.max_words // 2} or less"
             )
         return self
 

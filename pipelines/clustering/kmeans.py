@@ -46,22 +46,24 @@ class KMeansSettings(Settings):
     """How pairs are clustered."""
 
     sides: Literal["both", "queries"] = "both"
-    """queries: k-means on the queries' vectors alone."""
+    """both: asymmetric k-means on queries and documents. queries: k-means on the queries' vectors only."""
     pairs: Pairs = "midpoint"
-    """What stands for a pair: the mid-point of its vectors, or both concatenated."""
+    """How a pair is represented: by the mid-point of its vectors, or by both concatenated."""
     iterations: int = Field(default=50, ge=1)
-    """At most so many; each moves every centroid once."""
+    """Most iterations. Each moves every centroid once."""
     tolerance: float = Field(default=1e-4, ge=0)
-    """Stops once the objective changes by less than this share."""
+    """Stops when the objective changes by less than this share."""
     restarts: int = Field(default=1, ge=1)
-    """Keeps the best of so many seeds."""
+    """Number of seeds to try. The best result is kept."""
     two_level_above: int = Field(default=4096, ge=1)
-    """More clusters than these are sought in √K cells first."""
+    """With more clusters than this, centroids are first searched in √K cells."""
 
     @model_validator(mode="after")
     def _queries_have_no_other_side(self) -> Self:
         if self.sides == "queries" and self.pairs != "midpoint":
-            raise ValueError(f"sides: queries clusters one vector a pair; pairs: {self.pairs} needs both. Leave it out")
+            raise ValueError(
+                f"sides: queries clusters one vector a pair, but pairs: {self.pairs} needs both. Leave it out"
+            )
         return self
 
 
@@ -103,13 +105,13 @@ def cluster_pairs(
     """
     if queries.ndim != 2 or queries.shape != documents.shape or 0 in queries.shape:
         raise UserError(
-            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not pairs:"
-            " both must be (pairs, dimension), of one shape, and not empty."
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not"
+            " pairs. Both must have the same shape (pairs, dimension) and not be empty."
         )
     for side, vectors in (("query", queries), ("document", documents)):
         if vectors.dtype not in (np.float16, np.float32):
             raise UserError(
-                f"The {side} vectors are {vectors.dtype}; float16 and float32 can be clustered. Convert them."
+                f"The {side} vectors are {vectors.dtype}, but only float16 and float32 can be clustered. Convert them."
             )
     documents = queries if settings.sides == "queries" else documents
     return cluster_in_parts(ArrayPairs(queries=queries, documents=documents), k, settings, seed)
@@ -130,7 +132,7 @@ def cluster_in_parts(
     them on both sides. ``name_of``: what errors call a pair.
     """
     if k < 1:
-        raise UserError(f"{k} clusters were asked for; there must be at least 1.")
+        raise UserError(f"{k} clusters were asked for. There must be at least 1.")
     k = min(k, len(pairs))
     largest, zeros = _examine_all(pairs, split, name_of)
     kind = KINDS[settings.pairs]

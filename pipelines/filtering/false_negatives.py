@@ -18,24 +18,24 @@ class FalseNegativeSettings(Settings):
     """Which rules leave a document out of a row's softmax; never the row's own positive."""
 
     same_document: bool = True
-    """The row's positive again."""
+    """Mask copies of the row's positive."""
     same_text: bool = True
-    """A document with the text of the row's positive."""
+    """Mask documents with the same text as the row's positive."""
     same_query: bool = True
-    """The positive, or its text, of a row with the same query."""
+    """Mask the positive of a row with the same query, and documents with its text."""
     known_positive: bool = True
-    """A document that the judgments or another pair name as the query's positive."""
+    """Mask documents that the judgments or another pair name as the query's positive."""
     surrogate_score: bool = True
-    """A document that the surrogate's vectors score as high as the positive."""
+    """Mask documents that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
-    """Above 0: also what scores nearly as high as the positive; below 0: only what scores so much higher. -0.1 is the
-    rule of Qwen3 Embedding (Zhang et al. 2025)."""
+    """Above 0, documents that score nearly as high as the positive are masked too. Below 0, only those that score
+    higher by so much. -0.1 is the rule of Qwen3 Embedding (Zhang et al. 2025)."""
     margin_kind: Literal["absolute", "relative"] = "absolute"
-    """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
+    """absolute masks s_ij >= s_ii - margin. relative masks s_ij >= s_ii - margin * |s_ii|."""
     margin_per_hardness: float = Field(default=0.0, ge=0)
-    """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
+    """Added to the margin for each unit of a batch's hardness (eq. 2), because random batches need almost no margin."""
     fixed_threshold: float | None = None
-    """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
+    """Masks s_ij >= fixed_threshold, whatever the positive scores. An option of the authors' code, not in the paper."""
 
     def margin_of(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
         """Of a batch with these vectors of its pairs, both (B, d)."""
@@ -82,8 +82,9 @@ def score_mask(
 def _check_vectors(queries: NDArray[np.floating], documents: NDArray[np.floating]) -> None:
     if queries.ndim != 2 or queries.shape[1:] != documents.shape[1:] or not 0 < len(queries) <= len(documents):
         raise UserError(
-            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a batch:"
-            " (B, dimension) and (M, dimension), M >= B > 0, are, the first B documents being the positives."
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a"
+            " batch. They must be (B, dimension) and (M, dimension) with M >= B > 0. The first B documents are the"
+            " positives."
         )
     for side, vectors in (("query", queries), ("document", documents)):
         finite = np.isfinite(vectors).all(axis=1)
@@ -98,7 +99,9 @@ def pair_keys(*, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]
     """A number for each pair (n,), ascending in (query row, document row). Raises ``UserError`` beyond 2^31 rows."""
     for rows in (query_rows, document_rows):
         if rows.size and int(rows.max()) >= 2**31:
-            raise UserError(f"Row {int(rows.max())} is beyond the {2**31} texts a collection may hold for masks.")
+            raise UserError(
+                f"Row {int(rows.max())} is above {2**31}, the most texts that a collection may hold for masks."
+            )
     return (query_rows.astype(np.int64) << 31) | document_rows.astype(np.int64)
 
 

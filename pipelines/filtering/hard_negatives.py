@@ -30,7 +30,7 @@ class BalancedMarginSettings(Settings):
     """
 
     bins: int = Field(default=10, ge=1)
-    """Equal parts of the range of an example's margins."""
+    """Number of equal bins over the range of an example's margins."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,9 @@ class NegativeDraw:
         unknown = int(np.isnan(scores).sum())
         if unknown:
             raise UserError(
-                f"Pair {pair} can't be drawn for by balanced margins: the teacher has no score for {unknown} of its"
-                f" document and {len(available)} hard negatives. Score all of them, or choose_negatives: sample."
+                f"Balanced margins can't draw for pair {pair}, because the teacher has no score for {unknown} of"
+                f" its document and {len(available)} hard negatives. Score all of them, or set choose_negatives:"
+                " sample."
             )
         margins = scores[-1] - scores[:-1]
         return available[draw_balanced(margins, self.number, self.balanced, np.random.default_rng(int(key)))]
@@ -194,8 +195,8 @@ def fill_at_random(
     taken = {*chosen.tolist(), *excluded.tolist()}
     if documents - len(taken) < number - len(chosen):
         raise UserError(
-            f"{number - len(chosen)} random documents are needed beside {len(taken)} that a query already has, but the"
-            f" collection has {documents}. Lower negatives_per_example."
+            f"{number - len(chosen)} random documents are needed beside the {len(taken)} that a query already has,"
+            f" but the collection has {documents}. Lower negatives_per_example."
         )
     generator, drawn = np.random.default_rng(int(key)), chosen.tolist()
     while len(drawn) < number:

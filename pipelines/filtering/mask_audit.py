@@ -148,8 +148,8 @@ def mask_table(audit: Audit) -> Table:
     rows = [(rule, f"{n:,}", f"{n / max(audit['negatives'], 1):.3%}", batches) for rule, n, batches in counts]
     rows_of = audit["rows"]
     caption = (
-        f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs; a negative counts for the"
-        f" first rule that masks it. Of {rows_of['all']:,} rows {rows_of['with_half_masked']:,} have half of their"
-        f" negatives masked or more, {rows_of['without_negatives']:,} all of them."
+        f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs. A negative counts for"
+        f" the first rule that masks it. Of {rows_of['all']:,} rows, {rows_of['with_half_masked']:,} have at least"
+        f" half of their negatives masked, and {rows_of['without_negatives']:,} all of them."
     )
     return Table(["masked by", "negatives", "share", "batches"], rows, caption)

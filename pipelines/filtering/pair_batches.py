@@ -147,8 +147,8 @@ def _with_scores(
         name = table["hard_negative_ids"][row].as_py()[place - 1] if place else table["document_id"][row].as_py()
         raise UserError(
             f"The teacher has no score for {'hard negative' if place else 'document'} {name!r} of query"
-            f" {table['query_id'][row].as_py()!r}. Score every packed document and its query's hard negatives: mine"
-            " with 'form: labelled_lists' and the teacher's vectors, or name a run file that holds them all."
+            f" {table['query_id'][row].as_py()!r}. Score every packed document and its query's hard negatives:"
+            " mine with 'form: labelled_lists' and the teacher's vectors. Or name a run file that holds them all."
         )
     lists = pa.ListArray.from_arrays(
         table["hard_negative_ids"].combine_chunks().offsets, pa.array(found[:, 1:].ravel())
@@ -160,6 +160,7 @@ def _require_finite(what: str, vectors: NDArray[np.float32], texts: pa.Table) ->
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         raise UserError(
-            f"The vector of {what} {texts['id'][int(np.argmin(finite))].as_py()!r} holds a NaN or an infinity, so it"
-            " can't say what is a false negative. Embed it again, or set false_negatives.surrogate_score to false."
+            f"The vector of {what} {texts['id'][int(np.argmin(finite))].as_py()!r} holds a NaN or an infinity, so"
+            " false negatives can't be found with it. Embed that text again, or set"
+            " false_negatives.surrogate_score to false."
         )

@@ -36,14 +36,15 @@ class Dpr(FolderSource):
     kind: Literal["dpr"] = "dpr"
     """The format."""
     examples: dict[str, FileNames] = Field(default={})
-    """Each split's file or files with training examples."""
+    """File or files with training examples for each split."""
     passages: FileNames = ()
-    """psgs_w100.tsv: columns id, text and title, their names in the first line."""
+    """psgs_w100.tsv, with columns id, text and title named in the first line."""
     questions: dict[str, FileNames] = Field(default={})
-    """Each split's files with questions and answers (*.qa.csv, or JSON); they have no judgments. Of
-    several splits each is the domain of its questions, by which they can be searched alone."""
+    """Files with questions and answers (*.qa.csv, or JSON) for each split, without judgments. With several splits each
+    is the domain of its questions, so that each can be searched by itself."""
     differing_texts: Literal["refuse", "first"] = "refuse"
-    """Of passages with one id; first: the one read first, from ``passages`` where it is there."""
+    """What to do with different passages of the same id. first: keep the one read first, from ``passages`` if it is
+    there."""
 
     @model_validator(mode="after")
     def _check_given(self) -> Self:
@@ -131,8 +132,8 @@ def _csv_questions(folder: Folder, name: str) -> Iterator[QueryRecord]:
             fields = next(csv.reader([text], delimiter="\t", strict=True))
         except csv.Error as error:
             raise UserError(
-                f"{place} is {text!r:.80}, which is not valid CSV ({error}). A field that begins with a quote must be"
-                ' written between quotes, each quote in it as "".'
+                f"{place} is {text!r:.80}, which is not valid CSV ({error}). A field that begins with a quote must"
+                ' be enclosed in quotes, with each quote in it as "".'
             ) from error
         if len(fields) != 2:
             raise UserError(

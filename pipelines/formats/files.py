@@ -34,7 +34,7 @@ class Files(FileTree):
     )
     """Globs of files to read."""
     domain: Literal["folder", "language", "none"] = "none"
-    """A document's domain; folder: the one below path, '' for files in path itself."""
+    """A document's domain. folder: the first folder below path, '' for files in path itself."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where the folder holds no such file."""
@@ -76,8 +76,8 @@ def main_text(html: str) -> tuple[str, str]:
         import trafilatura
     except ImportError as error:
         raise UserError(
-            f"HTML is read by trafilatura, which can't be imported ({error}). Install it: pip install"
-            " 'raytriever[html]'; or leave HTML out: include: ['**/*.md']."
+            f"HTML needs trafilatura, which can't be imported ({error}). Install it with pip install"
+            " 'raytriever[html]', or leave HTML out with include: ['**/*.md']."
         ) from error
     tree = trafilatura.load_html(html)
     if tree is None:

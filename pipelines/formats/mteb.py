@@ -42,9 +42,9 @@ class MtebFolder(FolderSource):
     kind: Literal["mteb"] = "mteb"
     """The format."""
     subset: str | None = None
-    """A language, say, of a data set with several collections."""
+    """Name of one collection in a data set with several, such as a language."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Splits to read; None: all."""
+    """Splits to read. None: all."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
@@ -78,9 +78,9 @@ def _described_layout(folder: Folder) -> Layout:
         }
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{where}: the YAML at its head can't be understood ({type(error).__name__}: {error}). Its configs must be"
-            " a list of entries with config_name and data_files, these being a name, a list of entries with split and"
-            " path, or a mapping of splits to paths."
+            f"{where}: the YAML at its head can't be read ({type(error).__name__}: {error}). Its configs must be a"
+            " list of entries with config_name and data_files. data_files is a name, a list of entries with split"
+            " and path, or a mapping from splits to paths."
         ) from error
 
 
@@ -151,8 +151,8 @@ def _configuration(layout: Layout, where: str, names: list[str]) -> Mapping[str,
             return layout[name]
     there = ", ".join(sorted(layout)) or "none"
     raise UserError(
-        f"{where} has no configuration {' or '.join(names)}; the ones there: {there}. MTEB's layout has corpus, queries"
-        " and default (or qrels); where a subset's name stands before them, set subset. Anything else can be read with"
+        f"{where} has no configuration {' or '.join(names)}. Those there: {there}. MTEB's layout has corpus,"
+        " queries and default (or qrels); if a subset's name precedes them, set subset. Read any other layout with"
         " kind columns."
     )
 
@@ -167,12 +167,12 @@ def _table_for(
     there = ", ".join(sorted(configuration))
     if absent:
         raise UserError(
-            f"{what} has the splits {there}, but not {', '.join(absent)}, of which there are judgments. Set splits to"
-            " those that both have."
+            f"{what} has the splits {there}, but not {', '.join(absent)}, which has judgments. Set splits to those"
+            " that both have."
         )
     if len(splits) > most:
         raise UserError(
-            f"{what} has the splits {there}, each of which is a collection of its own. Set splits to one of them."
+            f"{what} has the splits {there}, and each is a collection of its own. Set splits to one of them."
         )
     return tuple(name for split in sorted(splits) for name in configuration[split])
 

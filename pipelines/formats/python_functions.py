@@ -161,11 +161,11 @@ class PythonFunctions(Settings):
     kind: Literal["python_functions"] = "python_functions"
     """The format."""
     held_out: float = Field(default=0.2, ge=0, le=1)
-    """Share of modules whose functions are for testing."""
+    """Share of modules for testing, with all of their functions."""
     minimum_query_words: int = Field(default=3, ge=1)
     """Fewest words of a query."""
     limit: int | None = Field(default=None, ge=1)
-    """Functions to keep, chosen by a hash of their id; None: all."""
+    """Number of functions to keep, chosen by a hash of their id. None: all."""
 
     def open(self) -> Source:
         """The running interpreter's collection. Raises ``UserError`` where its library has no source."""
@@ -189,7 +189,7 @@ class PythonFunctionsFormat(Format):
         if not self._modules:
             raise UserError(
                 f"The standard library of this interpreter has no source files ({library}). The collection"
-                " 'python_functions' is made from them: use a Python that comes with its sources, or another"
+                " 'python_functions' is made from them. Use a Python that comes with its sources, or another"
                 " collection."
             )
         self.facts |= {"python": platform.python_version(), "implementation": platform.python_implementation()}

@@ -103,7 +103,7 @@ class FileTable:
             name = column if column in header else column.partition(".")[0]
             if header.count(name) > 1:
                 raise UserError(
-                    f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that is meant."
+                    f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that you mean."
                 )
             if name in header:
                 stored[name] = True
@@ -120,9 +120,9 @@ class FileTable:
         for place, fields in islice(self._separated(name), 0 if begin else 1, None):
             if len(fields) != len(header):
                 raise UserError(
-                    f"{place} has {len(fields)} fields, but its header has {len(header)}:"
-                    f" {str(fields)[:80]}. In TSV no field can hold a tab or a line end, unless quotes is set; in CSV"
-                    ' such fields stand between "quotes".'
+                    f"{place} has {len(fields)} fields, but its header has {len(header)}: {str(fields)[:80]}. In"
+                    " TSV no field can hold a tab or a line end, unless quotes is set. In CSV such fields are"
+                    ' enclosed in "quotes".'
                 )
             yield Record(place, dict(zip(header, fields, strict=True)))
 
@@ -142,9 +142,9 @@ class FileTable:
             for place, fields in ((place, text.split("\t")) for place, text in lines if text):
                 if self._quotes is None and any(field.startswith('"') for field in fields):
                     raise UserError(
-                        f"{place}: a field begins with a quote, which may belong to the text or enclose it. Set quotes"
-                        " (beside the path) to false where it is part of the text (as MS MARCO's files are), to true"
-                        " where the file was written as CSV is (by pandas, say, or a spreadsheet)."
+                        f"{place}: a field begins with a quote, which may belong to the text or enclose it. Set"
+                        " quotes (beside the path). false: the quote is part of the text, as in MS MARCO's files."
+                        " true: the file was written as CSV, by pandas or a spreadsheet, for example."
                     )
                 yield place, fields
             return
@@ -158,8 +158,8 @@ class FileTable:
                 place = place._replace(line=reader.line_num + 1)
         except csv.Error as error:
             raise UserError(
-                f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line"
-                ' end stands between quotes, and a quote in it is written "".'
+                f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line end must be enclosed"
+                ' in quotes, with each quote in it as "".'
             ) from error
 
     def _parquet_records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
@@ -213,7 +213,7 @@ def table_files(folder: Folder, pattern: str) -> list[str]:
     """
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise UserError(f"{pattern!r} leaves {folder.uri}. Name what lies below that folder, or set path to another.")
+        raise UserError(f"{pattern!r} leaves {folder.uri}. Name a path below that folder, or set path to another.")
     exact = "/".join(part for part in pattern.split("/") if part != ".")
     if parts and folder.exists(exact):
         tables = [exact] if _ends_as_table(exact) else []  # who names a hidden file means it
@@ -225,8 +225,8 @@ def table_files(folder: Folder, pattern: str) -> list[str]:
         tables = [name for name in names if is_table(name)]
     if not tables:
         raise UserError(
-            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of the"
-            f" kinds {', '.join(_ENDINGS)}; all but parquet may have .gz or .zst behind the name."
+            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of"
+            f" the kinds {', '.join(_ENDINGS)}. All but parquet may have .gz or .zst behind the name."
         )
     return tables
 
@@ -266,7 +266,7 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
 
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(map(repr, columns)) or "none"
-    return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that is meant.")
+    return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that you mean.")
 
 
 def open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
@@ -287,6 +287,6 @@ def _whole_parquet(folder: Folder, name: str) -> Iterator[None]:
         if isinstance(error, OSError) and not folder.is_local:
             raise storage_error(folder.describe(name), error) from error
         raise UserError(
-            f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS,"
-            " fetch it again (git lfs pull)."
+            f"{folder.describe(name)} can't be read as parquet: {error}. If it is incomplete, or a pointer of Git"
+            " LFS, fetch it again (git lfs pull)."
         ) from error

@@ -39,11 +39,12 @@ class Tevatron(FolderSource):
     kind: Literal["tevatron"] = "tevatron"
     """The format."""
     examples: dict[str, FileNames] = Field(min_length=1)
-    """Each split's file or files."""
+    """File or files of each split."""
     corpus: FileNames = ()
-    """Files of the corpus, needed where examples name documents by id."""
+    """Files of the corpus. Needed where examples name documents by id."""
     differing_texts: Literal["refuse", "first"] = "refuse"
-    """Of documents, or queries, with one id; first: the one read first, from the corpus where it is there."""
+    """What to do with different documents, or queries, of the same id. first: keep the one read first, from the corpus
+    if it is there."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file is missing."""

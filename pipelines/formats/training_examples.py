@@ -143,8 +143,8 @@ def require_judgments(collection: StoredCollection, what: str) -> None:
     """Raises ``UserError`` where there are none, and the format is nothing without them."""
     if not len(collection.rows_of("judgments")):
         raise UserError(
-            f"{collection.uri} has no judgments, and {what} is not complete without them. Export to another format, or"
-            " make the collection with its judgments."
+            f"{collection.uri} has no judgments, but {what} needs them. Export to another format, or make the"
+            " collection with its judgments."
         )
 
 

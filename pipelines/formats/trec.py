@@ -156,8 +156,8 @@ def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
             continue
         if not start and not text.startswith(opening):
             raise UserError(
-                f"{place} is {text!r:.60}, which stands outside {opening}…{closing}. Is it a file of"
-                " another format? A table separated by tabs is named .tsv."
+                f"{place} is {text!r:.60}, outside {opening}…{closing}. Is it a file of another format? A table"
+                " separated by tabs must be named .tsv."
             )
         if start and text.startswith(opening):
             raise UserError(f"{start}: {opening} has no {closing} before the next one in line {place.line}.")
@@ -178,7 +178,7 @@ class DocumentKeys(Settings):
     id: str = "id"
     """Key of the id."""
     title: str = "title"
-    """Key of the title; only one called so may be absent from a document."""
+    """Key of the title. Only a key named title may be absent from a document."""
     text: str = "text"
     """Key of the text."""
 
@@ -197,11 +197,11 @@ class TrecFiles(FolderSource):
     queries: FileNames = ()
     """Files of queries."""
     qrels: dict[str, FileNames] = Field(default={})
-    """Each split's files of judgments."""
+    """Files of judgments for each split."""
     triples: dict[str, FileNames] = Field(default={})
-    """Each split's files of query id, id of a positive, id of a negative."""
+    """Files of query id, id of a positive, id of a negative, for each split."""
     document_columns: DocumentColumns = ("id", "text")
-    """Columns of .tsv: [id, -, title, text] for MS MARCO's documents."""
+    """Columns of .tsv, such as [id, -, title, text] for MS MARCO's documents."""
     document_keys: DocumentKeys = DocumentKeys()
     """Keys of .jsonl."""
     title_tags: tuple[str, ...] = ("TITLE", "HEADLINE", "HEAD", "HL", "TTL")
@@ -301,13 +301,13 @@ def _table_lines(values: Iterable[tuple[str, ...]], collection: StoredCollection
     for id_, *texts in values:
         if id_.split() != [id_] or id_.startswith("\ufeff"):
             raise UserError(
-                f"{collection.uri}: the id {id_!r:.80} can't stand in TREC's files, whose columns are separated by"
-                " whitespace. Rename it in the source and collect again."
+                f"{collection.uri}: the id {id_!r:.80} can't be in TREC's files, because whitespace separates"
+                " their columns. Rename it in the source and collect again."
             )
         for text in texts:
             if "\t" in text or "\n" in text or "\r" in text:
                 raise UserError(
-                    f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, which separate the columns"
-                    " and lines of TREC's tables. Export to beir, which holds any text."
+                    f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, but these separate the"
+                    " columns and lines of TREC's tables. Export to beir, which holds any text."
                 )
         yield "\t".join([id_, *texts])

@@ -42,17 +42,17 @@ class ClusterConfig(StageConfig):
     pairs: InputPath
     """The pairs to cluster."""
     vectors: InputPath
-    """Vectors of their collection's queries and documents."""
+    """Vectors of the queries and documents of their collection."""
     cluster_size: int = Field(default=64, gt=0)
-    """Pairs of a cluster, on average."""
+    """Mean number of pairs in a cluster."""
     smallest_domain: int = Field(default=64, gt=0)
-    """Pairs of a domain that is not small; the batch size, since a domain must fill one batch."""
+    """Domains with fewer pairs are small. Use the batch size, because a domain must fill a batch."""
     small_domains: SmallDomains = "refuse"
-    """What becomes of smaller domains; 'merge_all' takes all domains for one."""
+    """What to do with small domains. 'merge_all' treats all domains as one."""
     kmeans: KMeansSettings = KMeansSettings()
-    """How."""
+    """Settings of the clustering."""
     seed: int = Field(default=0, ge=0)
-    """Of the first centroids."""
+    """Seed of the first centroids."""
 
 
 GROUPED = """
@@ -107,8 +107,8 @@ class Cluster(Stage[ClusterConfig]):
         for part in ("queries", "documents") if self.config.kmeans.sides == "both" else ("queries",):
             if vectors.part(part).vectors_per_text > 1:
                 raise UserError(
-                    f"{vectors.uri} has {vectors.part(part).vectors_per_text} vectors for each of its {part}; a pair is"
-                    " clustered by one a side. Embed with an encoder that gives one."
+                    f"{vectors.uri} has {vectors.part(part).vectors_per_text} vectors for each of its {part}, but"
+                    " clustering needs one. Embed with an encoder that gives one."
                 )
         groups = self._groups()
         domains = [

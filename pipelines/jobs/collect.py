@@ -73,12 +73,12 @@ class CollectConfig(StageConfig):
     source: AnySource
     """The source, by its format."""
     bytes_per_shard: int = Field(default=32 << 20, gt=0)
-    """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
+    """Bytes of the source that one worker reads. Larger files of lines or parquet are split."""
     new_splits: NewSplits | None = None
-    """Splits for validation and for testing, made of the judgments where these have none; null: as they are. A source
-    with cross_validation has those of its folds."""
+    """Splits for validation and testing, drawn from the judgments where these have none. null: judgments stay as they
+    are. With cross_validation the source's folds are the splits."""
     limits: Limits = Limits()
-    """How large one piece of the source may be."""
+    """Largest pieces of the source."""
 
 
 class Collect(Stage[CollectConfig]):
@@ -106,7 +106,7 @@ class Collect(Stage[CollectConfig]):
             for format_, policies in map(self._open, self._names()):
                 if policies.cross_validation and not format_.judgments_name:
                     raise UserError(
-                        f"cross_validation shares out judged queries, but with {format_.documents_name} no judgments"
+                        f"cross_validation divides judged queries, but with {format_.documents_name} no judgments"
                         " are read. Give them too, or leave cross_validation out."
                     )
 

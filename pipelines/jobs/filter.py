@@ -48,36 +48,38 @@ class FilterConfig(StageConfig):
     """
 
     packing: InputPath
-    """Which pairs share a batch."""
+    """Packed batches."""
     pairs: InputPath
     """The pairs that were packed."""
     collection: InputPath
-    """Their texts."""
+    """The collection with the texts of the pairs."""
     vectors: InputPath | None = None
-    """Those of the surrogate, which judges what is a false negative."""
+    """Vectors of the surrogate, which finds false negatives."""
     negatives: InputPath | None = None
-    """Mined candidates, those of each query being its hard negatives."""
+    """Mined candidates. Each query's candidates are its hard negatives."""
     judged_negatives: str | None = None
-    """A split of the collection: hard negatives are what it judges as not relevant."""
+    """A split of the collection. Documents that it judges as not relevant are hard negatives."""
     teacher_scores: InputPath | None = None
-    """Candidates, a run, or a run file in TREC's form; stored are the scores of a row's document and hard negatives."""
+    """Teacher scores: candidates, a run, or a run file in TREC's format. Scores of a row's document and hard negatives
+    are stored."""
     negatives_per_example: int = Field(default=1, gt=0)
-    """Hard negatives stored with every example: the pool that training.hard_negatives draws from each epoch."""
+    """Hard negatives stored with every example. In each epoch training.hard_negatives of them are drawn."""
     choose_negatives: Choice = "sample"
-    """first: the best ranked; sample: drawn for each epoch, all before one comes again; balanced_margins: drawn evenly
-    over a teacher's margins."""
+    """How they are chosen. first: the best ranked. sample: drawn for each epoch, without repeating one until all were
+    drawn. balanced_margins: drawn evenly over a teacher's margins."""
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
-    """For choose_negatives: balanced_margins."""
+    """Settings for choose_negatives: balanced_margins."""
     too_few_negatives: TooFew = "refuse"
-    """repeat: those there are, in turn; random, and repeat where there are none: documents that are no positives."""
+    """What to do with examples that have fewer. repeat: use theirs in turn. random: add random documents that are no
+    positives; repeat if there are none."""
     seed: int = Field(default=0, ge=0)
-    """Of the sample."""
+    """Seed of the sample."""
     with_title: bool = True
-    """Whether a document's title is before its text."""
+    """Whether documents have their titles before their texts."""
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
-    """Which documents of a batch are masked."""
+    """Rules that mask documents of a batch as false negatives."""
     batches_per_shard: int = Field(default=1_000, gt=0)
-    """Batches of a file, each made by one task."""
+    """Batches in a file. One task makes one file."""
 
     @property
     def has_negatives(self) -> bool:
@@ -87,15 +89,19 @@ class FilterConfig(StageConfig):
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         if self.choose_negatives == "balanced_margins" and not self.teacher_scores:
-            raise ValueError("'choose_negatives: balanced_margins' needs 'teacher_scores', whose margins it balances")
+            raise ValueError(
+                "'choose_negatives: balanced_margins' needs 'teacher_scores', because it balances their margins"
+            )
         if self.teacher_scores and not self.has_negatives:
-            raise ValueError("'teacher_scores' are of examples with hard negatives: give 'negatives' too")
+            raise ValueError("'teacher_scores' need examples with hard negatives: give 'negatives' too")
         if self.teacher_scores and self.too_few_negatives == "random":
-            raise ValueError("'too_few_negatives: random' takes documents that no teacher scored; set refuse or repeat")
+            raise ValueError(
+                "'too_few_negatives: random' adds documents without a teacher's score: set refuse or repeat"
+            )
         if self.false_negatives.surrogate_score and not self.vectors:
             raise ValueError(
-                "'false_negatives.surrogate_score' needs 'vectors': of an encoder that judges what is a"
-                " false negative, or set it to false"
+                "'false_negatives.surrogate_score' needs 'vectors' to find false negatives. Give them, or set it"
+                " to false"
             )
         return self
 
@@ -150,7 +156,7 @@ class Filter(Stage[FilterConfig]):
             require_same_origin("collection", collection, vectors)
             for part in TEXT_PARTS:
                 if vectors.part(part).vectors_per_text > 1:
-                    raise UserError(f"{vectors.uri} has several vectors for one of the {part}; give one for each.")
+                    raise UserError(f"{vectors.uri} has several vectors for one of the {part}. Give one for each.")
         if config.negatives:
             require_same_origin("collection", collection, StoredCandidates(config.negatives))
         if config.teacher_scores:

@@ -140,7 +140,9 @@ def check_negatives(
         packed[table["pair"].to_numpy()] = True
     of_packed = lengths[read_pairs(pairs, ["query_row"])["query_row"].to_numpy()[packed]]
     if not of_packed.any():
-        none = "No packed pair's query has a hard negative. Are they of the queries of these pairs' split?"
+        none = (
+            "No packed pair's query has a hard negative. Do the negatives belong to the queries of these pairs' split?"
+        )
         if too_few != "random":
             raise UserError(none)
         log.warning(f"Warning: {none} All are drawn at random.")
@@ -169,8 +171,8 @@ def check_scores(path: str, collection: StoredCollection) -> None:
     artifact = Artifact(path)
     if artifact.kind not in (CANDIDATES, RANKING):
         raise UserError(
-            f"teacher_scores is {artifact.uri}, which holds {artifact.kind}: scores come from candidates (of raytriever"
-            " mine, form labelled_lists), from a run, or from a run file."
+            f"teacher_scores is {artifact.uri}, which holds {artifact.kind}. Scores come from candidates (of"
+            " raytriever mine, form labelled_lists), from a run, or from a run file."
         )
     require_same_origin("collection", collection, artifact)
     if artifact.kind == RANKING:
@@ -196,7 +198,9 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
         keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
         scores.append(of_pairs)
     if not keys:
-        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
+        raise UserError(
+            f"{path} scores no document of {collection.uri} for any of its queries. Are ids written in the same way?"
+        )
     writer.add_array(_SCORED_FILE, np.concatenate(keys))
     writer.add_array(_SCORES_FILE, np.concatenate(scores))
     return writer.commit(0)

@@ -32,30 +32,30 @@ class MineConfig(StageConfig):
     """Which run is mined, what is dropped, and how many candidates of a query are written in which form."""
 
     run: InputPath
-    """The ranking that is mined."""
+    """The ranking to mine."""
     collection: InputPath
-    """What was searched."""
+    """The collection that was searched."""
     vectors: InputPath | None = None
-    """Of documents and queries, by any encoder, to score positives and candidates; None: the run's scores."""
+    """Vectors of documents and queries, from any encoder, to score positives and candidates. None: the run's scores."""
     split: str = "train"
-    """Whose judgments say what is a positive."""
+    """Split of the judgments that name the positives."""
     form: Form = "hard_negatives"
-    """hard_negatives, or labelled_lists, which have the positives too."""
+    """hard_negatives, or labelled_lists, which also hold the positives."""
     rules: MiningRules = MiningRules()
-    """Which candidates are fit to train against."""
+    """Rules for candidates."""
     number: int | None = Field(default=None, gt=0)
-    """Candidates of a query beside its positives; None: all."""
+    """Candidates of a query, without its positives. None: all."""
     choose: Literal["first", "sample"] = "first"
-    """Which of those that no rule drops."""
+    """How they are chosen among those that pass the rules."""
     seed: int = Field(default=0, ge=0)
-    """Of the sample."""
+    """Seed of the sample."""
     candidates_per_shard: int = Field(default=1 << 21, gt=0)
-    """Candidates of a file, made by one task."""
+    """Candidates in a file. One task makes one file."""
 
     @model_validator(mode="after")
     def _a_sample_has_a_size(self) -> Self:
         if self.choose == "sample" and self.number is None:
-            raise ValueError("'choose: sample' needs 'number', the candidates to draw for each query")
+            raise ValueError("'choose: sample' needs 'number', how many candidates to draw for each query")
         return self
 
 
@@ -104,7 +104,7 @@ class Mine(Stage[MineConfig]):
             require_same_origin("collection", collection, vectors)
             vectors.part("documents").require_all()
             if vectors.part("queries").vectors_per_text > 1:
-                raise UserError(f"{vectors.uri} has several vectors of a query; give vectors with one of each.")
+                raise UserError(f"{vectors.uri} has several vectors for a query. Give vectors with one for each.")
         judgments, minimum = collection.judgments(config.split), config.rules.minimum_relevance
         relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum))
         query_ids = run.query_ids()

@@ -20,22 +20,22 @@ class MixConfig(StageConfig):
     """Batches of several sources in one order, all of them or by ratio, drawn anew in every epoch."""
 
     sources: Annotated[dict[str, str], Input()] = Field(min_length=1)
-    """Artifacts of batches, by the name that each has in the counts."""
+    """Artifacts of batches, by their names in the counts."""
     ratios: dict[str, PositiveFloat] | None = None
-    """Of the numbers of batches, by the same names; None: an epoch has all batches of all."""
+    """Ratios of the numbers of batches, by the same names. None: an epoch has all batches of all sources."""
     epochs: int | None = Field(default=None, gt=0)
-    """None: as many as every source has; a source with fewer gives its own again, in turn."""
+    """Number of epochs. None: as many as every source has. A source with fewer repeats its own in turn."""
     seed: int = Field(default=0, ge=0)
-    """Of the order."""
+    """Seed of the order."""
     batches_per_shard: int = Field(default=1_000, gt=0)
-    """Batches of a file, each made by one task."""
+    """Batches in a file. One task makes one file."""
 
     @model_validator(mode="after")
     def _ratios_are_of_the_sources(self) -> Self:
         if self.ratios is not None and self.ratios.keys() != self.sources.keys():
             raise ValueError(
-                f"ratios are given for {', '.join(sorted(self.ratios))}, sources are {', '.join(sorted(self.sources))};"
-                " give one for each"
+                f"ratios are given for {', '.join(sorted(self.ratios))}, but sources are"
+                f" {', '.join(sorted(self.sources))}: give one for each"
             )
         return self
 
@@ -60,8 +60,8 @@ class Mix(Stage[MixConfig]):
             ):
                 if here != there:
                     raise UserError(
-                        f"{first.uri} has batches of {what} {here}, {other.uri} of {what} {there}: a training run can't"
-                        " read both. Make them alike."
+                        f"{first.uri} has batches of {what} {here}, but {other.uri} of {what} {there}. A training"
+                        " run can't read both. Make them alike."
                     )
         return readers
 
@@ -131,9 +131,9 @@ def shares(counts: Mapping[str, int], ratios: Mapping[str, float] | None) -> dic
     for name, number in found.items():
         if not number:
             raise UserError(
-                f"By its ratio of {ratios[name]:g} '{name}' would give no batch in an epoch: there are"
-                f" {', '.join(f'{counts[other]} of {other} (ratio {ratios[other]:g})' for other in ratios)}. Raise its"
-                " ratio, or make more batches of the scarcest source."
+                f"With its ratio of {ratios[name]:g} '{name}' would give no batch in an epoch, because there are"
+                f" {', '.join(f'{counts[other]} of {other} (ratio {ratios[other]:g})' for other in ratios)}. Raise"
+                " its ratio, or make more batches of the scarcest source."
             )
     return found
 

@@ -50,19 +50,19 @@ class PackConfig(StageConfig):
     """How pairs become batches. Without ``clusters`` they are random ones of ``pairs``."""
 
     clusters: InputPath | None = None
-    """The clusters to pack; None: random batches."""
+    """The clusters to pack. None: random batches."""
     pairs: InputPath | None = None
-    """The pairs; the swap polish and random batches need them."""
+    """The pairs. Swaps and random batches need them."""
     vectors: InputPath | None = None
-    """Vectors of the pairs' collection, for the swap polish."""
+    """Vectors of the pairs' collection, for swaps."""
     packing: PackingSettings
     """Size and order of batches."""
     small_domains: SmallDomains = "refuse"
-    """Without ``clusters``: what becomes of domains with fewer pairs than a batch."""
+    """Without ``clusters``: what to do with domains that have fewer pairs than a batch."""
     epochs: int = Field(default=1, gt=0)
-    """Epochs to pack, each anew."""
+    """Number of epochs. Each is packed anew."""
     seed: int = Field(default=0, ge=0)
-    """Of the order, and of what each epoch leaves out."""
+    """Seed of the order, and of the pairs that each epoch leaves out."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -73,13 +73,13 @@ class PackConfig(StageConfig):
             raise ValueError("there is nothing to pack: name 'clusters', or 'pairs' alone for random batches")
         if not self.clusters and packing.order != "random":
             raise ValueError(
-                f"packing.order is {packing.order}, which orders clusters, but no 'clusters' are named. Name them, or"
-                " set packing.order to random"
+                f"packing.order is {packing.order}, which orders clusters, but no 'clusters' are named. Name them,"
+                " or set packing.order to random"
             )
         if small != "refuse" and self.clusters:
             raise ValueError(
-                f"small_domains is {small}, which is for random batches: of clusters it was decided when the pairs were"
-                " clustered ('cluster' has it too). Leave it out"
+                f"small_domains is {small}, which is only for random batches. For clusters, set it in the"
+                " 'cluster' job, and leave it out here"
             )
         return self
 
@@ -362,8 +362,8 @@ def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
     sides = clusters.manifest["facts"].get("sides", "both")
     if config.packing.order == "topics" and sides != "queries":
         raise UserError(
-            f"packing.order topics draws every batch from one cluster of queries, but {clusters.uri} clusters pairs."
-            " Cluster with kmeans.sides queries, or set packing.order to tour or random."
+            f"packing.order topics draws every batch from one cluster of queries, but {clusters.uri} has clusters"
+            " of pairs. Cluster with kmeans.sides queries, or set packing.order to tour or random."
         )
 
 

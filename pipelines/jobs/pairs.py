@@ -68,28 +68,32 @@ class PairsConfig(StageConfig):
     """Which judgments become pairs, and what becomes of those that repeat one another."""
 
     collection: InputPath
-    """The collection whose judgments become pairs."""
+    """The collection with the judgments."""
     split: str | Annotated[tuple[str, ...], Field(min_length=1)] = "train"
-    """Which judgments; several splits make one set of pairs."""
+    """Splits of judgments. Several splits give one set of pairs."""
     minimum_relevance: int = 1
-    """The grade from which a document answers its query."""
+    """Lowest grade of a document that answers its query."""
     duplicates: DuplicateSettings = DuplicateSettings()
-    """Pairs that repeat an earlier one."""
+    """What to do with pairs that repeat an earlier one."""
     documents_per_query: int | None = Field(default=None, gt=0)
-    """Most pairs of one query: a batch of one query's pairs alone has all negatives masked."""
+    """Most pairs of one query. In a batch with only one query's pairs, all negatives are masked."""
     choose_documents: ChooseDocuments = "drawn"
-    """Which so many: drawn by their ids, or the first as the source lists them, in DPR's files the annotated one."""
+    """How these are chosen: drawn by their ids, or the first in the source's order, which in DPR's files is the
+    annotated one."""
     queries_per_document: int | None = Field(default=None, gt=0)
-    """Most pairs of one document, of those left, drawn by their ids: they mask each other in a batch."""
+    """Most pairs of one document, drawn by their ids after the rules above, because such pairs mask each other in a
+    batch."""
     rows_per_file: int = Field(default=1_000_000, gt=0)
-    """Pairs of a file."""
+    """Pairs in a file."""
     texts_per_shard: int = Field(default=100_000, gt=0)
-    """Rows of the collection whose texts one worker hashes."""
+    """Rows of the collection that one worker hashes."""
 
     @model_validator(mode="after")
     def _number_is_said(self) -> Self:
         if self.choose_documents == "first" and self.documents_per_query is None:
-            raise ValueError("'choose_documents: first' needs 'documents_per_query', how many of a query's to keep")
+            raise ValueError(
+                "'choose_documents: first' needs 'documents_per_query', how many documents of a query to keep"
+            )
         return self
 
 

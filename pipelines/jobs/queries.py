@@ -32,27 +32,29 @@ class QueriesConfig(StageConfig):
     """How queries are made, and which split their judgments are of."""
 
     collection: InputPath
-    """The collection whose documents queries are made from."""
+    """The collection with the documents to make queries from."""
     queries: Annotated[TitleQueries | HeadingQueries | CropQueries | DocstringQueries, Field(discriminator="kind")]
-    """Which kind of queries."""
+    """The kind of queries."""
     split: str = Field(default="train", min_length=1)
-    """The split that their judgments are of."""
+    """The split of their judgments."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the source documents, chosen by a hash of their ids, whose examples are of split test instead."""
+    """Share of the source documents for split test, chosen by a hash of their ids."""
     validation: float = Field(default=0.0, ge=0, lt=1)
-    """Share of others, whose examples are of split dev."""
+    """Share of the source documents for split dev, chosen in the same way."""
     seed: int = Field(default=0, ge=0)
-    """Of what is drawn, and of what is held out."""
+    """Seed of the draws and of the held-out documents."""
     rows_per_shard: int = Field(default=50_000, gt=0)
-    """Documents or chunks of the source collection."""
+    """Documents or chunks of the source collection in one shard."""
 
     @model_validator(mode="after")
     def _splits_differ(self) -> Self:
         shares = {HELD_OUT_SPLIT: self.held_out, VALIDATION_SPLIT: self.validation}
         if shares.get(self.split):
-            raise ValueError(f"split can't be '{self.split}' where a share is held out, whose split is that")
+            raise ValueError(f"split can't be '{self.split}', because a held-out share has that split")
         if sum(shares.values()) >= 1:
-            raise ValueError("held_out and validation are all there is: lower them, so that something is trained on")
+            raise ValueError(
+                "held_out and validation take all documents: lower them, so that some are left for training"
+            )
         return self
 
     def split_of(self, source_id: str) -> str:
@@ -121,8 +123,8 @@ class Queries(Stage[QueriesConfig]):
     def _check_id(self, document_id: str) -> None:
         if document_id.startswith(QUERY):
             raise UserError(
-                f"A document of {self.config.collection} would have the id {document_id!r}, but ids of the queries made"
-                f" here begin with {QUERY!r}, and a result that has its query's id is taken for the query itself and"
+                f"A document of {self.config.collection} would have the id {document_id!r}, but ids of the queries"
+                f" made here begin with {QUERY!r}. A result with its query's id is taken for the query itself and"
                 " left out. Give the document another id."
             )
 

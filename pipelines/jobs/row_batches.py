@@ -40,15 +40,16 @@ class RowBatchesConfig(StageConfig):
     """How many epochs of batches, and what becomes of domains that can't fill one."""
 
     small_domains: SmallDomains = "refuse"
-    """What becomes of domains that can't fill a batch."""
+    """What to do with domains that can't fill a batch."""
     epochs: int = Field(default=1, gt=0)
-    """Epochs to make, each anew."""
+    """Number of epochs. Each is made anew."""
     batches_per_epoch: int | None = Field(default=None, gt=0)
-    """So many of those that an epoch could have, drawn at random, fewer being among more; None: all."""
+    """Number of batches, drawn at random from those of an epoch. A smaller number draws a subset of a larger one's.
+    None: all."""
     seed: int = Field(default=0, ge=0)
-    """Of the order, and of what each epoch leaves out."""
+    """Seed of the order, and of the rows that each epoch leaves out."""
     batches_per_shard: int = Field(default=1_000, gt=0)
-    """Batches of a file, each made by one task."""
+    """Batches in a file. One task makes one file."""
 
 
 Config = TypeVar("Config", bound=RowBatchesConfig)
@@ -239,7 +240,7 @@ class GroupConfig(RowBatchesConfig):
     """Which chunks, and how they become batches."""
 
     collection: InputPath
-    """One that `raytriever chunk` made."""
+    """A collection that `raytriever chunk` made."""
     grouping: GroupingSettings = GroupingSettings()
     """How chunks are grouped."""
 
@@ -272,8 +273,8 @@ class Group(RowBatches[GroupConfig]):
         lacking = [name for name in _CHUNK_PLACES if name not in pq.read_schema(collection.path(names[0])).names]
         if lacking:
             raise UserError(
-                f"The documents of {collection.uri} have no column {', '.join(lacking)}, so they are no chunks. Cut"
-                " them first (raytriever chunk), and group what that makes."
+                f"The documents of {collection.uri} have no column {', '.join(lacking)}, so they are no chunks."
+                " Cut them first (raytriever chunk), and group the result."
             )
         if not collection.count("documents"):
             raise UserError(f"{collection.uri} has no chunks. Was there text to cut?")
@@ -325,13 +326,13 @@ class ListsConfig(RowBatchesConfig):
     """Which lists, and how many of them make a batch."""
 
     candidates: InputPath
-    """Mined in the form ``labelled_lists`` from ``collection``."""
+    """Candidates mined in the form ``labelled_lists`` from ``collection``."""
     collection: InputPath
-    """The queries' texts and domains."""
+    """The collection with the queries' texts and domains."""
     batch_size: int = Field(default=32, gt=1)
-    """Queries of a batch."""
+    """Number of queries in a batch."""
     order: Literal["grouped", "random"] = "grouped"
-    """grouped: a batch's queries are of one domain; random: of any."""
+    """grouped: a batch has queries of one domain. random: it has queries of any domain."""
 
 
 class Lists(RowBatches[ListsConfig]):
@@ -352,8 +353,8 @@ class Lists(RowBatches[ListsConfig]):
         require_same_origin("collection", collection, candidates)
         if candidates.form != "labelled_lists":
             raise UserError(
-                f"{candidates.uri} was mined in the form {candidates.form}, which lacks the positives. Mine again with"
-                " 'form: labelled_lists'."
+                f"{candidates.uri} was mined in the form {candidates.form}, which lacks the positives. Mine again"
+                " with 'form: labelled_lists'."
             )
         if not len(candidates):
             raise UserError(f"{candidates.uri} has no lists.")

@@ -44,26 +44,26 @@ class MiningRules(Settings):
     """
 
     minimum_relevance: int = Field(default=1, gt=0)
-    """The grade from which a judged document is a positive."""
+    """Lowest grade of a positive."""
     judged_negatives: Literal["keep", "drop"] = "keep"
-    """What becomes of documents judged below that."""
+    """What to do with documents judged below that."""
     self_hits: SelfHits = "remove"
-    """What becomes of the document that has the query's id, which is the query itself where queries are documents; keep
-    where both are numbered apart, as in MS MARCO. A document that has the query's text is always removed."""
+    """What to do with the document that has the query's id. Where queries are documents it is the query itself. Set
+    keep where both are numbered apart, as in MS MARCO. A document with the query's text is always removed."""
     skip_first: int = Field(default=0, ge=0)
-    """Ranks that are dropped."""
+    """Number of first ranks to drop."""
     depth: int | None = Field(default=None, gt=0)
-    """The last rank that is read; None: all."""
+    """The last rank to read. None: all."""
     maximum_score: FiniteFloat | None = None
     """The highest score of a candidate."""
     absolute_margin: FiniteFloat | None = None
-    """How far below the positive's score a candidate's must be."""
+    """Smallest distance of a candidate's score below the positive's."""
     relative_margin: FiniteFloat | None = Field(default=None, le=1)
-    """The same as a share of the positive's score: 0.05 keeps what scores at most 95 % of it, 1 none above 0."""
+    """The same as a share of the positive's score. 0.05 keeps scores of at most 95 % of it; 1 keeps none above 0."""
     answers: Literal["string", "regex", "ignore"] = "string"
-    """How answers are looked for in candidates."""
+    """How answers are matched in candidates."""
     with_title: bool = True
-    """Whether a title is part of the text that is compared and searched for answers."""
+    """Whether the text that is compared and searched for answers includes the title."""
 
     @property
     def has_margin(self) -> bool:

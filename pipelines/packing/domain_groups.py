@@ -46,7 +46,7 @@ def group_domains(
     groups = [names[at] for at in np.flatnonzero(~are_small(counts, smallest, small_domains))]
     if group_of.max() == len(groups):
         if MERGED in groups:
-            raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
+            raise UserError(f"A domain is called {MERGED!r}, the name of the merged small domains. Rename it.")
         groups.append(MERGED)
     kept = group_of >= 0
     sizes = np.bincount(group_of[kept], counts[kept]).astype(np.int64)

@@ -31,20 +31,20 @@ class PackingSettings(Settings):
     """How a domain's clusters become batches."""
 
     batch_size: int = Field(gt=1)
-    """Pairs of a batch."""
+    """Number of pairs in a batch."""
     order: Order = "tour"
-    """Of a domain's clusters; topics: every batch of one cluster of queries (TAS-B)."""
+    """Order of a domain's clusters. topics: every batch comes from one cluster of queries (TAS-B)."""
     shuffled: Share | tuple[Share, ...] = 0.0
-    """Share of a domain's batches whose pairs are dealt anew at random; several: of an epoch each, in turn."""
+    """Share of a domain's batches with randomly redistributed pairs. A list has a share for each epoch, in turn."""
     shuffled_of_domains: dict[str, Share | tuple[Share, ...]] = Field(default={})
-    """The same of single domains, by their names."""
+    """The same share for single domains, by their names."""
     polish_sweeps: int = Field(default=0, ge=0)
     """Rounds of swaps that make near batches harder (eq. 2)."""
     polish_margin: float = Field(default=0.0, ge=0)
-    """The filter's: negatives that it will mask count for nothing in swaps."""
+    """The rules of the filter job. Swaps don't count negatives that it will mask."""
     region_pairs: int = Field(default=1 << 20, gt=0)
-    """A domain of more pairs is divided into regions of near clusters, or, without clusters, of any pairs. Each is
-    packed by a task of its own; what is shuffled is dealt across them."""
+    """A domain with more pairs is divided into regions of near clusters, or of any pairs if there are no clusters. One
+    task packs one region. Shuffled pairs are redistributed across regions."""
 
     def shuffled_share(self, epoch: int, domain: str | None) -> float:
         """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
@@ -55,8 +55,8 @@ class PackingSettings(Settings):
     def _settings_fit(self) -> Self:
         if self.region_pairs < 2 * self.batch_size:
             raise ValueError(
-                f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}: what is left over of"
-                " each region would be much. Raise it"
+                f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}, so each region"
+                " would leave many pairs over. Raise it"
             )
         if () in (self.shuffled, *self.shuffled_of_domains.values()):
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")

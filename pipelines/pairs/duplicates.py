@@ -33,17 +33,17 @@ class NearDuplicateSettings(Settings):
     """
 
     document_threshold: float = Field(default=0.8, gt=0, le=1)
-    """Similarity from which two documents are nearly the same."""
+    """Lowest similarity of near-duplicate documents."""
     query_threshold: float = Field(default=0.9, gt=0, le=1)
-    """Similarity from which two queries are nearly the same."""
+    """Lowest similarity of near-duplicate queries."""
     document_words: int = Field(default=3, ge=1)
-    """Words of a document's n-gram; a shorter text is one n-gram."""
+    """Words in a document's n-gram. A shorter text is one n-gram."""
     query_words: int = Field(default=2, ge=1)
-    """Words of a query's n-gram."""
+    """Words in a query's n-gram."""
     bands: int = Field(default=20, ge=1, le=256)
-    """Buckets of a text; two texts that share one are compared."""
+    """Buckets for each text. Texts that share a bucket are compared."""
     rows: int = Field(default=6, ge=1, le=64)
-    """Minimum hashes that make a bucket's key."""
+    """Minimum hashes in a bucket's key."""
 
 
 def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
@@ -170,11 +170,11 @@ class DuplicateSettings(Settings):
     """
 
     exact: Literal["drop", "keep"] = "drop"
-    """Pairs whose two texts equal an earlier pair's but for case and white space."""
+    """What to do with pairs that repeat the texts of an earlier pair, apart from case and white space."""
     near: Literal["off", "report", "drop"] = "off"
-    """Pairs both of whose texts are nearly an earlier pair's."""
+    """What to do with pairs that nearly repeat both texts of an earlier pair."""
     similarity: NearDuplicateSettings = NearDuplicateSettings()
-    """What nearly is."""
+    """When texts are near-duplicates."""
 
     @property
     def needs_texts(self) -> bool:

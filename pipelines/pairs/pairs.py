@@ -85,7 +85,7 @@ def keep_domains(
         groups[small] = (~small).sum()
     if not (groups >= 0).any():
         raise UserError(
-            f"No domain has {smallest} {what}, nor have all together ({int(counts.sum())}): there is not one batch."
-            f" Lower {limit}, or bring more {what}."
+            f"No domain has {smallest} {what}, and all together have {int(counts.sum())}, so no batch can be"
+            f" filled. Lower {limit}, or bring more {what}."
         )
     return groups.astype(np.int64)

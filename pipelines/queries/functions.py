@@ -112,17 +112,17 @@ class DocstringQueries(Settings):
     """
 
     kind: Literal["docstring"] = "docstring"
-    """A documentation comment's first paragraph finds the function without it."""
+    """The first paragraph of a documentation comment is the query, and the function without it is the answer."""
     language: str | None = None
-    """Null: of each document by the ending of its id or its title, a path."""
+    """Programming language. Null: by the extension of each document's id, or of its title, a path."""
     minimum_words: int = Field(default=3, ge=1)
-    """Of the query; a function with less is left out (CodeSearchNet)."""
+    """Fewest words of a query. Functions with less are left out (CodeSearchNet)."""
 
     @field_validator("language")
     @classmethod
     def _language_is_known(cls, language: str | None) -> str | None:
         if language is not None and language not in _GRAMMARS:
-            raise ValueError(f"comments of this language aren't known.{did_you_mean(language, list(_GRAMMARS))}")
+            raise ValueError(f"comments of this language are not supported.{did_you_mean(language, list(_GRAMMARS))}")
         return language
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002

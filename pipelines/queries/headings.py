@@ -27,11 +27,11 @@ class HeadingQueries(Settings):
     """
 
     kind: Literal["headings"] = "headings"
-    """Title and heading find the section below it."""
+    """Title and heading are the query, and the section below is the answer."""
     query: How = "title and heading"
-    """What of a heading's place is the query."""
+    """The parts of a heading's place that make the query."""
     minimum_words: int = Field(default=20, ge=1)
-    """A shorter section is dropped, a shorter piece of one joins its neighbour."""
+    """Fewest words of a section. Shorter sections are dropped, and shorter pieces join their neighbour."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example a section; ``dropped`` counts the others: too short, headed by ``}`` or by nothing."""
@@ -88,7 +88,7 @@ class TitleQueries(Settings):
     """
 
     kind: Literal["title"] = "title"
-    """The title finds the text without it."""
+    """The title is the query, and the text without it is the answer."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example; ``dropped`` counts documents without a title or a text."""

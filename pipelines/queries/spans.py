@@ -22,15 +22,15 @@ class CropQueries(Settings):
     """
 
     kind: Literal["crops"] = "crops"
-    """A random span of words finds another one of the same passage."""
+    """A random span of words is the query, and another span of the same passage is the answer."""
     minimum_share: float = Field(default=0.05, gt=0, le=1)
-    """Of a passage's words, in the shortest span."""
+    """Share of a passage's words in the shortest span."""
     maximum_share: float = Field(default=0.5, gt=0, le=1)
-    """Of a passage's words, in the longest span."""
+    """Share of a passage's words in the longest span."""
     word_deletion: float = Field(default=0.1, ge=0, lt=1)
-    """Probability with which each word of a span is left out."""
+    """Probability of deleting each word of a span."""
     minimum_words: int = Field(default=4, ge=1)
-    """Of a span before deletion; a passage with fewer is dropped."""
+    """Fewest words of a span before deletion. Passages with fewer are dropped."""
     per_passage: int = Field(default=1, ge=1)
     """Examples made of each passage."""
 

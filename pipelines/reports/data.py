@@ -67,7 +67,7 @@ def chunks_section(chunks: StoredCollection) -> Section | None:
         ["words of a chunk: mean", f"{counts['words'] / chunks.rows:,.1f}"],
         *([name.replace("_", " "), f"{count:,}"] for name, count in counts.items() if count),
     ]
-    lead = "Documents cut into chunks, which put together again are the texts as they were."
+    lead = "Documents cut into chunks. The chunks put together give the texts unchanged."
     return Section("Chunks", lead, [Table(["quantity", "count"], rows)])
 
 
@@ -86,6 +86,6 @@ def left_out_section(artifacts: Iterable[Artifact]) -> Section | None:
         for reason, count in artifact.manifest["dropped"].items()
         if count
     ]
-    caption = "Over all epochs: an example that a packing leaves out in one epoch is in another's."
+    caption = "Over all epochs. An example left out in one epoch is in another."
     table = Table(["stage", "left out", "count"], rows, caption, text_columns=2)
     return Section("Left out", "What did not become training data, and why.", [table]) if rows else None

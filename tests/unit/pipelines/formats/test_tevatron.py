@@ -69,10 +69,10 @@ def test_other_forms(tmp_path: Path, files: dict[str, Any], settings: dict[str, 
 
 def test_one_id_for_two_texts_and_unknown_ids_are_refused_unless_asked_for(tmp_path: Path) -> None:
     files = {"t.jsonl": lines(WRITTEN_OUT[0], WRITTEN_OUT[1] | {"positive_passages": [ONE | {"text": "other"}]})}
-    refused(tmp_path, files, "line 2: id 'd1' is already that of line 1 with another text")
+    refused(tmp_path, files, "line 2: id 'd1' already belongs to line 1 with another text")
     assert read(str(tmp_path), differing_texts="first").documents == EXPECTED.documents
     files = {"t.jsonl": lines(WRITTEN_OUT[0], WRITTEN_OUT[1] | {"query_id": "q1"})}
-    refused(tmp_path, files, "line 2: id 'q1' is already that of line 1 with another text")
+    refused(tmp_path, files, "line 2: id 'q1' already belongs to line 1 with another text")
     assert read(str(tmp_path), differing_texts="first").queries == EXPECTED.queries[:1]
     files = {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE)}
     refused(tmp_path, files, "line 1 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")

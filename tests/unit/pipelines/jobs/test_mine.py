@@ -264,7 +264,7 @@ def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: P
         ({"collection": other}, "don't come from the same collection"),
         ({"vectors": foreign}, "don't come from the same collection"),
         ({"vectors": queries_only}, "holds no vectors of documents"),
-        ({"vectors": several}, "several vectors of a query"),
+        ({"vectors": several}, "several vectors for a query"),
         ({"run": world.vectors}, "of kind 'vectors', one of kind 'run' is needed"),
     ]):  # fmt: skip
         with pytest.raises(UserError, match=message):
