@@ -37,13 +37,13 @@ class BM25Settings(Settings):
     """How texts are analysed and scored; the defaults are those of Anserini for passages, with English."""
 
     k1: float = Field(default=0.9, ge=0)
-    """How slowly a repeated term saturates."""
+    """k1: how slowly a repeated term saturates."""
     b: float = Field(default=0.4, ge=0, le=1)
-    """How far long documents are discounted."""
+    """b: how much long documents are discounted."""
     stemmer: str | None = "english"
-    """A Snowball language of PyStemmer, or null."""
+    """A stemmer of PyStemmer, a Snowball language. null: none."""
     stop_words: StopWords | None = "english"
-    """A list of bm25s, or null."""
+    """A list of stop words of bm25s. null: none."""
 
     @field_validator("stemmer")
     @classmethod

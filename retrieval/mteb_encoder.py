@@ -80,9 +80,9 @@ class RaytrieverEncoder:
         document = self._towers.document
         if not document.form.reduced:
             raise UserError(
-                f"{model_name} has {document.form}, which MTEB's own search doesn't know. Take a form with a reduction,"
-                " or evaluate by a recipe: collect with source.kind=mteb, then embed, index, search and evaluate with"
-                " like=mteb."
+                f"{model_name} has {document.form}, which MTEB's own search doesn't support. Choose a form with a"
+                " reduction. Or evaluate by a recipe: collect with source.kind=mteb, then embed, index, search and"
+                " evaluate with like=mteb."
             )
         contract = self._towers.contract
         self._prompts, self._chosen = self._towers.query.contract.named_prompts, dict(task_prompts or {})
@@ -123,8 +123,8 @@ class RaytrieverEncoder:
         """Vectors (n, dimension) float32 of the texts in ``inputs``, batches of the form ``{"text": [...]}``."""
         if encode_kwargs.get("precision") is not None:
             raise UserError(
-                f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out; an index with"
-                " a factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
+                f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out. To"
+                " compress vectors, use an index with a factory of scalar or product quantization ('SQ8', 'PQ32')."
             )
         texts = list[str]()
         for batch in require_list("inputs", inputs):
@@ -147,13 +147,15 @@ class RaytrieverEncoder:
             return
         if known is None:
             raise UserError(
-                f"The encoder reads some of a task's texts before any of them, and doesn't know where those of"
+                "The encoder reads some texts of a task before all others, and doesn't know where those of"
                 f" {task.name} are. Evaluate by 'raytriever mteb', or give RaytrieverEncoder the tasks that"
                 " mteb.evaluate gets: tasks=tasks."
             )
         drawn = _drawn_texts(known, subset, split, texts, self._documents, self._seed)
         if not drawn:
-            raise UserError(f"The texts drawn of {task.name} are empty: no context. Draw by another context_seed.")
+            raise UserError(
+                f"The texts drawn from {task.name} are empty and give no context. Choose another context_seed."
+            )
         prompt = task_prompt(self._prompts, self._chosen, task, "document")
         encoder.use_context(encoder.embed_context(drawn, prompt))
         self._context_of = place

@@ -87,8 +87,8 @@ def evaluate_task(encoder: Any, task: Any, folder: Path) -> float:
         source = f"{task.metadata.dataset.get('path')} at {task.metadata.revision}"
         problem = " ".join(str(error).split())[:300]
         raise UserError(
-            f"The data of task {task.metadata.name} ({source}) can't be had: {problem}. Check the network, or fill the"
-            " hub's cache (HF_HOME) on a machine that has one."
+            f"The data of task {task.metadata.name} ({source}) can't be loaded: {problem}. Check the network, or"
+            " fill the hub's cache (HF_HOME) on a machine that has one."
         ) from error
     for settings in folder.rglob("run_settings.jsonl"):  # of several tasks: each shard has its own
         settings.unlink()

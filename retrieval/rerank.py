@@ -85,8 +85,8 @@ def rerank_lists(
             )
         if not scored.isfinite().all():
             raise UserError(
-                "The scoring module gives scores that are no finite numbers, so nothing can be ranked by it. Train it"
-                " again with a lower optimizer.learning_rate."
+                "The scoring module gives scores that are not finite numbers, so nothing can be ranked by it."
+                " Train it again with a lower optimizer.learning_rate."
             )
         best = np.where(found < 0, -np.inf, scored.cpu().numpy()).astype(np.float32)
         ranking.put(slice(start, start + per_block), best_candidates(best, found, k))

@@ -59,7 +59,9 @@ class Searcher:
         self._encoder = None if encoder is None else str(encoder)
         known = {name: artifact for name, artifact in found.items() if artifact.kind == INDEX}
         if not known:
-            raise UserError(f"{run} holds no index. Run its recipe to the end, or name the folder of a run that has.")
+            raise UserError(
+                f"{run} holds no index. Run its recipe to the end, or name the folder of a run with an index."
+            )
         indexes = require_strings("indexes", indexes)
         for name in indexes:
             if name not in known:
@@ -108,7 +110,7 @@ class Searcher:
             return _search_words(index)
         vectors = self._made_of(index, "index.vectors")
         if vectors is None:
-            raise UserError(f"The vectors behind {index.uri} are not in its run, which say how a question is encoded.")
+            raise UserError(f"The vectors behind {index.uri} are not in its run, so the question's encoder is unknown.")
         own, wanted = self._made_of(vectors, "encoder.model"), vectors.manifest["inputs"].get("encoder.model")
         names = [self._encoder] if self._encoder else [own.uri] if own else PACKAGED_MODELS
         for located in map(locate_model, names):
@@ -159,10 +161,12 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
 
 def ask(
     run: Annotated[str, typer.Argument(help="Folder of a finished run.")],
-    question: Annotated[str, typer.Argument(help="What is searched for.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
     k: Annotated[int, typer.Option("--top", min=1, help="Passages.")] = 5,
-    indexes: Annotated[list[str] | None, typer.Option("--index", help="Of the run; several are fused.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="The model, where the run doesn't hold it.")] = None,
+    indexes: Annotated[
+        list[str] | None, typer.Option("--index", help="Indexes of the run to search. Several are fused.")
+    ] = None,
+    encoder: Annotated[str | None, typer.Option(help="The model, if the run doesn't hold it.")] = None,
 ) -> None:
     """Prints the passages of a finished run that answer a question best."""
     (passages,) = Searcher(run, indexes or (), encoder).search([question], k)

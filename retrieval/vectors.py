@@ -77,8 +77,8 @@ class VectorRows:
         """Raises ``UserError`` where only some texts of the collection were embedded."""
         if self._chosen is not None:
             raise UserError(
-                f"{self._artifact.uri} holds vectors of a ranking's texts alone, or of some splits' queries. Embed the"
-                " whole collection for this: leave the embed job's 'run' and 'splits' out."
+                f"{self._artifact.uri} holds only vectors of a ranking's texts, or of some splits' queries. Embed"
+                " the whole collection for this: leave the embed job's 'run' and 'splits' out."
             )
 
     def __len__(self) -> int:
@@ -126,8 +126,8 @@ class VectorRows:
         if len(absent):
             raise UserError(
                 f"{self._artifact.uri} holds no vector of row {rows[absent[0]]} ({len(absent)} of {len(rows)} are"
-                " missing): it was embedded for another ranking, for fewer of its results, or for other splits. Embed"
-                " with that one."
+                " missing). It was embedded for another ranking, for fewer of its results, or for other splits."
+                " Embed with that ranking."
             )
         return places
 

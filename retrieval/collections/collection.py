@@ -75,7 +75,7 @@ class ParquetRows:
             found = pq.read_metadata(artifact.path(names[file]))
             if counts and found.num_rows != counts[file]:
                 raise UserError(
-                    f"{artifact.folder.describe(names[file])} has {found.num_rows:,} rows, where its manifest says"
+                    f"{artifact.folder.describe(names[file])} has {found.num_rows:,} rows, but its manifest says"
                     f" {counts[file]:,}: the artifact was not made as a whole. Make it again."
                 )
             return found
@@ -182,9 +182,8 @@ class StoredCollection(Artifact):
         if len(absent):
             first = ids[int(absent[0])].as_py()
             raise UserError(
-                f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as"
-                f" {first!r}. Is it of another collection, or are its ids written in another"
-                " way?"
+                f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as {first!r}. Does it belong"
+                " to another collection, or are its ids written in another way?"
             )
         return rows
 

@@ -24,9 +24,9 @@ class NewSplits(Settings):
     """
 
     share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Queries of a new split over all; of small data more, up to 50 queries or a fifth."""
+    """Share of all queries in a new split. A split of small data is larger: up to 50 queries or a fifth of all."""
     most: int = Field(default=1_000, gt=0)
-    """Queries of a new split at most."""
+    """Most queries in a new split."""
 
     def size(self, queries: int) -> int:
         """Queries that a new split of so many is to have."""

@@ -23,9 +23,9 @@ class Limits(Settings):
     """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
 
     line_bytes: int = Field(default=64 << 20, gt=0)
-    """The longest line of a text file, without compression."""
+    """Bytes of the longest line of a text file, decompressed."""
     document_characters: int = Field(default=20_000_000, gt=0)
-    """The longest text of a document or a query."""
+    """Characters of the longest text of a document or a query."""
 
 
 class Reading(NamedTuple):

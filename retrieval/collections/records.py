@@ -40,11 +40,11 @@ class CrossValidation(Settings):
     """
 
     folds: int = Field(default=5, ge=2)
-    """Number of folds; of two, none is for training."""
+    """Number of folds. With two, none is left for training."""
     fold: int = Field(ge=0)
-    """The fold for testing ('test'); the next one is for validation ('dev'), the others for training ('train')."""
+    """The fold for testing ('test'). The next one is for validation ('dev'), the others for training ('train')."""
     split: str = "test"
-    """The split whose queries are shared out."""
+    """The split to divide into folds."""
 
     @model_validator(mode="after")
     def _fold_is_there(self) -> Self:
@@ -63,13 +63,13 @@ class Policies(Settings):
     """What to do with records that can't be used, and which queries are for what. Settings of a format extend this."""
 
     empty_documents: Policy = "refuse"
-    """Documents with neither title nor text."""
+    """What to do with documents that have neither title nor text."""
     empty_queries: Policy = "refuse"
-    """Queries without a text."""
+    """What to do with queries without a text."""
     unknown_ids: Policy = "refuse"
-    """Judgments of documents or queries that are not there."""
+    """What to do with judgments of unknown documents or queries."""
     cross_validation: CrossValidation | None = None
-    """Folds, where a collection has too few queries for splits of its own."""
+    """Cross-validation folds, for a collection with too few queries for splits of its own."""
 
 
 class FolderSource(Policies):
@@ -141,8 +141,8 @@ class Record(NamedTuple):
             number = int(number)
         if not isinstance(number, int) or number not in INT32:
             raise UserError(
-                f'{self.place}: "{key}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0 where the'
-                " document is relevant; where every row is a positive, set relevance to null."
+                f'{self.place}: "{key}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0'
+                " where the document is relevant. If every row is a positive, set relevance to null."
             )
         return int(number)
 
@@ -260,8 +260,8 @@ def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
         length = sum(len(value) for value in record if isinstance(value, str))
         if length > longest:
             raise UserError(
-                f"{record.place} holds {length:,} characters, above limits.document_characters ({longest:,}). If that"
-                " is one document, raise the limit; else cut the file into documents."
+                f"{record.place} holds {length:,} characters, above limits.document_characters ({longest:,}). If"
+                " that is one document, raise the limit. Otherwise cut the file into documents."
             )
         characters += length
         if len(chunk) == _RECORDS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:

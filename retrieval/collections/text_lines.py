@@ -63,8 +63,8 @@ def find_files(folder: Folder, names: Sequence[str], setting: str) -> list[str]:
         files = [find_file(folder, plain) for plain in (sorted(matching) if "*" in name else [name])]
         if not files or None in files:
             raise UserError(
-                f"{setting}: {folder.describe(name)} is not there, neither plain nor with .gz or .zst behind the name."
-                f" Correct path or {setting}."
+                f"{setting}: {folder.describe(name)} does not exist, neither plain nor with .gz or .zst behind the"
+                f" name. Correct path or {setting}."
             )
         found += [file for file in files if file]
     return list(dict.fromkeys(found))
@@ -81,7 +81,7 @@ def open_decompressed(folder: Folder, name: str) -> io.BufferedReader:
         if name.endswith(ending):
             if not file.size():
                 raise UserError(
-                    f"{folder.describe(name)} has 0 bytes, but even an empty text is longer once it is compressed: the"
+                    f"{folder.describe(name)} has 0 bytes, but even an empty text is longer when compressed. The"
                     " file was cut off. Fetch it again."
                 )
             file = pa.CompressedInputStream(pa.BufferedInputStream(file, _BUFFER_BYTES), codec)
@@ -199,8 +199,8 @@ def json_records(folder: Folder, name: str) -> Iterator[Record]:
         except (OSError, EOFError, ValueError, RecursionError) as error:
             if is_list:  # of anything else the lines tell more
                 raise UserError(
-                    f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is not whole,"
-                    " fetch it again; if it is not UTF-8, convert it."
+                    f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is"
+                    " incomplete, fetch it again. If it is not UTF-8, convert it."
                 ) from error
     if not is_list:
         yield from json_objects(folder, name)
@@ -228,7 +228,7 @@ def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
             continue
         else:
             is_cut = not character
-            problem = f"{character!r} stands where {' or '.join(allowed) or 'its end'} must" if character else _NO_END
+            problem = f"found {character!r} where {' or '.join(allowed) or 'its end'} must be" if character else _NO_END
         if len(text) - at > longest:
             raise ValueError(f"it is longer than limits.line_bytes, {longest:,}")
         # as much as is left at least, so that a long object is not read over and over

@@ -70,8 +70,8 @@ class ListScorer(nn.Module):
         width = form.width or dimension
         if width % form.heads:
             raise UserError(
-                f"The scoring module's width is {width}, which {form.heads} heads can't share. Set heads to a divisor"
-                " of it, or width, by default that of the vectors, to a multiple of heads."
+                f"The scoring module's width is {width}, which {form.heads} heads can't share equally. Set heads"
+                " to a divisor of the width, or width (default: that of the vectors) to a multiple of heads."
             )
         self.form = form
         self.dimension = dimension
@@ -135,8 +135,8 @@ def load_list_scorer(folder: Path) -> ListScorer:
     found = _read_stored_form(folder)
     if found is None:
         raise UserError(
-            f"{folder} holds no scoring module ({SCORING_FILE}): its encoder was trained without one. Leave 'scoring'"
-            " out to rank by inner products, or train with objective.scoring.kind 'transformer'."
+            f"{folder} holds no scoring module ({SCORING_FILE}) because its encoder was trained without one. Leave"
+            " 'scoring' out to rank by inner products, or train with objective.scoring.kind 'transformer'."
         )
     scorer = ListScorer(*found)
     load_weights(scorer, dict(scorer.named_parameters()).keys(), folder / _WEIGHTS)

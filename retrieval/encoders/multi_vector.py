@@ -176,8 +176,8 @@ def require_one_contract(query: TextEncoder, document: TextEncoder, mine: str, t
     alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
     if differing := query.contract.differences(alone):
         raise UserError(
-            f"{mine} and {theirs} differ in more than their weights: {differing}. The two are stored as one encoder:"
-            " give both the same pooling, prompts, lengths and the like."
+            f"{mine} and {theirs} differ in more than their weights: {differing}. Give both the same pooling,"
+            " prompts, lengths and so on, because they are stored as one encoder."
         )
 
 

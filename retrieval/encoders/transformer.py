@@ -117,8 +117,8 @@ def set_attention(transformer: nn.Module, settings: EncoderSettings) -> None:
     if settings.bidirectional:
         if has_own_code(model) or not (is_causal(model) or is_bidirectional_decoder(model)):
             raise UserError(
-                f"encoder.bidirectional is for a decoder of transformers' own; {type(model).__name__} is none. Leave it"
-                " out: an encoder's tokens read the whole text as they are."
+                f"encoder.bidirectional is for a decoder of transformers' own, and {type(model).__name__} is none."
+                " Leave it out: an encoder's tokens read the whole text already."
             )
         model.config.is_causal = False
     if is_bidirectional_decoder(model):
@@ -132,8 +132,8 @@ def set_attention(transformer: nn.Module, settings: EncoderSettings) -> None:
         model.set_attn_implementation(kernel)
     except (ImportError, ValueError) as error:
         raise UserError(
-            f"encoder.attention: {kernel} can't be had for this model on this machine: {first_line(error)} Install what"
-            " it needs on every node, or leave it out: 'auto' takes PyTorch's own kernels."
+            f"encoder.attention: {kernel} isn't available for this model on this machine: {first_line(error)}"
+            " Install what it needs on every node. Or leave it out, because 'auto' takes PyTorch's own kernels."
         ) from error
 
 
@@ -193,7 +193,7 @@ def compare_with_file(tokenizer: Any, file: Path) -> None:
     if stored.encode(_ANY_TEXT).ids != tokenizer(_ANY_TEXT)["input_ids"]:
         warn_once(
             f"{file} makes other tokens of {_ANY_TEXT!r} than {type(tokenizer).__name__} with the settings in"
-            " tokenizer_config.json. The latter's are read, as by transformers and sentence-transformers."
+            " tokenizer_config.json. The latter are used, as in transformers and sentence-transformers."
         )
 
 
@@ -202,8 +202,8 @@ def require_embeddings(tokenizer: Any, transformer: nn.Module, path: Path) -> No
     embeddings = transformer.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if len(tokenizer) > embeddings:
         raise UserError(
-            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model embeddings of {embeddings:,}. Name"
-            " the tokenizer that the model was trained with."
+            f"The tokenizer in {path} has {len(tokenizer):,} tokens, but the model has embeddings of"
+            f" {embeddings:,}. Name the tokenizer that the model was trained with."
         )
 
 
@@ -223,7 +223,7 @@ def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bo
     eos = tokenizer.eos_token
     present = eos is not None and ids[-1] == tokenizer.eos_token_id
     if wanted is False and present:
-        raise UserError(f"append_eos is false, but the tokenizer in {path} itself ends every text in {eos!r}.")
+        raise UserError(f"append_eos is false, but the tokenizer in {path} ends every text in {eos!r} by itself.")
     if wanted == "auto":
         asked = stated.get("add_eos_token") is True
         wanted = (asked or may_need_eos) and ids[-len(bare) :] == bare
@@ -264,7 +264,7 @@ def require_first_token(tokenizer: Any, transformer: nn.Module, path: Path) -> N
     """
     bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"][:1] for special in (False, True))
     if is_causal(transformer):
-        problem = f"{type(transformer).__name__} is causal: its first token reads nothing of what is behind it"
+        problem = f"{type(transformer).__name__} is causal, so its first token reads nothing after it"
     elif bare == whole:
         problem = "its tokenizer puts no special token before a text, so this is the state of the first word"
     else:
@@ -299,8 +299,8 @@ def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.M
         return wanted
     if len(stated) > 1:
         raise UserError(
-            f"The encoder's folder cuts queries and documents at different lengths ({sorted(stated)} tokens); one limit"
-            " for both is supported: set the encoder's max_length."
+            f"The encoder's folder cuts queries and documents at different lengths ({sorted(stated)} tokens), but"
+            " only one limit for both is supported. Set the encoder's max_length."
         )
     known = stated or {n for n in (int(tokenizer.model_max_length), trained) if n and n < 10**6}
     length = min(known, default=_LENGTH_WITHOUT_LIMIT)

@@ -21,15 +21,16 @@ class Conventions(Settings):
     """
 
     ties: Ties | None = None
-    """The order of equal scores; ``run_order``: as the ranking's file has them."""
+    """How ties between equal scores are ordered. ``run_order``: as in the ranking's file."""
     missing_queries: Counting | None = None
-    """Judged queries that the ranking lacks. One that was searched and found nothing counts 0 in either case."""
+    """What to do with judged queries that the ranking lacks. A query that was searched and found nothing always counts
+    0."""
     queries_without_positives: Counting | None = None
-    """Judged queries without a grade above 0."""
+    """What to do with judged queries without a grade above 0."""
     self_hits: SelfHits | None = None
-    """Results whose document id is the query's own id. (BEIR searches one document deeper to make up for them.)"""
+    """What to do with results that have the query's own id. (BEIR searches one document deeper to make up for them.)"""
     title: Title | None = None
-    """Whether documents are read with their titles: a property of the ranking, which can only be checked here."""
+    """Whether documents were read with their titles. This is a property of the ranking, so it is only checked here."""
 
 
 # beir 2, retrieval/evaluation.py: ignore_identical_ids=True; pytrec_eval; the mean of the queries that it returned,
@@ -81,6 +82,6 @@ def title_warning(name: str, system: Mapping[str, Any], title: Title | None, lik
     made, wanted = ("with", "leaves it out") if was_used else ("without", "uses it")
     setting = f"with_title={str(not was_used).lower()}"
     return (
-        f"'{name}' read documents {made} their titles, and '{like}' {wanted}: its number is another one. Set"
-        f" {setting} where they are embedded (for BM25: indexed) and search again."
+        f"'{name}' read documents {made} their titles, and '{like}' {wanted}, so the numbers differ. Set {setting}"
+        " where they are embedded (for BM25: indexed) and search again."
     )

@@ -41,7 +41,7 @@ def examples_section(
             f"{differences[place]:+.2f}  {documents.query(query)}",
             Table(["", *header], rows, text_columns=len(header) + 1),
         ]
-    lead = f"Queries by which {mine} gained and lost most {measure} against {other}; +: judged relevant."
+    lead = f"Queries where {mine} gained and lost most {measure} against {other}; +: judged relevant."
     return Section("Examples", lead, blocks or ["No query differs."])
 
 

@@ -67,15 +67,15 @@ class PerQuery:
     query_ids: tuple[str, ...]
     values: dict[str, NDArray[np.float64]]
     missing_queries: int = 0
-    """Judged queries that the ranking does not have."""
+    """Number of judged queries that the ranking lacks."""
     queries_without_positive: int = 0
-    """Judged queries without a grade above 0."""
+    """Number of judged queries without a grade above 0."""
     unjudged_queries: int = 0
-    """Queries of the ranking that nobody judged; they are left out."""
+    """Number of queries in the ranking without judgments, which are left out."""
     self_hits: int = 0
-    """Results of the queries that count whose document id is the query's id."""
+    """Number of results with the query's own id, over the queries that count."""
     depth: int = 0
-    """The most documents that the ranking has of any query."""
+    """The most documents that the ranking has for any query."""
 
     def mean(self, measure: str) -> float:
         """The measure's mean over the queries that count for it; NaN where there are none."""

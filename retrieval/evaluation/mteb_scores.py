@@ -39,8 +39,8 @@ def published_scores(row: PublishedRow, categories: Sequence[str]) -> dict[str, 
     found = {category: printed[place] for category, place in places.items() if place in printed}
     if not found:
         raise UserError(
-            f"published is '{row.paper}/{row.table}/{row.row}', which prints {', '.join(printed)}: none of it is"
-            " MTEB's of these tasks. Choose another row, such as 'contextual/2/cde-small-v1 contextual'."
+            f"published is '{row.paper}/{row.table}/{row.row}', which prints {', '.join(printed)}, but none of"
+            " MTEB's scores on these tasks. Choose another row, such as 'contextual/2/cde-small-v1 contextual'."
         )
     return found | ({MEAN: printed[_PUBLISHED_MEAN]} if _PUBLISHED_MEAN in printed else {})
 

@@ -154,9 +154,10 @@ def pair_table(evaluated: Evaluated) -> Table:
     margin = f"±{first['margin']:g}"
     header = ["measure", "pair", "diff.", f"{_confidence(evaluated)} interval", "d_z", "won", "equal", "lost"]
     caption = (
-        f"Differences of the means, with bootstrap intervals over queries; d_z: in units of the differences' standard"
-        f" deviation; queries won, equal and lost; p-values, Holm-corrected: paired t-test, permutation, equivalence"
-        f" (TOST: small where the difference is within {margin})."
+        "Differences of the means, with bootstrap intervals over queries. d_z is the difference in units of the"
+        " differences' standard deviation. Queries won, equal and lost. Holm-corrected p-values of the paired"
+        " t-test, the permutation test and the equivalence test (TOST, small where the difference is within"
+        f" {margin})."
     )
     return Table([*header, "t-test", "permut.", f"in {margin}"], rows, caption, text_columns=2)
 
@@ -184,10 +185,10 @@ def _difference_plot(evaluated: Evaluated, baseline: str) -> Plot:
         panels[measure].append(interval)
     svg = interval_panels(panels, f"difference from '{baseline}'", "Differences of the means from the baseline")
     caption = (
-        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap"
-        f" interval over queries. Filled: significant at {evaluated.level:g} (paired t-test, Holm-corrected); hollow:"
-        " not. Tests and intervals speak of the choice of queries; how much another training seed would change is not"
-        " in them."
+        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap interval over queries."
+        f" Filled: significant at {evaluated.level:g} (paired t-test, Holm-corrected). Hollow: not significant."
+        " Tests and intervals cover the choice of queries. They don't cover what another training seed would"
+        " change."
     )
     return Plot(svg, caption)
 
@@ -236,7 +237,7 @@ def notes(metrics: Metrics) -> list[str]:
         if count := metrics["self_hits"][name]:
             what = "kept" if conventions["self_hits"] == "keep" else "removed"
             what += " (MTEB removes them for single tasks, such as ArguAna and Quora)" if like == "mteb" else ""
-            found.append(f"'{name}' has {counted(count, 'result')} whose id is the query's own: {what}.")
+            found.append(f"'{name}' has {counted(count, 'result')} with the query's own id: {what}.")
         if 0 < (depth := metrics["depth"][name]) < deepest:
             found.append(
                 f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."

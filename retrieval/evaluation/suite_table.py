@@ -57,7 +57,7 @@ def require_same_systems(systems: Mapping[str, Sequence[str]], groups: Mapping[s
     for other in others:
         if list(systems[other]) != list(systems[first]):
             here, there = (", ".join(systems[name]) for name in (first, other))
-            raise UserError(f"{first} has the systems {here}, and {other} {there}: evaluate the same ones on both.")
+            raise UserError(f"{first} has the systems {here}, and {other} {there}. Evaluate the same systems on both.")
 
 
 def _measure_table(measure: str, evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> MeasureTable:

@@ -200,7 +200,9 @@ def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: tor
     longest = float(squares.max()) ** 0.5 if len(squares) else 0.0
     if not longest <= _LONGEST:
         _require_finite(vectors, name, first_row)
-        raise UserError(f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise them.")
+        raise UserError(
+            f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise the vectors."
+        )
     return longest
 
 

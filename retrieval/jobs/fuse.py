@@ -19,15 +19,15 @@ class FuseConfig(StageConfig):
     """Which rankings are fused, and how."""
 
     runs: Annotated[dict[str, str], Input()] = Field(min_length=2)
-    """The rankings by the name that each has in the manifest."""
+    """The rankings by their names in the manifest."""
     rank_constant: int = Field(default=60, gt=0)
     """k in 1 / (k + rank)."""
     depth: int = Field(default=200, gt=0)
-    """Results read of each ranking, and kept of the fusion."""
+    """Results read from each ranking and kept after fusion."""
     queries_per_shard: int = Field(default=8192, gt=0)
-    """Queries whose rankings are fused in one task."""
+    """Queries fused in one task."""
     tag: Tag = "rrf"
-    """Names the system in the TREC file."""
+    """Name of the system in the TREC file."""
 
 
 class Fuse(Stage[FuseConfig]):

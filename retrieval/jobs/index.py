@@ -53,15 +53,15 @@ class VectorIndexSettings(Settings):
     vectors: InputPath
     """The documents' vectors."""
     factory: str = "Flat"
-    """A factory string of FAISS."""
+    """FAISS factory string."""
     shards: int | None = Field(default=None, gt=0)
-    """How many, runs of rows; None: as many as the memory budget asks for."""
+    """Number of shards; each is a run of rows. None: as many as the memory budget requires."""
     memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
-    """Of one worker: '512MiB', '4GiB'. An index takes a third of it, so much of a GPU that holds it, too."""
+    """Memory of one worker, such as '512MiB' or '4GiB'. An index takes a third of it, and as much of a GPU's memory."""
     training_sample: int = Field(default=262_144, gt=0)
-    """Vectors that IVF and PQ learn from, at most."""
+    """Most vectors that IVF and PQ learn from."""
     seed: int = Field(default=0, ge=0)
-    """Of that sample and of the k-means."""
+    """Seed of that sample and of k-means."""
 
 
 class LexicalIndexSettings(Settings):
@@ -70,20 +70,20 @@ class LexicalIndexSettings(Settings):
     kind: Literal["lexical"] = "lexical"
     """An index of words."""
     collection: InputPath
-    """The documents."""
+    """The collection with the documents."""
     with_title: bool = True
     """Whether documents are read with their titles."""
     bm25: BM25Settings = BM25Settings()
     """How texts are analysed and scored."""
     documents_per_shard: int = Field(default=1 << 18, gt=0)
-    """Documents of a shard, runs of rows; fewer of long ones, as some 40 bytes a word are in memory."""
+    """Documents in a shard. Long documents make it fewer, because each word takes about 40 bytes of memory."""
 
 
 class IndexConfig(StageConfig):
     """Which index."""
 
     index: Annotated[VectorIndexSettings | LexicalIndexSettings, Field(discriminator="kind")]
-    """Of vectors or of words, by ``kind``."""
+    """An index of vectors or of words, by ``kind``."""
 
 
 class Rows(NamedTuple):
@@ -152,7 +152,7 @@ class Index(Stage[IndexConfig]):
         if isinstance(settings, LexicalIndexSettings):
             documents = StoredCollection(settings.collection).count("documents")
             if not documents:
-                raise UserError(f"{settings.collection} has no document for BM25. Collect one whose source has some.")
+                raise UserError(f"{settings.collection} has no document for BM25. Collect from a source that has some.")
             parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents])
             return [
                 Phase(_COUNTS, parts, self._count_words),
@@ -275,8 +275,8 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
     needed = fewest_to_learn_from(index)
     if found < needed:
         raise UserError(
-            f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, and the"
-            f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
+            f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, but the"
+            f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and set"
             " search_parameters of the stages that search it to null."
         )
 
@@ -297,8 +297,8 @@ def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:
     if rows < 1:
         needed = ByteSize(reading + _BUILDING_FACTOR * document * 1000).human_readable()
         raise UserError(
-            f"index.memory_budget is {settings.memory_budget.human_readable()}, which holds no shard of vectors of"
-            f" dimension {vectors.dimension}. Give at least {needed}."
+            f"index.memory_budget is {settings.memory_budget.human_readable()}, too little for a shard of vectors"
+            f" of dimension {vectors.dimension}. Give at least {needed}."
         )
     return int(rows)
 

@@ -33,23 +33,23 @@ class MtebConfig(StageConfig):
     """Which encoder, on which tasks."""
 
     encoder: EncoderSettings
-    """What is evaluated."""
+    """The encoder to evaluate."""
     benchmark: str | None = None
-    """The benchmark of MTEB that the tasks are of, in its languages and splits."""
+    """The MTEB benchmark that the tasks belong to, with its languages and splits."""
     tasks: tuple[str, ...] = ()
-    """Names of tasks; (): all of the benchmark."""
+    """Names of tasks. (): all of the benchmark."""
     task_prompts: dict[str, str] = Field(default={})
-    """Names of the encoder's prompts by the name or type of a task, or that with -query or -document behind it."""
+    """Names of the encoder's prompts, by the name or type of a task, optionally with -query or -document appended."""
     context_documents: int | None = Field(default=None, ge=1)
-    """Of a contextual encoder: documents of each task's context; null: as many as in training."""
+    """For a contextual encoder: number of documents in each task's context. null: as many as in training."""
     seed: int = Field(default=0, ge=0)
-    """By which those are drawn."""
+    """Seed of their draw."""
     token_budget: int | None = Field(default=None, gt=0)
-    """Padded tokens in one forward pass; null: what suits the processor."""
+    """Padded tokens in one forward pass. null: as suits the processor."""
     name: str | None = None
-    """Under which MTEB files the results, organization/model; null: the encoder's."""
+    """Model name for MTEB's results, organization/model. null: the encoder's."""
     published: str | None = None
-    """The row of a paper that is shown beside the scores: paper/table/row."""
+    """The row of a paper to show beside the scores: paper/table/row."""
 
     @model_validator(mode="after")
     def _tasks_are_named(self) -> Self:
@@ -87,7 +87,7 @@ class Mteb(ModelStage[MtebConfig]):
         places = sorted({*self._tasks, *types, *parts})
         for key in self.config.task_prompts:
             if _ROLE.sub("", key) not in places:
-                raise UserError(f"task_prompts.{key} is of no task here, nor of a type.{did_you_mean(key, places)}")
+                raise UserError(f"task_prompts.{key} names neither a task here nor a type.{did_you_mean(key, places)}")
         if self.config.published is not None:
             published_scores(published_row(self.config.published), sorted(types))
 
@@ -111,8 +111,8 @@ class Mteb(ModelStage[MtebConfig]):
         form, _ = resolve_form(encoder.form, path)
         if not form.reduced:
             raise UserError(
-                f"Encoder {encoder.model} has {form}, which MTEB's own search doesn't know. Take a form with a"
-                " reduction, or evaluate by a suite of collections."
+                f"Encoder {encoder.model} has {form}, which MTEB's own search doesn't support. Choose a form with"
+                " a reduction, or evaluate by a suite of collections."
             )
 
     def resolved(self) -> dict[str, Any]:

@@ -24,23 +24,23 @@ class RerankConfig(StageConfig):
     """Which ranking, and the vectors by which its candidates are scored."""
 
     run: InputPath
-    """The ranking whose candidates are scored anew: an artifact, or a file of another tool."""
+    """The ranking to rerank: an artifact, or a file of another tool."""
     vectors: InputPath
-    """The documents' vectors: those behind its index, or another encoder's."""
+    """The documents' vectors: those of its index, or another encoder's."""
     query_vectors: InputPath | None = None
-    """The queries', where ``vectors`` has none, as of an encoder of queries alone."""
+    """The queries' vectors, where ``vectors`` has none (for an encoder of queries only)."""
     scoring: InputPath | None = None
-    """A model trained with a module that scores whole lists; None: inner products."""
+    """A model trained with a module that scores whole lists. None: inner products."""
     collection: InputPath
-    """Of the ranking and the vectors."""
+    """The collection of the ranking and the vectors."""
     depth: int = Field(default=100, gt=0)
-    """Candidates read of each query; the others are left out."""
+    """Candidates to rerank for each query. The others are dropped."""
     top_k: int | None = Field(default=None, gt=0)
-    """How many of them are kept; None: all."""
+    """Results kept for each query. None: all."""
     queries_per_shard: int = Field(default=1024, gt=0)
-    """Queries that are scored in one task."""
+    """Queries scored in one task."""
     tag: Tag = "reranked"
-    """Names the system in the TREC file."""
+    """Name of the system in the TREC file."""
 
 
 class Rerank(Stage[RerankConfig]):
@@ -85,7 +85,7 @@ class Rerank(Stage[RerankConfig]):
             _require_scorer_of(self.config.scoring, self._scoring, asked, vectors)
         queries = len(given.ranking().rows)
         if not queries:
-            raise UserError(f"{given.uri} answers no query; there is nothing to rank anew.")
+            raise UserError(f"{given.uri} answers no query, so there is nothing to rerank.")
         vectors.part("documents")  # refused here where absent, as the queries are
         asked.part("queries")
         starts = range(0, queries, self.config.queries_per_shard)
@@ -150,8 +150,8 @@ def _require_scorer_of(model: str, located: LocatedModel, queries: StoredVectors
     trained_for = queries.contract.document_model
     if (queries.contract.model, trained_for) != (located.fingerprint, documents.contract.fingerprint):
         raise UserError(
-            f"The scoring module of {model} was trained with the query encoder beside it, over the documents that its"
-            f" training names (objective.documents); the queries of {queries.uri} or the documents of {documents.uri}"
-            f" are of other encoders. Embed the queries with encoder.model {model} and 'parts: [queries]', name the"
-            " result in query_vectors, and those documents in vectors."
+            f"The scoring module of {model} was trained with the query encoder beside it and the documents of its"
+            f" training (objective.documents). The queries of {queries.uri} or the documents of {documents.uri}"
+            f" are of other encoders. Embed the queries with encoder.model {model} and 'parts: [queries]' and name"
+            " the result in query_vectors. Name those documents in vectors."
         )

@@ -25,13 +25,13 @@ class TableConfig(StageConfig):
     """Which evaluations, and what is shown beside them."""
 
     evaluations: Annotated[dict[str, str], Input()] = Field(min_length=1)
-    """Evaluations of the same systems by the name that each has in the table."""
+    """Evaluations of the same systems by their names in the table."""
     groups: dict[str, tuple[str, ...]] = Field(default={})
-    """Evaluations that make one column, their mean, by its name."""
+    """Names of evaluations that become one column, their mean, by the column's name."""
     published: dict[str, str] = Field(default={})
-    """The row of a paper that is shown beside a system: paper/table/row, such as revela/1/BM25."""
+    """The row of a paper to show beside a system: paper/table/row, such as revela/1/BM25."""
     significance_level: float = Field(default=0.05, gt=0, lt=1)
-    """Of the letters."""
+    """Significance level of the letters."""
 
 
 class SuiteTable(Stage[TableConfig]):
@@ -56,8 +56,8 @@ class SuiteTable(Stage[TableConfig]):
             if len(measured) == len(evaluations) and columns.isdisjoint(row.figures):
                 printed = ", ".join(dict.fromkeys(f"{measure} on {column}" for column, measure in row.figures))
                 raise UserError(
-                    f"published.{system} is '{name}', which prints {printed}: none of it is measured here. Choose"
-                    " another row, or add its measure to those of evaluate."
+                    f"published.{system} is '{name}', which prints {printed}, but nothing of it is measured here."
+                    " Choose another row, or add its measure to those of evaluate."
                 )
             for stage in evaluations.values():
                 if stage is not None and system not in stage.config.runs:

@@ -68,10 +68,11 @@ class ContextReader(nn.Module):
         if form.text_positions == "from_zero" or positions is None or vectors + form.prompts + max_length <= positions:
             return
         raise UserError(
-            f"Texts of up to {max_length} tokens behind {vectors} context vectors and {form.prompts} prompt vectors,"
-            f" which take up positions, are over the model's {positions}. Lower the encoder's max_length to"
-            f" {max(positions - vectors - form.prompts, 0)}, or take fewer documents (context_documents in training,"
-            " documents of 'raytriever context'), or train with text_positions from_zero, where context takes up none."
+            f"Texts of up to {max_length} tokens behind {vectors} context vectors and {form.prompts} prompt"
+            f" vectors exceed the model's {positions}, because these vectors take up positions. Lower the"
+            f" encoder's max_length to {max(positions - vectors - form.prompts, 0)}, or take fewer documents"
+            " (context_documents in training, documents of 'raytriever context'). Or train with text_positions"
+            " from_zero, where the context takes up no positions."
         )
 
     def hold_context(self, context: Context) -> None:
@@ -82,8 +83,8 @@ class ContextReader(nn.Module):
             return
         if context.ndim != 2 or context.shape[1] != len(self.null) or not len(context):
             raise UserError(
-                f"The context has the shape {tuple(context.shape)}; vectors of this encoder's first stage are"
-                f" (documents, {len(self.null)}), one at least."
+                f"The context has the shape {tuple(context.shape)}. It must be (documents, {len(self.null)}), with"
+                " at least one document."
             )
         self._prefix, self.context_mode = None, "vectors"
         self.context_vectors = context.detach().to(self.null.device)

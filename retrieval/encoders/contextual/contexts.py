@@ -47,20 +47,20 @@ class ContextDescription:
         """
         if self.model != model:
             raise UserError(
-                f"The context in {where} was made by another encoder ({self.model[:12]}) than the one that is to read"
-                f" it ({model[:12]}). Fit one by this encoder (raytriever context)."
+                f"The context in {where} was made by another encoder ({self.model[:12]}) than the one that is to"
+                f" read it ({model[:12]}). Fit one with this encoder (raytriever context)."
             )
         if collection is not None and self.collection != collection.fingerprint:
             raise UserError(
-                f"The context in {where} is of another collection ({self.collection[:12]}) than {collection.uri}"
-                f" ({collection.fingerprint[:12]}), or of it before it changed. Fit one to this (raytriever context),"
-                " or set foreign_context to true."
+                f"The context in {where} was fitted to another collection ({self.collection[:12]}) than"
+                f" {collection.uri} ({collection.fingerprint[:12]}), or to an earlier version of it. Fit one to"
+                " this collection (raytriever context), or set foreign_context to true."
             )
         if with_title is not None and self.with_title != with_title:
             raise UserError(
-                f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but documents are"
-                f" to be embedded in it with with_title {str(with_title).lower()}. Give context and embed the same"
-                " with_title."
+                f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but the"
+                f" documents are to be embedded with with_title {str(with_title).lower()}. Give context and embed"
+                " the same with_title."
             )
 
 
@@ -74,7 +74,8 @@ def rows_of_domains(collection: StoredCollection, domains: Sequence[str]) -> NDA
     for name in domains:
         if name not in there:
             raise UserError(
-                f"domains names {name!r}, but {collection.uri} has no document of it.{did_you_mean(name, there)}"
+                f"domains names {name!r}, but {collection.uri} has no document of this"
+                f" domain.{did_you_mean(name, there)}"
             )
     return np.flatnonzero(pc.is_in(column, value_set=pa.array(domains, pa.string())).to_numpy())
 
@@ -105,8 +106,8 @@ def draw_documents(
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]
     if not kept:
         raise UserError(
-            f"The {len(drawn)} documents drawn of {collection.uri} are empty: they give an encoder no context."
-            " Draw by another seed, or collect it without its empty documents."
+            f"The {len(drawn)} documents drawn from {collection.uri} are empty and give an encoder no context."
+            " Choose another seed, or collect without empty documents."
         )
     return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
 

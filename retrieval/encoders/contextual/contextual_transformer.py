@@ -90,7 +90,7 @@ class ContextualTransformer(ContextReader):
         module = cls(transformer, AutoTokenizer.from_pretrained(folder), first_stage, settings)
         weights, own = load_file(folder / _WEIGHTS), own_weights(module)
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
-            raise UserError(f"{folder / _WEIGHTS} holds other weights than contextual.json beside it asks for.")
+            raise UserError(f"{folder / _WEIGHTS} doesn't hold the weights that contextual.json beside it names.")
         module.load_state_dict(weights, strict=False)
         for parameter in module.parameters():  # buffers keep their precision: tables of rotary positions
             parameter.data = parameter.data.to(transformer.dtype)
@@ -157,8 +157,8 @@ class ContextualTransformer(ContextReader):
         """Adds ``sentence_embedding``, (n, width)."""
         if self.context_mode == "unset":
             _logger.warning(
-                "No context is set, so the null vector stands in its place, and vectors are worse than the encoder's"
-                " best. Give it documents of the corpus: model[0].fit_context(documents). Or choose what you mean:"
+                "No context is set, so the null vector is used, and vectors are worse than the encoder's best."
+                " Give it documents of the corpus: model[0].fit_context(documents). Or choose explicitly:"
                 " model[0].use_context('null'), or None."
             )
             self.hold_context("null")

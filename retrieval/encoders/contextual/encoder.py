@@ -57,8 +57,9 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         width = int(config.hidden_size)
         if first_stage.dimension != width:
             raise UserError(
-                f"The first stage's vectors have {first_stage.dimension} numbers, but the encoder's tokens {width}, in"
-                " whose place they stand. Choose a first stage of the same width."
+                f"The first stage's vectors have {first_stage.dimension} numbers, but the encoder's token"
+                f" embeddings have {width}. The vectors replace tokens, so both must have the same width. Choose"
+                " another first stage."
             )
         self.first_stage = first_stage
         self.add_prefix(form, fresh_seed)
@@ -135,10 +136,10 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         """Vectors (n, dimension) in float32 in the context in use. Raises ``UserError`` where none was set."""
         if self.context_mode == "unset":
             raise UserError(
-                f"The encoder was trained with a context ({self.contextual_form}) and none is set, so its vectors would"
-                " be others than those it was trained for. Give it documents of the corpus that it embeds"
-                " (use_context(embed_context(documents))), or say that there is none: use_context('null') puts the null"
-                " vector in their place, use_context(None) leaves them out."
+                f"The encoder was trained with a context ({self.contextual_form}) and none is set, so its vectors"
+                " would differ from those it was trained for. Give it documents of the corpus that it embeds"
+                " (use_context(embed_context(documents))). Or choose to go without: use_context('null') puts the"
+                " null vector in their place, use_context(None) leaves them out."
             )
         return ContextualEncoder.encode(self, features, self.prefix_in_use())  # by its class: see ``ShardedUnit``
 
@@ -159,7 +160,7 @@ def shortened(contract: EncoderContract, max_length: int) -> EncoderContract:
     """The first stage's contract with documents cut at ``max_length`` tokens. Raises ``UserError`` for more."""
     if max_length > contract.max_length:
         raise UserError(
-            f"context_max_length is {max_length}, over the first stage's limit of {contract.max_length} tokens. Lower"
-            " it, or raise the max_length of the encoder that the first stage is made from."
+            f"context_max_length is {max_length}, over the first stage's limit of {contract.max_length} tokens."
+            " Lower it, or raise max_length of the first stage's encoder."
         )
     return contract.model_copy(update={"max_length": max_length})

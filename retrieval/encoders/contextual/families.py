@@ -40,9 +40,9 @@ class Backbone(ABC):
     """
 
     attention_name: ClassVar[str]
-    """The module of a layer's attention."""
+    """Name of the attention module in a layer."""
     matrices: ClassVar[tuple[str, ...]] = ()
-    """What that calls its matrices of queries, keys and values."""
+    """Names of its query, key and value matrices."""
 
     def __init__(self, transformer: nn.Module) -> None:
         self.transformer: Any = transformer
@@ -235,8 +235,8 @@ def backbone_of(transformer: nn.Module) -> Backbone:
     config: Any = transformer.config
     if config.model_type not in BACKBONES:
         raise UserError(
-            f"A contextual encoder can't be made from {type(transformer).__name__} ({config.model_type}): there is no"
-            f" way to put vectors in the place of its tokens. Supported are {', '.join(sorted(BACKBONES))}."
+            f"A contextual encoder can't be made from {type(transformer).__name__} ({config.model_type}), because"
+            f" vectors can't replace its tokens. Supported are {', '.join(sorted(BACKBONES))}."
         )
     return BACKBONES[config.model_type](transformer)
 
