@@ -84,19 +84,20 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     """The stored columns that it reads, and ``batch`` and ``epoch``, the numbers that the reader adds."""
 
     columns_from: ClassVar[str] = "Make batches for this objective, or choose another objective."
-    """What to do where a batch lacks one of them, as a sentence."""
+    """A sentence: what to do if a batch lacks one of them."""
 
     accepts_slices: ClassVar[bool] = False
     """Whether ``forward`` joins a batch that is cut over several ranks by calling ``gather``."""
 
     similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """By which it trains; a search of the exported encoder ranks by inner products of what the encoder returns."""
+    """The similarity of its training. A search of the exported encoder ranks by inner products of the encoder's
+    vectors."""
 
     batch_group: dist.ProcessGroup | None = None
-    """The ranks whose rows are one loss, in row order; None where every rank has losses of its own."""
+    """The ranks that share one loss, in row order. None where every rank has losses of its own."""
 
     may_hold: bool = False
-    """Whether ``forward`` may set ``Outcome.held``: gradients are then sent behind the larger part of backward."""
+    """Whether ``forward`` may set ``Outcome.held``. Gradients are then sent during the larger part of backward."""
 
     @classmethod
     def prepare(cls, settings: Any, towers: Towers, run: Run, models: LocatedModels) -> Towers:  # noqa: ARG003
@@ -202,8 +203,8 @@ def build_objective(
     kind = type(settings).model_fields["kind"].default
     if isinstance(towers.query, ContextualEncoder) and settings.trains != "contextual":
         raise UserError(
-            f"The objective {kind} doesn't train contextual encoders, which read some of the corpus before a text. The"
-            " kind contextual does."
+            f"The objective {kind} doesn't train contextual encoders, which read documents of the corpus before a"
+            " text. The kind contextual does."
         )
     readers = {"max_length": towers.query, "query_max_length": towers.query, "document_max_length": towers.document}
     for key, encoder in readers.items():

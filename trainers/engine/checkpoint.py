@@ -110,23 +110,20 @@ class Checkpoints:
         for steps in reversed(present):
             record, problem = self._verified(steps)
             if record is None:
-                log.info(
-                    f"Checkpoint {self.folder.describe(_step_folder(steps))} {problem}; passed over for an older one."
-                )
+                log.info(f"Checkpoint {self.folder.describe(_step_folder(steps))} {problem}; an older one is used.")
                 continue
             differences = self._derivation.differences(record["derivation"])
             if differences:
                 raise UserError(
-                    f"{self.folder.uri} holds checkpoints of a different run: {'; '.join(differences)}. Going"
-                    " on from them would be neither run. Give the settings back their values, or train into"
-                    " another folder."
+                    f"{self.folder.uri} holds checkpoints of a run with other settings: {'; '.join(differences)}."
+                    " Resuming would mix both runs. Set these settings back, or train into another folder."
                 )
             named = trainable_parameters(module)
             self._load_weights(steps, record["files"], named)
             _restore_optimizer(optimizer, named, self._read(steps, record["files"], _OPTIMIZER))
             evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
             self._passed_over = {later for later in present if later > steps}
-            log.info(f"  goes on from the checkpoint after {counted(steps, 'step')}")
+            log.info(f"  resumes from the checkpoint after {counted(steps, 'step')}")
             return State(steps, evaluations, record["best_step"])
         self._passed_over = set(present)
         return State(0)
@@ -209,8 +206,8 @@ def require_common_start(start: int, total_steps: int, device: torch.device) -> 
         )
     if start > total_steps:
         raise UserError(
-            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Give it as many"
-            " (epochs, max_steps), or another folder of checkpoints."
+            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Raise the"
+            " number of steps (epochs, max_steps), or give another folder of checkpoints."
         )
 
 

@@ -107,7 +107,7 @@ def train(
 
 def _check_settings(settings: TrainingSettings, total_steps: int, *, evaluated: bool) -> None:
     if settings.bf16 == "auto":
-        raise UserError("bf16 is still 'auto' where training starts: resolve it for all ranks, or set true or false.")
+        raise UserError("bf16 is still 'auto' when training starts: resolve it for all ranks, or set true or false.")
     require_evaluations(settings.schedule, evaluated=evaluated)
     require_room_for_warmup(settings.schedule, total_steps)
 

@@ -22,8 +22,8 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not named:
         raise UserError(
-            f"{type(module).__name__} has no parameter that requires a gradient: everything is frozen, so"
-            " there is nothing to train. Unfreeze an encoder or give it LoRA adapters."
+            f"{type(module).__name__} has no parameter that requires a gradient, so there is nothing to train:"
+            " everything is frozen. Unfreeze an encoder or give it LoRA adapters."
         )
     return named
 
@@ -41,9 +41,9 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
     if in_8_bits is not None:
         if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
             raise UserError(
-                "An optimizer in 8 bits can't update weights that are shared out over ranks: its blocks of numbers"
-                " would depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
-                " training.optimizer.kind to adamw, or train without sharding."
+                "An 8-bit optimizer can't update weights that are sharded over ranks, because its blocks of"
+                " numbers would depend on the number of ranks. Sharding divides the optimizer's memory by the"
+                " ranks anyway: set training.optimizer.kind to adamw, or train without sharding."
             )
         return cast(torch.optim.Optimizer, in_8_bits.AdamW8bit(groups, **options))
     if settings.kind != "radam":
@@ -58,9 +58,9 @@ def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Op
     named = trainable_parameters(module)
     if len(named) > 1:
         raise UserError(
-            "A static encoder trains its table of token vectors alone, and there are other weights to train:"
-            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive, and"
-            " an encoder without dense layers."
+            "A static encoder trains only its table of token vectors, but there are other weights to train:"
+            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive,"
+            " and an encoder without dense layers."
         )
     options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     return torch.optim.SparseAdam(list(named.values()), **options)

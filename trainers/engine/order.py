@@ -90,9 +90,9 @@ class Order:
     ) -> None:
         if not can_share(batches_per_step, world_size):
             raise UserError(
-                f"batches_per_step {batches_per_step} and {world_size} ranks don't divide one another, so a"
-                " step can't be shared out evenly. Set batches_per_step to a multiple of the ranks, or to a"
-                " divisor of them (each batch is then cut into slices)."
+                f"batches_per_step {batches_per_step} and {world_size} ranks don't divide one another, so a step"
+                " can't be divided evenly. Set batches_per_step to a multiple of the ranks, or to a divisor of"
+                " them (each batch is then cut into slices)."
             )
         for epoch, count in enumerate(batches_in_epoch):
             if count < batches_per_step:

@@ -28,17 +28,17 @@ class OptimizerSettings(Settings):
     """
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit"] = "adamw"
-    """Which optimizer."""
+    """Kind of optimizer."""
     learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
-    """At the peak of the schedule."""
+    """Learning rate at the peak of the schedule."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Decoupled, but of adam an L2 penalty; biases, normalisation layers and single numbers are exempt."""
+    """Decoupled weight decay; for adam an L2 penalty. Biases, normalisation layers and single numbers are exempt."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """How much of the two running means a step keeps."""
+    """Decay rates of the two running means."""
     epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
-    """Added to the denominator of an update."""
+    """Epsilon, added to the denominator of an update."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """The global norm that gradients are scaled down to; None: no limit."""
+    """Gradients with a larger global norm are scaled down to it. None: no limit."""
 
 
 _BELONGS_TO = {
@@ -54,33 +54,33 @@ class ScheduleSettings(Settings):
     """How the learning rate moves: up in a warm-up, then level, towards zero, by a factor a step, or on a plateau."""
 
     kind: Literal["constant", "linear", "exponential", "plateau"] = "linear"
-    """What follows the warm-up; a plateau goes by the evaluations of the run."""
+    """What follows the warm-up. A plateau depends on the run's evaluations."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps until the peak."""
     warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
-    """The same as a share of the run's steps, rounded up."""
+    """Steps until the peak as a share of the run's steps, rounded up."""
     decay: float | None = Field(default=None, gt=0, le=1)
-    """The factor a step of kind 'exponential'."""
+    """For kind 'exponential': the factor at each step."""
     minimum: float = Field(default=0.0, ge=0, le=1)
-    """The share of the peak that 'linear' ends at and 'plateau' stays above."""
+    """Lowest rate, as a share of the peak. 'linear' ends there, and 'plateau' stays above it."""
     factor: float = Field(default=0.5, gt=0, lt=1)
-    """What 'plateau' multiplies the rate by."""
+    """For kind 'plateau': the factor at each reduction."""
     patience: int = Field(default=3, ge=0)
-    """It does after more than so many evaluations in a row without improvement."""
+    """For kind 'plateau': evaluations in a row without improvement that are tolerated before a reduction."""
     threshold: float = Field(default=1e-4, ge=0)
-    """An improvement is by more than this share of the best."""
+    """For kind 'plateau': an improvement is larger than this share of the best."""
 
     @model_validator(mode="after")
     def _settings_fit_the_kind(self) -> Self:
         if self.kind == "exponential" and self.decay is None:
-            raise ValueError("kind 'exponential' needs decay, the factor a step (0.9999, say)")
+            raise ValueError("kind 'exponential' needs decay, the factor at each step, such as 0.9999")
         for name, kinds in _BELONGS_TO.items():
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to kind {' or '.join(map(repr, kinds))}, not to {self.kind!r}")
         if self.warmup_steps and self.warmup_ratio is not None:
             raise ValueError(
-                "warmup_steps and warmup_ratio both say how long the warm-up is: give one of them, and set the other to"
-                " 0 (warmup_steps) or null (warmup_ratio)"
+                "warmup_steps and warmup_ratio both set the length of the warm-up: give one of them, and set the"
+                " other to 0 (warmup_steps) or null (warmup_ratio)"
             )
         return self
 
@@ -101,33 +101,33 @@ class TrainingSettings(Settings):
     """
 
     epochs: int = Field(default=1, ge=1)
-    """Epochs of the stored batches, each packed by itself."""
+    """Epochs of the stored batches to train on. Each was packed by itself."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Ends the run earlier than its epochs would."""
+    """Most steps. Ends the run before its epochs do."""
     batches_per_step: int = Field(default=1, ge=1)
-    """Over all ranks."""
+    """Batches in a step, over all ranks."""
     group_by_length: bool = False
-    """Steps of batches that take equally long, so that ranks wait less for one another."""
+    """Whether a step has batches that take equally long, so that ranks wait less for one another."""
     hard_negatives: int | None = Field(default=None, ge=0)
-    """Hard negatives drawn from each row's stored ones, anew every epoch; null: all of them."""
+    """Hard negatives to draw from each row's stored ones in every epoch. null: use all of them."""
     bf16: bool | Literal["auto"] = "auto"
-    """Bfloat16 autocast; 'auto': where the processor has it."""
+    """Bfloat16 autocast. 'auto': where the processor has it."""
     exchange_bf16: bool = False
-    """Ranks send one another gradients in bfloat16 and add them up so: half the bytes, for many nodes. Where one rank
-    after another adds its own, more than a hundred or so lose what is small beside the sum."""
+    """Whether ranks exchange and sum gradients in bfloat16. This halves the bytes, for many nodes. In a sum over more
+    than about a hundred ranks, one after another, small values are lost."""
     tf32: bool = False
-    """On a GPU, a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor); searches and
-    clusterings are not touched."""
+    """On a GPU: compute a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor). Searches
+    and clusterings keep float32."""
     deterministic: bool = False
-    """On a GPU, the kernels that add up in one order, so that equal runs on equal machines give equal bits; slower."""
+    """On a GPU: use kernels that sum in a fixed order, so that equal runs on equal machines give equal bits. Slower."""
     checkpoint_every: int = Field(default=500, ge=1)
-    """Steps; the last one makes a checkpoint too."""
+    """Steps between checkpoints. The last step makes one too."""
     seed: int = Field(default=0, ge=0)
-    """Of the order of batches and of whatever is drawn."""
+    """Seed of the order of batches and of all draws."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer and its peak learning rate."""
     schedule: ScheduleSettings = ScheduleSettings()
-    """How the learning rate moves."""
+    """The schedule of the learning rate."""
 
     @property
     def exchanged(self) -> "torch.dtype | None":
@@ -167,9 +167,9 @@ def require_precision(training: TrainingSettings, device: "torch.device") -> Non
         import torch
 
         raise UserError(
-            f"training.bf16 is on (by 'auto' where a GPU is asked for), but the {torch.cuda.get_device_name(device)} of"
-            f" {host} has no bfloat16 instructions and would emulate them. Set training.bf16 to false, or train on GPUs"
-            " that have them (compute capability 8.0 or higher: A100, L4, H100 and the like)."
+            "training.bf16 is on (by 'auto' where a GPU is asked for), but the"
+            f" {torch.cuda.get_device_name(device)} of {host} has no bfloat16 instructions and would emulate them."
+            " Set training.bf16 to false, or train on GPUs of compute capability 8.0 or higher (A100, L4, H100)."
         )
     log.info(
         f"  Warning: training.bf16 is on, but the CPU of {host} has no bfloat16 instructions and emulates them, which"
@@ -181,9 +181,9 @@ def require_sparse(settings: OptimizerSettings) -> None:
     """Raises ``UserError`` for what ``torch.optim.SparseAdam``, which trains static encoders, doesn't do."""
     if settings.kind not in ("adam", "adamw") or settings.weight_decay:
         raise UserError(
-            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static encoder's"
-            " step updates the vectors of a batch's tokens alone, by Adam without decay. Set kind to adam or adamw, and"
-            " weight_decay to 0."
+            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static"
+            " encoder's step updates only the vectors of a batch's tokens, by Adam without decay. Set kind to adam"
+            " or adamw, and weight_decay to 0."
         )
 
 
@@ -195,8 +195,8 @@ def require_package(settings: OptimizerSettings) -> Any:
         return import_module("bitsandbytes.optim")
     except ImportError as error:
         raise UserError(
-            f"training.optimizer.kind is {settings.kind}, which comes with the package bitsandbytes, and that is not"
-            " installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
+            f"training.optimizer.kind is {settings.kind}, which needs the package bitsandbytes: pip install"
+            " 'raytriever[optimizers]'. Or set it to adamw."
         ) from error
 
 
@@ -206,8 +206,8 @@ def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> Non
     if warmup and warmup >= total_steps:
         given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
         raise UserError(
-            f"training.schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
-            " it would end before the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
+            f"training.schedule.{given} {warmup}, but the run has only {total_steps} steps, so it would end before"
+            " the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
         )
 
 
@@ -215,16 +215,16 @@ def require_evaluations(settings: ScheduleSettings, *, evaluated: bool) -> None:
     """Raises ``UserError`` where the rate goes by evaluations and the run makes none."""
     if settings.kind == "plateau" and not evaluated:
         raise UserError(
-            "training.schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too."
+            "training.schedule.kind 'plateau' depends on evaluations, but the run has none: set validation too."
         )
 
 
 IN_TRAINING = (
-    "With these the run goes on from its checkpoint, the cheapest first: objective.gradient_cache true, by which memory"
-    " grows with the chunk and not with the batch; activation_checkpointing true; sharding 'sharded' on several GPUs."
-    " With these it begins anew, by --force or in another folder: a smaller objective.chunk_tokens (or chunk_size) with"
-    " objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the encoder's max_length), or"
-    " smaller batches and more of them a step (training.batches_per_step)."
+    "The run can resume from its checkpoint with these, the cheapest first: objective.gradient_cache true, so that"
+    " memory grows with the chunk and not with the batch; activation_checkpointing true; sharding 'sharded' on"
+    " several GPUs. It must start again (--force, or another folder) with these: a smaller objective.chunk_tokens"
+    " (or chunk_size) with objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the"
+    " encoder's max_length); smaller batches and more of them a step (training.batches_per_step)."
 )
 """What saves memory in training: first what changes no weight, but by a GPU's rounding, or lets a checkpoint go on."""
 

@@ -64,40 +64,42 @@ class ProbeConfig(StageConfig):
     """Which batches are compared, and how the encoders are trained and measured."""
 
     batches: Annotated[dict[str, str], Input()] = Field(min_length=2)
-    """Batches of the same pairs made in several ways, by the names they have in the table; the simplest first."""
+    """Batches of the same pairs made in several ways, by their names in the table. The simplest comes first."""
     packings: Annotated[dict[str, str], Input()] = Field(default={})
-    """What they were made of, by the same names: the recommendation then has the settings of `pack` too, and is never
-    one of those that aren't here."""
+    """The packings that the batches were made from, by the same names. The recommendation then includes settings of
+    `pack`, and only ways with a packing are recommended."""
     collection: InputPath
-    """Of the pairs, with held-out queries."""
+    """The collection of the pairs, with held-out queries."""
     split: str = "test"
-    """Of the held-out queries."""
+    """Split of the held-out queries."""
     encoder: EncoderSettings
-    """Whose tokenizer and word embeddings the static encoders begin with."""
+    """A model. Static encoders use its tokenizer and word embeddings."""
     start: Literal["embeddings", "random"] = "embeddings"
-    """What token vectors begin as."""
+    """Initial token vectors."""
     epochs: int = Field(default=4, gt=0)
-    """Passes over as many pairs as an epoch has; of batches with fewer epochs, these again and again."""
+    """Passes over as many pairs as an epoch has. Batches with fewer epochs are repeated."""
     seeds: int = Field(default=3, gt=1)
-    """Encoders of each way, which see the batches in different orders."""
+    """Encoders for each way, which see the batches in different orders."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Of lazy Adam."""
+    """Learning rate of lazy Adam."""
     temperature: float = Field(default=0.05, gt=0)
     """Divides similarities."""
     max_length: int = Field(default=64, gt=0)
     """Tokens of a text, without special ones."""
     measure: str = "nDCG@10"
-    """What decides."""
+    """The measure that decides."""
     significance_level: float = Field(default=0.05, gt=0, lt=1)
-    """Below which two ways differ."""
+    """Significance level of a difference between two ways."""
     recipe: str = "contextual_batches"
-    """Which recipe the recommended settings are for."""
+    """The recipe that the recommended settings are for."""
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
         for name in self.packings:
             if name not in self.batches:
-                raise ValueError(f"'packings' has {name!r}, and 'batches' {', '.join(self.batches)}: name one of these")
+                raise ValueError(
+                    f"'packings' has {name!r}, but 'batches' has {', '.join(self.batches)}: name one of these"
+                )
         return self
 
 
@@ -147,7 +149,9 @@ class Probe(Stage[ProbeConfig]):
                 reader = BatchReader(path)
                 require_same_origin("collection", collection, reader.artifact)
                 if reader.layout != "pairs":
-                    raise UserError(f"batches.{name} has batches of {reader.layout}; only those of pairs are compared.")
+                    raise UserError(
+                        f"batches.{name} has batches of {reader.layout}, but only those of pairs can be compared."
+                    )
 
     def phases(self) -> list[Phase]:
         """Tokens, trials, the table."""
@@ -301,8 +305,8 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return found
     if len({trial["loss"] for trial in trials}) == 1:
         raise UserError(
-            f"The encoders of '{way}' agree to the last digit over all seeds: nothing in them is drawn at random, as"
-            " where an epoch has one batch. Lower the batch size."
+            f"The encoders of '{way}' agree to the last digit over all seeds, because nothing in them is drawn at"
+            " random. This happens if an epoch has one batch. Lower the batch size."
         )
     found["deviation"] = float(np.std(means, ddof=1))
     for name in ("pairs", "masked", "loss", "seconds"):

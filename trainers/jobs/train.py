@@ -40,12 +40,12 @@ class TrainConfig(RunSettings, StageConfig):
     """A run of training, where it can be watched, and how it is spread."""
 
     tracking: TrackingSettings = TrackingSettings()
-    """Where the run can be watched."""
+    """Experiment trackers that show the run."""
     fewest_workers: int | None = Field(default=None, ge=1)
-    """The run goes on with as few as this when machines are lost, and takes in those that come; None: always with
+    """When machines are lost, the run resumes with this many workers or more, and takes new ones in. None: always
     ``resources.workers``."""
     failures_survived: int = Field(default=3, ge=0)
-    """Lost workers, each costing the steps since the last checkpoint."""
+    """Lost workers to tolerate. Each costs the steps since the last checkpoint."""
 
     @model_validator(mode="after")
     def _workers_share_a_step(self) -> Self:
@@ -105,9 +105,10 @@ class Train(Stage[TrainConfig]):
         evaluations = (stage.config for stage in stages.values() if isinstance(stage, Evaluate))
         if (validation.collection, validation.split) in ((config.collection, config.split) for config in evaluations):
             log.warning(
-                f"Warning: the dev set is also a test set of this run: split '{validation.split}' of one collection"
-                " decides when training stops and which state is kept, and is evaluated at the end. The reported"
-                " numbers are then too high. Hold out queries for validation, and name that split in validation.split."
+                f"Warning: the dev set is also a test set of this run. Split '{validation.split}' of one"
+                " collection decides when training stops and which state is kept. It is also evaluated at the end,"
+                " so the reported numbers are too high. Hold out queries for validation, and name that split in"
+                " validation.split."
             )
 
     def check_inputs(self, there: Set[str]) -> None:
@@ -220,7 +221,7 @@ class Train(Stage[TrainConfig]):
             return []
         return [
             "",
-            f"{artifact.uri}: training made the encoder worse on what validation measures: {best['measure']} was"
-            f" {best['start']:.4f} before it and is {best['value']:.4f} at its best. A lower learning rate or other"
-            " negatives may help; the encoder as it was may be the better one.",
+            f"{artifact.uri}: training made the encoder worse on validation: {best['measure']} was"
+            f" {best['start']:.4f} before training and is {best['value']:.4f} at its best. A lower learning rate"
+            " or other negatives may help. The untrained encoder may be the better one.",
         ]

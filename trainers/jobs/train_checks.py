@@ -25,21 +25,25 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
     """The workers, and any number of them that may be left, must be able to share a step, each on a GPU or none."""
     most = workers or 1
     if gpus > 1 or (most > 1 and 0 < gpus < 1):
-        why = "a worker trains on one, and the others would idle"
+        why = "a worker trains on one GPU, and the others would idle"
         if gpus < 1:
-            why = f"NCCL, by which the {most} workers (resources.workers) exchange gradients, refuses two on one GPU"
+            why = (
+                f"NCCL refuses two workers on one GPU, and {most} workers (resources.workers) exchange gradients by it"
+            )
         raise UserError(
-            f"resources.gpus_per_worker is {gpus:g}, but {why}. Set it to 1, and resources.workers to the number of"
-            " GPUs; a part of a GPU can be one worker's alone."
+            f"resources.gpus_per_worker is {gpus:g}, but {why}. Set it to 1, and resources.workers to the number"
+            " of GPUs. Only a single worker can have a part of a GPU."
         )
     if fewest is not None and fewest > most:
-        raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
+        raise UserError(
+            f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise resources.workers."
+        )
     for left in range(most if fewest is None else fewest, most + 1):
         if not can_share(batches_per_step, left):
             which, multiple = _which(fewest, most)
             raise UserError(
-                f"training.batches_per_step {batches_per_step} can't be shared by {left} workers{which}. Set it to"
-                f" {multiple}, or to a divisor (each batch is then cut into slices)."
+                f"training.batches_per_step {batches_per_step} can't be divided among {left} workers{which}. Set"
+                f" it to {multiple}, or to a divisor (each batch is then cut into slices)."
             )
 
 
@@ -167,8 +171,8 @@ def training_set_warnings(settings: RetrievalValidationSettings, trained: BatchR
     if not found:
         return []
     return [
-        f"the dev set is trained on: {len(found):,} of {len(queries):,} queries in batches of {trained.uri} that were"
-        f" looked at, such as {min(found)!r}, are of split '{settings.split}', by which validation decides when"
-        " training stops and which state is kept. Its numbers are then too high. Hold out queries for validation, and"
-        " name that split in validation.split."
+        f"the dev set is trained on: {len(found):,} of {len(queries):,} queries in the batches of {trained.uri}"
+        f" that were checked, such as {min(found)!r}, are of split '{settings.split}'. This split decides when"
+        " training stops and which state is kept, so its numbers are too high. Hold out queries for validation,"
+        " and name that split in validation.split."
     ]

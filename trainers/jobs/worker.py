@@ -66,7 +66,7 @@ def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
         try:
             log.info(f"  {estimate_of_run(stage, gpus)}")
         except Exception as error:  # which is none of training's
-            log.info(f"  what a step takes can't be estimated: {type(error).__name__}: {error}")
+            log.info(f"  the cost of a step can't be estimated: {type(error).__name__}: {error}")
 
 
 def run_on_worker(

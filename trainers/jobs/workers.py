@@ -94,8 +94,8 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
         return str(trainer_of(train_on_worker, arguments, spread).fit().return_value)
     except ray.exceptions.RayActorError as error:
         raise UserError(
-            f"Ray Train's controller, a process beside this one, has died ({str(error).splitlines()[0]}). Checkpoints"
-            " are kept: run the same command again, it goes on from the last one."
+            f"Ray Train's controller, a process on this machine, has died ({str(error).splitlines()[0]})."
+            " Checkpoints are kept. Run the same command again to resume from the last one."
         ) from error
     except (ControllerError, WorkerGroupError) as error:
         refused = refusal_of(error)

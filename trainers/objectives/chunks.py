@@ -68,8 +68,8 @@ class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
         """
         if batches.batch_size < _FEWEST_CHUNKS:
             raise UserError(
-                f"The batches in {batches.uri} have {batches.batch_size} chunks; with fewer than {_FEWEST_CHUNKS} the"
-                " similarities have no choice to make and the retriever learns nothing. Group more chunks"
+                f"The batches in {batches.uri} have {batches.batch_size} chunks. With fewer than {_FEWEST_CHUNKS}"
+                " the similarities have no choice to make and the retriever learns nothing. Group more chunks"
                 " (grouping.batch_size; the paper has 16)."
             )
         if isinstance(self.settings.first_half, list):

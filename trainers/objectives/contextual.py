@@ -83,8 +83,8 @@ def contextual_encoder(
     if first_stage is not None or settings.first_stage_layers is not None or own != form:
         raise UserError(
             f"The encoder is contextual already ({own}) and keeps both its stages, but the objective asks for"
-            f" '{form}'{', a first stage or a number of its layers' if own == form else ''}. Leave out first_stage and"
-            " first_stage_layers, and set variant, vectors_per_document and prefix_attends as it was trained."
+            f" '{form}'{', a first stage or a number of its layers' if own == form else ''}. Leave out first_stage"
+            " and first_stage_layers, and set variant, vectors_per_document and prefix_attends as in its training."
         )
     encoder.resize_context(own, settings.context_max_length)
     return encoder
@@ -135,8 +135,8 @@ class Contextual(PairObjective[ContextualSettings]):
             found = models[_FIRST_STAGE]
             if is_contextual(found.path):
                 raise UserError(
-                    f"{_FIRST_STAGE} is {settings.first_stage.model}, which is a contextual encoder with two stages of"
-                    " its own. Name a plain encoder, or train that one on as the encoder."
+                    f"{_FIRST_STAGE} is {settings.first_stage.model}, which is a contextual encoder with two"
+                    " stages of its own. Name a plain encoder, or train that contextual encoder itself (encoder)."
                 )
             first = load_encoder(settings.first_stage, found.path, found.fingerprint, run.dropout)
         encoder = contextual_encoder(towers.query, settings, first, run.training.seed)
@@ -148,8 +148,8 @@ class Contextual(PairObjective[ContextualSettings]):
         """Around the encoder that ``prepare`` made."""
         if not isinstance(towers.query, ContextualEncoder):
             raise UserError(
-                "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual"
-                " first (contextual_encoder); a training run does so."
+                "The objective contextual trains an encoder of two stages, but this one has one. Make it"
+                " contextual first (contextual_encoder). A training run does so by itself."
             )
         return cls(towers.query, settings)
 
@@ -171,10 +171,10 @@ class Contextual(PairObjective[ContextualSettings]):
         if whole or settings.own_documents_in_context or settings.context_documents <= rows * _MOST_OF_A_BATCH:
             return
         log.info(
-            f"  objective.context_documents is {settings.context_documents} of batches of {rows}, and a pair's own"
-            " document is left out of its context: most pairs can be told by what they lack, which lowers the loss and"
-            f" not the ranking. Set context_documents to {max(rows // 4, 1)} or fewer, or own_documents_in_context to"
-            " true."
+            f"  objective.context_documents is {settings.context_documents} with batches of {rows}, and a pair's"
+            " own document is left out of its context. Most pairs can then be identified by the missing document,"
+            f" which lowers the loss but doesn't improve the ranking. Set context_documents to {max(rows // 4, 1)}"
+            " or fewer, or own_documents_in_context to true."
         )
 
     def read_corpus(self, documents: Sequence[str]) -> None:

@@ -34,9 +34,9 @@ class ContrastiveSettings(PairSettings):
 
     kind: Literal["contrastive"] = "contrastive"
     similarity: Literal["cosine", "inner_product"] = "cosine"
-    """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
+    """Similarity in the loss. A search ranks by inner products, so use cosines with an encoder that normalises."""
     similarity_temperature: float = Field(default=0.05, gt=0)
-    """Divides the similarities."""
+    """Temperature: divides the similarities."""
 
 
 class AdaptiveMarginSettings(PairSettings):
@@ -55,11 +55,12 @@ class AdaptiveMarginSettings(PairSettings):
     target: Literal["static", "adaptive", "distributed"] = "distributed"
     """One margin (eq. 1), the scaled similarity of document and negative (eq. 2), or those of all negatives (eq. 3)."""
     margin: float | None = Field(default=None, ge=0, le=2)
-    """Epsilon of the static target: 1 is the paper's baseline, its tuned values are 0.1 to 0.6."""
+    """Epsilon of the static target. 1 is the paper's baseline; its tuned values are 0.1 to 0.6."""
     in_batch: bool | None = None
-    """Whether other triplets' negatives count too; None: where the target is distributed, which needs them."""
+    """Whether other triplets' negatives count too. None: only for the distributed target, which needs them."""
     pairing: Pairing = "paper"
-    """In-batch residuals by the equations, or as their code pairs them: row i's negative j with row j's positive."""
+    """How in-batch residuals are paired: by the equations, or as in their code, row i's negative j with row j's
+    positive."""
     error: ErrorFunction = "squared"
     """The square (eq. 4, 5), or |l| or log(1 + exp(-l)), options of the authors' code."""
 
@@ -72,13 +73,13 @@ class AdaptiveMarginSettings(PairSettings):
     def _settings_fit(self) -> Self:
         if (self.target == "static") != (self.margin is not None):
             raise ValueError(
-                "margin is given exactly where target is 'static': 1 is the paper's untuned baseline, its tuned values"
-                " are 0.1 to 0.6"
+                "margin is needed with target 'static' and not allowed with others. 1 is the paper's untuned"
+                " baseline; its tuned values are 0.1 to 0.6"
             )
         if self.target == "distributed" and self.in_batch is False:
             raise ValueError(
-                "target 'distributed' spreads targets over the batch's negatives, so it has no form without them; leave"
-                " in_batch out, or set target to 'adaptive'"
+                "target 'distributed' spreads targets over the batch's negatives, so it needs them: leave in_batch"
+                " out, or set target to 'adaptive'"
             )
         if self.share_negatives == "step" and not self.uses_batch:
             raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
@@ -99,14 +100,16 @@ class MarginMseSettings(PairSettings):
 
     kind: Literal["margin_mse"] = "margin_mse"
     similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
+    """Similarity of the student. Inner products can reach a cross-encoder's scores, as in the paper; cosines can't."""
     teacher_scale: float = Field(default=1.0, gt=0)
-    """Multiplies the teacher's margins: below 1 for cosines."""
+    """Factor on the teacher's margins. Use less than 1 for cosines."""
 
     @model_validator(mode="after")
     def _rows_do_not_meet(self) -> Self:
         if self.share_negatives == "step":
-            raise ValueError("share_negatives 'step' has no negatives to share: a row is compared with its own alone")
+            raise ValueError(
+                "share_negatives 'step' has no negatives to share, because a row is compared only with its own"
+            )
         return self
 
 
@@ -130,16 +133,16 @@ class MultiLayerSettings(PairSettings):
 
     kind: Literal["multi_layer"] = "multi_layer"
     training_form: TrainingForm
-    """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
+    """How a document is scored in training from its vectors (Eq. 3, 7, 8)."""
     regularisation: float | None = Field(default=None, ge=0)
-    """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
+    """Lambda of Eq. 7. Only for self_contrastive and last_reg."""
     similarity_temperature: float = Field(default=1.0, gt=0)
-    """Divides the inner products, those of Eq. 6 too."""
+    """Temperature of the inner products, also in Eq. 6."""
 
     @model_validator(mode="after")
     def _regularisation_has_its_forms(self) -> Self:
         if self.matryoshka:
-            raise ValueError("matryoshka is of objectives with one vector a document: leave it out")
+            raise ValueError("matryoshka needs an objective with one vector a document: leave it out")
         if (self.regularisation is not None) != (self.training_form in _REGULARISED):
             right = "a number, 0 for none" if self.training_form in _REGULARISED else "null"
             raise ValueError(
@@ -198,27 +201,27 @@ class ContextualSettings(PairSettings):
 
     kind: Literal["contextual"] = "contextual"
     similarity_temperature: float = Field(default=0.02, gt=0)
-    """Divides the cosines; 0.02 is the paper's."""
+    """Temperature of the cosines. 0.02 is the paper's."""
     context_documents: int = Field(default=64, ge=1)
     """Documents in a context (J)."""
     vectors_per_document: int = Field(default=1, ge=1)
-    """Of the first stage, of each document in the context."""
+    """Vectors of the first stage for each document in the context."""
     context_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a document in the context; None: as the first stage says."""
+    """Tokens of a document in the context. None: as the first stage says."""
     own_documents_in_context: bool = False
     """Whether a text may read its own document, as in the paper."""
     sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
-    """Probability that the null vector stands in for a context vector."""
+    """Probability of replacing a context vector by the null vector."""
     first_stage: EncoderSettings | None = None
-    """Where the first stage begins; None: at a copy of the encoder."""
+    """Initial weights of the first stage. None: a copy of the encoder."""
     first_stage_layers: int | None = Field(default=None, ge=1)
-    """The first so many of the first stage's layers; None: all."""
+    """Number of the first stage's layers to keep, from the first. None: all."""
     variant: Literal["paper", "released"] = "paper"
     """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
     prefix_attends: Literal["all", "prefix"] = "all"
-    """What context vectors read: all, as in the paper, or one another alone, which makes long contexts cheap."""
+    """What context vectors read: all, as in the paper, or only one another, which makes long contexts cheap."""
     seed: int = 0
-    """By which contexts are drawn."""
+    """Seed of the contexts."""
 
     @model_validator(mode="after")
     def _form_is_one(self) -> Self:

@@ -102,8 +102,8 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
                 require_prompt(query_encoder.contract.named_prompts, name, key)
         if settings.matryoshka and settings.matryoshka[-1] >= query_encoder.dimension:
             raise UserError(
-                f"objective.matryoshka has a prefix of {settings.matryoshka[-1]} numbers, and vectors have"
-                f" {query_encoder.dimension}, which are trained anyway: give smaller ones."
+                f"objective.matryoshka has a prefix of {settings.matryoshka[-1]} numbers, but vectors have"
+                f" {query_encoder.dimension}. Whole vectors are trained anyway: give smaller ones."
             )
 
     @abstractmethod
@@ -314,8 +314,8 @@ def _require_one_negative(rows: pa.Table) -> None:
         remedy = "Set training.hard_negatives to 1, which draws one of them anew in each epoch"
     else:
         remedy = (
-            "Where training.hard_negatives is 0, set it to 1; else make batches with hard negatives ('negatives' or"
-            " 'judged_negatives' of raytriever filter)"
+            "If training.hard_negatives is 0, set it to 1; otherwise make batches with hard negatives ('negatives'"
+            " or 'judged_negatives' of raytriever filter)"
         )
     raise UserError(f"{what}; a triplet has exactly one. {remedy}, or filter with negatives_per_example: 1.")
 

@@ -147,7 +147,7 @@ class ScoreReader:
         scored = self.artifact.manifest["inputs"].get(BATCHES, "unknown")
         if scored != batches.fingerprint:
             raise UserError(
-                f"The scores in {self.artifact.uri} are of other batches ({scored[:12]}) than {batches.uri}"
+                f"The scores in {self.artifact.uri} belong to other batches ({scored[:12]}) than {batches.uri}"
                 f" ({batches.fingerprint[:12]}). Score these (raytriever score), or train on those."
             )
 

@@ -57,35 +57,35 @@ class ObjectiveSettings(Settings):
     """
 
     paper: ClassVar[Paper]
-    """Where the loss is from, for the model card."""
+    """Source of the loss, for the model card."""
 
     trains: ClassVar[Literal["one_encoder", "two_encoders", "several_vectors", "contextual"]] = "one_encoder"
-    """Which encoders: one for queries and documents; or one for each; or documents of several vectors too; or one of
+    """Encoders it can train: one for queries and documents, one for each, documents of several vectors too, or one of
     two stages."""
 
     implementation: ClassVar[str]
-    """The ``Objective`` that is built of them, as ``module:class``, which is imported then."""
+    """The ``Objective`` that is built from them, as ``module:class``. It is imported when it is built."""
 
     needs_hard_negatives: ClassVar[bool] = False
-    """Whether batches made without hard negatives are refused before they are made."""
+    """Whether batches without hard negatives are refused before they are made."""
 
     freezes_documents: ClassVar[bool] = False
-    """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
+    """Whether only the query encoder is trained, so that the export still belongs to an encoder of the documents."""
 
     chunk_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that are encoded together, padding included, of texts of about one length; None: 2,048 on a CPU, 16,384 on
-    a GPU."""
+    """Tokens encoded together, padding included, of texts of similar length. None: 2,048 on a CPU, 16,384 on a GPU."""
     chunk_size: int | None = Field(default=None, ge=1)
-    """Instead of so many tokens, so many texts of about one length."""
+    """Texts of similar length encoded together, instead of ``chunk_tokens``."""
     gradient_cache: bool = False
-    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
+    """Whether to encode each chunk again in the backward pass. This needs the memory of one chunk, and a third more
+    computation."""
 
     @model_validator(mode="after")
     def _one_measure_of_chunks(self) -> Self:
         if self.chunk_tokens is not None and self.chunk_size is not None:
             raise ValueError(
-                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, two measures of what is encoded"
-                " together: leave one out"
+                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, but both limit what is"
+                " encoded together: leave one out"
             )
         return self
 
@@ -116,30 +116,30 @@ class DomainPrompts(Settings):
     """Which of the encoder's prompts the texts of a domain have, by name; None: the role's own."""
 
     query: str | None = None
-    """Of its queries."""
+    """Prompt of the domain's queries."""
     document: str | None = None
-    """Of its documents, hard negatives and documents read as context."""
+    """Prompt of its documents, hard negatives and documents read as context."""
 
 
 class PairSettings(ObjectiveSettings):
     """How a batch of pairs is encoded and joined."""
 
     query_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a query; None: as the encoder says."""
+    """Tokens of a query. None: as the encoder says."""
     document_max_length: int | None = Field(default=None, ge=1)
-    """Tokens of a document; None: as the encoder says."""
+    """Tokens of a document. None: as the encoder says."""
     share_negatives: Literal["batch", "step"] = "batch"
-    """Whose documents a query is compared with: those of its batch, or those of the whole step."""
+    """Documents to compare a query with: those of its batch, or those of the whole step."""
     prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
-    """Prompts of the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
+    """Prompts for the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
     matryoshka: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
-    """Sizes, ascending, of prefixes of the vectors: the loss of each is added to that of whole vectors (Matryoshka
-    Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
+    """Sizes of prefixes of the vectors, ascending. The loss of each prefix is added to the loss of whole vectors
+    (Matryoshka Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
 
     @model_validator(mode="after")
     def _prefixes_ascend(self) -> Self:
         if self.matryoshka and (self.matryoshka[0] < 1 or list(self.matryoshka) != sorted(set(self.matryoshka))):
-            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1 on")
+            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1")
         return self
 
     def prompt_names(self) -> dict[str, str]:
@@ -157,12 +157,13 @@ class ChunkSettings(ObjectiveSettings):
     similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
     """Compares queries with passages, or passages with passages."""
     first_half: bool | list[str] = False
-    """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
+    """Whether queries are the first halves of chunks: all, none, or those of these domains (prose, not code: section
+    4.1)."""
     max_length: int | None = Field(default=None, ge=2)
-    """Tokens of a chunk for the retriever; None: as the encoder says."""
+    """Tokens of a chunk for the retriever. None: as the encoder says."""
 
     @model_validator(mode="after")
     def _symmetric_has_no_queries(self) -> Self:
         if self.similarity == "symmetric" and self.first_half:
-            raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
+            raise ValueError("first_half shortens queries, but a symmetric similarity has none: leave out one of both")
         return self

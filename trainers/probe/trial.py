@@ -57,7 +57,7 @@ def read_epoch(
     if pc.any(both).as_py():
         raise UserError(
             f"{reader.uri} trains on {pc.sum(both).as_py():,} of the held-out queries, such as"
-            f" {asked.filter(both)[0].as_py()!r}: what is learned by heart would be measured. Set 'split' to another."
+            f" {asked.filter(both)[0].as_py()!r}, so memorised answers would be measured. Set 'split' to another."
         )
     queries = collection.require("queries", table["query_id"]).reshape(count, size)
     positives = collection.require("documents", table["document_id"]).reshape(count, size)

@@ -42,15 +42,15 @@ class TrackingSettings(Settings):
     """Where a run can be watched. Logins, servers and entities are those of the environment, as each package says."""
 
     trackers: tuple[TrackerName, ...] = ()
-    """Which ones."""
+    """Trackers to use."""
     project: str = Field(default="raytriever", min_length=1)
-    """The project of Weights & Biases, the experiment of MLflow."""
+    """Project of Weights & Biases, experiment of MLflow."""
     run_name: str | None = None
-    """None: one that the tracker makes up."""
+    """Name of the run. None: the tracker makes one up."""
     folder: str | None = None
-    """For TensorBoard's events and local files; None: beside the model."""
+    """Folder for TensorBoard's events and local files. None: beside the model."""
     every: int = Field(default=1, ge=1)
-    """Steps from one that is tracked to the next."""
+    """Steps between tracked steps."""
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:
@@ -83,8 +83,8 @@ def tracked_training(tracking: TrackingSettings, output: str, derivation: Deriva
     """
     if tracking.folder is None and tracking.trackers and "://" in output:
         raise UserError(
-            f"The model goes to {output}, but trackers write to a local folder. Name one as tracking.folder; with"
-            " several machines it is the first worker's."
+            f"The model goes to {output}, but trackers write to a local folder. Set tracking.folder to one. With"
+            " several machines it is on the first worker's."
         )
     digest = hashlib.sha256(to_json([output, asdict(derivation)])).hexdigest()
     return TrackedTraining(digest, Path(tracking.folder or f"{output}-tracking"), derivation.config)
@@ -252,8 +252,9 @@ def require_packages(settings: TrackingSettings) -> dict[TrackerName, Any]:
             modules[name] = importlib.import_module(_PACKAGES[name])
         except ImportError as error:
             raise UserError(
-                f"tracking.trackers names {name}, whose package isn't installed where training runs. Install it there"
-                f" (pip install {_PACKAGES[name]}), or take it out of the list: the curve is stored in any case."
+                f"tracking.trackers names {name}, but its package isn't installed where training runs. Install it"
+                f" there (pip install {_PACKAGES[name]}), or take it out of the list. The curve is stored in any"
+                " case."
             ) from error
     return modules
 

@@ -40,8 +40,8 @@ from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_text
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
 _LESS_MEMORY = (
-    "Set validation.token_budget, the padded tokens in one forward pass (now {:,}), to less; shorter"
-    " validation.document_max_length saves memory too, and changes what is measured. The run then begins anew, by"
+    "Lower validation.token_budget, the padded tokens in one forward pass (now {:,}). A lower"
+    " validation.document_max_length saves memory too, but changes what is measured. The run then starts again, by"
     " --force or in another folder."
 )
 _WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of as many documents as the cutoff
@@ -122,8 +122,8 @@ def _of_run(
     deciding = parse_measure(settings.measure)
     if deciding.family in _WITHOUT_ORDER and (deciding.cutoff or 0) >= depth:
         raise UserError(
-            f"validation.measure is {settings.measure}, but {depth} candidates of each query are ranked anew, so it is"
-            " the run's own whatever the encoder does. Name a measure with a lower cutoff, or take more candidates."
+            f"validation.measure is {settings.measure}, but {depth} candidates of each query are reranked, so the"
+            " encoder can't change it. Name a measure with a lower cutoff, or take more candidates."
         )
     candidates = np.array(ranking.rows[[lines[query] for query in ids], :depth])
     found = np.unique(candidates)

@@ -119,8 +119,8 @@ class DocumentVectors:
         self._stored.require_all()
         if self._stored.vectors_per_text > 1:
             raise UserError(
-                f"{vectors.uri} has {self._stored.vectors_per_text} vectors of each document; lists are trained on with"
-                " one of each. Embed with an encoder of one vector a document."
+                f"{vectors.uri} has {self._stored.vectors_per_text} vectors for each document, but training on"
+                " lists needs one. Embed with an encoder of one vector a document."
             )
         self.total = len(self._stored)
 

@@ -247,7 +247,7 @@ def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_enco
             )
     if encoder.dimension != documents.dimension:
         raise UserError(
-            f"The encoder gives vectors of {encoder.dimension} dimensions, and the documents' {vectors.uri} have"
+            f"The encoder gives vectors of {encoder.dimension} dimensions, but the documents' {vectors.uri} have"
             f" {documents.dimension}. Choose an encoder of that dimension."
         )
     encoder.contract = own.model_copy(update={"document_model": documents.fingerprint})

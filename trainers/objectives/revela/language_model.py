@@ -58,8 +58,8 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
         if "trust_remote_code" not in str(error.__cause__):
             raise
         raise UserError(
-            f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
-            " transformers has."
+            f"The language model in {path} brings code of its own, which is not run. Choose one with an"
+            " architecture of transformers."
         ) from error
     if missing:
         raise UserError(
@@ -75,7 +75,7 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
         )
     if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model beside it embeddings for"
+            f"The tokenizer in {path} has {len(tokenizer):,} tokens, but the model beside it has embeddings for"
             f" {config.vocab_size:,}. Do they belong together?"
         )
     return model, tokenizer
@@ -87,17 +87,18 @@ def require_decoder(model: Any) -> None:
     if config.model_type not in FAMILIES:
         known = "; ".join(f"{name} ({what})" for name, what in FAMILIES.items())
         raise UserError(
-            f"The language model {where} is of the family {config.model_type!r}, in which in-batch attention is not"
-            f" supported. It is in these families of decoders with rotary positions: {known}. Choose a language model"
-            " of one of them."
+            f"The language model {where} is of the family {config.model_type!r}, which in-batch attention doesn't"
+            f" support. Supported are these families of decoders with rotary positions: {known}. Choose a language"
+            " model of one of them."
         )
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or []) or config.model_type == "mistral"
     if windowed and window is not None:
         raise UserError(
-            f"The language model {where} attends within a sliding window of {window} tokens, and in-batch attention"
-            " reads whole documents. Where all texts are shorter the window changes nothing: set sliding_window in its"
-            " config.json to null (for Qwen use_sliding_window to false). Else choose another language model."
+            f"The language model {where} attends within a sliding window of {window} tokens, but in-batch"
+            " attention reads whole documents. If all texts are shorter, the window changes nothing: set"
+            " sliding_window in its config.json to null (for Qwen use_sliding_window to false). Otherwise choose"
+            " another language model."
         )
     if model.get_output_embeddings() is None:
         raise UserError(

@@ -40,8 +40,8 @@ def in_batch_similarity(
     """
     if len(query_vectors) < 2:
         raise UserError(
-            f"In-batch attention needs at least two documents a batch, and here is {len(query_vectors)}. Make larger"
-            " batches (16 is usual; with two, the retriever gets no gradient)."
+            f"In-batch attention needs at least two documents a batch, but this batch has {len(query_vectors)}."
+            " Make larger batches (16 is usual; with two, the retriever gets no gradient)."
         )
     with torch.autocast(query_vectors.device.type, enabled=False):
         queries, passages = at_least_float32(query_vectors), at_least_float32(passage_vectors)
