@@ -20,7 +20,7 @@ _SHORT = 3  # words that a text must have, so that keys and names are none
 _SENTENCE = re.compile(
     r"(?<=[.!?])\)?\s+(?=\W*[A-Z`{]|\W?\w+\W?: )|\n\s*\n"
 )  # a setting's value begins one too: "0: all."
-_CODE = re.compile(r"</|\bimport |\b(SELECT|COPY|INSERT INTO|UNION ALL|ORDER BY|WHERE|CREATE)\b")
+_CODE = re.compile(r":root|</|\bimport |\b(SELECT|COPY|INSERT INTO|UNION ALL|ORDER BY|WHERE|CREATE)\b")
 _LOGS = {"info", "warning", "error", "debug", "echo"}
 _ODD = re.compile(
     r"\b(what is there|becomes? of|(is|are) said|mends?|no word of|there is not one|(that|which|what) (is|are) there"

@@ -37,7 +37,7 @@ ForceOption = Annotated[
 
 
 class _Commands(TyperGroup):
-    """Those of the table, of which --help shows the lines alone; a command is imported when it is used."""
+    """Commands of the table. --help shows the table's lines, and a command is imported when it is used."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
@@ -79,7 +79,7 @@ def run(
     print_config: PrintOption = False,
     force: Annotated[bool, typer.Option("--force", help="Takes over the locks of another machine's run.")] = False,
 ) -> None:
-    """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
+    """Runs a recipe. Finished stages are reused, interrupted ones resumed, changed ones and later ones made again."""
     from raytriever.settings.description import commented_recipe
     from raytriever.settings.recipe import load_recipe
     from raytriever.stages.recipe_run import recipe_stages, run_recipe

@@ -1,6 +1,6 @@
-"""What the command line knows, by name: where each job and each other command is found when it is used.
+"""The table of jobs and commands: where each is found when it is used.
 
-Strings, so that nothing here imports what stands above it, and so that the command starts quickly.
+Modules are named by strings, so that nothing here imports a higher package and the command starts quickly.
 """
 
 import importlib

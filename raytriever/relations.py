@@ -1,7 +1,7 @@
-"""Relational work of one node by DuckDB: joins, groupings and orders of more rows than memory holds.
+"""Joins, groupings and sorts of more rows than memory holds, by DuckDB on one node.
 
-What is stored of a result is stored in a total order, so bytes depend neither on threads nor on memory. No extension is
-downloaded. Imported by ``jobs/`` alone.
+Stored results have a total order, so their bytes depend neither on threads nor on memory. No extension is downloaded.
+Imported by ``jobs/`` alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -83,7 +83,7 @@ def numbered_rows(artifact: Artifact, prefix: str, *columns: str) -> tuple[pa.Sc
 
 
 def with_numbers(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: int = 0) -> Iterator[pa.Table]:
-    """Batches as tables of ``schema``, whose last column is ``ROW``: each row's number, counted from ``first``."""
+    """Batches as tables of ``schema``. Its last column is ``ROW``: each row's number, counted from ``first``."""
     for batch in batches:
         rows = pa.array(np.arange(first, first + len(batch)))
         first += len(batch)
@@ -92,9 +92,9 @@ def with_numbers(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: in
 
 @contextmanager
 def open_relations(output: str, spill: Path, resources: Resources) -> Iterator[Relations]:
-    """An empty database in memory that spills into the folder ``spill``; its threads and memory as ``resources`` say.
+    """An empty database in memory that spills into the folder ``spill``. ``resources`` give its threads and memory.
 
-    Raises ``UserError`` where memory is too small, a disk is full or a file is damaged. ``output``: whose work it is.
+    Raises ``UserError`` where memory is too small, a disk is full or a file is damaged. Messages begin with ``output``.
     """
     import duckdb
 

@@ -1,6 +1,6 @@
-"""Columns of more than 2 GiB of text: Arrow's strings, whose offsets have 32 bits, hold them in several chunks alone.
+"""Columns of more than 2 GiB of text. Arrow's strings have 32-bit offsets, so such a column has several chunks.
 
-What joins a column's chunks (its ``combine_chunks``, ``take``) overflows there; these functions don't.
+Functions that join a column's chunks (``combine_chunks``, ``take``) overflow there. The functions here don't.
 """
 
 from collections.abc import Iterable, Sequence

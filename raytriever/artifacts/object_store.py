@@ -1,9 +1,9 @@
-"""What a folder's URI stands for: which file system, opened how, and which URIs are refused.
+"""How a folder's URI is opened: its file system, its options, and the URIs that are refused.
 
 An S3 server's address, region and keys come from the environment (``AWS_ENDPOINT_URL``, ``AWS_REGION``,
-``AWS_ACCESS_KEY_ID``, …). A request that a store fails to serve is sent again by its library: Amazon's gives up after
-3 s without an answer, which a busy store may take, and three requests, and Google's after a quarter of an hour; here
-both go on for some two minutes where the store answers with errors, for five where it is silent.
+``AWS_ACCESS_KEY_ID``, …). The libraries repeat a request that a store fails to serve. Amazon's gives up after 3 s
+without an answer, which a busy store may take, and after three requests. Google's gives up after a quarter of an hour.
+Here both repeat for about two minutes if the store answers with errors, and for five if it is silent.
 """
 
 import os
@@ -29,9 +29,9 @@ _PUBLIC = re.compile(r"gc?s://anonymous@[^@]*")  # how pyarrow spells access wit
 
 
 def refuse_keys(uri: str) -> None:
-    """Raises ``UserError``, which doesn't show it, for a URI with an ``@``: what is before it are keys, as a rule.
+    """Raises ``UserError``, which doesn't show it, for a URI with an ``@``, because keys usually stand before it.
 
-    Called before anything else looks at a URI or names it: a key may hold any character, a slash or a question mark.
+    Called before anything else parses or shows a URI: a key may hold any character, also a slash or a question mark.
     """
     scheme, found, rest = uri.partition("://")
     if found and "@" in rest and scheme != "hf" and not _PUBLIC.fullmatch(uri):  # the hub's names end in @revision

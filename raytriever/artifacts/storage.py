@@ -1,7 +1,7 @@
-"""Folders on a local disk or in an object store behind one interface, in which a file is whole or absent.
+"""Folders on a local disk or in an object store behind one interface. A file is whole or absent.
 
-Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
-its final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens what a URI names.
+Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to its
+final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens URIs.
 """
 
 import errno
@@ -32,7 +32,7 @@ def require_inside(name: object) -> None:
 
 
 def is_sha256(text: object) -> bool:
-    """Whether it is one in hexadecimal, and so no path either."""
+    """Whether it is a SHA-256 in hexadecimal, and so can't be a path."""
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
@@ -95,7 +95,7 @@ class Folder:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What an object store fails to do or refuses is a ``StorageError`` with the folder's URI."""
+        """Turns errors and refusals of an object store into a ``StorageError`` with the folder's URI."""
         try:
             yield
         except (FileNotFoundError, UserError):
@@ -107,7 +107,7 @@ class Folder:
             raise storage_error(self.uri, error) from error
 
     def exists(self, name: str) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
         try:
             with self._named():
                 return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
@@ -134,9 +134,9 @@ class Folder:
                 raise StorageError(f"{path} is a file; an output is a folder. Choose another output than {self.uri}.")
 
     def refuse_links(self) -> None:
-        """Raises ``UserError`` for a link anywhere below a local folder: what lies behind it belongs to somebody else.
+        """Raises ``UserError`` for a link anywhere below a local folder, because its target belongs to somebody else.
 
-        Whoever removes files asks this first. The folder itself may be reached by a link.
+        Called before files are removed. The folder itself may be reached by a link.
         """
         for parent, folders, files in os.walk(self._root) if self.is_local else ():
             for path in (Path(parent) / name for name in (*folders, *files)):
@@ -158,7 +158,7 @@ class Folder:
         return found.st_size, found.st_mtime_ns
 
     def _regular(self, name: str) -> Path:
-        """The local file; a pipe, which would have its reader wait for ever, is none. Raises ``FileNotFoundError``."""
+        """The local file. Raises ``FileNotFoundError``, also for a pipe, because its reader would wait for ever."""
         path = Path(self._key(name))
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
@@ -248,7 +248,7 @@ class Folder:
         return cached
 
     def _download(self, name: str, sha256: str, copy: Path) -> Path:
-        """``copy``, which now holds the file, checked and on the disk: its name will vouch for its bytes for ever."""
+        """Returns ``copy``, now holding the checked file on the disk. From then on its name vouches for its bytes."""
         with self._named(), copy.open("wb") as file, self._open_stream(name) as stream:
             shutil.copyfileobj(stream, file, _COPY_BYTES)
             file.flush()
@@ -297,7 +297,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
-    """Says that the local ``folder`` is full or forbidden, not the store that is worked on, and what moves it."""
+    """Explains that the local ``folder``, not the store, is full or forbidden, and which variable moves it."""
     try:
         yield
     except UserError:

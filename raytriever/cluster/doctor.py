@@ -1,6 +1,6 @@
-"""``raytriever doctor``: asks every node of the cluster what jobs will need, before a long run finds it out.
+"""``raytriever doctor``: checks every node of the cluster for what jobs will need, before a long run.
 
-Versions, GPUs, FAISS, disk and storage. What nodes say are ``Facts``; ``check_nodes`` makes findings of them.
+Versions, GPUs, FAISS, disk and storage. Nodes report ``Facts``, and ``check_nodes`` turns them into findings.
 """
 
 import json
@@ -94,14 +94,14 @@ class Check:
 def doctor(
     storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder or URI that runs will be in.")] = None,
 ) -> None:
-    """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
+    """Checks the cluster of RAY_ADDRESS, or this machine. Exits with 1 if something must be fixed."""
     checks = diagnose(storage)
     echo("\n".join(report(checks)))
     raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)
 
 
 def diagnose(storage: str | None) -> list[Check]:
-    """Examines the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
+    """Checks the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
     if storage is not None:
         with suppress(StorageError):  # which the nodes come upon themselves
             check_output(storage)
@@ -198,7 +198,7 @@ def _gpus_of_libraries() -> dict[str, Any]:
 
 
 def _try_storage(nodes: Sequence[str], storage: str) -> dict[str, str]:
-    """What each node could not do: write a file, read those of all nodes, delete its own."""
+    """The problems of each node in writing a file, reading those of all nodes and deleting its own."""
     folder = f"{storage.rstrip('/')}/.raytriever-doctor-{secrets.token_hex(4)}"
     problems: dict[str, str] = {}
     for step in ("write", "read", "delete"):
@@ -230,7 +230,7 @@ def probe_storage(step: str, storage: str, names: Sequence[str]) -> str | None:
 
 
 def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
-    """All checks, in the order in which failures should be mended."""
+    """All checks, the first failures to fix first."""
     answering = [(node, node.facts) for node in nodes if node.facts is not None]
     silent = [f"{node.address}: {node.problem}" for node in nodes if node.facts is None]
     remedy = "Check the node's raylet.err and its free memory, then stop Ray on it and start it again."
@@ -280,9 +280,9 @@ def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
             "storage",
             failing(lambda node, _: node.storage_problem),
             f"every node writes, reads the others' files and deletes in {storage}",
-            "Give every node the same path and the right to write, read, list and delete there: by a role, or by"
-            " keys in the environment that Ray was started with. Set AWS_ENDPOINT_URL there for a store of your"
-            " own.",
+            "Give every node the same path and the right to write, read, list and delete there. Rights come from a"
+            " role, or from keys in the environment that Ray was started with. Set AWS_ENDPOINT_URL there for a"
+            " store of your own.",
         ),
     ]
 

@@ -1,7 +1,6 @@
-"""What travels to a cluster with a job: the program itself and the settings files that its command names, no more.
+"""The files that a job takes to a cluster: the program and the settings files that its command names, no more.
 
-Files are listed by what may go, not by what must stay: data, runs, credentials and whatever else lies in a checkout
-are never looked at.
+Files are chosen by a list of what may go. Data, runs, credentials and everything else in a checkout are never read.
 """
 
 import os
@@ -34,8 +33,8 @@ def program_files() -> Iterator[tuple[str, Path]]:
 def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
     """The command with its settings files named as inside the package, and those files by that name.
 
-    A settings file is an argument that is a local YAML file. The recipes that one is based on by their path go along,
-    placed to each other as they are here. Raises ``UserError`` where one of them can't be read or can't be sent.
+    A settings file is an argument that is a local YAML file. If it is based on recipes by their path, these are sent
+    too, at the same relative paths. Raises ``UserError`` if one of them can't be read or sent.
     """
     renamed: list[str] = []
     files: dict[str, Path] = {}

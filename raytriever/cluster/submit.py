@@ -1,6 +1,6 @@
-"""``raytriever submit``: any command on a cluster as if it ran here, by Ray's own job client.
+"""``raytriever submit``: runs any command on a cluster as if it ran here, by Ray's own job client.
 
-Secrets don't travel: Ray writes a job's command and its runtime environment into logs, so nodes have their own.
+Secrets are not sent, because Ray writes a job's command and its runtime environment into logs. Nodes have their own.
 """
 
 import asyncio
@@ -103,7 +103,10 @@ def job_client(given: str | None) -> Any:
 
 @contextmanager
 def _explained(server: Any, name: str | None = None) -> Iterator[None]:
-    """Errors of the client as ``UserError``; ``server``: the client, or its address; ``name``: of the job asked for."""
+    """Turns errors of the client into ``UserError``.
+
+    ``server`` is the client, or its address. ``name`` is the job asked for.
+    """
     import requests
     from ray.exceptions import AuthenticationError
 
@@ -176,16 +179,16 @@ def submit_job(client: Any, words: Sequence[str], name: str, environment: dict[s
 
 
 class _Tail:
-    """Shows a job's log as it grows: by one connection, after a lost one from where it was."""
+    """Shows a job's log as it grows, over one connection. After a lost connection it resumes from the same place."""
 
     def __init__(self, client: Any, name: str) -> None:
         self._client, self._name = client, name
         self._shown, self._grew = 0, time.monotonic()
 
     async def follow(self) -> None:
-        """Returns when the server has sent all, which it does when the job has ended.
+        """Returns when the server has sent everything, which happens when the job has ended.
 
-        Raises ``UserError`` where the cluster doesn't answer while the log doesn't grow, and what the client raises.
+        Raises ``UserError`` if the log doesn't grow and the cluster doesn't answer, and what the client raises.
         """
         self._grew = time.monotonic()
         showing = asyncio.ensure_future(self._show())

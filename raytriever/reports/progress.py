@@ -1,4 +1,4 @@
-"""Progress of long work: a live line in a terminal, an occasional line in a log, both with rate and time left."""
+"""Progress of long work: a live line in a terminal, occasional lines in a log, with rate and time left."""
 
 import math
 import sys

@@ -146,7 +146,7 @@ _SHOWN = 12  # characters of a fingerprint
 
 
 def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
-    """Where everything comes from: each artifact, what it was made from, and with which settings.
+    """The origin of everything: each artifact, what it was made from, and its settings.
 
     ``artifacts``: by the name each has in the report's settings.
     """

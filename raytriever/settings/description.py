@@ -81,7 +81,7 @@ def _step(annotation: Any) -> str:
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    """The kind by which a union tells the model from others; None where it has none, or may be of several."""
+    """The model's kind in a union. None if it has no kind, or may have several."""
     field = model.model_fields.get("kind")
     is_one = field is not None and get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
     return str(kind_of(model)) if is_one else None
@@ -165,7 +165,7 @@ def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
 
 @cache
 def _dumped(name: str, value: str) -> str:
-    """Of a recipe's settings most are those of another stage too; ``value`` is JSON."""
+    """Cached, because most settings of a recipe occur in several stages. ``value`` is JSON."""
     return yaml.safe_dump({name: json.loads(value)}, sort_keys=False, allow_unicode=True)
 
 

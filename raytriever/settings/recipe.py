@@ -1,4 +1,4 @@
-"""Recipes: a run as one YAML file, whose stages name each other as inputs, or as what differs from another recipe."""
+"""Recipes: a run as one YAML file. Stages name each other as inputs. A recipe can also change another recipe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run: where its artifacts go, and the settings of each stage in the order they run.
+    """A run: where its artifacts go, and the settings of each stage in running order.
 
-    A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input that is the name of
-    an earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next``: what its
-    user may do when it is done, ``{output}`` being that folder.
+    A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input with the name of an
+    earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next`` says what the
+    user can do when the run is done; ``{output}`` in it is the run's folder.
     """
 
     name: str
@@ -115,7 +115,7 @@ def _find(name_or_path: str, folder: Path, problem: str) -> Path:
 
 
 def _name(path: Path) -> str:
-    """By which the recipe is found, with the folder among those that come along; of any other file its stem."""
+    """The recipe's name, with its folder if it comes with Raytriever, else the file's stem."""
     own, known = path.resolve(), recipes_folder().resolve()
     return own.relative_to(known).with_suffix("").as_posix() if own.is_relative_to(known) else path.stem
 

@@ -27,7 +27,7 @@ class _Column:
 
 
 class SuiteCollection(Settings):
-    """A collection: where it is, and what its judgments become in the table."""
+    """A collection: where it is, and its columns in the table."""
 
     source: dict[str, Any] | None = None
     """As the job collect reads it. Not needed where the suite has a ``folder``."""
@@ -43,7 +43,7 @@ class SuiteCollection(Settings):
     """Settings that override those of every encoder, such as ``query_prompt`` or ``query_prompt_name``."""
 
     def columns_of(self, name: str, shared: Mapping[str, Any]) -> list[_Column]:
-        """The columns; ``name``: of the collection; ``shared``: the suite's settings of evaluate."""
+        """The columns. ``name`` is the collection's, and ``shared`` are the suite's settings of evaluate."""
         found = []
         for column, own in (self.columns or {name: {}}).items():
             if own is not None:
@@ -112,7 +112,7 @@ class SuiteSystem(Settings):
 
 
 class Suite(Settings):
-    """Which systems are measured on which collections."""
+    """The systems to measure and the collections to measure them on."""
 
     collections: dict[str, SuiteCollection] = Field(min_length=1)
     """Collections by their names in the table."""
@@ -182,7 +182,7 @@ def _source(suite: Suite, name: str, where: str) -> dict[str, Any]:
 
 
 def _run(suite: Suite, collection: str, system: str, folders: Mapping[str, str], column: str) -> str:
-    """The stage of a ranking, of the only column not named after that; or another tool's file.
+    """The stage of a ranking, or another tool's file. A single column is not part of the stage's name.
 
     Raises ``UserError`` for a column without a file.
     """
@@ -198,7 +198,7 @@ def _run(suite: Suite, collection: str, system: str, folders: Mapping[str, str],
 
 
 def _above(suite: Suite, system: str, other: str, key: str) -> str:
-    """``other``, a system that stands above ``system``, whose setting ``key`` names it. Raises ``UserError``."""
+    """``other``, a system above ``system`` that its setting ``key`` names. Raises ``UserError``."""
     names = list(suite.systems)
     above = names[: names.index(system)]
     if other not in above:
@@ -210,7 +210,7 @@ def _above(suite: Suite, system: str, other: str, key: str) -> str:
 def _index_stages(
     suite: Suite, collection: str, system: str, folders: Mapping[str, str], columns: Sequence[_Column]
 ) -> dict[str, dict[str, Any]]:
-    """What of a system comes before its rankings: vectors in their context, those of searched queries, and an index."""
+    """The stages before a system's rankings: vectors in their context, vectors of searched queries, and an index."""
     settings, place = suite.systems[system], f"{collection}/{folders[system]}"
     whole = f"{collection}/collection"
     if settings.bm25 is not None:

@@ -1,4 +1,4 @@
-"""How many workers of which size the nodes of a cluster hold, and how many threads a worker has."""
+"""How many workers the nodes of a cluster hold, and how many threads a worker has."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class NodeRoom(NamedTuple):
 
 
 def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
-    """The even share, and a word to the user where the nodes that workers will run on are not there yet."""
+    """The even share. Logs a line if the nodes of the workers have not joined yet."""
     import ray
 
     nodes = [
@@ -41,10 +41,10 @@ def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
 
 
 def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float = 0) -> int:
-    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1.
+    """The most CPUs that each of ``workers`` can have at a time on a single node; at least 1.
 
-    Nodes without room for a worker's GPUs hold none. Where the GPUs are too few for all workers, the share is of as
-    many as they are enough for: fewer CPUs would bring in no more of them.
+    Nodes without room for a worker's GPUs hold none. If the GPUs are too few for all workers, the CPUs are divided
+    among as many as have GPUs, because fewer CPUs would not make room for more.
     """
     if gpus_per_worker > 0:
         workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))

@@ -46,7 +46,7 @@ class RaySession:
     As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
     names, is used and left running. Raises ``UserError`` where that cluster can't be reached or refuses the token.
 
-    ``shards_here``: whether stages make their shards in this process; None: where workers wouldn't be faster.
+    ``shards_here`` says whether stages make their shards in this process. None: where workers wouldn't be faster.
     """
 
     def __init__(self, cpus: int | None = None, *, shards_here: bool | None = None) -> None:
@@ -72,10 +72,10 @@ class RaySession:
         return self._cpus or usable_cpus()
 
     def makes_here(self, seconds_saved: float, *, is_spread: bool) -> bool:
-        """Whether this process makes what Ray's workers would make in so many seconds less.
+        """Whether this process makes shards that take Ray's workers this many seconds less.
 
-        It does where these are fewer than workers take to start. On a cluster, and where the user says how the work
-        ``is_spread`` over workers, they always do it.
+        It does if workers take longer to start. On a cluster, and if the user's settings spread the work over workers
+        (``is_spread``), workers always make them.
         """
         if self._shards_here is not None:
             return self._shards_here
@@ -150,10 +150,9 @@ class RaySession:
 
 
 def _end_with_ray(node: Any, closing: threading.Event) -> None:
-    """Ends this process, and says so, where Ray can't go on because a process of its ``node`` has died.
+    """Ends this process with a message if Ray can't go on because a process of its ``node`` has died.
 
-    Ray's library would end it in 10 to 60 s by itself, without a word of what to do. ``closing``: set where Ray is shut
-    down.
+    Ray's library would end it in 10 to 60 s by itself, without a remedy. ``closing`` is set when Ray is shut down.
     """
     needed = [each.process for name in ("raylet", "gcs_server") for each in node.all_processes.get(name, [])]
     while not closing.wait(_WATCH_SECONDS):
@@ -182,10 +181,10 @@ def open_board() -> Any:
 
 
 def check_output(output: str) -> None:
-    """Raises ``UserError`` for an ``output`` that is a file or below one, and for what a submitted job can't keep.
+    """Raises ``UserError`` for an ``output`` that is a file or below one, or that a submitted job would lose.
 
-    That is one that is relative, or in the job's own folder, a copy which Ray removes; a job that was sent none runs
-    wherever Ray was started.
+    A submitted job loses a relative path, and a path in its own folder, because Ray removes that copy. A job without a
+    sent folder runs wherever Ray was started.
     """
     if "://" in output:
         return
@@ -200,10 +199,10 @@ def check_output(output: str) -> None:
 
 
 def session_folder() -> Path:
-    """A folder that this user alone may enter, made where there is none, for Ray's own: Ray lets anybody write there.
+    """A private folder for Ray's own files, made if absent. Ray itself would let anybody write there.
 
     ``RAY_TMPDIR``, ``TMPDIR`` or ``/tmp`` itself where that is private, else ``raytriever-UID`` in it. Raises
-    ``UserError`` where somebody else has been there first.
+    ``UserError`` if another user owns it or can enter it.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     folder = base if is_private(base) else base / f"raytriever-{os.getuid()}"

@@ -44,7 +44,7 @@ def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
 def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
     """Checks the stages of these ``names``: their settings, and the inputs that come from outside the run.
 
-    Returns those that are finished and will be reused, whose making has checked them. Raises ``UserError``.
+    Returns the finished stages that will be reused. These were checked when they were made. Raises ``UserError``.
     """
     finished: set[str] = set()
     for name in names:
@@ -62,14 +62,14 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
 
 
 def is_finished(stage: Stage[Any]) -> bool:
-    """Whether the artifact is there and made with these settings from these inputs, which are there themselves."""
+    """Whether the artifact exists and was made with these settings from these inputs, which exist too."""
     output = stage.config.output
     return is_artifact(output) and ArtifactWriter(output, stage.derivation(), replace=True).complete
 
 
 @contextmanager
 def _naming(stage: str) -> Iterator[None]:
-    """What the user can mend is led by the stage's name: its settings' keys begin with it."""
+    """Puts the stage's name before a ``UserError``, because its settings' keys begin with it."""
     try:
         yield
     except UserError as error:
@@ -85,10 +85,10 @@ def _makers(stage: Stage[Any], stages: Stages) -> dict[str, Stage[Any] | None]:
 def run_recipe(
     stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False, shards_here: bool | None = None
 ) -> None:
-    """Makes the stages of these ``names`` of ``recipe``, then says what came out.
+    """Makes the stages of these ``names`` of ``recipe``, then reports the results.
 
-    All are checked before the first begins, and what a later one reads as soon as it is made. ``force``: as
-    ``run_stage`` takes it; ``shards_here``: as ``RaySession``.
+    All are checked before the first begins. A later stage's inputs are checked as soon as they are made. ``force`` is
+    as in ``run_stage``, and ``shards_here`` as in ``RaySession``.
     """
     reused = check_before_run(stages, names)
     makers = {name: _makers(stages[name], stages) for name in names}
@@ -108,7 +108,7 @@ def run_recipe(
 
 
 def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
-    """What is said at the end: every stage's lines, then where results are; a table stands for what it is made of."""
+    """The lines at the end: every stage's, then where results are. A table replaces the lines of its inputs."""
     gathered = {path for stage, _ in stages if stage.shows_inputs for path in input_paths(stage.config).values()}
     gathered |= {
         path for stage, _ in stages if stage.config.output in gathered for path in input_paths(stage.config).values()
@@ -129,10 +129,10 @@ def run_stage(
     label: str = "",
     recipe: str | None = None,
 ) -> Artifact:
-    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept.
+    """Makes the stage's artifact, or reuses an existing one. Finished shards of an interrupted run are kept.
 
-    ``replace``: a different artifact is removed first, but for one that was made by another ``recipe``, which is
-    refused with a ``UserError``. ``force``: a lock that a run of another machine has left is taken over.
+    ``replace`` removes a different artifact first. One that another ``recipe`` made is refused with a ``UserError``.
+    ``force`` takes over a lock of another machine's run.
     """
     label = label or stage.command
     output = stage.config.output

@@ -1,4 +1,4 @@
-"""The trials of a sweep on Ray: groups of stages side by side, each in a task of its own, their log at the driver."""
+"""The trials of a sweep on Ray: groups of stages side by side, each in its own task, with their log at the driver."""
 
 import logging
 import traceback

@@ -1,4 +1,4 @@
-"""`raytriever sweep`: a recipe once for each setting of some of its values, side by side in a table and a plot."""
+"""`raytriever sweep`: runs a recipe for several values of settings, compared in a table and a plot."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -55,7 +55,7 @@ def sweep(
     output: OutputOption = None,
     print_config: PrintOption = False,
 ) -> None:
-    """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
+    """Runs a recipe for each setting of some values. Exits with 1 if a trial failed, after the others are done."""
     settings = SweepSettings(
         recipe, grid or [], seeds, overrides or [], until, measure or [], system, concurrent, output
     )
