@@ -65,7 +65,7 @@ def _pairs(rows: list[Row]) -> Iterator[str]:
 
 
 def _chunks(rows: list[Row]) -> Iterator[str]:
-    """Of each source how many chunks are here, from which to which; then each chunk, in that order."""
+    """For each source its number of chunks here, and their range. Then each chunk, in the same order."""
     numbered = sorted(enumerate(rows), key=lambda item: (item[1]["source_id"], item[1]["number"]))
     sources: dict[str, list[int]] = {}
     for _, row in numbered:
@@ -158,7 +158,9 @@ def show(
         scores, mask = batch_matrix(reader.read(epoch, batch), StoredVectors(vectors))
         lines += ["", *matrix_lines(scores, mask)]
         if html is not None:
-            plot = Plot(heat_map(scores, mask, lines[0]), "Rows: queries; columns: documents, then hard negatives.")
+            plot = Plot(
+                heat_map(scores, mask, lines[0]), ("Rows are queries, columns documents and then hard negatives.")
+            )
             section = Section("Similarities", "Darker cells are more similar; orange cells are masked.", [plot])
             html.write_text(render(lines[0], reader.uri, [section]), encoding="utf-8")
     elif vectors or html:

@@ -132,22 +132,25 @@ def build_batches(
 ) -> BuiltBatches:
     """Clustered, packed and masked batches of pairs, as the recipe ``contextual_batches`` makes them.
 
-    Either ``data``, a table of pairs: a ``datasets.Dataset``, streaming or not, a frame of pandas or Polars, an Arrow
-    table, a mapping of columns, or rows (mappings, or tuples of query, document and negatives). Its columns: query and
-    document (also called anchor and positive; of any names where just two columns are of texts), perhaps negative,
-    negative_1, …, domain, query_id and document_id. A document or negative may be a list of texts. Equal texts without
-    ids are one query, or one document. Negatives become hard negatives, as many an example as half of the rows have at
-    least; ``{"batches.negatives_per_example": 3}`` sets another number.
+    Give either ``data``, a table of pairs. It is a ``datasets.Dataset``, streaming or not, a frame of pandas or Polars,
+    an Arrow table, or a mapping of columns. It can also be rows: mappings, or tuples of query, document and negatives.
+    Its columns are query and document (also called anchor and positive). If just two columns are texts, they may have
+    any names. Optional columns are negative, negative_1, …, domain, query_id and document_id. A document or negative
+    may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives. An
+    example gets as many as at least half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another
+    number.
 
-    Or ``queries`` and ``documents``: lists in which row i of both is a pair, or lists and mappings by id with
-    ``judgments``: (query id, document id[, grade]) each, or a mapping from query ids to document ids, or to grades by
-    document id; grades of 0 or less are hard negatives. ``domains`` are the documents'; a batch is of one, small ones
-    are merged. ``drop_empty``: leaves out what has no text, with its pairs; else that is refused.
+    Or give ``queries`` and ``documents``. They are lists with a pair in row i of both, or lists and mappings by id with
+    ``judgments``. Judgments are (query id, document id[, grade]) each, or a mapping from query ids to document ids, or
+    to grades by document id. Grades of 0 or less are hard negatives. ``domains`` are the documents'. A batch has one
+    domain, and small domains are merged. ``drop_empty`` leaves out texts that are empty, with their pairs. Otherwise
+    they are refused.
 
-    Vectors: ``query_vectors`` and ``document_vectors`` (texts, d), a row for each that is given, those of negatives
-    behind those of documents, column after column; or an ``encoder``: a name, a folder or a ``SentenceTransformer``.
-    ``settings``: of the recipe's stages by dotted key, such as ``{"packing.packing.polish_sweeps": 3}``; `raytriever
-    run contextual_batches --print-config` explains all. Raises ``UserError`` for data that don't fit together.
+    Vectors: give ``query_vectors`` and ``document_vectors`` (texts, d), a row for each given text. The rows of
+    negatives follow those of documents, column after column. Or give an ``encoder``: a name, a folder or a
+    ``SentenceTransformer``. ``settings`` are of the recipe's stages by dotted key, such as
+    ``{"packing.packing.polish_sweeps": 3}``. `raytriever run contextual_batches --print-config` explains all. Raises
+    ``UserError`` for data that don't fit together.
     """
     vectors = _vectors(query_vectors, document_vectors, encoder)
     if not isinstance(settings, Mapping | None):
@@ -382,11 +385,11 @@ def _is_missing(value: Any) -> bool:
 
 
 def _by_role(columns: _Columns) -> dict[str, _Columns]:
-    """The columns by what they are; what is not used is said.
+    """The columns by their roles. Unused ones are reported.
 
-    Where queries or documents have no column of a known name, those of texts are taken by their position, as
-    sentence-transformers takes them. Raises ``UserError`` where that is ambiguous, and for labels that tell other rows
-    than positives.
+    If no column has a known name for queries or documents, columns of texts are taken by position, as in
+    sentence-transformers. Raises ``UserError`` if that is ambiguous, and for labels that mark rows other than
+    positives.
     """
     found: dict[str, _Columns] = {role: [] for role in (*_ROLES, "")}
     for column in columns:

@@ -1,9 +1,9 @@
 """Grouping: chunks of a few documents to batches, a new grouping for every epoch (Revela, section 5.2).
 
-A chunk is predicted from the others of its batch, so a batch has stretches of consecutive chunks of a few documents of
-one domain: 7 of one article and 9 of another, say. How documents are cut and joined the paper leaves open; here each is
-cut into stretches of about ``batch_size / documents_per_batch`` chunks, and stretches are joined so that their lengths
-add up to a batch, as few of them as can be.
+A chunk is predicted from the others of its batch. So a batch has stretches of consecutive chunks from a few documents
+of one domain, such as 7 of one article and 9 of another. The paper doesn't say how documents are cut and joined. Here
+each is cut into stretches of about ``batch_size / documents_per_batch`` chunks. As few stretches as possible are joined
+so that their lengths add up to a batch.
 """
 
 from array import array
@@ -45,8 +45,8 @@ class GroupingSettings(Settings):
 class Stretches:
     """Stretches of consecutive rows, int64 (n,) each.
 
-    ``first``: the first row; ``lengths``: how many rows; ``documents``: which document they are of; ``groups``: which
-    of the groups that batches are made within, -1 for rows to leave alone.
+    ``first``: the first row. ``lengths``: number of rows. ``documents``: the document of each. ``groups``: the group of
+    each, because batches stay within a group; -1 for rows to leave alone.
     """
 
     first: NDArray[np.int64]
@@ -139,8 +139,8 @@ def _between(stretches: Stretches, begin: int, end: int) -> Stretches:
 def cut(stretches: Stretches, settings: GroupingSettings, generator: np.random.Generator) -> Stretches:
     """Each stretch in equal parts of about ``batch_size / documents_per_batch`` rows.
 
-    A length between two multiples of that is cut into the one number of parts or the other, at random and without bias,
-    so that epochs differ. No part fills a batch, unless a batch is to be of one document.
+    A length between two multiples of that is cut into one number of parts or the other. The choice is random and
+    without bias, so epochs differ. No part fills a batch, unless a batch is to be of one document.
     """
     wanted = settings.batch_size / settings.documents_per_batch
     longest = settings.batch_size - (settings.documents_per_batch > 1)
@@ -156,10 +156,10 @@ def cut(stretches: Stretches, settings: GroupingSettings, generator: np.random.G
 
 
 def join(parts: Stretches, settings: GroupingSettings, generator: np.random.Generator) -> Stretches:
-    """The parts in an order in which their lengths add up to batch after batch; some are cut once more to fit.
+    """Orders the parts so that their lengths add up to batch after batch. Some are cut once more to fit.
 
     The lengths must be multiples of ``batch_size`` together, and none above it. All parts of a batch but the last are
-    drawn at random, so that short ones don't pile up at the end; the last is of another document where there is one.
+    drawn at random, so that short ones don't pile up at the end. The last is of another document if there is one.
     """
     size, others = settings.batch_size, settings.documents_per_batch - 1
     buckets = _LengthBuckets(parts.where(generator.permutation(len(parts.first))), size)
@@ -202,8 +202,8 @@ class _LengthBuckets:
     def fill(self, room: int, documents: set[int]) -> _Part | None:
         """A part for the ``room`` rows that a batch has left, of none of the ``documents``.
 
-        In this order: one that fills the room; one that leaves room for another one that there is; the beginning of a
-        longer one; the longest there is.
+        The first of these that exists: a part that fills the room, one that leaves room for another existing part, the
+        beginning of a longer one, the longest.
         """
         fitting = (length for length in range(room - 1, 0, -1) if self._of_length[room - length])
         return (

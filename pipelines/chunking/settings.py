@@ -15,13 +15,13 @@ _PROSE = {"restructuredtext"}  # of the languages: cut by sentences
 
 
 class ChunkingSettings(Settings):
-    """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` says what a word is).
+    """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` defines a word).
 
-    ``kind``: sentences, whole ones; markdown, sentences between headings and blocks of code; code, functions and
-    classes; lines, groups of lines; parts, those of a text that was read as a list, however long; auto, by the ending
-    of the document's id (``src/main.rs``), sentences where it has none that is known. ``min_words``: a heading or a
-    definition begins a new chunk only once the chunk before holds that many, and a shorter last chunk takes sentences
-    from the one before it.
+    ``kind``: sentences gathers whole sentences. markdown gathers sentences between headings and blocks of code. code
+    gathers functions and classes. lines gathers groups of lines. parts takes the parts of a text that was read as a
+    list, however long. auto decides by the extension of the document's id (``src/main.rs``), and takes sentences for an
+    unknown one. ``min_words``: a heading or a definition begins a new chunk only if the chunk before holds that many. A
+    shorter last chunk takes sentences from the one before it.
     """
 
     kind: Kind = "sentences"

@@ -12,10 +12,10 @@ _BLOCK_ROWS = 1 << 14
 
 
 def divide(points: NDArray[np.floating], sizes: NDArray[np.integer], parts: int) -> NDArray[np.int32]:
-    """The part of each of K points, int32 (K,): so many parts, whose points' ``sizes`` (K,) sum to the same, nearly.
+    """The part of each of K points, int32 (K,). The ``sizes`` (K,) of all parts have nearly the same sum.
 
-    ``points`` (K, d), may be memory-mapped; ``parts`` <= K. By bisection: across the line through the two means of a
-    sample, where that leaves either side what its parts are to have.
+    ``points`` (K, d) may be memory-mapped; ``parts`` <= K. A bisection cuts across the line through the two means of a
+    sample, where either side gets the size of its parts.
     """
     found = np.zeros(len(points), dtype=np.int32)
     waiting = [(np.arange(len(points)), 0, parts)]

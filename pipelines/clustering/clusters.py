@@ -15,7 +15,7 @@ CLUSTERS = "clusters"
 class DomainPairs:
     """Pairs of a ``domain`` that are packed together.
 
-    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each; ``centroids`` (K, d).
+    ``pairs`` int64 (n,): numbers in the pairs artifact. ``clusters`` int32 (n,): of each pair. ``centroids`` (K, d).
     """
 
     domain: str

@@ -1,17 +1,17 @@
 """Asymmetric k-means over (query, document) pairs: which pairs make each other hard.
 
-Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1: groups of pairs with large
-similarity between every query and every document of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Two
+Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1. It wants groups of pairs with large
+similarity between every query and every document of the group (Eq. 2). k-means over pairs (Eq. 3) finds them. Two
 readings of Eq. 3:
 
 ``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's query and document are the same vector a.
 Then |q - a|² + |d - a|² = 2·|(q + d)/2 - a|² + |q - d|²/2: plain k-means on the mid-points.
 
-``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d], a pair's
-cluster being that of the unswapped one, as the authors' code has it. Where queries and documents lie apart, some
-clusters attract swapped vectors only; they are left out of the result.
+``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d]. A pair's
+cluster is that of the unswapped one, as in the authors' code. Where queries and documents lie apart, some clusters
+attract swapped vectors only; they are left out of the result.
 
-``sides: queries`` clusters the queries alone, for topic-aware sampling (Hofstätter et al. 2021, arXiv:2104.06967).
+``sides: queries`` clusters only the queries, for topic-aware sampling (Hofstätter et al. 2021, arXiv:2104.06967).
 """
 
 from collections.abc import Callable, Sequence
@@ -72,10 +72,10 @@ class Clustering:
     """A clustering of N pairs; every one of its clusters has a pair.
 
     ``assignments``: (N,) int32. ``centroids``: (K, dimension) float32, or (K, 2·dimension) for ``concat``, the query's
-    half first. ``objective``: the sum of the costs before the first iteration and after each: squared distances of
-    mid-points from centroids, or 1 - cosine of both orientations; it never grows. ``refilled``: empty clusters that
-    were given a point, over all iterations. ``left_out``: clusters asked for that no pair fell into. ``zeros``: pairs
-    with a vector of zeros on either side.
+    half first. ``objective``: the sum of the costs before the first iteration and after each. A cost is the squared
+    distance of a mid-point from its centroid, or 1 - cosine of both orientations. It never grows. ``refilled``: empty
+    clusters that were given a point, over all iterations. ``left_out``: clusters asked for that no pair fell into.
+    ``zeros``: pairs with a vector of zeros on either side.
     """
 
     assignments: NDArray[np.int32]
@@ -203,9 +203,9 @@ def lloyd_in_two_levels(
 
 
 def split_large_cells(coarse: Solution, sample: Points) -> NDArray[np.float32]:
-    """Centroids of cells, float32 (cells, width), the larger of which are divided by their points of the ``sample``.
+    """Centroids of cells, float32 (cells, width). Larger cells are divided, by their points of the ``sample``.
 
-    A cell is a task, whose work grows with the square of its points, so the largest would be waited for.
+    A cell is a task, and its work grows with the square of its points. So all tasks would wait for the largest.
     """
     labels, cells = np.concatenate(coarse.clusters), len(coarse.centroids)
     sizes = np.bincount(labels, minlength=cells)
@@ -278,7 +278,7 @@ def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:
 
 
 def _examine_all(pairs: PairVectors, split: Split, name_of: Callable[[int], str]) -> tuple[float, int]:
-    """Raises ``UserError`` that names the first pair whose vectors can't be clustered."""
+    """Raises ``UserError`` that names the first pair with vectors that can't be clustered."""
     parts = split(cut(MidPoints(pairs)))
     found: list[tuple[float, int, tuple[int, str] | None]] = [(0.0, 0, None)] * len(parts.points)
     for number, values in parts.map(examine):

@@ -1,8 +1,8 @@
 """The steps of k-means over points in parts: seeds, assignment, means, new places for empty clusters.
 
-Everything is a function of the vectors and the seed alone: assignments are exact (``nearest_centroids``), sums are
-exact (``points``), so neither parts nor workers nor threads matter. Memory here: the centroids, their sums, and 4 bytes
-a point; a part's own is that of one block, or of its points where they are held.
+Everything is a function of the vectors and the seed alone. Assignments are exact (``nearest_centroids``) and sums are
+exact (``points``), so neither parts nor workers nor threads matter. Memory here holds the centroids, their sums, and 4
+bytes a point. A part holds one block, or its points if they are kept.
 """
 
 import heapq
@@ -44,9 +44,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Solution:
-    """Where Lloyd's algorithm ended: ``clusters`` of each part's points are to ``centroids``.
+    """The result of Lloyd's algorithm: ``clusters`` of each part's points, numbers of ``centroids``.
 
-    ``objective``: the sum of costs at the start and after each iteration; ``refilled``: empty clusters that were given
+    ``objective``: the sum of costs at the start and after each iteration. ``refilled``: empty clusters that were given
     a point, over all iterations.
     """
 
@@ -73,9 +73,9 @@ def cluster_sums(points: NDArray[np.floating], clusters: NDArray[np.integer], k:
 
 @dataclass(frozen=True)
 class PartTask:
-    """What one part needs to know besides the centroids. ``near`` ascending: the clusters open to its points, else all.
+    """What one part needs besides the centroids. ``near``, ascending: the clusters open to its points, else all.
 
-    ``before``: their clusters in the assignment whose sums are to be changed; None: sums begin at zero.
+    ``before``: their clusters in the assignment that the sums are from. None: sums begin at zero.
     """
 
     near: NDArray[np.int64] | None = None
@@ -116,8 +116,8 @@ def assign(
 ) -> Assignment:
     """The assignment step of Lloyd's algorithm; ``near``: the clusters open to the points of each part, else all.
 
-    ``before``: an assignment of the same points, used up: sums change by the points that move, which is quicker and,
-    sums being exact, makes no difference.
+    ``before``: an assignment of the same points, used up. Sums change only by the points that move. This is quicker,
+    and gives the same result because sums are exact.
     """
     clusters = [np.empty(0, dtype=np.int32)] * len(parts.points)
     counts = np.zeros(len(centroids), dtype=np.int64)
@@ -189,8 +189,8 @@ def lloyd(
 def seed_centroids(sample: NDArray[np.float32], k: int, random: np.random.Generator) -> NDArray[np.float32]:
     """``k`` different rows of ``sample`` (n, width), k <= n, drawn by squared distance from those before.
 
-    k-means++ (Arthur & Vassilvitskii 2007) in rounds: each draws half as many seeds as there are, so the first
-    are drawn one by one and thousands take some tens of matrix products.
+    k-means++ (Arthur & Vassilvitskii 2007) in rounds. Each round draws half as many seeds as exist. So the first are
+    drawn one by one, and thousands take some tens of matrix products.
     """
     size = len(sample)
     chosen = [int(random.integers(size))]
@@ -214,8 +214,8 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
     """Moves, in place, one point into every empty cluster; returns the points by those clusters.
 
     Each comes from the cluster that is largest at that moment (the lowest of equals) and is its costliest point (the
-    first of equals). Where that point sits on its centroid the next largest gives; where all do, there are fewer
-    distinct points than clusters and the rest stay empty. The objective never grows.
+    first of equals). If that point sits on its centroid, the next largest gives one. If all do, there are fewer
+    distinct points than clusters, and the rest stay empty. The objective never grows.
     """
     empty = np.flatnonzero(assignment.counts == 0).tolist()
     able: dict[int, int] = {}  # what clusters that lack costly points can give

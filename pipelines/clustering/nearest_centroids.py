@@ -100,9 +100,9 @@ class CentroidSearch:
     ) -> NDArray[np.float32]:
         """The lowest computed score, float32 (n,), that the truly best centroid of each point may have.
 
-        ``best``: the points' highest computed scores; ``rounding``: bounds on |x - x'|, with x' the rounded point. A
-        score s is off by the rounding of point and centroid, at most |x - x'|·|c| + |x'|·|c - c'|, by that of a float32
-        sum, and by that of the result, a share of s.
+        ``best``: the points' highest computed scores. ``rounding``: bounds on |x - x'|, with x' the rounded point. A
+        score s has three errors. The rounding of point and centroid gives at most |x - x'|·|c| + |x'|·|c - c'|. The
+        float32 sum and the result add theirs, the latter a share of s.
         """
         import torch
 

@@ -122,12 +122,12 @@ def false_negatives(
     vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     own: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
-    """Which rule masks document j for query i, uint8 (B, M): the first one, counted from 1 in ``RULES``; 0: not masked.
+    """The rule that masks document j for query i, uint8 (B, M): the first one, from 1 in ``RULES``; 0: not masked.
 
-    ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives;
-    ``query_texts``, ``document_texts``: a number for each text, equal for equal texts; ``known_positives``: sorted, as
-    of ``pair_keys``, repeats allowed; ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of
-    scores; ``own``: entries exempt from that rule alone, by default the positives. A positive is never masked.
+    ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives.
+    ``query_texts``, ``document_texts``: a number for each text, equal for equal texts. ``known_positives``: sorted, as
+    of ``pair_keys``, repeats allowed. ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of scores.
+    ``own``: entries exempt from that rule alone, by default the positives. A positive is never masked.
     """
     size, columns = len(queries), len(documents)
     positives = np.eye(size, columns, dtype=bool)
@@ -188,7 +188,7 @@ def positives_of(known_positives: NDArray[np.int64], queries: NDArray[np.int64])
 def _known_positive_mask(
     queries: NDArray[np.int64], documents: NDArray[np.int64], known_positives: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """(B, M): the columns whose document is a known positive of the row's query."""
+    """(B, M): the columns with a known positive of the row's query."""
     mask = np.zeros((len(queries), len(documents)), dtype=bool)
     for row, positives in enumerate(positives_of(known_positives, queries)):
         if len(positives) == 1:
@@ -199,7 +199,7 @@ def _known_positive_mask(
 
 
 def to_columns(mask: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
-    """For each row the indices of its masked documents, ascending: the form in which masks are stored."""
+    """For each row the indices of its masked documents, ascending, as masks are stored."""
     rows, columns = np.nonzero(mask)
     bounds = np.searchsorted(rows, np.arange(1, len(mask)))
     return np.split(columns.astype(np.int32), bounds)

@@ -1,7 +1,7 @@
 """Which of a query's hard negatives go into a batch: a fixed number for every example in every epoch.
 
-A sample is drawn without replacement over epochs: a pair has one random order of its n negatives, of which each epoch
-takes the next ones, so that all have been seen once before one comes again.
+A sample is drawn without replacement over epochs. A pair has one random order of its n negatives, and each epoch takes
+the next ones. So all are seen once before one comes again.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ FILLED = ("hard negatives repeated", "hard negatives drawn at random")  # counte
 
 
 class BalancedMarginSettings(Settings):
-    """Hard negatives drawn evenly over how far, by a teacher, they are below the positive.
+    """Hard negatives drawn evenly over their margins, how far a teacher scores them below the positive.
 
     Hofstätter, Lin, Yang, Lin and Hanbury 2021, "Efficiently Teaching an Effective Dense Retriever with Balanced Topic
-    Aware Sampling" (TAS-Balanced): most of a query's negatives are easy, and so is most of a plain sample.
+    Aware Sampling" (TAS-Balanced). Most of a query's negatives are easy, and so is most of a plain sample.
     """
 
     bins: int = Field(default=10, ge=1)

@@ -34,8 +34,8 @@ Audit = dict[str, Any]
 class AuditedBatch:
     """A batch as an audit sees it.
 
-    ``rule_of`` uint8 (B, M), of ``false_negatives``; ``queries`` (B rows) and ``documents`` (M rows) with columns id
-    and text; ``vectors`` of both, (B, d) and (M, d), or None.
+    ``rule_of`` uint8 (B, M), of ``false_negatives``. ``queries`` (B rows) and ``documents`` (M rows) have columns id
+    and text. ``vectors`` of both, (B, d) and (M, d), or None.
     """
 
     epoch: int

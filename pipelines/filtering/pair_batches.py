@@ -26,9 +26,9 @@ _EXAMPLES_AT_ONCE = 2048
 class PairBatches:
     """Makes batches of packed pairs.
 
-    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``positives``: sorted keys of those
-    known, as of ``false_negatives.pair_keys``; ``vectors``: of both, by the surrogate; ``negatives``: what hard
-    negatives are drawn from; ``scores``: a teacher's, stored with each example.
+    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``. ``positives``: sorted keys of the
+    known ones, as of ``false_negatives.pair_keys``. ``vectors``: of both, by the surrogate. ``negatives``: the pool of
+    hard negatives. ``scores``: a teacher's, stored with each example.
     """
 
     queries: MappedRows
@@ -42,11 +42,11 @@ class PairBatches:
     def make(
         self, packed: pa.Table, rows_of_pairs: RowsOfPairs, epoch: int, first: int, size: int, counts: Counter[str]
     ) -> Iterator[tuple[pa.Table, AuditedBatch]]:
-        """Batch after batch, the first being number ``first`` of its epoch, each with what an audit wants of it.
+        """Batch after batch from number ``first`` of its epoch, each with the data of its audit.
 
-        ``packed``: columns pair, cluster and domain, ``size`` rows after one another are a batch; ``rows_of_pairs``: of
-        their queries and documents. ``counts`` gains how
-        many hard negatives were repeated or made up. The texts of a few batches are held at a time.
+        ``packed``: columns pair, cluster and domain; ``size`` consecutive rows are a batch. ``rows_of_pairs``: of their
+        queries and documents. ``counts`` gains the numbers of hard negatives that were repeated or drawn at random.
+        Memory holds the texts of a few batches at a time.
         """
         at_once = size * max(1, _EXAMPLES_AT_ONCE // size)
         for start in range(0, len(packed), at_once):

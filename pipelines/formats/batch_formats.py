@@ -103,7 +103,7 @@ class Published:
 
 
 class BatchFormat(ABC):
-    """One tool's files. ``layouts``: those that it can hold; ``ending``: of its files' names."""
+    """One tool's files. ``layouts`` are the ones it can hold. ``ending`` is of its files' names."""
 
     layouts: tuple[Layout, ...] = ("pairs",)
     ending = "parquet"

@@ -155,7 +155,7 @@ def _qrels_lines(collection: StoredCollection, split: str) -> Iterator[str]:
 
 
 def _require_field(id_: str, collection: StoredCollection) -> None:
-    """BEIR's own loader reads these files as CSV, to which a quote in front means more than a character."""
+    """Refuses a quote in front, because BEIR's own loader reads these files as CSV."""
     if id_.startswith('"') or set(id_) & set("\t\r\n"):
         raise UserError(
             f"{collection.uri}: the id {id_!r:.80} can't be in a tab-separated judgment file (no tab, no line end,"

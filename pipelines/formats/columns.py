@@ -1,6 +1,6 @@
-"""Collections out of tables whose columns the settings name: JSON lines, CSV, TSV, parquet.
+"""Collections from tables, with columns named by the settings: JSON lines, CSV, TSV, parquet.
 
-Either documents, and with them queries and judgments where there are some; or pairs, rows with the texts themselves.
+Either documents, optionally with queries and judgments, or pairs, rows with the texts themselves.
 """
 
 from collections.abc import Iterator
@@ -233,8 +233,8 @@ class ColumnsFormat(Format):
 class PairsFormat(Format):
     """Rows with a query, a document and maybe negatives, all as texts.
 
-    Ids are hashes of the texts, and of the domain where a column has one: a text that comes again in its domain is the
-    same query or document.
+    Ids are hashes of the texts, and of the domain if a column has one. So an equal text in the same domain is the same
+    query or document.
     """
 
     repeats = True

@@ -58,11 +58,11 @@ class Dpr(FolderSource):
 
 
 class DprFormat(ExampleFormat):
-    """Reads what is there: passages and then those of the examples; questions and then those of the examples.
+    """Reads passages, then those of the examples; questions, then those of the examples.
 
-    Of an example, ``positive_ctxs`` have relevance 1, ``hard_negative_ctxs`` 0, ``negative_ctxs`` (random ones) -1. A
-    passage without an id gets one made from title and text; a question's is made from the question and its answers,
-    of several splits of ``questions`` from the split too, as sets share some.
+    In an example, ``positive_ctxs`` have relevance 1, ``hard_negative_ctxs`` 0, ``negative_ctxs`` (random ones) -1. A
+    passage without an id gets one made from title and text. A question's id is made from the question and its answers.
+    With several splits of ``questions`` the split is part of it, because sets share some questions.
     """
 
     def __init__(self, config: Dpr) -> None:

@@ -1,8 +1,8 @@
 """Collections in the layout of MTEB 2, as data sets on the Hugging Face hub have it (and those of CoIR with them).
 
-Configurations ``corpus``, ``queries`` and ``default`` (or ``qrels``), in a multilingual one ``<subset>-corpus``,
-``<subset>-queries`` and ``<subset>-qrels``; which files they are made of stands in the README's YAML or, where it
-doesn't, follows from the names of folders and files.
+Configurations are ``corpus``, ``queries`` and ``default`` (or ``qrels``). In a multilingual data set they are
+``<subset>-corpus``, ``<subset>-queries`` and ``<subset>-qrels``. Their files are named in the README's YAML. Otherwise
+they follow from the names of folders and files.
 """
 
 import re
@@ -35,8 +35,8 @@ _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}")
 class MtebFolder(FolderSource):
     """Settings of a collection in a data set of the hub, or in a clone of it, local or in an object store.
 
-    Title, ``domain`` and ``answers`` of documents and queries are read where there are columns of these names, be it in
-    one file or record of several.
+    Title, ``domain`` and ``answers`` of documents and queries are read from columns of these names, if any file or
+    record has them.
     """
 
     kind: Literal["mteb"] = "mteb"
@@ -114,7 +114,7 @@ def _conventional_layout(folder: Folder) -> Layout:
 def find_columns(
     layout: Layout, tables: FileTables, where: str, subset: str | None, splits: Collection[str] | None
 ) -> ColumnFiles:
-    """The tables of the collection and their columns, of which ``tables`` may lack those in ``WHERE_THERE``.
+    """The tables of the collection and their columns. ``tables`` may lack those in ``WHERE_THERE``.
 
     Raises ``UserError`` where a configuration, a split or a column is missing.
     """
@@ -178,5 +178,5 @@ def _table_for(
 
 
 def _first_of(names: list[str], columns: list[str]) -> str:
-    """The name that is there; the first where none is, so that reading says which is missing."""
+    """The existing name. The first if none exists, so that reading reports it as missing."""
     return next((name for name in names if name in columns), names[0])

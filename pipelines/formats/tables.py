@@ -1,8 +1,8 @@
 """Rows with named columns, streamed: files of JSON (lines or one list), CSV, TSV or parquet as one table.
 
 Text files may be packed (``.gz``, ``.zst``). CSV is read as RFC 4180 says. TSV is written in two ways, and ``quotes``
-says which: True, fields may stand between quotes as in CSV; False, a quote is a character like any other; None, a field
-that begins with a quote is refused.
+says which. True: fields may be enclosed in quotes as in CSV. False: a quote is a character like any other. None: a
+field that begins with a quote is refused.
 """
 
 import csv
@@ -61,8 +61,9 @@ class FileTable:
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, file after file, with its values of the required and the optional columns; None is left out.
 
-        Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
-        absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
+        A file, or a record of JSON, may lack an optional column. Raises ``UserError`` if a required column is absent,
+        in JSON from any record. Also if an optional column is absent from the whole table, unless the table may lack
+        it.
         """
         named = [*required, *filter(None, optional)]
         wanted = set(filter(None, optional)) - self._may_lack
@@ -245,7 +246,7 @@ def _parts_match(name: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """The values of those columns that are there; ``a.b`` is key ``b`` in ``a``, unless a column is called so."""
+    """The values of the columns that exist. ``a.b`` is key ``b`` in ``a``, unless a column has that name."""
     found = {column: _value_of(values, column) for column in columns}
     return {column: value for column, value in found.items() if value is not _ABSENT}
 

@@ -108,9 +108,9 @@ def _ids(record: Record, key: str) -> list[str]:
 def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """Writes ``<split>.jsonl`` and ``corpus.jsonl``; returns their names.
 
-    Examples are in the form with passages written out, which every version reads, the newest too: in the other one,
-    with ids, training leaves titles out that encoding takes. ``negative_passages`` are the judgments of 0, or
-    what was mined in their place. The corpus holds all documents.
+    Examples contain their passages, which every version reads, also the newest. The format with ids has a flaw:
+    training leaves out titles that encoding reads. ``negative_passages`` are the judgments of 0, or mined ones instead.
+    The corpus holds all documents.
     """
     name = f"{examples.split}.jsonl"
     records = (

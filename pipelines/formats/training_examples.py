@@ -46,7 +46,7 @@ class ExampleFormat(Format):
     repeats = True
 
     def __init__(self, folder: Folder, examples: Sequence[tuple[str, str]], others: Sequence[str] = ()) -> None:
-        """``examples``: split and name of each file in the folder; ``others``: files that are read before them."""
+        """``examples``: split and name of each file in the folder. ``others``: files that are read before them."""
         self.example_files = sorted(examples, key=itemgetter(0))
         names = [name for _, name in self.example_files]
         super().__init__(folder, [*others, *names])
@@ -100,7 +100,7 @@ def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str
 
 
 def example_of(query: QueryRecord, documents: Sequence[tuple[DocumentRecord, int]]) -> Example:
-    """An example whose documents are all written out, each with its relevance."""
+    """An example with all its documents written out, each with its relevance."""
     judged = [(document.id, relevance) for document, relevance in documents]
     return Example(query, [document for document, _ in documents], judged)
 
@@ -183,13 +183,12 @@ class TrainingExample(NamedTuple):
 class TrainingExamples:
     """The split's queries that have a positive, in the collection's order.
 
-    ``mined``: hard negatives of queries; they replace all negatives that the split judges, and a query that isn't there
-    has none. ``minimum_relevance``: the grade from which on a document answers its query. Raises ``UserError`` where no
-    query has a positive, where one of them names a document that is not there, and where the split can't be a file's
-    name.
+    ``mined``: hard negatives of queries. They replace all negatives that the split judges, and a query without an entry
+    has none. ``minimum_relevance``: lowest grade of a document that answers its query. Raises ``UserError`` if no query
+    has a positive, a query's positive doesn't exist, or the split can't be a file's name.
 
-    In memory are ids and row numbers of what is judged, not the texts: iterating copies the documents that are needed
-    to a temporary file in ``scratch``, in one pass over the collection, and maps it.
+    Memory holds ids and row numbers of judged texts, not the texts. Iterating copies the needed documents to a
+    temporary file in ``scratch``, in one pass over the collection, and maps it.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ _COMPARED: dict[Part, list[str]] = {
 
 
 class SourcePiece(NamedTuple):
-    """What one task reads and writes: a piece of the source ``name``, in which it has this ``number``.
+    """The input and output of one task: a piece of the source ``name``, with this ``number`` in it.
 
     ``place``: its number among the pieces of all sources.
     """
@@ -190,7 +190,7 @@ class Collect(Stage[CollectConfig]):
         return writer.commit(0, counts=format_.counts, dropped=format_.left_out, facts=facts)
 
     def _compare(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """Hands on which rows of each source are left out, and why, and which queries change their split."""
+        """Tells later phases which rows of each source are left out, why, and which queries change their split."""
         taken_from = dict[str, str]()
         for number, name in enumerate(self._names()):
             self._refuse_absent(name)
@@ -325,7 +325,7 @@ def _told_by(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
-    """Batches whose ids, and domains where there are none, tell the source's name, if it has one."""
+    """Batches with the source's name, if it has one, in their ids, and as domain where there is none."""
     for batch in batches:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for ids in columns.keys() & {"id", "query_id", "document_id"} if name else ():

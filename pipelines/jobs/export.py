@@ -51,7 +51,7 @@ _OF_ENCODERS = {"context"}
 
 
 class ExportConfig(StageConfig):
-    """What is written (a collection, batches or an encoder), and for which tool."""
+    """What to write (a collection, batches or an encoder), and the tool to write for."""
 
     collection: InputPath | None = None
     """The collection to export, whole or as the training examples of one split."""
@@ -260,7 +260,7 @@ class Export(Stage[ExportConfig]):
         return batch_phases(batches, self.config.batches_per_file, self._write_batches)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        """The numbers of the epoch's batches in the order in which they are written."""
+        """The numbers of the epoch's batches in the order of writing."""
         count, is_shuffled = self._reader.number_of_batches(epoch), self.config.order == "shuffled"
         return epoch_permutation(self.config.seed, epoch, count) if is_shuffled else np.arange(count)
 

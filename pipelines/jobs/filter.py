@@ -243,7 +243,7 @@ class Filter(Stage[FilterConfig]):
         )
 
     def _vectors(self) -> tuple[VectorRows, VectorRows]:
-        """Of queries and documents, whose files a worker keeps open from one run of batches to the next."""
+        """Vectors of queries and documents. A worker keeps their files open from one run of batches to the next."""
         vectors = StoredVectors(str(self.config.vectors))
         queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in TEXT_PARTS)
         return queries, documents
@@ -255,7 +255,7 @@ class Filter(Stage[FilterConfig]):
         return facts | ({"teacher_scores": True} if self.config.teacher_scores else {})
 
     def summary(self, artifact: Artifact) -> str:
-        """Batches, the share of negatives left out, and how many examples have none left, whose loss is 0."""
+        """Batches, the share of masked negatives, and the number of examples without any left, with a loss of 0."""
         counts = artifact.manifest["counts"]
         masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
         rows = artifact.read_json("audit.json")["rows"]

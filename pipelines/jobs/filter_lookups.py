@@ -95,10 +95,10 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
 def make_negatives(
     writer: ShardWriter, db: Relations, collection: StoredCollection, mined: StoredCandidates | None, judged: str | None
 ) -> NDArray[np.int64]:
-    """Adds the hard negatives of all queries, of both sources in turn, each once; how many each has, (queries,).
+    """Adds the hard negatives of all queries, of both sources in turn, each once. Returns their numbers (queries,).
 
-    ``mined``: candidates that are no positives, in their order. ``judged``: a split, whose documents of relevance 0 or
-    less come in the order of the judgments. Raises ``UserError`` where it has none. In memory are 8 bytes of each.
+    ``mined``: candidates that are no positives, in their order. ``judged``: a split. Its documents of relevance 0 or
+    less come in the order of the judgments. Raises ``UserError`` where it has none. Memory is 8 bytes for each.
     """
     db.run(LISTED)
     if mined:
@@ -224,7 +224,7 @@ def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[Sc
 
 
 def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
-    """Pairs whose ids the collection has; a teacher may have scored more. A million lines take a pass over all ids."""
+    """Pairs with ids of the collection; a teacher may have scored more. A million lines take a pass over all ids."""
     lines = ranking_lines(path)
     while block := list(islice(lines, _LINES_AT_ONCE)):
         numbers, query_ids, document_ids, values = zip(*block, strict=True)

@@ -29,7 +29,7 @@ from retrieval.vectors import StoredVectors
 
 
 class MineConfig(StageConfig):
-    """Which run is mined, what is dropped, and how many candidates of a query are written in which form."""
+    """The run to mine, the rules, the number of candidates and their format."""
 
     run: InputPath
     """The ranking to mine."""

@@ -96,8 +96,8 @@ IN_ORDER_WITH_ROWS = """
 
 
 class Part(NamedTuple):
-    """What is packed of an epoch as its file ``number``, or as its only one: the domains called ``names``, from number
-    ``first`` on, or of one domain one ``region`` of several."""
+    """A part of an epoch, its file ``number`` or its only one: the domains called ``names``, from number ``first`` on,
+    or one ``region`` of a domain."""
 
     first: int
     names: Sequence[str]
@@ -108,8 +108,8 @@ class Part(NamedTuple):
 
 
 class Pack(Stage[PackConfig]):
-    """An epoch is packed in parts, a file each: a few domains, or one region of a large domain, whose regions are found
-    first. What these set aside is dealt anew, in as many shares."""
+    """An epoch is packed in parts, a file each: a few domains, or one region of a large domain. Regions are found
+    first. The pairs that these set aside are redistributed, in as many shares."""
 
     command = "pack"
     kind = PACKING
@@ -202,8 +202,8 @@ class Pack(Stage[PackConfig]):
         return numbered_rows(Artifact(str(self.config.pairs), PAIRS), "pairs/", *columns)
 
     def _clustered(self) -> Iterator[pa.Table]:
-        """The pairs of each domain with their clusters, whose regions are of near ones where a tour is to visit them,
-        else of any."""
+        """The pairs of each domain with their clusters. Regions have near clusters if a tour will visit them, else
+        any."""
         clusters = Artifact(str(self.config.clusters), CLUSTERS)
         for number, count in enumerate(self._regions()):
             domain = read_domain(clusters, number)

@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
 
 @dataclass
 class Tally:
-    """What is said of pairs that repeat others, and of those left out."""
+    """Words for repeated pairs and for left-out ones."""
 
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Tally:
 
 
 class PairsConfig(StageConfig):
-    """Which judgments become pairs, and what becomes of those that repeat one another."""
+    """The judgments that become pairs, and how repeats are handled."""
 
     collection: InputPath
     """The collection with the judgments."""
@@ -203,7 +203,7 @@ class Pairs(Stage[PairsConfig]):
         return Cost(made, 3.9e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=2.9e-6 * pairs)
 
     def phases(self) -> list[Phase]:
-        """Judgments by row; keys of their texts, where these are compared; texts that are near others; pairs."""
+        """Judgments by row, keys of their texts if these are compared, texts that are near others, and pairs."""
         settings, stretches = self.config.duplicates, self._stretches()
         phases = [Phase("judged", WHOLE, self._find_rows)]
         if settings.needs_texts:

@@ -97,7 +97,7 @@ class Queries(Stage[QueriesConfig]):
     def _make_queries(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """Writes one file of documents, one of queries, one of judgments.
 
-        Raises ``UserError`` for a document whose id could be that of a query.
+        Raises ``UserError`` for a document with an id that could be a query's.
         """
         config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
         rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in SCHEMAS}

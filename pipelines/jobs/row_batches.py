@@ -1,4 +1,4 @@
-"""`raytriever group` and `raytriever lists`: batches whose rows are written as they are, in an order."""
+"""`raytriever group` and `raytriever lists`: batches of rows that are written unchanged, in an order."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -37,7 +37,7 @@ _LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scor
 
 
 class RowBatchesConfig(StageConfig):
-    """How many epochs of batches, and what becomes of domains that can't fill one."""
+    """The number of epochs and batches, and how domains are handled that can't fill a batch."""
 
     small_domains: SmallDomains = "refuse"
     """What to do with domains that can't fill a batch."""
@@ -66,10 +66,10 @@ class Order(NamedTuple):
 
 
 class RowBatches(Stage[Config]):
-    """The rows, to be read in any order, and which of them belong together; each epoch's order, by many tasks where
-    there are many rows; its batches, but where training reads the order.
+    """Batches of rows in an order. Subclasses define the rows, which belong together, and whether epochs share them.
 
-    Subclasses say what the rows are and which belong together, and whether epochs share the stored rows.
+    The rows are stored to be read in any order. Each epoch's order is made by many tasks if there are many rows. Then
+    its batches are written, unless training reads the order.
     """
 
     kind = BATCHES

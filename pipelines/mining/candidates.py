@@ -41,7 +41,7 @@ _CANDIDATES_OF_A_ROW_GROUP = 1 << 16
 class CandidateLists:
     """The lists of several queries end to end, each from ``offsets[i]`` to ``offsets[i + 1]``.
 
-    ``rows`` int64; ``scores`` float32, NaN where unknown; ``ranks`` int32, 0 where not retrieved; ``relevance`` int32,
+    ``rows`` int64. ``scores`` float32, NaN where unknown. ``ranks`` int32, 0 where not retrieved. ``relevance`` int32,
     ``UNJUDGED`` where not judged.
     """
 

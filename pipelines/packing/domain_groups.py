@@ -17,8 +17,8 @@ MERGED = "(merged)"
 class DomainGroups:
     """Which pairs are clustered and packed together.
 
-    ``names`` of the groups and their ``sizes``, in pairs; ``number_of``: the group of each domain that is in one;
-    ``dropped``: pairs in no group.
+    ``names`` of the groups and their ``sizes``, in pairs. ``number_of``: the group of each domain in one. ``dropped``:
+    pairs in no group.
     """
 
     names: tuple[str, ...]
@@ -35,10 +35,10 @@ class DomainGroups:
 def group_domains(
     domains: pa.ChunkedArray, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
 ) -> DomainGroups:
-    """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
+    """Which domains are clustered and packed alone, and how those with fewer than ``smallest`` items are handled.
 
-    To be called before clustering, so that domains that are merged are clustered as one; ``keep_domains`` says what
-    ``small_domains`` and ``limit`` mean. Groups are in the order of their names, the merged one last.
+    Call it before clustering, so that merged domains are clustered as one. ``keep_domains`` explains ``small_domains``
+    and ``limit``. Groups are in the order of their names, the merged one last.
     """
     counted = pa.table({"name": domains}).group_by("name").aggregate([([], "count_all")]).sort_by("name")
     names, counts = counted["name"].to_pylist(), counted["count_all"].to_numpy()

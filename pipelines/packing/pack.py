@@ -1,8 +1,8 @@
 """Packing: clusters to batches of equal size, each within one domain, a new packing for every epoch.
 
-Contextual Document Embeddings (Morris & Rush 2024, section 4.1): clusters of a domain are put in the order of a
-greedy tour over their centroids, and the list of their items is cut into batches, which splits large clusters and
-joins small ones with near ones.
+Contextual Document Embeddings (Morris & Rush 2024, section 4.1). Clusters of a domain are put in the order of a greedy
+tour over their centroids. The list of their items is cut into batches. This splits large clusters and joins small ones
+with near ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,10 +77,10 @@ def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
 class Packing:
     """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0.
 
-    ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean);
-    ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``: batches whose pairs were
-    dealt anew. ``aside`` int64 (n,): of a region, items of whole batches, which are to be dealt with those of the
-    domain's other regions.
+    ``figures``: JSON values, each if it was done. ``tour``: its length and that of a random order (Euclidean).
+    ``polish``: the sums of ``Polished``, and their number of batches. ``shuffled``: batches with redistributed pairs.
+    ``aside`` int64 (n,): items of a region's whole batches, to be redistributed with those of the domain's other
+    regions.
     """
 
     batches: NDArray[np.int64]
@@ -163,7 +163,7 @@ def _tour(
 
 
 def shuffle_some(batches: NDArray[np.int64], number: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """``batches`` (batches, B) of which ``number``, drawn at random, deal their items among one another anew.
+    """``batches`` (batches, B), after ``number`` of them, drawn at random, exchanged their items at random.
 
     The others stay as they are, all in their places.
     """
@@ -197,9 +197,9 @@ def topic_batches(
     Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2): queries are
     clustered once; every batch is composed of queries of one randomly chosen cluster.
 
-    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches; what is left of each
-    is joined with that of other clusters, these in a random order. The batches then go in a random order, so that the
-    next one is of a cluster with a probability proportional to the whole batches that the cluster has left.
+    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches. Remainders of clusters
+    are joined in a random order. The batches then go in a random order. A cluster is next with a probability
+    proportional to its remaining whole batches.
     """
     shuffled = generator.permutation(items)
     shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
@@ -239,9 +239,9 @@ def _left_out(count: int, batch_size: int, epoch: int, seed: Sequence[int]) -> N
 
 
 def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """Of the figures of an epoch's domains. ``tour``: lengths (Euclidean, over the centroids of all domains);
-    ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep;
-    ``shuffled``: batches. Each only where it was done."""
+    """Figures of an epoch's domains together, each only where it was done. ``tour``: lengths (Euclidean, over the
+    centroids of all domains). ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of
+    each sweep. ``shuffled``: batches."""
     facts: dict[str, Any] = {}
     tours = [figures["tour"] for figures in domains if "tour" in figures]
     if tours:

@@ -13,8 +13,8 @@ from raytriever.errors import UserError
 
 PAIRS = "pairs"
 POSITIVES = "positives.npy"
-"""``pair_keys`` of what is known to be relevant, ascending: the pairs and whatever else is judged so, of any grade, in
-the splits that the pairs are of. Pairs that were left out as repeats are known positives still."""
+"""``pair_keys`` of all known relevant pairs, ascending: the pairs, and what else is judged so, of any grade, in the
+splits of the pairs. Pairs that were left out as repeats are still known positives."""
 
 SCHEMA = pa.schema(
     [
@@ -29,7 +29,7 @@ ChooseDocuments = Literal["drawn", "first"]
 
 
 def read_positives(artifact: Artifact) -> NDArray[np.int64]:
-    """Those of a pairs artifact, memory-mapped; a plain array, whose slices cost less than those of a memmap."""
+    """Those of a pairs artifact, memory-mapped. A plain array, because its slices cost less than a memmap's."""
     return np.asarray(np.load(artifact.path(POSITIVES), mmap_mode="r"))
 
 
@@ -45,7 +45,7 @@ _NAMED = 8
 
 
 def numbered_domains(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """The number of each domain, (n,), in the order in which they first come, and the domains by number."""
+    """The number of each domain, (n,), by first occurrence, and the domains by number."""
     chunks = (
         column.dictionary_encode().chunks
     )  # chunks share a dictionary, and may be longer together than a string array
@@ -68,9 +68,10 @@ def keep_domains(
 ) -> NDArray[np.int64]:
     """The group of each domain, int64 (domains,), in the order given, the merged one last; -1 where it is dropped.
 
-    ``counts``: how many rows, in words ``what``, each domain has. Of those with fewer than ``smallest``, "merge" makes
-    one group, dropped where even that is too small, "drop" none; "refuse" raises a ``UserError`` that names them. One
-    is raised, too, where nothing is left. "merge_all" makes one of all. ``limit``: what a user may lower, in words.
+    ``counts``: how many rows, in words ``what``, each domain has. "merge" makes one group of domains with fewer than
+    ``smallest`` rows, and drops it if it is still too small. "drop" drops them, and "refuse" raises a ``UserError``
+    that names them. "merge_all" makes one group of all domains. Raises ``UserError`` also if nothing is left.
+    ``limit``: what a user can lower, in words.
     """
     small = are_small(counts, smallest, small_domains)
     if small.any() and small_domains == "refuse":

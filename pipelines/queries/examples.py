@@ -84,5 +84,5 @@ def draws(seed: int, *names: str) -> Random:
 
 
 def place_among_sources(source_id: str, seed: int) -> float:
-    """Where a source stands in [0, 1), by which examples are held out: a function of its id and the seed alone."""
+    """A source's place in [0, 1), to hold out examples: a function of its id and the seed alone."""
     return draws(seed, "held out", source_id).random()

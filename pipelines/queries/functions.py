@@ -67,7 +67,7 @@ def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunct
 
 
 def _last_row(node: Node) -> int:
-    """The row on which it ends; a comment that takes its line end along ends on that line."""
+    """The row of its end. A comment that includes its line end ends on that line."""
     row, column = node.end_point
     return row - 1 if column == 0 else row
 

@@ -81,9 +81,9 @@ def _pieces(source: SourceDocument, section: Section, minimum_words: int) -> lis
 
 
 class TitleQueries(Settings):
-    """The query is the title, the documents are the body, or its chunks, whose titles are left empty.
+    """The title is the query. The body, or its chunks, are the documents, with an empty title.
 
-    A first line that repeats the title goes too: a query that stands in its answer is found without learning
+    A first line that repeats the title is removed too, because a query inside its answer is found without learning
     anything. The title of a question-and-answer thread is its question.
     """
 

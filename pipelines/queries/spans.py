@@ -15,10 +15,10 @@ from retrieval.words import Offsets, TextWords
 
 class CropQueries(Settings):
     """Query and document are two spans of words of the same passage, drawn independently, so they may overlap.
-    Made for passages (256 tokens in the paper): chunk long documents before.
 
-    A span's length is uniform between two shares of the passage's words, 5 % and 50 % by default, and each of its
-    words is left out with a probability of 10 %, as the paper has it for tokens.
+    Made for passages (256 tokens in the paper), so chunk long documents before. A span's length is uniform between two
+    shares of the passage's words, 5 % and 50 % by default. Each of its words is left out with a probability of 10 %, as
+    the paper does for tokens.
     """
 
     kind: Literal["crops"] = "crops"

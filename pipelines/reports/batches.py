@@ -34,7 +34,7 @@ Batches = NDArray[np.int64]  # pair numbers, (batches, B)
 
 
 def clusters_section(clusters: Artifact) -> Section:
-    """How many clusters each domain has, of which mean size, and how k-means got there."""
+    """The number of clusters in each domain, their mean size, and the course of k-means."""
     ordered = sorted(clusters.shards, key=lambda shard: (-shard.rows, shard.facts["domain"]))
     rows = [
         [
