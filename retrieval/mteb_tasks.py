@@ -71,10 +71,9 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def evaluate_task(encoder: Any, task: Any, folder: Path) -> float:
-    """The task's main score; in ``folder`` the files by which ``mteb.ResultCache(folder)`` knows it.
+    """The task's main score. ``folder`` gets the files that ``mteb.ResultCache(folder)`` reads.
 
-    Of a task that others make up (CQADupstack) their results are there too. Raises ``UserError`` where its data can't
-    be had.
+    For a task made of others (CQADupstack) it gets their results too. Raises ``UserError`` if its data can't be loaded.
     """
     import mteb
 

@@ -43,12 +43,12 @@ class Passage:
 
 
 class Searcher:
-    """Searches the indexes of a run; what it opens stays open, shards as memory maps.
+    """Searches the indexes of a run. What it opens stays open, shards as memory maps.
 
-    ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages, several of which are
-    fused by reciprocal rank (Cormack et al. 2009); by default an index of vectors by a model of the run, or else of
-    other vectors, or else of words, the last of each kind by name. ``encoder``: the model behind the vectors, where it
-    is neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
+    ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages. Several are fused by
+    reciprocal rank (Cormack et al. 2009). By default it is an index of vectors by a model of the run, else of other
+    vectors, else of words. The last of a kind by name is taken. ``encoder``: the model behind the vectors, if it is
+    neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
     """
 
     def __init__(self, run: str | Path, indexes: Sequence[str] = (), encoder: str | Path | None = None) -> None:

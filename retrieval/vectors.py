@@ -25,9 +25,8 @@ _MOST_MAPS = 16_384  # of a part; Linux gives a process 65,530 for all that it m
 class StoredVectors(Artifact):
     """Opens a vectors artifact; shards are read through memory maps, never whole.
 
-    Files: ``<part>/<number>.npy`` float16 (rows, dimension), or (rows, m, dimension) where a text has m vectors;
-    ``<part>/<number>.ids.parquet`` with column ``id``, and ``row`` where only some texts of the collection were
-    embedded.
+    Files: ``<part>/<number>.npy`` float16 (rows, dimension), or (rows, m, dimension) where a text has m vectors.
+    ``<part>/<number>.ids.parquet`` has a column ``id``, and ``row`` if only some texts of the collection were embedded.
     """
 
     def __init__(self, uri: str) -> None:
@@ -48,9 +47,8 @@ class StoredVectors(Artifact):
 class VectorRows:
     """The vectors of one part under one row numbering (that of the collection they were made from).
 
-    A file is opened (and copied from an object store) when a row of it is asked for: few rows of a large part
-    need few files; those asked for last stay open. How many rows each has follows from its bytes, which the
-    manifest knows.
+    A file is opened (and copied from an object store) when one of its rows is asked for. So few rows of a large part
+    need few files. The last ones stay open. A file's number of rows follows from its bytes in the manifest.
     """
 
     def __init__(self, artifact: StoredVectors, files: Sequence[ShardFile]) -> None:

@@ -1,9 +1,9 @@
-"""What a word is, in any script: as retrieval looks it up, and as lengths of texts are counted.
+"""What a word is, in any script: for retrieval, and for lengths of texts.
 
-One list of scripts that put no space between words serves both. Retrieval (``words_of``) takes letters with their marks
-and leaves out what stands between them; a length (``TextWords``, ``count_words``) takes all that stands between white
-space: stretches of one kind, at most 32 characters long, 4 of the South-East Asian scripts, 1 of the ideographic ones.
-So "don't" is one word, "東京" two, a link of 70 characters three.
+Both use one list of scripts that put no space between words. Retrieval (``words_of``) takes letters with their marks
+and leaves out what stands between them. A length (``TextWords``, ``count_words``) takes everything between white space,
+in stretches of one kind. A stretch has at most 32 characters, 4 in the South-East Asian scripts, and 1 in the
+ideographic ones. So "don't" is one word, "東京" two, a link of 70 characters three.
 """
 
 import re

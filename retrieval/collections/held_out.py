@@ -17,10 +17,10 @@ _LARGEST_GROUP = 0.2  # of a new split
 
 
 class NewSplits(Settings):
-    """Splits 'dev' and 'test' for judgments that have none, taken from 'train' or from the only split there is.
+    """New splits 'dev' and 'test' for judgments without them, taken from 'train' or from the only split.
 
-    Queries that share a document stay together, so no document is trained on and tested. A split that is there stays as
-    it is.
+    Queries that share a document stay together, so no document is in training and in testing. An existing split stays
+    unchanged.
     """
 
     share: float = Field(default=0.1, gt=0, lt=0.5)

@@ -1,7 +1,7 @@
-"""What a format gives: plain records with the place each was read at, and settings for records that are no good.
+"""What a format gives: plain records with their places, and settings for unusable records.
 
-A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
-formats have in common is in ``raytriever collect``.
+A format is one class with three generators. It knows nothing of earlier ids, unknown ids or batches, because
+``raytriever collect`` handles these for all formats.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ class Policies(Settings):
 
 
 class FolderSource(Policies):
-    """Settings of a format whose files are below one folder extend this."""
+    """Base of the settings of a format with files below one folder."""
 
     path: InputPath
     """The folder: local, in an object store or on the hub (hf://datasets/<owner>/<name>@<commit>)."""
@@ -195,16 +195,14 @@ AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord, JudgmentRecord)
 class Format(ABC):
     """A collection in some format, streamed: every generator can be started again and gives the same records.
 
-    ``repeats``: True where a record may come again (texts inlined in training examples, say), so that later ones are
-    skipped and repeated judgments merged, an id with another text being a mistake unless the format ``keeps_first``;
-    False where any repeated id or pair is a mistake.
-    ``in_pieces``: whether records of a part of the files are the same as in the whole, so that many tasks may read it.
-    ``cut_endings``: of files whose lines (row groups of parquet) can be read apart from each other, but for JSON lists.
-    ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages; that of judgments is ''
-    where the format has none, as a bare corpus.
-    ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
-    ``facts``: what a manifest is to say of the input, an interpreter's version, say; ``counts``: facts worth recording
-    of what was read, complete once all was.
+    ``repeats``: True if a record may come again, as texts in training examples do. Later ones are skipped and repeated
+    judgments merged. An id with another text is a mistake unless the format ``keeps_first``. False if any repeated id
+    or pair is a mistake. ``in_pieces``: whether part of the files gives the same records as in the whole, so that many
+    tasks can read them. ``cut_endings``: endings of files that can be read from any line (or row group of parquet),
+    except JSON lists. ``documents_name``, ``queries_name``, ``judgments_name``: places to read, for messages. That of
+    judgments is '' for a format without any, such as a bare corpus. ``left_out``: what the format leaves out by itself,
+    reason to number. Complete once the documents were read. ``facts``: facts of the input for the manifest, such as an
+    interpreter's version. ``counts``: facts of what was read, complete once everything was read.
     """
 
     repeats = False
@@ -245,7 +243,7 @@ class Format(ABC):
 
 
 class Source(NamedTuple):
-    """A format, and what is to become of records that can't be used."""
+    """A format, and the policies for unusable records."""
 
     format: Format
     policies: Policies
@@ -274,7 +272,7 @@ def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
 def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
     """Name, bytes and SHA-256 of each file: the fingerprint of formats made of files.
 
-    Of a repository of the hub at a commit, whose content never changes, the names alone: nothing is read.
+    For a repository of the hub at a commit, only the names. Nothing is read, because its content never changes.
     """
     if folder.is_of_hub and not folder.is_local:
         return {"repository": folder.uri, "files": list(names)}

@@ -183,8 +183,8 @@ def _start(line: str) -> str:
 def json_records(folder: Folder, name: str) -> Iterator[Record]:
     """Every object in a file that is a JSON list or JSON lines, as its first character says.
 
-    In memory is one block of text and one object, however long the list. Raises ``UserError`` with the entry for what
-    is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
+    Memory holds one block of text and one object, however long the list. Raises ``UserError`` that names the entry for
+    invalid JSON, an entry that is no object, half a surrogate pair, bytes not in UTF-8, and a damaged file.
     """
     if stretch_of(name) is not None:  # lists are never cut
         yield from json_objects(folder, name)
@@ -256,11 +256,12 @@ class _QrelsForm(NamedTuple):
 
 
 def read_qrels(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
-    """Each judgment, as one of ``split``; blank lines are skipped.
+    """Each judgment, as one of ``split``. Blank lines are skipped.
 
-    The first line tells the form: BEIR's header ``query-id corpus-id score`` and columns between tabs; three such
-    columns without a header; or TREC's four, ``query iteration document grade``, between ASCII spaces or tabs. Raises
-    ``UserError`` for another form, a line with another number of columns, an empty id, a grade that is no whole number.
+    The first line tells the format. BEIR: header ``query-id corpus-id score`` and columns between tabs. The same three
+    columns without a header. TREC: four columns, ``query iteration document grade``, between ASCII spaces or tabs.
+    Raises ``UserError`` for another format, a line with another number of columns, an empty id, and a grade that is no
+    whole number.
     """
     with reading_within(reading().limits):  # of the file, whichever piece is read
         first = next(((place, text) for place, text in numbered_lines(folder, name) if text.strip()), None)

@@ -1,8 +1,8 @@
-"""A transformer that scores the candidates of a query together, from vectors that are there already.
+"""A transformer that scores the candidates of a query together, from stored vectors.
 
 The parametric scoring function of "CODER: An efficient framework for improving retrieval through COntextual Document
-Embedding Reranking" (Zerveas et al. 2022), eq. 2 and appendix A.4: blocks of self-attention over the candidates'
-vectors, without positions. A score depends on the whole list, so it orders a ranking's candidates, no index.
+Embedding Reranking" (Zerveas et al. 2022), eq. 2 and appendix A.4. It has blocks of self-attention over the candidates'
+vectors, without positions. A score depends on the whole list, so it can rerank candidates but not search an index.
 
 ``scoring.json`` (the form) and ``scoring.safetensors`` lie beside the query encoder that was trained with it.
 """
@@ -59,10 +59,9 @@ class ListAttentionBlock(nn.Module):
 class ListScorer(nn.Module):
     """Scores candidates by the inner product of the query with each, and by what a transformer adds to it.
 
-    score_i = q · (x_i + W h_i), where h_i is the state of candidate i behind blocks that read the query and all
-    candidates as one list without order. W begins as zeros, so that an untrained module ranks as the inner product
-    does (eq. 2) and training starts from there. ``seed``: of fresh weights. Raises ``UserError`` where ``heads`` don't
-    share the width.
+    score_i = q · (x_i + W h_i). h_i is the state of candidate i after blocks that read the query and all candidates as
+    one list without order. W starts at zero, so an untrained module ranks as the inner product does (eq. 2). ``seed``:
+    of new weights. Raises ``UserError`` where ``heads`` don't divide the width.
     """
 
     def __init__(self, form: ListScorerForm, dimension: int, seed: int = 0) -> None:

@@ -96,9 +96,9 @@ class Modules:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What a folder says of texts and vectors, None where nothing.
+    """A folder's settings of texts and vectors, None where it has none.
 
-    ``prompts``: by name; ``max_lengths``: of queries, of documents.
+    ``prompts``: by name. ``max_lengths``: of queries, of documents.
     """
 
     prompts: Mapping[str, str]
@@ -129,7 +129,7 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
 def has_two_towers(path: Path) -> bool:
     """Whether the folder encodes queries and documents by different modules.
 
-    One transformer of which documents have several layers or tokens, as the form beside it says, is one tower.
+    One transformer with several vectors for documents, by the form beside it, is one tower.
     """
     query, document = read_modules(path, "query"), read_modules(path, "document")
     return query.transformer != document.transformer or (query != document and not (path / FORM_FILE).exists())
@@ -235,7 +235,7 @@ def read_text_settings(modules: Modules) -> TextSettings:
 
 
 def _transformer_settings(folder: Path) -> dict[str, Any]:
-    """The first that says something of the files by which families have had them; none may ask to run code."""
+    """The settings in the first file that has any; the file's name depends on the family. None may ask to run code."""
     found = (read_json(folder / f"sentence_{family}_config.json") for family in _FAMILIES)
     settings: dict[str, Any] = dict(next(filter(None, found), {}))
     for key, value in settings.items():

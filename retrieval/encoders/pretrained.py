@@ -137,11 +137,11 @@ def locate_model(
 ) -> LocatedModel:
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
-    A hub name is looked up in the hub's mirror alone where there is one; else in the package of ``PACKAGED_MODELS``
-    where it is installed, then in the hub's local cache, then the hub. A model in ``PACKAGED_MODELS`` must have the
-    pinned SHA-256 from wherever it comes. Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the
-    hub's main. ``with_code``: Python files are wanted from the hub too. The fingerprint of a LoRA adapter covers its
-    base model too: ``base_model``, by default the one that the adapter names. Raises ``UserError``.
+    If the hub has a mirror here, a hub name is looked up only there. Otherwise it is looked up in an installed package
+    of ``PACKAGED_MODELS``, then in the hub's local cache, then on the hub. A model in ``PACKAGED_MODELS`` must have the
+    pinned SHA-256, wherever it comes from. Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the
+    hub's main. ``with_code`` also fetches Python files from the hub. ``base_model``: of a LoRA adapter, by default the
+    one that it names. The fingerprint covers it. Raises ``UserError``.
     """
     found = _find(model, revision, with_code)
     origin = found.origin

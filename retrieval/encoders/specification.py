@@ -366,7 +366,7 @@ class EncoderContract(Settings):
             )
 
     def require_same(self, other: "EncoderContract", mine: str, theirs: str) -> None:
-        """Raises ``UserError`` naming the fields in which the encoders behind two sets of vectors differ."""
+        """Raises ``UserError`` if two sets of vectors come from different encoders, naming the fields that differ."""
         if differing := self.differences(other):
             raise UserError(
                 f"The vectors of {mine} and {theirs} come from different encoders: {differing}. Embed both with the"
@@ -418,7 +418,7 @@ def resolve_dtype(dtype: Literal[Dtype, "auto"], *, gpu: bool = False) -> Dtype:
 def has_bfloat16(*, gpu: bool = False) -> bool:
     """Whether this machine's CPU (or GPU) has bfloat16 instructions; a GPU that only workers have counts as one.
 
-    It is torch's answer, for which torch is imported only where the system doesn't give it.
+    torch answers it, but is imported only if the system doesn't tell.
     """
     known = None
     if "torch" not in sys.modules:

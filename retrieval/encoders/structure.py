@@ -32,7 +32,7 @@ def place_module(module: nn.Module, device: torch.device | str, dtype: torch.dty
 
 
 def position_limit(transformer: nn.Module) -> int | None:
-    """Tokens for which the model has a learned position each; None for rotary and relative positions.
+    """Number of tokens with a learned position each; None for rotary and relative positions.
 
     RoBERTa's and MPNet's tables hold ``padding_idx + 1`` rows that no token uses: 512 positions of 514.
     """
@@ -49,7 +49,7 @@ def is_causal(transformer: nn.Module) -> bool:
 
 
 def is_bidirectional_decoder(transformer: nn.Module) -> bool:
-    """Whether this is a decoder whose configuration has its tokens read the whole text."""
+    """Whether this is a decoder, but by its configuration its tokens read the whole text."""
     return getattr(transformer.config, "is_causal", None) is False
 
 

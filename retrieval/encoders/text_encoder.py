@@ -224,13 +224,13 @@ def load_encoder(
 ) -> TextEncoder:
     """Loads the encoder at ``path`` in float32 (``settings.dtype`` is for the caller to apply).
 
-    It gives every text one vector, the last layer's; ``load_towers`` gives documents the vectors that folder or
-    settings say. ``role``: whose encoder where the folder has two; None for the one of both.
+    It gives every text one vector, the last layer's. ``load_towers`` gives documents the vectors that folder or
+    settings ask for. ``role``: which encoder of a folder with two. None: the one for both.
 
-    A LoRA adapter is merged into its base model, whose pooling and further modules it takes where it has none.
-    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. ``fresh_seed``:
-    of a projection's fresh weights; None, where there is no training, refuses one that has some. Raises ``UserError``
-    where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
+    A LoRA adapter is merged into its base model. It takes the base model's pooling and further modules if it has none.
+    ``dropout``: the probability of every dropout in training. None: as the model's configuration says. ``fresh_seed``:
+    of a projection's new weights. None, outside of training, refuses a projection with new weights. Raises
+    ``UserError`` if the folder lacks weights, configuration or tokenizer, or asks for something unknown.
     """
     _quiet_libraries()
     if settings.form is not None:

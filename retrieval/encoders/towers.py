@@ -42,9 +42,9 @@ def load_towers(
 ) -> Towers:
     """Loads both encoders as ``load_encoder`` does, documents in the form that ``settings`` or the folder say.
 
-    ``fingerprint``: of the whole folder; ``fresh_seed``: of a projection's fresh weights, in training. Raises
-    ``UserError`` also for towers of different settings, and a form that the encoder of documents doesn't have. A
-    contextual encoder is that of both, and has no context yet.
+    ``fingerprint`` is of the whole folder. ``fresh_seed`` is of a projection's new weights, in training. Raises
+    ``UserError`` also for towers of different settings, and for a form that the document encoder doesn't have. A
+    contextual encoder serves both, and has no context yet.
     """
     if is_contextual(path):
         if settings.static:

@@ -66,8 +66,8 @@ def load_pretrained(
 ) -> tuple[nn.Module, set[str]]:
     """The Hugging Face model at ``path`` in float32, from safetensors, and the names of weights that the folder lacks.
 
-    ``loader``: the transformers class for a configuration, which it may change; ``what``: the model, for the user;
-    ``dropout``: the probability of every dropout, None: as the configuration says. Raises ``UserError``.
+    ``loader`` gives the transformers class for a configuration, which it may change. ``what`` names the model in
+    messages. ``dropout`` is the probability of every dropout. None: as the configuration says. Raises ``UserError``.
     """
     from transformers import AutoConfig
 
@@ -97,7 +97,7 @@ def load_pretrained(
 
 
 def set_dropout(config: Any, dropout: float) -> None:
-    """Every family names its dropouts differently: all numbers of the configuration whose name says so."""
+    """Sets all numbers with dropout in their name, because every family names its dropouts differently."""
     for name, value in config.to_dict().items():
         if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
             setattr(config, name, dropout)
@@ -210,10 +210,10 @@ def require_embeddings(tokenizer: Any, transformer: nn.Module, path: Path) -> No
 def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bool, path: Path) -> bool:
     """Whether every text ends in the end-of-sequence token, after making it so where it is ``wanted``.
 
-    'auto': made so where the tokenizer puts nothing behind texts, and the folder asks for it (``add_eos_token``) or
-    the last token is pooled without the folder saying how (``may_need_eos``). Before texts stands what the folder asks
-    for, too (``add_bos_token``). The tokens become part of the tokenizer itself, so truncation keeps room for them and
-    an export carries them. Raises ``UserError`` where there is no such token, or no way to leave it out.
+    'auto' appends it if the tokenizer appends nothing and the folder asks for it (``add_eos_token``). It also does if
+    the last token is pooled without a pooling in the folder (``may_need_eos``). The folder's ``add_bos_token`` is
+    followed too. The tokens become part of the tokenizer itself, so truncation keeps room for them and an export
+    carries them. Raises ``UserError`` where there is no such token, or no way to leave it out.
     """
     stated = read_json(path / "tokenizer_config.json")
     bare, ids = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
@@ -286,10 +286,10 @@ def require_room_for_text(max_length: int, tokenizer: Any, setting: str) -> None
 
 
 def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.Module, tokenizer: Any) -> int:
-    """Tokens of the longest text: as ``wanted``, as the folder ``stated``, or what tokenizer and model were made for.
+    """Tokens of the longest text: as ``wanted``, as the folder ``stated``, or the limit of tokenizer and model.
 
-    Never more than have a learned position. Raises ``UserError`` where more are wanted than the model can take, for so
-    few that nothing of a text is left, and for several lengths in the folder.
+    It never exceeds the number of learned positions. Raises ``UserError`` if the model can't take so many, if so few
+    leave nothing of a text, and if the folder has several lengths.
     """
     positions, trained = position_limit(transformer), _longest_text(transformer)
     if wanted is not None:

@@ -1,4 +1,4 @@
-"""Why two tools give two numbers for one run: every switch by which they differ, and how four of them have it set."""
+"""Why two tools give two numbers for one run: every switch that differs, and its setting in four tools."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,11 +13,11 @@ Title = Literal["used", "left_out", "either"]
 
 
 class Conventions(Settings):
-    """How a ranking becomes a number; in settings single switches laid over those of ``like``, null leaves them.
+    """How a ranking becomes a number. Settings override single switches of ``like``; null keeps its switch.
 
-    All four tools agree on the rest: gains are the grades themselves, discounts log2, a grade from 1 on is relevant,
-    scores are compared as float32. (MTEB's reciprocal rank alone compares float64, and BEIR's keeps the order in
-    which equal scores came; neither shows where scores are float32 without ties.)
+    All four tools agree on the rest. Gains are the grades themselves, discounts log2. A grade of 1 or more is relevant.
+    Scores are compared as float32. There are two exceptions, invisible with float32 scores without ties: MTEB's
+    reciprocal rank compares float64, and BEIR's keeps the given order of equal scores.
     """
 
     ties: Ties | None = None

@@ -1,4 +1,4 @@
-"""Queries by which a system gained and lost most against another, with what each system ranked first."""
+"""Queries where a system gained and lost most against another, with what each system ranked first."""
 
 import textwrap
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def examples_section(
 
 
 class _FirstDocuments:
-    """What each ranking has first, of a collection whose ``split`` judges it."""
+    """The first results of each ranking, of a collection with judgments of ``split``."""
 
     def __init__(self, rankings: Mapping[str, StoredRanking], collection: StoredCollection, split: str) -> None:
         self._collection = collection

@@ -23,7 +23,7 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Judgments:
-    """``qrels``: query id to document id to grade; ``name``: what they are called where results are shown."""
+    """``qrels``: query id to document id to grade. ``name``: their name in results."""
 
     name: str
     qrels: dict[str, dict[str, int]]
@@ -50,8 +50,8 @@ def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgm
 def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
     """Those of a qrels file, TREC's or BEIR's.
 
-    Raises ``UserError``, naming file and line, for a line of another form, a pair with two grades, an empty file, and
-    for measures that need the documents' texts.
+    Raises ``UserError``, naming file and line, for a line of another format, a pair with two grades, and an empty file.
+    Also for measures that need the documents' texts.
     """
     by_answers = [name for name in measures if parse_measure(name).by_answers]
     if by_answers:

@@ -1,10 +1,10 @@
 """The results that five papers print, to show beside our own.
 
 ``published.csv`` holds one line for each figure of their tables: ``paper,table,row,collection,measure,figure``. Figures
-are fractions with the printed digits; nDCG@10 of 46.1 % is 0.461. Measures have our names. Two need a word: binary
-measures of TREC DL name the grade that their column counts (``R(rel=2)@1000``), and ``main_score`` is what MTEB reports
-of a kind of task. A printed mean has the collection ``mean`` where it is over the row's other columns, else
-``mean of …``. A cell that can't be read with certainty in the papers' texts is left out.
+are fractions with the printed digits; nDCG@10 of 46.1 % is 0.461. Measures have our names. Binary measures of TREC DL
+include the grade that their column counts (``R(rel=2)@1000``). ``main_score`` is what MTEB reports for a kind of task.
+A printed mean over the row's other columns has the collection ``mean``, any other ``mean of …``. A cell that can't be
+read with certainty in the papers' texts is left out.
 """
 
 import csv

@@ -1,10 +1,10 @@
 """Is one system better than another? Paired tests over the queries that both were judged on.
 
-Everywhere the difference is ``a - b``, and tests are two-sided unless said otherwise. **Constant
-differences** (all queries differ by the same amount c, up to rounding) have no variance to test against. c = 0 gives
-t = 0, p = 1 and effect 0. Of another c, t and the effect are defined as the limit, ±inf; the limit of p would be 0,
-which two queries that both went from 0.5 to 1 can't show. So p is that of the exact randomisation of n signs, which
-needs no variance: all signs alike have probability 2^-n on either side.
+Everywhere the difference is ``a - b``, and tests are two-sided unless said otherwise. **Constant differences** (all
+queries differ by the same amount c, up to rounding) have no variance to test against. c = 0 gives t = 0, p = 1 and
+effect 0. For another c, t and the effect are the limit, ±inf. The limit of p would be 0, which two queries that both
+went from 0.5 to 1 can't show. So p is that of the exact randomisation of n signs, which needs no variance. All signs
+alike have probability 2^-n on either side.
 """
 
 import math
@@ -79,7 +79,7 @@ def _pairs_of_the_same_queries(
 
 
 def comparable_pairs(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of systems for which at least 2 queries count on every measure; of others there are means alone."""
+    """The pairs of systems with at least 2 queries that count on every measure. Other pairs have means only."""
     return [
         (a, b)
         for a, b in combinations(systems, 2)
@@ -200,12 +200,12 @@ def equivalence_test(difference: Values, margin: float) -> SignificanceTest:
 
 
 def permutation_tests(differences: Values, *, seed: int, resamples: int = _RESAMPLES) -> list[SignificanceTest]:
-    """Fisher's paired randomisation test: were the signs of the differences random, how often is |mean| this large?
+    """Fisher's paired randomisation test: with random signs of the differences, how often is |mean| this large?
 
-    All 2^n sign patterns are tried where these are no more than ``resamples`` (the p-value is exact), else
-    ``resamples`` random ones, by which p = (hits + 1) / (resamples + 1) (Phipson and Smyth, 2010). The statistic is the
-    mean of a row of ``differences`` (tests, queries), all of which have the same signs: it is
-    ``scipy.stats.permutation_test`` as one product of matrices.
+    If there are at most ``resamples`` sign patterns, all 2^n are tried, and the p-value is exact. Otherwise
+    ``resamples`` random ones give p = (hits + 1) / (resamples + 1) (Phipson and Smyth, 2010). The statistic is the mean
+    of a row of ``differences`` (tests, queries). All rows get the same signs. It is ``scipy.stats.permutation_test`` as
+    one product of matrices.
     """
     queries = differences.shape[1]
     rounding = 1e-12 * np.abs(differences).sum(axis=1)

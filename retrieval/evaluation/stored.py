@@ -120,11 +120,11 @@ def domains_of(collection: StoredCollection, query_ids: Sequence[str]) -> list[s
 def domain_means(
     systems: Mapping[str, PerQuery], measures: Sequence[str], domains: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Of each domain the number of its queries, and every system's mean of every measure over those that count.
+    """For each domain its number of queries, and every system's mean of every measure over those that count.
 
-    ``domains[i]``: of query i of each system, whose queries are the same. ``counted_queries``: how many count, by
-    system and measure; weighted by them the means of all domains give the overall mean. None: of the domain none
-    counts.
+    ``domains[i]``: of query i of each system; all systems have the same queries. ``counted_queries``: how many count,
+    by system and measure. Weighted by them, the means of all domains give the overall mean. None: no query of the
+    domain counts.
     """
     # objects: NumPy's own strings lose NULs at their end
     names, numbers, sizes = np.unique(np.array(domains, dtype=object), return_inverse=True, return_counts=True)

@@ -27,9 +27,9 @@ Evaluations = Mapping[str, Mapping[str, PerQuery]]
 class MeasureTable:
     """A measure of all systems on all collections that have it.
 
-    ``columns``: of each the collections that it is the mean of, one where they make no group. ``values``: by system
-    and column; ``means``: by system, over the columns. ``comparisons``: of each pair of systems the difference of their
-    means, and p of the z-test, Holm-corrected.
+    ``columns``: for each the collections in its mean, a single one without a group. ``values``: by system and column.
+    ``means``: by system, over the columns. ``comparisons``: for each pair of systems the difference of their means, and
+    p of the z-test, Holm-corrected.
     """
 
     measure: str
@@ -40,7 +40,7 @@ class MeasureTable:
 
 
 def measure_tables(evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> list[MeasureTable]:
-    """A table for each measure, in the order in which collections have them. Raises as ``require_same_systems``."""
+    """A table for each measure, in the collections' order. Raises as ``require_same_systems``."""
     require_same_systems({name: list(systems) for name, systems in evaluations.items()}, groups)
     measures = dict.fromkeys(
         measure for systems in evaluations.values() for system in systems.values() for measure in system.values

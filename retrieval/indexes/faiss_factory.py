@@ -25,7 +25,7 @@ _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantize
 def empty_index(dimension: int, factory: str) -> "Index":
     """The untrained, empty index of a factory string, comparing by inner product.
 
-    Raises ``UserError`` for a string that FAISS can't read, or whose index can't compare so.
+    Raises ``UserError`` for a string that FAISS can't read, or an index that can't compare by inner product.
     """
     faiss = import_faiss()
     _require_equal_parts(dimension, factory)
@@ -64,8 +64,8 @@ def index_of_any_dimension(factory: str) -> "Index | None":
 def fewest_to_learn_from(index: "Index") -> int:
     """Vectors below which FAISS refuses to train an index; 0 where it learns nothing.
 
-    Of the chain the clusters of inverted lists, of product quantizers and of OPQ count, and the dimensions of PCA; for
-    rarer quantizers FAISS's own refusal has to do.
+    It counts the clusters of inverted lists, of product quantizers and of OPQ, and the dimensions of PCA. For rarer
+    quantizers FAISS itself refuses.
     """
     faiss = import_faiss()
     transforms, inner = _parts(index)

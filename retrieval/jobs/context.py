@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ContextConfig(StageConfig):
-    """Which documents of a collection are read, and by which encoder."""
+    """The collection to read documents from, and the encoder."""
 
     collection: InputPath
     """The collection to draw documents from."""

@@ -32,7 +32,7 @@ _OF_ALL_TOKENS = 16  # times fewer texts a shard where each token has a vector
 
 
 class EmbedConfig(StageConfig):
-    """What is embedded and by which encoder."""
+    """The texts to embed, and the encoder."""
 
     collection: InputPath
     """The collection with documents and queries."""

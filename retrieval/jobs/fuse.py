@@ -76,7 +76,7 @@ class Fuse(Stage[FuseConfig]):
         return write_ranking_block(writer, writer.name, query_ids[block], document_ids, fused, config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the ranking uses, and the one of its queries where that is another."""
+        """The collection of the ranking's row numbers, and that of its queries if it is another."""
         stored = {name: StoredRanking(path) for name, path in self.config.runs.items()}
         system = {"fusion": f"reciprocal rank, k = {self.config.rank_constant}, top {self.config.depth}"}
         # what all fused rankings share is true of the fusion as well
@@ -90,5 +90,5 @@ class Fuse(Stage[FuseConfig]):
 
 
 def _asked(ranking: StoredRanking) -> str:
-    """Fingerprint of the collection whose queries the ranking answers."""
+    """Fingerprint of the collection with the ranking's queries."""
     return origin(ranking, "queries") or require_same_origin("collection", ranking)

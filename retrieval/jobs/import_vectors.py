@@ -25,7 +25,7 @@ _UNKNOWN: dict[str, Any] = {"pooling": "mean", "max_length": 0, "dtype": "float3
 
 
 class ImportVectorsConfig(StageConfig):
-    """Which vectors, of which texts, and what is known of their encoder."""
+    """The vectors, their texts, and what is known of their encoder."""
 
     collection: InputPath
     """The collection with documents and queries."""
@@ -110,7 +110,7 @@ class ImportVectors(Stage[ImportVectorsConfig]):
 
 
 def _file(path: str) -> tuple[Folder, str]:
-    """Folder and name of a file that is there. Raises ``UserError``."""
+    """Folder and name of an existing file. Raises ``UserError``."""
     folder, _, name = absolute(path).rpartition("/")
     if not name.endswith((".npy", ".parquet")) or not Folder(folder).exists(name):
         raise UserError(f"There is no .npy or .parquet file {path}. Is the path right?")

@@ -122,7 +122,7 @@ class Index(Stage[IndexConfig]):
             require_gpu_form(index, settings.factory)
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Documents whose ids no ranking can name, and too few to learn a quantizer from."""
+        """Refuses document ids that no ranking can hold, and too few documents to learn a quantizer from."""
         settings = self.config.index
         if not there:
             return
@@ -249,7 +249,7 @@ class Index(Stage[IndexConfig]):
         return writer.commit(stop - start, facts={"first_row": start})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What the index belongs to: its collection, and the encoder whose queries it answers."""
+        """The index's collection, and the encoder of its queries."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             collection = StoredCollection(settings.collection).fingerprint

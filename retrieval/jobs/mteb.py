@@ -30,7 +30,7 @@ _ROLE = re.compile("-(query|document)$")
 
 
 class MtebConfig(StageConfig):
-    """Which encoder, on which tasks."""
+    """The encoder and the tasks."""
 
     encoder: EncoderSettings
     """The encoder to evaluate."""

@@ -21,7 +21,7 @@ from retrieval.vectors import StoredVectors
 
 
 class RerankConfig(StageConfig):
-    """Which ranking, and the vectors by which its candidates are scored."""
+    """The ranking, and the vectors that score its candidates."""
 
     run: InputPath
     """The ranking to rerank: an artifact, or a file of another tool."""
@@ -128,7 +128,7 @@ class Rerank(Stage[RerankConfig]):
         return write_ranking_block(writer, writer.name, ids, given.document_ids(), ranking, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the ranking uses, and what made it."""
+        """The collection of the ranking's row numbers, and what made it."""
         vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
         made_first = made_with(self.config.run)
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})

@@ -137,7 +137,7 @@ class Search(Stage[SearchConfig]):
         ]
 
     def _asked(self) -> StoredCollection:
-        """The collection whose queries are searched."""
+        """The collection of the queries."""
         return StoredCollection(self.config.queries or self.config.collection)
 
     def _searched(self) -> NDArray[np.int64]:
@@ -190,7 +190,7 @@ class Search(Stage[SearchConfig]):
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the ranking uses, and what made it."""
+        """The collection of the ranking's row numbers, and what made it."""
         index = Artifact(self.config.index, INDEX)
         settings, facts = index.config["index"], index.manifest["facts"]
         system = {"with_title": facts["with_title"], "top_k": self.config.top_k}

@@ -45,7 +45,7 @@ class SuiteTable(Stage[TableConfig]):
     shows_inputs = True
 
     def check_settings(self, stages: Stages) -> None:
-        """A published row that there is not, or of which no figure is measured here."""
+        """Refuses a published row that doesn't exist, or has no figure that is measured here."""
         evaluations = {name: made_by(stages, path) for name, path in self.config.evaluations.items()}
         measured = {name: stage.resolved()["measures"] for name, stage in evaluations.items() if stage is not None}
         group_of = {member: group for group, members in self.config.groups.items() for member in members}

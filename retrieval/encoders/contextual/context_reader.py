@@ -142,8 +142,8 @@ class ContextReader(nn.Module):
     ) -> Tensor:
         """One vector (n, width) a text, behind ``prefix``, from its last states and the head.
 
-        ``dropped`` bool (n, J): where the null vector stands in for a text's context vector (for a ``droppable``
-        prefix); ``hidden`` bool (n, J): where there is none, as if the context were smaller.
+        ``dropped`` bool (n, J): documents to replace by the null vector in a text's context, for a ``droppable``
+        prefix. ``hidden`` bool (n, J): documents to leave out, as if the context were smaller.
         """
         mask = features["attention_mask"]
         weights = _weights(prefix, dropped, hidden)
@@ -192,7 +192,10 @@ def perceptron(width: int, to: int, activation: nn.Module, generator: torch.Gene
 
 
 def _weights(prefix: Prefix, dropped: Tensor | None, hidden: Tensor | None) -> Tensor | None:
-    """(n, P): how many equal vectors each row of the prefix stands for, text by text; None: as the prefix says."""
+    """(n, P): the number of equal vectors that each row of the prefix represents, for each text.
+
+    None: as the prefix says.
+    """
     given = dropped if hidden is None else hidden
     if given is None:
         return None

@@ -1,8 +1,8 @@
 """The context of a contextual encoder, fitted once to a corpus and kept with everything that is embedded in it.
 
-Three files of an artifact: which documents of the corpus it is made of, their vectors by the encoder's first stage, and
-what it belongs to. They are copied on into vectors and indexes, so that queries can be embedded as the documents were
-long after.
+It is three files of an artifact: the documents that it is made of, their vectors from the encoder's first stage, and
+what it belongs to. They are copied into vectors and indexes, so that queries can later be embedded in the same context
+as the documents.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class ContextDescription:
     ) -> None:
         """Raises ``UserError`` where the context is of another encoder or collection, or was read otherwise.
 
-        ``where``: the context's artifact, for the user. ``collection``: of what is embedded in it, None: any.
-        ``with_title``: whether that is read with titles, None: it has none; in training both are read alike.
+        ``where`` names the context's artifact in messages. ``collection`` is the one embedded in it. None: any.
+        ``with_title`` says whether that is read with titles. None: it has no titles. Training reads both alike.
         """
         if self.model != model:
             raise UserError(

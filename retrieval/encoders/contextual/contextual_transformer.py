@@ -41,9 +41,9 @@ _logger = logging.getLogger(__name__)
 class ContextualTransformer(ContextReader):
     """Both stages, one tokenizer each, and the context that texts are read in.
 
-    ``first_stage``: what embeds documents for a context. ``settings``: the folder's JSON files by name. Texts have the
-    context that the folder came with, until ``fit_context`` or ``use_context`` sets another; where there is none, the
-    null vector stands in its place, with a warning.
+    ``first_stage`` embeds documents for a context. ``settings``: the folder's JSON files by name. Texts have the
+    folder's own context until ``fit_context`` or ``use_context`` sets another. Without a context the null vector is
+    used, with a warning.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class ContextualTransformer(ContextReader):
         return vectors.flatten(0, 1).clone()
 
     def use_context(self, context: Context) -> None:
-        """What texts are read in: vectors of ``embed_context``; 'null', the null vector as often; None, nothing.
+        """Sets the context of texts: vectors of ``embed_context``, 'null' (null vectors), or None (nothing).
 
-        Raises ``UserError`` for vectors of another width, and for more than leave positions for a text.
+        Raises ``UserError`` for vectors of another width, and for so many that no position is left for a text.
         """
         self.require_room(self.places(context), self.max_seq_length)
         self.hold_context(context)

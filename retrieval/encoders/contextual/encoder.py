@@ -65,9 +65,9 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         self.add_prefix(form, fresh_seed)
 
     def resize_context(self, form: ContextualForm, context_max_length: int | None) -> None:
-        """Sets how many documents a context has, in which alone ``form`` differs, and how many tokens of each count.
+        """Sets the documents in a context (the only change to ``form``), and how many tokens of each are read.
 
-        None leaves the first stage's length. Raises ``UserError`` for more tokens than it has.
+        None keeps the first stage's length. Raises ``UserError`` for more tokens than it has.
         """
         self.contextual_form = form
         self.contract = self.contract.model_copy(update={"architecture": str(form)})
@@ -105,10 +105,10 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         return vectors.flatten(0, 1)
 
     def use_context(self, context: Context, fingerprint: str | None = None) -> None:
-        """What ``forward`` reads texts in from now on: vectors, the null vector ('null'), or nothing (None).
+        """Sets the context of ``forward``: vectors, the null vector ('null'), or nothing (None).
 
-        ``fingerprint``: what the contract says of the vectors; None: a hash of their numbers. Raises ``UserError`` for
-        vectors of another width, and for more than leave positions for a text.
+        ``fingerprint`` identifies the vectors in the contract. None: a hash of their numbers. Raises ``UserError`` for
+        vectors of another width, and for so many that no position is left for a text.
         """
         self.require_room(self.places(context), self.contract.max_length)
         self.hold_context(context)
@@ -146,8 +146,9 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
     def save(self, folder: Path) -> None:
         """Writes both stages and what joins them, without a context in use; ``load_towers`` reads it.
 
-        sentence-transformers loads it as a plain encoder, the second stage without context: a fallback, whose vectors
-        are not those the encoder was trained for. ``write_module_folder`` writes one that reads a context.
+        sentence-transformers loads only the second stage, as a plain encoder without context. This is a fallback,
+        because the encoder was not trained for its vectors. ``write_module_folder`` writes a folder that reads a
+        context.
         """
         super().save(folder)
         self.first_stage.save(folder / FIRST_STAGE)

@@ -1,9 +1,9 @@
 """The families of transformers that can be second stages.
 
-Hidden states, positions and masks come from us, the layers are the family's own; nothing of it is replaced or patched.
-A family says how it embeds tokens and vectors, what it adds to attention scores by position, and of a layer the parts
-that can be computed by themselves. A position of ``UNPLACED`` is none: no learned position, no rotation, no relative
-bias, in reach of every local layer.
+Hidden states, positions and masks come from us. The layers are the family's own, and none of them is replaced or
+patched. A family says how it embeds tokens and vectors, and what it adds to attention scores by position. It also names
+the parts of a layer that can be computed by themselves. A position of ``UNPLACED`` is none: no learned position, no
+rotation, no relative bias. Every local layer reaches it.
 """
 
 from abc import ABC, abstractmethod
@@ -110,7 +110,7 @@ class Backbone(ABC):
 
 
 class Bert(Backbone):
-    """BERT, MiniLM and RoBERTa: positions are part of the embedding, of which a context vector gets the LayerNorm."""
+    """BERT, MiniLM and RoBERTa. Positions are part of the embedding. A context vector gets its LayerNorm only."""
 
     attention_name = "attention.self"
     matrices = ("query", "key", "value")
@@ -178,7 +178,7 @@ class Nomic(Backbone):
 
 
 class ModernBert(Backbone):
-    """ModernBERT: rotary positions, and local layers, in which what has no position is in everyone's reach."""
+    """ModernBERT: rotary positions, and local layers. Every token can reach what has no position."""
 
     attention_name = "attn"
 
