@@ -35,11 +35,11 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one forward pass gives: the mean loss over ``examples`` rows, and detached scalar tensors by name.
+    """The result of one forward pass: the mean loss over ``examples`` rows, and detached scalar tensors by name.
 
-    Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step. ``tokens``:
-    those that it encoded, without padding. ``held``: vectors, and the leaf that the loss reads in their place, whose
-    gradient ``backward`` passes on afterwards.
+    Every pass of a run has the same metric names. The loop logs their mean over the pieces of a step. ``tokens``: the
+    encoded ones, without padding. ``held``: vectors, and the leaf that the loss reads instead of them. ``backward``
+    passes the leaf's gradient on afterwards.
     """
 
     loss: Tensor
@@ -61,11 +61,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """What the queries of one stored batch are compared with: documents a query, as means over the batch.
+    """The comparisons of a stored batch's queries: documents a query, as means over the batch.
 
-    ``in_batch``: other rows' documents and hard negatives; ``hard``: the query's own hard negatives; ``masked``: of
-    both, those left out as false negatives. ``documents``: all that the batch encodes; ``offered``: how many of them a
-    query of another batch gains where negatives are shared over a step, None for all.
+    ``in_batch``: other rows' documents and hard negatives. ``hard``: the query's own hard negatives. ``masked``: false
+    negatives left out of both. ``documents``: all that the batch encodes. ``offered``: how many of them a query of
+    another batch gains if negatives are shared over a step, None for all.
     """
 
     queries: int
@@ -129,9 +129,9 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     def collate(self, rows: pa.Table) -> Batch:
         """Text to tensors, on the CPU, in two background threads at once; draws nothing at random.
 
-        ``rows`` may be a slice of a stored batch; which one, ``slice_number`` says in ``forward`` alone: it is another
-        during an evaluation, while batches to train on are collated. Returns any nest of dataclasses, dicts, tuples and
-        lists whose tensors ``to_device`` can move; other values stay as they are.
+        ``rows`` may be a slice of a stored batch. Only ``forward`` can use ``slice_number``, because during an
+        evaluation it differs while training batches are collated. Returns any nest of dataclasses, dicts, tuples and
+        lists with tensors that ``to_device`` can move. Other values stay as they are.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         return collectives.gather(tensor, self.batch_group, counts)
 
     def counts_of_slices(self, count: int) -> list[int]:
-        """Each slice's ``count``, for which the ranks wait for one another; of a whole batch its own."""
+        """Gathers each slice's ``count``, and blocks until all of its ranks answer. A whole batch has only its own."""
         if self.batch_group is None:
             return [count]
         device = next(self.parameters()).device
@@ -197,7 +197,7 @@ def build_objective(
 ) -> Objective[Any]:
     """The objective of these settings around its encoders.
 
-    ``models``: what else a run names, by the dotted keys of its settings; ``seed``: of fresh weights. Raises
+    ``models``: other models of a run, by the dotted keys of its settings. ``seed``: of new weights. Raises
     ``UserError`` where ``towers`` are not what the objective trains, and where it would read longer texts than they do.
     """
     kind = type(settings).model_fields["kind"].default

@@ -1,4 +1,4 @@
-"""The settings of a training run: what is trained on which batches, by which objective, and what must fit together."""
+"""The settings of a training run: encoder, batches, objective, and what must fit together."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -36,7 +36,7 @@ AnyObjectiveSettings = Annotated[
 
 
 class RunSettings(Settings):
-    """What is trained on which batches, by which objective, for how long."""
+    """The encoder, the batches, the objective and the length of a training run."""
 
     batches: InputPath
     """The stored batches to train on."""

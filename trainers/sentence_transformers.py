@@ -1,9 +1,9 @@
 """Stored batches in the trainer of sentence-transformers: a batch sampler that replays them, losses that mask.
 
-What a loss must know of a row's batch travels with the row, as its label: which stored batch it is of, where it stands
-in it, and which documents it leaves out. So masks are always those of the data, and a trainer that shuffles, cuts or
-joins batches is refused by the loss, however it came to do so. Beside sentence-transformers (5.1 to 6) and PyTorch it
-needs what the reader of batches does, so that it goes into environments with older libraries than our training has.
+A loss needs some facts of a row's batch: its number, the row's place in it, and the documents that the row leaves out.
+They travel with the row, as its label. So masks are always those of the data, and the loss refuses a trainer that
+shuffles, cuts or joins batches. Beside sentence-transformers (5.1 to 6) and PyTorch it needs only what the reader of
+batches needs. So it works in environments with older libraries than our training has.
 """
 
 from collections.abc import Iterator

@@ -185,7 +185,7 @@ def _ledger(
 def write_model(
     settings: RunSettings, derivation: Derivation, objective: Objective[Any], trained: Trained, run_log: RunLog
 ) -> ShardRecord:
-    """Stores the encoder(s) of a trained objective, whose weights are whole, and the record of the run beside them."""
+    """Stores the encoder(s) of a trained objective with whole weights, and the record of the run beside them."""
     output = run_log.folder
     with output.scratch() as scratch:
         writer = ShardWriter(output, "run", scratch, derivation.digest)

@@ -44,13 +44,13 @@ _READ = ("query_id", "hard_negatives", "masked")
 def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa.Table:
     """A stored batch with ``count`` hard negatives a row, drawn without replacement from the row's pool.
 
-    Every set of ``count`` is equally likely, and which one is drawn depends on (``seed``, ``epoch``, the row's
-    ``query_id``) alone: not on the batch or the place in it, so every rank and every resumed run draws the same.
-    Drawn ones stay in the pool's order; a pool of ``count`` or fewer is kept whole.
+    Every set of ``count`` is equally likely. The draw depends on (``seed``, ``epoch``, the row's ``query_id``) alone,
+    not on the batch or the place in it. So every rank and every resumed run draws the same. Drawn ones stay in the
+    pool's order; a pool of ``count`` or fewer is kept whole.
 
-    ``rows``: a whole stored batch. Whatever columns it has for each hard negative are drawn with ``hard_negatives``;
-    ``masked``, whose columns are the batch's documents and then all rows' hard negatives in row order, is
-    remapped and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing.
+    ``rows``: a whole stored batch. All columns with a value for each hard negative are drawn with ``hard_negatives``.
+    The columns of ``masked`` are the batch's documents and then all rows' hard negatives in row order. It is remapped,
+    and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing.
     """
     missing = [name for name in _READ if name not in rows.column_names]
     if missing:

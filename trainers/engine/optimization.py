@@ -29,9 +29,9 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer over what requires gradients; the caller sets each step's learning rate.
+    """The optimizer over all parameters that require gradients; the caller sets each step's learning rate.
 
-    Raises ``UserError`` for settings that a token table, whose gradient is sparse, can't be trained with.
+    Raises ``UserError`` for settings that don't work with a token table, because its gradient is sparse.
     """
     if trains_table(module):
         return _lazy_adam(module, settings)
@@ -95,10 +95,10 @@ def learning_rate(
 ) -> float:
     """The rate of ``step`` (0-based) in a run of ``total_steps``.
 
-    Warm-up: peak (step + 1) / warm-up steps, so its last step is at the peak and none is wasted at zero. After
-    it, with t = step - warm-up steps: constant is peak, linear is peak (1 - (1 - minimum) t / (total_steps -
-    warm-up steps)), exponential is peak decay^t, plateau is peak times ``plateau_fraction`` of those of
-    ``evaluations`` (in order of their steps) that were made before the step.
+    Warm-up: peak (step + 1) / warm-up steps, so its last step is at the peak and none is wasted at zero. After it, let
+    t = step - warm-up steps. constant is peak. linear is peak (1 - (1 - minimum) t / (total_steps - warm-up steps)).
+    exponential is peak decay^t. plateau is peak times ``plateau_fraction`` of the ``evaluations`` before the step, in
+    order of their steps.
     """
     warmup = settings.steps_of_warmup(total_steps)
     if step < warmup:

@@ -24,7 +24,8 @@ class OptimizerSettings(Settings):
     """The optimizer, its peak learning rate and the limit on the gradient.
 
     'adamw_8bit' keeps its two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
-    Quantization"), for weights of 4,096 numbers or more, and needs the extra ``optimizers``; without decay it is Adam.
+    Quantization"). It does so for weights of 4,096 numbers or more, and needs the extra ``optimizers``. Without decay
+    it is Adam.
     """
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit"] = "adamw"
@@ -95,7 +96,7 @@ class ScheduleSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """How long to train, on how much at once, with which optimizer.
+    """Length of the training, batches in a step, and the optimizer.
 
     A step's loss is the mean over its batches.
     """
@@ -155,10 +156,10 @@ class TrainingSettings(Settings):
 
 
 def require_precision(training: TrainingSettings, device: "torch.device") -> None:
-    """Warns where a CPU computes in the run's precision slowly. A worker calls it before it trains.
+    """Warns if a CPU computes slowly in the run's precision. A worker calls it before it trains.
 
-    ``training.bf16`` is resolved: the driver chose it for all workers, whose processors it may not have seen. Raises
-    ``UserError`` where it is on and the GPU has no bfloat16 instructions, so that it would emulate them.
+    ``training.bf16`` is resolved: the driver chose it for all workers, perhaps without seeing their processors. Raises
+    ``UserError`` if it is on and the GPU has no bfloat16 instructions, because it would emulate them.
     """
     if training.bf16 is not True or device.type not in ("cuda", "cpu") or has_bfloat16(gpu=device.type == "cuda"):
         return

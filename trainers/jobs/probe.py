@@ -213,7 +213,7 @@ class Probe(Stage[ProbeConfig]):
         return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
 
     def _epochs(self, name: str, judged: Mapping[str, object]) -> "list[EpochRows]":
-        """Of the batches of this name, whose trials follow one another."""
+        """The trials of the batches with this name, one after the other."""
         from trainers.probe.trial import read_epoch
 
         if self._read is None or self._read[0] != name:
@@ -315,10 +315,10 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequence[Mapping[str, Any]]) -> None:
-    """Gives every other way ``over``: its difference from the ``first`` way of batches, over seeds and over queries.
+    """Compares every other way with the ``first`` way of batches: differences over seeds and over queries.
 
-    ``mean``, ``low``, ``high``: of the differences between encoders of one seed, and their 95 % interval of Student's
-    t; ``p``: of the t-test over queries, as Holm corrects it.
+    ``mean``, ``low``, ``high``: of the differences between encoders of one seed, with a 95 % interval of Student's t.
+    ``p``: of the t-test over queries, Holm-corrected.
     """
     from scipy.special import stdtrit
 

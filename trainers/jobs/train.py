@@ -146,7 +146,7 @@ class Train(Stage[TrainConfig]):
         return min(steps, training.max_steps or steps)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Trains on one worker or on Ray Train's, of which the first exports, or in this process."""
+        """Trains in this process, on one worker, or on Ray Train's workers; the first of these exports."""
         if not pending:
             return
         if self.is_made_here(pending, session):

@@ -1,4 +1,4 @@
-"""What can be known of a training before the stages begin whose artifacts it reads."""
+"""Checks of a training before the stages that make its inputs."""
 
 from collections.abc import Hashable, Set
 from typing import cast

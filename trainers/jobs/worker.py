@@ -136,7 +136,7 @@ class RelayedProgress(Callback):
 
 
 class RayMetrics(Callback):
-    """Ray's metrics of the run whose model goes to ``output``, by its first rank."""
+    """Ray's metrics of the run that makes ``output``, recorded by its first rank."""
 
     def __init__(self, output: str) -> None:
         self._metrics = StageMetrics(output)

@@ -29,9 +29,9 @@ def _is_one_machine() -> bool:
 
 
 class _OneMachine(TorchConfig):  # type: ignore[misc]
-    """A process group whose ranks meet at a file of this user's alone.
+    """A process group that meets at a file of this user's alone.
 
-    PyTorch's store, by which they meet otherwise, listens on all of the machine's addresses and lets anybody write.
+    PyTorch's default store listens on all of the machine's addresses and lets anybody write.
     """
 
     @property

@@ -1,7 +1,7 @@
-"""What objectives over batches of chunks share: a retriever that compares every chunk of a batch with every other.
+"""The base of objectives over batches of chunks: a retriever compares every chunk of a batch with every other.
 
-Each chunk is encoded twice, as a query (with the query prompt, perhaps its first half alone) and as a passage (with the
-document prompt), so the matrix of their similarities is not symmetric; or once, as a passage.
+Each chunk is encoded twice: as a query (with the query prompt, perhaps only its first half) and as a passage (with the
+document prompt). So the matrix of their similarities is not symmetric. Or it is encoded once, as a passage.
 """
 
 import re
@@ -32,7 +32,7 @@ _WORD = re.compile(r"\S+")
 class EncodedTwice:
     """B chunks as the retriever reads them. ``queries``: None where passages are compared with passages.
 
-    ``sources``: int64 (B,), equal where two chunks are of one document; ``tokens``: of all texts, without padding.
+    ``sources``: int64 (B,), equal for chunks of one document. ``tokens``: of all texts, without padding.
     """
 
     passages: Chunks

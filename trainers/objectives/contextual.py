@@ -1,7 +1,7 @@
 """Contextual training: the masked contrastive loss of vectors that were read in a context drawn from their own batch.
 
-Morris & Rush 2024, "Contextual Document Embeddings". Both stages are encoded in chunks: a gradient passes the second
-stage's chunks, gathers in the context's vectors, and goes on through the chunks of the first.
+Morris & Rush 2024, "Contextual Document Embeddings". Both stages are encoded in chunks. A gradient passes the second
+stage's chunks, is gathered in the context's vectors, and goes on through the chunks of the first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +63,10 @@ def dropped_places(texts: Tensor, slots: Tensor, probability: float) -> Tensor:
 def contextual_encoder(
     encoder: TextEncoder, settings: ContextualSettings, first_stage: TextEncoder | None, seed: int
 ) -> ContextualEncoder:
-    """What is trained: an encoder that is contextual already, else a fresh one whose second stage is ``encoder``.
+    """The encoder to train: an existing contextual one, or a new one with ``encoder`` as its second stage.
 
-    ``seed``: of fresh weights. Raises ``UserError`` where the settings ask for another form or first stage than the
-    encoder has.
+    ``seed``: of new weights. Raises ``UserError`` if the settings ask for another form or first stage than the encoder
+    has.
     """
     if not isinstance(encoder, ContextualEncoder):
         return contextual_from(
@@ -217,7 +217,7 @@ class Contextual(PairObjective[ContextualSettings]):
         return ContextCandidates(features, numbers[places], text_keys(texts), *self._cut_context(features))
 
     def _cut_context(self, features: dict[str, Tensor]) -> tuple[Chunks, int]:
-        """Chunks for the first stage, and their tokens; of no document a chunk whose vectors nothing reads."""
+        """Chunks for the first stage, and their tokens. Documents with vectors that nothing reads are in no chunk."""
         if len(features["input_ids"]):
             return self.settings.cut(features, self.contextual), int(features["attention_mask"].sum())
         one = torch.ones(1, 1, dtype=torch.int64, device=features["input_ids"].device)

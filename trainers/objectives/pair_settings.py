@@ -1,4 +1,4 @@
-"""The settings of every objective over pairs: which loss, of which paper, and what it asks of a run."""
+"""The settings of every objective over pairs: its loss, its paper, and what it asks of a run."""
 
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -116,10 +116,11 @@ class MarginMseSettings(PairSettings):
 class MultiLayerSettings(PairSettings):
     """How documents of several vectors (the encoder's ``form`` says which) are trained.
 
-    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3); 'self_contrastive' the same, but a
-    query's positive by the last layer (or first token), which is what is searched then (Eq. 7); 'last_reg' (released
-    code only) all documents by the last layer, with the same regularisation; 'average' and 'scalar_mix' score the one
-    vector that the encoder's reduction of that name gives (Eq. 8); 'dual_encoder' that of the last layer (first token).
+    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3). 'self_contrastive' does the same,
+    but scores a query's positive by the last layer (or first token), which is then searched (Eq. 7). 'last_reg'
+    (released code only) scores all documents by the last layer, with the same regularisation. 'average' and
+    'scalar_mix' score the one vector of the encoder's reduction of that name (Eq. 8). 'dual_encoder' scores that of the
+    last layer (first token).
     """
 
     paper: ClassVar = Paper(
@@ -166,7 +167,7 @@ class MultiLayerSettings(PairSettings):
     ) -> None:
         """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise.
 
-        ``key``: the setting of the encoder of documents; ``problem``: why they have a single vector.
+        ``key`` is the setting of the document encoder. ``problem`` says why documents have a single vector.
         """
         if form.kind == "single" and self.training_form == "dual_encoder":
             return
@@ -187,10 +188,10 @@ class MultiLayerSettings(PairSettings):
 class ContextualSettings(PairSettings):
     """What the context is, what it is drawn from, and the loss over cosines.
 
-    A context's documents are drawn anew each epoch from the documents of what is one loss: a batch, or with
-    ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own document, nor
-    a query its answers, unless ``own_documents_in_context``. Left out, it marks its pair: no other texts lack just that
-    vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
+    A context's documents are drawn anew each epoch from the documents of one loss: a batch, or with ``share_negatives``
+    'step' a step. If there are fewer, all are taken. A text does not read its own document, nor a query its answers,
+    unless ``own_documents_in_context``. But a missing document identifies its pair, because no other texts lack just
+    that vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
 
     An encoder that is contextual already keeps both stages, and all of its form but ``context_documents``.
     """

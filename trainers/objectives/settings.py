@@ -53,7 +53,7 @@ class Paper:
 class ObjectiveSettings(Settings):
     """The base of every objective's settings: what it asks of the rest of a run, and what is built.
 
-    Each has a field ``kind``, the literal by which a recipe chooses it.
+    Each has a field ``kind``, the literal that a recipe names.
     """
 
     paper: ClassVar[Paper]
@@ -90,7 +90,7 @@ class ObjectiveSettings(Settings):
         return self
 
     def cut(self, features: "Mapping[str, Tensor]", encoder: "nn.Module", rows: "Tensor | None" = None) -> "Chunks":
-        """``cut_by_length`` of texts that ``encoder`` will read, on whose processor the default depends."""
+        """``cut_by_length`` of texts for ``encoder``. The default depends on its processor."""
         from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_CPU, CHUNK_TOKENS_ON_GPU, cut_by_length
 
         tokens = self.chunk_tokens
@@ -106,8 +106,8 @@ class ObjectiveSettings(Settings):
     def shaping(self) -> dict[str, Any]:
         """What the weights depend on, as JSON values, without inputs.
 
-        A gradient cache repeats a chunk's computation, dropout included, bit for bit but where a GPU's kernels add up
-        in any order: whatever is set, its default is recorded, and a run may be resumed with another.
+        A gradient cache repeats a chunk's computation bit for bit, dropout included. Only a GPU's kernels may add up in
+        another order. So the default is recorded whatever is set, and a run may be resumed with another.
         """
         return without_inputs(self) | {"gradient_cache": False}
 

@@ -28,8 +28,8 @@ _TEXTS_AT_ONCE = 4096
 class EpochRows:
     """The batches of an epoch by rows of the collection.
 
-    ``queries`` int64 (batches, B), ``documents`` int64 (batches, M), the first B of a batch being the positives;
-    ``masked``: what each of all batches' rows leaves out, in the form of ``TokenLists``.
+    ``queries`` int64 (batches, B). ``documents`` int64 (batches, M); the first B of a batch are the positives.
+    ``masked``: what each row of all batches leaves out, as ``TokenLists``.
     """
 
     queries: NDArray[np.int64]
@@ -69,7 +69,7 @@ def read_epoch(
 
 @dataclass(frozen=True)
 class Trained:
-    """``pairs`` trained on; share of ``masked`` negatives; ``loss``: mean of the last tenth of the steps."""
+    """``pairs`` trained on, share of ``masked`` negatives, and ``loss``, the mean of the last tenth of the steps."""
 
     pairs: int
     masked: float

@@ -28,9 +28,9 @@ from trainers.validation.settings import BatchValidationSettings
 def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]:
     """The objective in evaluation, each rank by itself, without gradients; gives its device.
 
-    Afterwards every module is in the mode it was in, and torch, NumPy and Python draw on as if nothing had happened.
-    Gradients are switched off by ``no_grad`` instead of inference mode, whose tensors could not be trained on where a
-    module keeps one (a rotary embedding's table, parameters that a sharded model has gathered).
+    Afterwards every module is in its old mode, and torch, NumPy and Python draw on as if nothing had happened.
+    Gradients are switched off by ``no_grad``. Tensors of inference mode could not be trained on if a module keeps one
+    (a rotary embedding's table, parameters that a sharded model has gathered).
     """
     device = next(objective.parameters()).device
     modes = [(module, module.training) for module in objective.modules()]

@@ -1,8 +1,8 @@
-"""Validation by retrieval: what `raytriever embed`, `search` (or `rerank`) and `evaluate` would say of the encoder now.
+"""Validation by retrieval: the numbers that `raytriever embed`, `search` (or `rerank`) and `evaluate` would give now.
 
-Rankings are those of the encoder as it will be exported: inner products of what it returns, normalised or not, rounded
-to float16 as vectors are stored, in the one order that every ranking has. Whatever similarity an objective trains with
-is its own affair.
+Rankings are those of the encoder as it will be exported: inner products of its vectors, normalised or not. Vectors are
+rounded to float16 as when they are stored, and rankings have the one order of all rankings. The objective's similarity
+in training doesn't matter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,8 +69,8 @@ class Selection:
 def select(settings: RetrievalValidationSettings, collection: StoredCollection) -> Selection:
     """Reads judgments and run.
 
-    Raises ``UserError`` for a split that isn't there or has no positive that counts, a measure that looks for answers
-    where there are none, a run of other queries or of another collection, and a measure that no ranking of its
+    Raises ``UserError`` for a missing split or one without a positive that counts, and for a run of other queries or of
+    another collection. Also for a measure that looks for answers where there are none, and one that no ranking of its
     candidates changes.
     """
     qrels = collection_judgments(settings.collection, settings.split, settings.measures).qrels
@@ -137,7 +137,7 @@ def _in_row_order(collection: StoredCollection, ids: list[str]) -> tuple[NDArray
 
 
 class RetrievalValidation:
-    """Made with the settings before training; ``measure`` tokenises on its first call and only encodes from then on.
+    """Made with the settings before training. ``measure`` tokenises on its first call and only encodes from then on.
 
     Memory of a rank: its token ids (4 bytes a token of its share), the queries' vectors, k documents a query and one
     block of documents' vectors. ``notes``: sentences for the user, about this run. Raises ``UserError`` as ``select``.
@@ -302,10 +302,10 @@ class RetrievalValidation:
 def build_validation(
     settings: ValidationSettings, *, bf16: bool, epoch_ends: Sequence[int]
 ) -> RetrievalValidation | BatchValidation:
-    """A run's validation. ``bf16``: whether the training computes so, which counts where the settings don't say;
-    ``epoch_ends``: the steps done when each of its epochs ends.
+    """A run's validation. ``epoch_ends``: the steps done when each of its epochs ends.
 
-    Raises ``UserError`` for inputs that are absent or don't fit the settings.
+    ``bf16``: whether training computes in bfloat16. It counts unless the settings say otherwise. Raises ``UserError``
+    for inputs that are absent or don't fit the settings.
     """
     criteria = settings.criteria(epoch_ends)
     precision = bf16 if settings.bf16 is None else settings.bf16

@@ -144,7 +144,7 @@ class LaterMeasure(Settings):
     """The measure decides after this epoch."""
 
     def start(self, epoch_ends: Sequence[int]) -> int:
-        """The first step at which it decides. Raises ``UserError`` where the run ends before."""
+        """The first step when it decides. Raises ``UserError`` where the run ends before."""
         epochs = len(epoch_ends)
         if self.after_epoch >= epochs:
             raise UserError(f"then.after_epoch is {self.after_epoch}, but the run has {epochs} epochs. Lower it.")
@@ -175,7 +175,7 @@ class BatchValidationSettings(EvaluationSettings):
         return (self.measure, *([self.then.measure] if self.then else []))
 
     def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:
-        """What decides, from which step on; ``epoch_ends``: the steps done when each epoch of the run ends.
+        """The deciding measures, with their first steps. ``epoch_ends``: the steps done at the end of each epoch.
 
         Raises ``UserError`` where the run ends before ``then`` begins.
         """
