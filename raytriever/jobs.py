@@ -57,7 +57,7 @@ COMMANDS = {
 
 
 def load(place: str) -> Any:
-    """What the table's ``module:attribute`` names."""
+    """Imports the table's ``module:attribute``."""
     module, attribute = place.split(":")
     return getattr(importlib.import_module(module), attribute)
 

@@ -300,7 +300,7 @@ class Artifact:
             self._stamps()[name] = stamp
 
     def _stamps(self) -> dict[str, tuple[int, int]]:
-        """Of each file its bytes and time of change when it was last compared."""
+        """Each file's bytes and time of change at its last comparison."""
         if self._checked is None:
             self._checked = read_stamps(self.folder)
         return self._checked
@@ -324,7 +324,7 @@ def write_stamps(folder: Folder, stamps: Mapping[str, tuple[int, int]]) -> None:
 
 
 def read_run(folder: Folder) -> dict[str, Any]:
-    """What a folder's ``run.json`` holds, empty where it is absent. Raises ``UserError`` where it is damaged."""
+    """The contents of a folder's ``run.json``, empty if it is absent. Raises ``UserError`` if it is damaged."""
     try:
         found = json.loads(folder.read_bytes(RUN))
     except (FileNotFoundError, NotADirectoryError):
@@ -364,7 +364,7 @@ class ShardWriter:
         self._stamps: dict[str, tuple[int, int]] = {}
 
     def path(self, name: str) -> Path:
-        """Where to build the file locally before ``add``; ``name`` may hold folders."""
+        """A local path to build the file at before ``add``. ``name`` may hold folders."""
         path = self._scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

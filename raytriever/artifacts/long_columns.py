@@ -43,7 +43,7 @@ def _take_block(chunks: Sequence[pa.Array], starts: NDArray[np.int64], rows: NDA
 
 
 def places_among(ids: pa.Array | pa.ChunkedArray, known: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
-    """Where each id first stands among the ``known``, -1 where it doesn't. Both columns are in memory."""
+    """The first place of each id among the ``known``, -1 for an unknown one. Both columns are in memory."""
     found = pc.index_in(ids.cast(pa.large_string()), value_set=known.cast(pa.large_string()))
     places: NDArray[np.int64] = found.fill_null(-1).to_numpy().astype(np.int64)
     return places

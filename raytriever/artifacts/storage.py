@@ -291,7 +291,7 @@ def absolute(uri: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where local copies are kept: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
+    """The folder of local copies: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
     return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
 
 

@@ -143,7 +143,7 @@ def examine(session: RaySession, storage: str | None) -> list[Node]:
 
 
 def _on_nodes(function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """What ``function`` returns on each node for its arguments, by the node's id, or the exception it raises."""
+    """The result of ``function`` on each node for its arguments, by the node's id, or the exception it raises."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -179,7 +179,7 @@ def _facts() -> Facts:
 
 
 def is_shut(folder: Path) -> bool:
-    """Whether the folder is, or lies in, one that its user alone may enter."""
+    """Whether only its user can enter the folder, or one above it."""
     return any(is_private(each) for each in (folder, *folder.parents))
 
 
@@ -292,7 +292,7 @@ def _check(name: str, problems: Sequence[str], fine: str, remedy: str) -> Check:
 
 
 def _versions(nodes: Sequence[Facts]) -> Check:
-    """What follows a + is what a version was built for: nodes without GPUs may have torch's build for CPUs."""
+    """Compares versions without their + suffix, because nodes without GPUs may have torch's build for CPUs."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for facts in nodes:
         found = {(_ONE_LIBRARY.get(name, name), version.partition("+")[0]) for name, version in facts.versions.items()}

@@ -80,7 +80,7 @@ def log_fields(**fields: str) -> Iterator[None]:
 
 
 def fields_of(error: BaseException) -> dict[str, str]:
-    """What records carried where ``error`` was raised."""
+    """The fields of log records where ``error`` was raised."""
     found: dict[str, str] = getattr(error, _RAISED_WITHIN, {})
     return found
 
@@ -103,7 +103,7 @@ def log_to(take: Callable[[logging.LogRecord], object], level: int = logging.INF
 
 
 class _ConsoleHandler(logging.Handler):
-    """By rich's console, which keeps a live progress line below what is written."""
+    """Writes by rich's console, which keeps a live progress line below what is written."""
 
     def emit(self, record: logging.LogRecord) -> None:
         console.print(printable(self.format(record)), markup=False)

@@ -253,7 +253,7 @@ def svg_of(draw: "Callable[[Figure], None]", height: float, description: str) ->
 
 
 def _inline(document: str, description: str) -> str:
-    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own."""
+    """The part of matplotlib's file for a page: no prologue, no xlink, no style of its own."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")

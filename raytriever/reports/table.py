@@ -111,7 +111,7 @@ def _cell(cell: str | Cell) -> Cell:
 
 
 def _padded(column: Sequence[str | Cell], is_text: bool, strong: str) -> list[str]:
-    """Its cells, equally wide; where one has marks, the others keep room for them."""
+    """The column's cells, equally wide. If one has marks, the others keep room for them."""
     cells = [_cell(cell) for cell in column]
     marks = [(f" {cell.superscript}" if cell.superscript else "") + strong * cell.is_strong for cell in cells]
     room = max(map(len, marks))

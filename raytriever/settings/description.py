@@ -71,7 +71,7 @@ def _described(model: type[BaseModel], prefix: str, indent: str, above: tuple[ty
 
 
 def _step(annotation: Any) -> str:
-    """What stands between the key of a field and those of the settings below it."""
+    """The text between the key of a field and those of the settings below it."""
     for part in (annotation, *get_args(annotation)):
         if get_origin(part) is dict:
             return ".NAME."

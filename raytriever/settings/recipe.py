@@ -31,7 +31,7 @@ class Recipe:
     next: str = ""
 
     def folder(self, stage: str) -> str:
-        """Where the stage's artifact goes."""
+        """The folder of the stage's artifact."""
         return self.placed.get(stage, f"{self.output.rstrip('/')}/{stage}")
 
     def names_until(self, last: str | None) -> list[str]:
@@ -125,10 +125,10 @@ def _where(path: Path) -> str:
 
 
 def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What the file holds, its stages those of the recipe that it is based on with its own values laid over them.
+    """The file's content, with the stages of the recipe that it is based on and its own values laid over them.
 
-    A suite ``from`` another recipe has that one's collections, and its systems beside those of the recipe that the file
-    is based on. ``above``: the files that led here, each based on the next. Raises ``UserError``.
+    A suite ``from`` another recipe has that one's collections. Its systems are added to those of the recipe that the
+    file is based on. ``above``: the files that led here, each based on the next. Raises ``UserError``.
     """
     where = _where(path)
     values = read_yaml(path, where)
@@ -163,7 +163,7 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _up_to(names: list[str], last: Any, problem: str) -> list[str]:
-    """Those up to ``last``, all where it is None; else ``UserError``, led by ``problem``, where it is none of them."""
+    """The names up to ``last``, all if it is None. An unknown ``last`` raises ``UserError`` with ``problem``."""
     if last is None:
         return names
     if last not in names:
@@ -190,7 +190,7 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def _stages_of_suite(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Those that the suite comes to; a collection or a system that is null is left out."""
+    """The suite's stages. A collection or a system that is null is left out."""
     if values.get("suite") is None:
         return {}
     given = values["suite"]
@@ -242,7 +242,7 @@ def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict
 
 
 def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The stages with what the recipe's ``sizes`` say of its ``size``."""
+    """The stages with the settings of the recipe's ``size`` in its ``sizes``."""
     size, sizes = values.get("size"), values.get("sizes")
     if size is None and sizes is None:
         return stages

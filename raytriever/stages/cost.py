@@ -37,7 +37,7 @@ class Size:
     disk: float = 0
 
     def queries(self, split: str | None = None) -> int:
-        """Of one split, or of all."""
+        """Number of queries in one split, or in all."""
         of_split = self.splits.get(split or "")
         return sum(queries for queries, _ in ([of_split] if of_split else self.splits.values()))
 
@@ -48,7 +48,7 @@ class Size:
 
     @property
     def epoch_bytes(self) -> float:
-        """Of an epoch's batches on disk."""
+        """Bytes of an epoch's batches on disk."""
         row = self.document_bytes * (1 + self.negatives) + self.query_bytes
         return self.pairs * (STORED * row + 12 * self.candidates)
 

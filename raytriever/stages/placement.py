@@ -11,13 +11,13 @@ _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
 
 class NodeRoom(NamedTuple):
-    """What a node hands out."""
+    """The CPUs and GPUs of a node."""
 
     cpus: int
     gpus: float = 0
 
     def workers(self, cpus: int, gpus: float) -> int:
-        """How many workers of so many CPUs and GPUs it holds."""
+        """Number of workers with this many CPUs and GPUs that fit on it."""
         held = self.cpus // cpus
         return min(held, int(self.gpus / gpus + _ROUNDING)) if gpus > 0 else held
 
@@ -55,7 +55,7 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
 
 
 def workers_that_fit(cpus: float, gpus: float) -> int:
-    """How many workers of this size the cluster has room for."""
+    """Number of workers of this size that the cluster has room for."""
     import ray
 
     available = ray.cluster_resources()
@@ -64,7 +64,7 @@ def workers_that_fit(cpus: float, gpus: float) -> int:
 
 
 def tokenizing_threads(cpus: float) -> dict[str, str]:
-    """The variables of a worker with a GPU, which would wait for one thread: as many as it has CPUs."""
+    """Variables of a worker with a GPU: as many tokenizer threads as it has CPUs, so that the GPU doesn't wait."""
     return {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(max(1, int(cpus)))}
 
 

@@ -78,7 +78,7 @@ def _naming(stage: str) -> Iterator[None]:
 
 
 def _makers(stage: Stage[Any], stages: Stages) -> dict[str, Stage[Any] | None]:
-    """By the dotted key of each input of ``stage`` the one of the run that makes it, or None."""
+    """For the dotted key of each input of ``stage``, the stage of the run that makes it, or None."""
     return {key: made_by(stages, path) for key, path in input_paths(stage.config).items()}
 
 
@@ -176,7 +176,7 @@ def run_stage(
 
 
 def _run_facts(seconds: float, recipe: str | None) -> dict[str, Any]:
-    """What ``run.json`` says of an artifact that this process has just made; ``recipe`` is None for a single job."""
+    """``run.json`` of an artifact that this process has just made. ``recipe`` is None for a single job."""
     return {
         "recipe": recipe,
         "seconds": round(seconds, 3),

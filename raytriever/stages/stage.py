@@ -50,7 +50,7 @@ class Resources(Settings):
 
 
 class StageConfig(Settings):
-    """What the configuration of every job holds."""
+    """The base of every job's configuration."""
 
     output: str
     """Folder or URI of the artifact."""

@@ -71,7 +71,7 @@ def make_groups(groups: Sequence[StageGroup], concurrent: int, recipe: str) -> d
 
 
 def _with_share(stage: Stage[Any], concurrent: int) -> Stage[Any]:
-    """Where trials run side by side, training takes an even share of the CPUs unless it is told how many."""
+    """Gives training an even share of the CPUs if trials run side by side, unless its settings say how many."""
     resources = stage.config.resources
     if concurrent == 1 or stage.command != "train" or resources.cpus_per_worker is not None:
         return stage

@@ -138,7 +138,7 @@ def _lead(swept: SweepResult) -> str:
 
 
 def _plots(swept: SweepResult) -> list[Plot]:
-    """By how many keys are swept; none where there is but one setting, or nothing finished."""
+    """Plots by the number of swept keys. None for a single setting, or if nothing finished."""
     rows, keys = swept.rows, swept.keys
     columns = [column for column in swept.columns if best_row(rows, column) is not None]
     if len(rows) < 2 or not columns:

@@ -26,7 +26,7 @@ from raytriever.sweep.results import Column, Failure, Result, SweepResult, choos
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What the command was given."""
+    """The command's arguments."""
 
     recipe: str
     grid: Sequence[str] = ()
@@ -82,7 +82,7 @@ class Sweep:
     columns: list[Column]
 
     def described(self) -> dict[str, Any]:
-        """What would be made where, for ``--print-config``."""
+        """The plan as text: what would be made where, for ``--print-config``."""
         made = {group.name or "once": list(group.stages) for groups in groups_of(self.trials) for group in groups}
         compared = [f"{column.evaluation}: {column.measure} of {column.system}" for column in self.columns]
         return {"output": self.recipe.output, "compared": compared, "stages": made}
@@ -165,7 +165,7 @@ def _check(trials: Sequence[Trial]) -> None:
 
 
 def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[StageGroup]:
-    """Those to be made: not the finished ones, nor those that need what failed."""
+    """The groups to make: not the finished ones, nor those that need a failed one."""
     failed = [group for groups in groups_of(trials) for group in groups if group.name in failures]
     missing = []
     for group in groups:
