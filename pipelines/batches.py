@@ -298,7 +298,7 @@ class BatchReader(BatchFiles):
 
 
 def mask_of(rows: pa.Table) -> NDArray[np.bool_]:
-    """What each row of a batch of pairs leaves out of the batch's documents and hard negatives, bool (B, M)."""
+    """The batch's documents and hard negatives that each row of pairs leaves out, bool (B, M)."""
     negatives = int(pc.sum(pc.list_value_length(rows["hard_negatives"])).as_py())
     mask = np.zeros((len(rows), len(rows) + negatives), dtype=bool)
     of_row = np.repeat(np.arange(len(rows)), pc.list_value_length(rows["masked"]).to_numpy())

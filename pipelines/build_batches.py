@@ -87,7 +87,7 @@ class BuiltBatches(BatchReader):
 
     @property
     def audit(self) -> Audit:
-        """What each rule masks, with examples, as ``pipelines.filtering.mask_audit`` describes it."""
+        """Negatives masked by each rule, with examples, as ``pipelines.filtering.mask_audit`` describes them."""
         return dict(self.artifact.read_json("audit.json"))
 
     @cached_property
@@ -179,7 +179,7 @@ def build_batches(
 
 
 def _vectors(queries: Any, documents: Any, encoder: Any) -> dict[str, Any]:
-    """Of each side the vectors, or what makes them of texts; nothing where a stage does by the encoder's name."""
+    """The vectors of each side, or what computes them from texts. Empty if a stage does so by the encoder's name."""
     vectors = {side: given for side, given in zip(_PARTS, (queries, documents), strict=True) if given is not None}
     if len(vectors) != (2 if encoder is None else 0):
         raise UserError(
@@ -225,9 +225,9 @@ def _checked(batches: BuiltBatches) -> BuiltBatches:
 
 
 class _Given:
-    """What was given: of each side texts and domains by id, and the id of each text in turn; grades of pairs of ids.
+    """The given data: for each side texts and domains by id, and the id of each text in turn; grades of pairs of ids.
 
-    An id of None is that of a text that was left out.
+    An id of None marks a text that was left out.
     """
 
     def __init__(self, *, drop_empty: bool) -> None:
@@ -257,7 +257,7 @@ class _Given:
             )
 
     def tables(self) -> dict[str, pa.Table]:
-        """What `raytriever collect` reads."""
+        """The tables that `raytriever collect` reads."""
         tables = {}
         for side, part in _PARTS.items():
             texts, domains = zip(*self.texts[side].values(), strict=True)

@@ -55,14 +55,14 @@ class Stretches:
     groups: NDArray[np.int64]
 
     def divided(self, most: int, seed: int) -> "Stretches":
-        """With groups of more than ``most`` rows divided at random, stretch by stretch, into groups of about that."""
+        """Divides groups of more than ``most`` rows at random, stretch by stretch, into groups of about that size."""
         parts = np.maximum(1, -(-self.rows_of_groups() // most))
         drawn = np.random.default_rng(seed).random(len(self.groups)) * parts[self.groups]
         groups = np.where(self.groups < 0, -1, (np.cumsum(parts) - parts)[self.groups] + drawn.astype(np.int64))
         return replace(self, groups=groups)
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Stretches":
-        """Those chosen, by a mask or by number."""
+        """The chosen ones, by a mask or by number."""
         return Stretches(self.first[chosen], self.lengths[chosen], self.documents[chosen], self.groups[chosen])
 
     def rows(self) -> NDArray[np.int64]:
@@ -73,7 +73,7 @@ class Stretches:
         return rows
 
     def rows_of_groups(self) -> NDArray[np.int64]:
-        """How many rows each group has, (groups,)."""
+        """Number of rows in each group, (groups,)."""
         counted = self.groups >= 0
         return np.bincount(self.groups[counted], self.lengths[counted]).astype(np.int64)
 
@@ -128,7 +128,7 @@ def without_remainder(stretches: Stretches, batch_size: int, seed: int, epoch: i
 
 
 def _between(stretches: Stretches, begin: int, end: int) -> Stretches:
-    """What lies from row ``begin`` to ``end`` of all rows, stretch after stretch."""
+    """The stretches from row ``begin`` to ``end`` of all rows, stretch after stretch."""
     stops = np.cumsum(stretches.lengths)
     starts = stops - stretches.lengths
     low, high = np.maximum(starts, begin), np.minimum(stops, end)
@@ -239,5 +239,5 @@ class _LengthBuckets:
 
 
 def _numbers(values: NDArray[np.int64]) -> "array[int]":
-    """As a compact array that grows, and gives its numbers out faster than NumPy does."""
+    """A compact array that grows, and gives its numbers out faster than NumPy does."""
     return array("q", values.astype(np.int64).tobytes())

@@ -113,7 +113,7 @@ def titles_of_chunks(text: str, title: str, starts: Sequence[int]) -> Iterator[s
 
 
 def _below(level: int, headings: list[Block]) -> list[Block]:
-    """Those of ``headings`` that a heading of this level stands below."""
+    """The ``headings`` above a heading of this level."""
     return [block for block in headings if block.level < level]
 
 

@@ -105,7 +105,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 def row_starts(text: str) -> Offsets:
-    """Where each line begins; a line ends with a line feed, a carriage return or both."""
+    """The start of each line. A line ends with a line feed, a carriage return or both."""
     starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
     if starts[-1] == len(text) and len(starts) > 1:
         starts.pop()

@@ -37,5 +37,5 @@ def read_domain(artifact: Artifact, number: int) -> DomainPairs:
 
 
 def read_centroids(artifact: Artifact, number: int) -> NDArray[np.float32]:
-    """Those of one domain, memory-mapped."""
+    """The centroids of one domain, memory-mapped."""
     return np.asarray(np.load(artifact.path(artifact.shards[number].files[1].name), mmap_mode="r"))

@@ -162,7 +162,7 @@ def cluster_in_parts(
 
 
 def cell_sample(k: int) -> int:
-    """How many points the √K cells are sought among."""
+    """Number of points to search the √K cells among."""
     return SAMPLE_PER_CELL * isqrt(k)
 
 

@@ -241,9 +241,9 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
 
 
 def _largest_in_turn(counts: NDArray[np.int64], number: int, able: dict[int, int]) -> list[int]:
-    """``number`` times the largest cluster, which gives a point each time but not its last; fewer where none is left.
+    """``number`` times the largest cluster at that moment. It gives a point each time, but never its last.
 
-    Clusters in ``able`` give no more than it says.
+    Fewer if none can give. Clusters in ``able`` give no more than it says.
     """
     donors: list[int] = []
     heap = [(-count, cluster) for cluster, count in enumerate(counts.tolist()) if count > 1]

@@ -118,7 +118,7 @@ class CentroidSearch:
     def _resolve(
         self, points: NDArray[np.float32], open_rows: NDArray[np.int64], candidates: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """Of each open row the candidate of the lowest float64 cost, the lowest index on ties."""
+        """For each open row the candidate of the lowest float64 cost, the lowest index on ties."""
         rows, columns = np.nonzero(candidates)
         exact = np.empty(len(rows), dtype=np.float64)
         cost, sign = (squared_distances, 1) if self._euclidean else (inner_products, -1)
@@ -172,7 +172,7 @@ def product_dtype() -> "torch.dtype":
 
 
 def _best_two(scores: "torch.Tensor") -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Of each row the place of the highest score, the second highest score (-inf where there is none), the highest."""
+    """For each row the place of the highest score, the second highest score (-inf if there is none), the highest."""
     import torch
 
     # on the processor NumPy's argmax is several times faster than torch's

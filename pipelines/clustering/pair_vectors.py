@@ -66,7 +66,7 @@ class SwappedPairs:
         return len(self._swapped)
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-        """What stands for query and document."""
+        """The vectors of queries and documents, exchanged for swapped pairs."""
         queries, documents = self._pairs.take(places)
         swapped = self._swapped[places][:, None]
         return np.where(swapped, documents, queries), np.where(swapped, queries, documents)

@@ -198,7 +198,7 @@ class LocalParts:
     def map(
         self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """In the order of the parts."""
+        """Results in the order of the parts."""
         import torch
 
         def run(number: int) -> Any:

@@ -38,7 +38,7 @@ class FalseNegativeSettings(Settings):
     """Masks s_ij >= fixed_threshold, whatever the positive scores. An option of the authors' code, not in the paper."""
 
     def margin_of(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
-        """Of a batch with these vectors of its pairs, both (B, d)."""
+        """The margin of a batch with these vectors of its pairs, both (B, d)."""
         if not self.margin_per_hardness:
             return self.margin
         return self.margin + self.margin_per_hardness * max(0.0, batch_hardness(queries=queries, documents=documents))

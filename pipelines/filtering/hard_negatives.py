@@ -35,7 +35,7 @@ class BalancedMarginSettings(Settings):
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """What a teacher says of queries and documents: a score for each pair that it was asked about.
+    """A teacher's scores of queries and documents: one for each pair that it was asked about.
 
     ``keys`` int64 (pairs,), ascending, as of ``pair_keys``; ``scores`` float32 (pairs,). May be memory-mapped.
     """

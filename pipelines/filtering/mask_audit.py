@@ -141,7 +141,7 @@ def _beginning(text: str) -> str:
 
 
 def mask_table(audit: Audit) -> Table:
-    """Of each rule how many negatives it masked, and in how many batches."""
+    """For each rule the number of negatives it masked, and of their batches."""
     found = [(rule, audit["rules"][rule]) for rule in RULES]
     counts = [(rule, of_rule["negatives"], f"{of_rule['batches']:,}") for rule, of_rule in found]
     counts.append(("all rules", sum(of_rule["negatives"] for _, of_rule in found), ""))

@@ -102,7 +102,7 @@ class PairBatches:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Of one batch: B queries, B documents and B·n hard negatives, with columns ``TEXT_ROWS``."""
+    """Texts of one batch: B queries, B documents and B·n hard negatives, with columns ``TEXT_ROWS``."""
 
     queries: pa.Table
     documents: pa.Table

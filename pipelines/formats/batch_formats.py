@@ -1,4 +1,4 @@
-"""What a format of exported batches is, and what is counted of them batch by batch: the figures of their card."""
+"""The base of formats of exported batches, and the figures that their card counts batch by batch."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -83,7 +83,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """What was written: what a card is about."""
+    """The written batches, which a card describes."""
 
     layout: Layout
     batch_size: int
@@ -158,4 +158,4 @@ class JsonLines(BatchFormat):
 
     @abstractmethod
     def record(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What is written of one example of layout ``pairs``."""
+        """The record of one example of layout ``pairs``."""

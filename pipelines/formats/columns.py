@@ -68,7 +68,7 @@ class QueryTable(Settings):
 
 
 class SplitTables(Settings):
-    """Where rows are that belong to splits: a table for each split, or one table with a column that names it."""
+    """The rows of splits: a table for each split, or one table with a column that names it."""
 
     splits: dict[str, FileNames] | None = Field(default=None, min_length=1)
     """The table of each split."""
@@ -197,7 +197,7 @@ class ColumnsFormat(Format):
             yield _joined(self._document(row) for row in joined)
 
     def _join_key(self, row: Record) -> Any:
-        """What a row is joined by; an empty value joins nothing; 0 is none."""
+        """The value to join a row by. An empty value joins nothing, but 0 is not empty."""
         value = row.values.get(str(self._document_columns.join_by)) if self._document_columns.join_by else None
         return object() if value in (None, "") else value
 

@@ -36,7 +36,7 @@ def pieces_of(format_: Format, most: int) -> list[Piece | None]:
 
 
 def _stretches(format_: Format, name: str, size: int, most: int) -> Iterator[Stretch]:
-    """Where a file that is too large for one piece is cut; nothing where it may not be."""
+    """Cuts of a file that is too large for one piece. Empty if it can't be cut."""
     if not name.endswith(format_.cut_endings):
         return
     if name.endswith(".parquet"):

@@ -128,7 +128,7 @@ class FileTable:
             yield Record(place, dict(zip(header, fields, strict=True)))
 
     def _header(self, name: str) -> list[str]:
-        """Of the file, whichever part of it is read; nothing where it has no row."""
+        """The file's header, whichever part of it is read. Empty if it has no row."""
         with reading_within(reading().limits):
             return next((fields for _, fields in self._separated(name)), [])
 

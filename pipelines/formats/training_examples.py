@@ -63,7 +63,7 @@ class ExampleFormat(Format):
 
     @abstractmethod
     def example(self, record: Record) -> Example:
-        """What a record says."""
+        """The example of a record."""
 
     def other_documents(self) -> Iterator[DocumentRecord]:
         """Documents that are read before those of the examples."""
@@ -88,7 +88,7 @@ class ExampleFormat(Format):
         return chain(self.other_queries(), (example.query for _, example in self.examples()))
 
     def judgments(self) -> Iterator[JudgmentRecord]:
-        """What every example says of its documents."""
+        """The judgments in every example."""
         for split, (query, _, judged) in self.examples():
             for document, relevance in judged:
                 yield JudgmentRecord(query.place, query.id, document, relevance, split)
@@ -243,7 +243,7 @@ class TrainingExamples:
                     yield _example(query, list(islice(judged, number)))
 
     def _document_tables(self) -> Iterator[pa.Table]:
-        """Those that are needed; their rows ascend, so that each row group is decoded at most twice."""
+        """The needed documents. Their rows ascend, so that each row group is decoded at most twice."""
         documents = self.collection.rows_of("documents")
         for first in range(0, len(self._documents), _DOCUMENTS_AT_ONCE):
             yield documents.take(self._documents[first : first + _DOCUMENTS_AT_ONCE], _DOCUMENTS.names)

@@ -91,9 +91,9 @@ def tsv_queries(folder: Folder, name: str) -> Iterator[QueryRecord]:
 def marked_up_documents(
     folder: Folder, name: str, title_tags: Sequence[str], text_tags: Sequence[str]
 ) -> Iterator[DocumentRecord]:
-    """What stands between ``<DOC>`` and ``</DOC>``: the id in ``<DOCNO>``, title and text in the given tags.
+    """Documents between ``<DOC>`` and ``</DOC>``: the id in ``<DOCNO>``, title and text in the given tags.
 
-    Comments and tags inside them are left out, entities are the characters that they stand for.
+    Comments and tags inside them are left out, and entities become characters.
     """
     for place, block in _blocks(folder, name, "DOC"):
         ids = _between_tags(block, ["DOCNO"], place)
@@ -114,9 +114,9 @@ def without_markup(text: str) -> str:
 
 
 def topics(folder: Folder, name: str, field: TopicField) -> Iterator[QueryRecord]:
-    """What stands between ``<top>`` and ``</top>``: the id in ``<num>``, the text in the given field.
+    """Topics between ``<top>`` and ``</top>``: the id in ``<num>``, the text in the given field.
 
-    A field begins with its tag at the beginning of a line and ends where the next one begins; its lines become one.
+    A field begins with its tag at the beginning of a line and ends where the next one begins. Its lines become one.
     """
     for place, block in _blocks(folder, name, "top"):
         fields = {tag: _topic_text(tag, text) for tag, text in _TOPIC_FIELD.findall(block)}
@@ -132,7 +132,7 @@ def _topic_text(tag: str, text: str) -> str:
 
 
 def _between_tags(block: str, tags: Sequence[str], place: Place) -> list[str]:
-    """What stands in each pair of the tags, tag after tag."""
+    """The text in each pair of the tags, tag after tag."""
     found: list[str] = []
     for tag in tags:
         if f"<{tag}" not in block:
@@ -173,7 +173,7 @@ def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
 
 
 class DocumentKeys(Settings):
-    """Where documents in JSON lines have their id, title and text."""
+    """Keys of the id, title and text of documents in JSON lines."""
 
     id: str = "id"
     """Key of the id."""

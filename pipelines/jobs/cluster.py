@@ -193,7 +193,7 @@ class Cluster(Stage[ClusterConfig]):
         return f"pair {pair} (query {ids['query_id']!r}, document {ids['document_id']!r})"
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What was clustered, and over all domains how many clusters were asked for."""
+        """The clustered input, and the number of clusters asked for over all domains."""
         return {
             "sides": self.config.kmeans.sides,
             "clusters_asked_for": sum(record.facts["clusters_asked_for"] for record in records),

@@ -91,7 +91,7 @@ class Collect(Stage[CollectConfig]):
     unit = "documents"
 
     def _names(self) -> list[str]:
-        """Of several sources; '' stands for the only one."""
+        """Names of several sources; '' for an only one."""
         source = self.config.source
         return sorted(source.sources) if isinstance(source, JoinedSources) else [""]
 
@@ -135,7 +135,7 @@ class Collect(Stage[CollectConfig]):
         ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
-        """Of reading the sources' files."""
+        """Seconds of reading the sources' files."""
         return len(pending) * min(self.config.bytes_per_shard, self._bytes()) / BYTES_A_SECOND
 
     def reads(self) -> str:
@@ -291,7 +291,7 @@ class Collect(Stage[CollectConfig]):
             yield batch.filter(pa.array(keeps))
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What the sources say of themselves (the interpreter's version, say)."""
+        """Facts of the sources, such as the interpreter's version."""
         return {fact: value for record in records for fact, value in record.facts.items()}
 
     def summary(self, artifact: Artifact) -> str:
@@ -315,12 +315,12 @@ def _moved(source: int) -> str:
 
 
 def _prefix(name: str) -> str:
-    """What ids of a source of several begin with, and what it says of itself."""
+    """The prefix of ids and facts of one of several sources."""
     return f"{name}/" if name else ""
 
 
 def _told_by(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a source tells of itself, by its name, if it has one."""
+    """A source's facts, with its name, if it has one."""
     return {_prefix(name) + what: value for what, value in told.items()}
 
 

@@ -82,7 +82,7 @@ class ExportConfig(StageConfig):
 
     @property
     def exported(self) -> str:
-        """What is exported: ``collection``, ``batches`` or ``encoder``."""
+        """The input to export: ``collection``, ``batches`` or ``encoder``."""
         return next(name for name in _FORMATS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
@@ -196,7 +196,7 @@ class Export(Stage[ExportConfig]):
         return writer.commit(len(names))
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What a trainer of these batches needs to know."""
+        """Facts that a trainer of these batches needs."""
         if self.config.exported != "batches":
             return {}
         return {"layout": self._reader.layout, "batch_size": self._reader.batch_size, "epochs": self._reader.epochs}

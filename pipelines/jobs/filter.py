@@ -42,7 +42,7 @@ from retrieval.vectors import StoredVectors, VectorRows
 
 
 class FilterConfig(StageConfig):
-    """What the batches are made of.
+    """The inputs of the batches.
 
     Hard negatives come from ``negatives``, from ``judged_negatives``, or from both in turn.
     """
@@ -123,7 +123,7 @@ class Filter(Stage[FilterConfig]):
     results = ("audit.json",)
 
     def input_fingerprints(self) -> dict[str, str]:
-        """Those of the artifacts; of a teacher's run file that of its bytes."""
+        """Fingerprints of the artifacts. A teacher's run file has that of its bytes."""
         path = self.config.teacher_scores
         if path is None or is_artifact(path):
             return super().input_fingerprints()
@@ -144,7 +144,7 @@ class Filter(Stage[FilterConfig]):
         return Cost(made, 49e-6 * read.epochs * read.pairs, tasks)
 
     def phases(self) -> list[Phase]:
-        """What batches look up, runs of batches, their audit; refuses inputs that don't belong together."""
+        """Lookups, runs of batches, their audit. Refuses inputs that don't belong together."""
         config = self.config
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
         collection = StoredCollection(config.collection)
@@ -264,7 +264,7 @@ class Filter(Stage[FilterConfig]):
         return f"{counts['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """Of masks that a surrogate made, the audit's table and what some of them left out."""
+        """For masks by a surrogate, the audit's table and examples of what they left out."""
         if not artifact.config["false_negatives"]["surrogate_score"]:
             return []
         audit = artifact.read_json("audit.json")

@@ -1,4 +1,4 @@
-"""What the batches of `raytriever filter` look up: texts with keys, pairs, hard negatives, a teacher's scores."""
+"""Lookups for the batches of `raytriever filter`: texts with keys, pairs, hard negatives, a teacher's scores."""
 
 import math
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ def make_negatives(
 
 
 def open_negatives(output: str) -> NegativeLists:
-    """What ``make_negatives`` wrote."""
+    """Opens what ``make_negatives`` wrote."""
     return NegativeLists(*(map_array(output, NEGATIVES_SHARD, name) for name in (_NEGATIVES, _BOUNDS)))
 
 
@@ -207,7 +207,7 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
 
 
 def open_scores(output: str) -> TeacherScores:
-    """What ``make_scores`` wrote."""
+    """Opens what ``make_scores`` wrote."""
     return TeacherScores(*(map_array(output, SCORES_SHARD, name) for name in (_SCORED_FILE, _SCORES_FILE)))
 
 

@@ -94,7 +94,7 @@ class Mine(Stage[MineConfig]):
         return Cost(made, 0.56e-6 * read.results, tasks, alone=16e-9 * read.texts)
 
     def phases(self) -> list[Phase]:
-        """What all look up, blocks of queries, their audit; refuses what doesn't fit together or leaves nothing."""
+        """Lookups, blocks of queries, their audit. Refuses inputs that don't fit together or leave nothing."""
         config, run, collection = self.config, StoredRanking(self.config.run), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run)
         require_own_queries(collection, run)
@@ -205,7 +205,7 @@ class Mine(Stage[MineConfig]):
         return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What produced the run."""
+        """The system that produced the run."""
         return {"system": StoredRanking(self.config.run).system}
 
     def summary(self, artifact: Artifact) -> str:

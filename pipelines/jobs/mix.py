@@ -66,7 +66,7 @@ class Mix(Stage[MixConfig]):
         return readers
 
     def _batches(self) -> list[int]:
-        """How many each epoch has."""
+        """Number of batches in each epoch."""
         readers = self._sources()
         epochs = range(self.config.epochs or min(reader.epochs for reader in readers.values()))
         return [sum(shares(_counts(readers, epoch), self.config.ratios).values()) for epoch in epochs]
@@ -102,7 +102,7 @@ class Mix(Stage[MixConfig]):
         return file.commit(counts, {reason: count for reason, count in unused.items() if count and not run.number})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What all sources share: the layout and other facts, and what they come from."""
+        """Facts that all sources share: the layout and others, and their origin."""
         manifests = [reader.artifact.manifest for reader in self._sources().values()]
         origins = _shared([manifest["inputs"] | manifest["facts"].get("origins", {}) for manifest in manifests])
         origins.pop("packing", None)  # whose order this is not
@@ -118,10 +118,10 @@ class Mix(Stage[MixConfig]):
 
 
 def shares(counts: Mapping[str, int], ratios: Mapping[str, float] | None) -> dict[str, int]:
-    """How many batches of each source an epoch has, of the ``counts`` there are.
+    """Number of batches of each source in an epoch, of the existing ``counts``.
 
-    Without ratios all of them. With ratios as many as keep to them, none twice: the source that is scarcest for its
-    ratio is used up. Raises ``UserError`` where a source would give none.
+    Without ratios it is all of them. With ratios it is the most that keep to them, none twice, so the scarcest source
+    is used up. Raises ``UserError`` where a source would give none.
     """
     if ratios is None:
         return dict(counts)

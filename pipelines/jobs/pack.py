@@ -130,7 +130,7 @@ class Pack(Stage[PackConfig]):
         return Cost(made, each * epochs * read.pairs, epochs * ceil(read.pairs / most))
 
     def phases(self) -> list[Phase]:
-        """Pairs in order, parts of epochs, what is dealt anew, epochs; refuses inputs that don't go together."""
+        """Pairs in order, parts of epochs, shares, epochs. Refuses inputs that don't go together."""
         config, groups = self.config, self._groups
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
@@ -161,7 +161,7 @@ class Pack(Stage[PackConfig]):
         return DomainGroups(names, sizes, {}, 0)
 
     def _regions(self) -> list[int]:
-        """How many each domain has."""
+        """Number of regions in each domain."""
         most = self.config.packing.region_pairs
         if not self.config.clusters:
             return [ceil(size / most) for size in self._groups.sizes]
@@ -179,7 +179,7 @@ class Pack(Stage[PackConfig]):
         return part.region is not None and self.config.packing.shuffled_share(part.epoch, part.names[0]) > 0
 
     def _place(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """All pairs, domain after domain, region after region; for the polish with the rows of their texts."""
+        """Places all pairs, domain after domain, region after region; for the polish with the rows of their texts."""
         config = self.config
         with open_relations(config.output, writer.path("spill"), config.resources) as db:
             if config.clusters:
@@ -257,7 +257,7 @@ class Pack(Stage[PackConfig]):
             yield number, name, placed.slice(begin, end - begin)
 
     def _centroids(self, number: int) -> NDArray[np.float32]:
-        """Those of a domain; one at zero for pairs without clusters."""
+        """The centroids of a domain. A single one at zero for pairs without clusters."""
         if not self.config.clusters:
             return np.zeros((1, 1), dtype=np.float32)
         return read_centroids(Artifact(self.config.clusters, CLUSTERS), number)
@@ -269,7 +269,7 @@ class Pack(Stage[PackConfig]):
         return StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows).take
 
     def _make_share(self, part: Part, writer: ShardWriter) -> ShardRecord:
-        """Of what all regions of a domain have set aside as much as one region, dealt anew."""
+        """Packs one share of the pairs that all regions of a domain have set aside, as much as one region."""
         assert part.region is not None
         assert part.number is not None
         found = list[NDArray[np.int64]]()
@@ -324,7 +324,7 @@ class Pack(Stage[PackConfig]):
 
 
 def _with_draws(schema: pa.Schema, tables: Iterator[pa.Table], seed: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """With a random number for each row, ``draw``."""
+    """Adds a random number for each row, ``draw``."""
     field, key = pa.field("draw", pa.uint64()), string_hashes([f"regions {seed}"])
     drawn = (table.append_column(field, pa.array(numbers_at(key, table["row"].to_numpy()))) for table in tables)
     return schema.append(field), drawn
@@ -332,7 +332,7 @@ def _with_draws(schema: pa.Schema, tables: Iterator[pa.Table], seed: int) -> tup
 
 @contextmanager
 def _writer(writer: ShardWriter, part: Part, what: str) -> Iterator[pq.ParquetWriter]:
-    """Of packed pairs: a file of an epoch."""
+    """Writer of an epoch's packed pairs, one file."""
     file = "packing" if part.number is None else f"{what}-{part.number:05d}"
     name = f"epoch={part.epoch:05d}/{file}.parquet"
     with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as stored:
@@ -341,7 +341,7 @@ def _writer(writer: ShardWriter, part: Part, what: str) -> Iterator[pq.ParquetWr
 
 
 def _facts(figures: list[dict[str, Any]], left_out: int, rows: int) -> dict[str, Any]:
-    """Of a part of an epoch."""
+    """Facts of a part of an epoch."""
     return {"figures": figures, "left_out": left_out, "rows": rows}
 
 
@@ -368,7 +368,7 @@ def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
 
 
 def parts_of(names: Sequence[str], pairs: Sequence[int], regions: Sequence[int], most: int) -> list[Part]:
-    """What the tasks of an epoch pack, in the order of the domains: ``most`` pairs or little more, or a region."""
+    """The parts of an epoch for tasks, in the order of the domains: ``most`` pairs or little more, or a region."""
     parts: list[Part] = []
     first, waiting = 0, 0
     for number, (size, count) in enumerate(zip(pairs, regions, strict=True)):

@@ -58,7 +58,7 @@ class Tally:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, record: ShardRecord) -> None:
-        """What an earlier shard has said."""
+        """Adds the counts of an earlier shard."""
         self.counts.update(record.counts)
         self.dropped.update(record.dropped)
         self.facts |= record.facts
@@ -230,11 +230,7 @@ class Pairs(Stage[PairsConfig]):
         return open_relations(self.config.output, writer.path("spill"), self.config.resources)
 
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """All positive judgments by row, in order, and the rows of the texts that pairs have.
-
-        Positive is a grade of 1 or more, or of ``minimum_relevance`` if less; ``is_pair``: of ``minimum_relevance``.
-        Raises ``UserError`` where there are no pairs at all, and where a judgment has an unknown id.
-        """
+        """Finds all positive judgments by row, in order, and the rows of the texts that pairs have."""
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
         with self._open(writer) as db:
             splits, count = list(self._splits()), collection.count("judgments")
@@ -275,7 +271,7 @@ class Pairs(Stage[PairsConfig]):
         return writer.commit(0)
 
     def _own_rows(self, stretch: Stretch) -> NDArray[np.int64]:
-        """Of a stretch's texts those that pairs have, ascending."""
+        """The rows of a stretch's texts that pairs have, ascending."""
         rows = np.load(self._earlier("judged", _rows_of(stretch.part)), mmap_mode="r")
         return np.array(rows[slice(*np.searchsorted(rows, [stretch.begin, stretch.end]))])
 
@@ -351,7 +347,7 @@ class Pairs(Stage[PairsConfig]):
         return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
 
     def _leave_out_near(self, db: Relations, tally: Tally) -> None:
-        """Of pairs with nearly the same texts those after the first, where they are to go."""
+        """Leaves out pairs with nearly the same texts as an earlier one, if the settings say so."""
         for shard in self._phases["distinct"].shards + self._phases["near"].shards:
             tally.add(earlier_record(self.config.output, shard))
         db.run(NEAR_TEXTS, **{part: self._tables_of("near", part) for part in _SIDES})
@@ -411,7 +407,7 @@ class Pairs(Stage[PairsConfig]):
 
 
 def _note_repeats(db: Relations, table: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:
-    """Of pairs that repeat the ``first`` of their kind, how many there are, and the first of them."""
+    """Counts the pairs that repeat the ``first`` of their kind, with the first of them as an example."""
     ((count,),) = db.rows(f"SELECT count(*) FROM {table} WHERE listed <> first")
     tally.counts[f"pairs {how} of an earlier one"] = count
     if drop:

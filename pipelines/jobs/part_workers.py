@@ -82,7 +82,7 @@ class RayParts:
     def map(
         self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """As they are finished; a few calls of each worker are under way at a time."""
+        """Results as they finish. A few calls of each worker run at a time."""
         shared = [ray.put(argument) for argument in arguments]
         count = len(self._actors)
         waiting = [list(range(number, len(self.points), count))[::-1] for number in range(count)]

@@ -29,7 +29,7 @@ HELD_OUT_SPLIT, VALIDATION_SPLIT = "test", "dev"
 
 
 class QueriesConfig(StageConfig):
-    """How queries are made, and which split their judgments are of."""
+    """How queries are made, and the split of their judgments."""
 
     collection: InputPath
     """The collection with the documents to make queries from."""

@@ -96,7 +96,7 @@ class RowBatches(Stage[Config]):
         """How rows become batches."""
 
     def count(self, batch: pa.Table) -> dict[str, int]:  # noqa: ARG002
-        """What is to be counted of a batch."""
+        """What to count of a batch."""
         return {}
 
     def _grouped(self) -> tuple[Stretches, int]:
@@ -285,7 +285,7 @@ class Group(RowBatches[GroupConfig]):
         return self._collection(), "documents/"
 
     def grouping(self) -> GroupingSettings:
-        """As set."""
+        """The settings' own."""
         return self.config.grouping
 
     def tables(self, files: list[str]) -> Iterator[pa.Table]:
@@ -308,7 +308,7 @@ class Group(RowBatches[GroupConfig]):
         return Stretches(first, lengths, documents, groups), names
 
     def count(self, batch: pa.Table) -> dict[str, int]:
-        """Of how many sources the batch is."""
+        """Counts the batch's sources."""
         return {_of_sources(pc.count_distinct(batch["source_id"]).as_py()): 1}
 
     def summary(self, artifact: Artifact) -> str:

@@ -118,7 +118,7 @@ class StoredCandidates(Artifact):
         return self._rows.tables(columns)
 
     def audit(self) -> dict[str, Any]:
-        """What each rule dropped, with examples: ``audit.json``, as ``pipelines.mining.audit`` describes."""
+        """Candidates dropped by each rule, with examples: ``audit.json``, as ``pipelines.mining.audit`` describes."""
         found: dict[str, Any] = self.read_json("audit.json")
         return found
 

@@ -47,7 +47,7 @@ class PackingSettings(Settings):
     task packs one region. Shuffled pairs are redistributed across regions."""
 
     def shuffled_share(self, epoch: int, domain: str | None) -> float:
-        """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
+        """The shuffled share of the domain's batches in this epoch. ``domain``: its name, None if it has none."""
         shares = self.shuffled_of_domains.get(domain, self.shuffled) if domain is not None else self.shuffled
         return shares[epoch % len(shares)] if isinstance(shares, tuple) else shares
 
@@ -64,10 +64,10 @@ class PackingSettings(Settings):
 
 
 def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
-    """Of a domain, so that none has more than ``region_pairs``, about; one where the domain is no larger.
+    """Number of regions of a domain, so that none has more than about ``region_pairs``. 1 for a smaller domain.
 
     A greedy tour takes one step after another, so a domain of one tour is one task, however large. Batches hold near
-    clusters, and swaps go no further than a few batches, so little is lost where two regions meet
+    clusters, and swaps go no further than a few batches. So little is lost where two regions meet
     (docs/reports/benchmarks.md).
     """
     return max(1, min(clusters, max(-(-pairs // region_pairs), -(-clusters // CLUSTERS_OF_A_REGION))))

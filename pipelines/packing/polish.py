@@ -142,7 +142,7 @@ class _Windows:
         self.leaving[rows, places] = own - self._to_batch[rows, batches[:, None], places]
 
     def _affinities(self, windows: NDArray[np.integer], places: NDArray[np.integer] | int) -> NDArray[np.float32]:
-        """Of the items in these ``places`` with those in every place of their window."""
+        """Affinities of the items in these ``places`` with those in every place of their window."""
         rows = self._affinity[windows, self.order[windows, places]]
         return np.take_along_axis(rows, self.order[windows], axis=1)
 

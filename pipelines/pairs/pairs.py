@@ -29,7 +29,7 @@ ChooseDocuments = Literal["drawn", "first"]
 
 
 def read_positives(artifact: Artifact) -> NDArray[np.int64]:
-    """Those of a pairs artifact, memory-mapped. A plain array, because its slices cost less than a memmap's."""
+    """Known positives of a pairs artifact, memory-mapped. As a plain array, because its slices cost less."""
     return np.asarray(np.load(artifact.path(POSITIVES), mmap_mode="r"))
 
 

@@ -165,7 +165,7 @@ def description(function: DocumentedFunction) -> str:
 
 
 def _shown(markup: re.Match[str]) -> str:
-    """What a reader of the documentation sees of it."""
+    """The text that a reader of the documentation sees."""
     tag, content = (markup["tag"] or "").lower(), markup["content"]
     if tag in ("code", "literal"):
         return content.strip()

@@ -18,12 +18,12 @@ How = Literal["title and heading", "heading", "title and path"]
 
 
 class HeadingQueries(Settings):
-    """The query is title and heading, the documents are the section's own text, or the chunks in it.
+    """Title and heading are the query. The documents are the section's own text, or the chunks in it.
 
-    A section ends at the next heading of any level, so no text is in two. A long section in chunks has many
-    documents: ``documents_per_query`` of `raytriever pairs` says of how many it trains on.
+    A section ends at the next heading of any level, so no text is in two. A long section in chunks has many documents.
+    ``documents_per_query`` of `raytriever pairs` limits how many are trained on.
 
-    Ids of queries count the sections, which are the same however the text is chunked; those of documents the pieces.
+    Ids of queries count the sections, which don't depend on the chunking. Ids of documents count the pieces.
     """
 
     kind: Literal["headings"] = "headings"
@@ -108,7 +108,7 @@ class TitleQueries(Settings):
 
 
 def _after_title(text: str, title: str) -> int:
-    """Where the body begins: behind a first line that is nothing but the title, with or without heading marks."""
+    """The start of the body, after a first line that is only the title, with or without heading marks."""
     body = text.lstrip()
     first, _, rest = body.partition("\n")
     same = first.strip("#=* \t\r").casefold() == title.strip("#=* \t\r").casefold()

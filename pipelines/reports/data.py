@@ -57,7 +57,7 @@ def _pairs_rows(pairs: Artifact) -> list[list[str]]:
 
 
 def chunks_section(chunks: StoredCollection) -> Section | None:
-    """How many chunks there are, and of what; None where `raytriever chunk` did not make the collection."""
+    """The number of chunks and their sources. None if `raytriever chunk` did not make the collection."""
     if chunks.manifest["stage"] != "chunk":
         return None
     counts = chunks.manifest["counts"]
@@ -79,7 +79,7 @@ def mining_section(audit: Audit) -> Section:
 
 
 def left_out_section(artifacts: Iterable[Artifact]) -> Section | None:
-    """What stages dropped, by reason; None where nothing was."""
+    """The records that stages dropped, by reason. None if there are none."""
     rows = [
         [folder_name(artifact), reason.replace("_", " "), f"{count:,}"]
         for artifact in artifacts
