@@ -14,7 +14,7 @@ _OF_THE_RUN = ("date", "evaluation_time", "evaluation_phases", "kg_co2_emissions
 
 
 def mteb_version() -> str:
-    """Of the installed package, which pins every data set's revision. Raises ``UserError`` where there is none."""
+    """Version of the installed package, which pins every data set's revision. Raises ``UserError`` if it is absent."""
     try:
         return version("mteb")
     except PackageNotFoundError as error:

@@ -45,7 +45,7 @@ _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(
 def ranking_by_ids(
     collection: StoredCollection, query_ids: Sequence[str], ranking: Ranking
 ) -> dict[str, dict[str, float]]:
-    """Of each query, one for each line of ``ranking``, its documents' ids with their scores, the best first."""
+    """For each line of ``ranking`` its query's document ids with their scores, the best first."""
     used = np.unique(ranking.rows[ranking.rows >= 0])
     ids: list[str] = collection.rows_of("documents").take(used, ["id"])["id"].to_pylist()
     names = dict(zip(used.tolist(), ids, strict=True))
@@ -232,7 +232,7 @@ class StoredRanking(Artifact):
 
     @property
     def system(self) -> dict[str, Any]:
-        """What made it: index, encoder, prompts, whether titles were used; flat, for people to read."""
+        """The system that made it: index, encoder, prompts, whether titles were used. Flat, for people to read."""
         return dict(self.manifest["facts"].get("system", {}))
 
     def ranking(self) -> Ranking:

@@ -130,7 +130,7 @@ def _search_words(index: Artifact) -> Search:
 
 
 def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str, Any]) -> Search:
-    """By the encoder of the questions, which may have another precision than that of the documents."""
+    """Searches with the questions' encoder, which may have another precision than that of the documents."""
     import torch
 
     from retrieval.embedding import encode_texts

@@ -65,7 +65,7 @@ class TextWords:
 
     @property
     def first(self) -> int:
-        """Where the first word begins; the text's length where there is none."""
+        """The start of the first word. The text's length if there is none."""
         return int(self._starts[0]) if len(self._starts) else self.length
 
     def has_other_spaces(self) -> bool:
@@ -73,7 +73,7 @@ class TextWords:
         return bool((self._kinds == _OTHER_SPACE).any())
 
     def paragraph_starts(self) -> Offsets:
-        """Where words follow on white space with two line feeds or more."""
+        """Starts of words after white space with two line feeds or more."""
         line_feeds = np.flatnonzero(self._kinds[:-1] == _LINE_FEED)
         following = np.append(self._starts, self.length)[np.searchsorted(self._starts, line_feeds)]
         starts: Offsets = following[1:][following[1:] == following[:-1]]
@@ -90,7 +90,7 @@ class TextWords:
         return inside
 
     def word_starts(self, cuts: Offsets) -> Offsets:
-        """Where words begin if the text is cut at these (sorted) offsets, which end words."""
+        """Starts of words if the text is cut at these (sorted) offsets, which end words."""
         starts = self._starts
         inside = cuts[(self._kinds[cuts] >= _LETTER) & (self._kinds[cuts] == self._kinds[cuts - 1]) & (cuts > 0)]
         if len(inside):

@@ -144,7 +144,7 @@ class StoredCollection(Artifact):
         return int(self.manifest["counts"].get(part, 0))
 
     def texts(self, part: TextPart, rows: NDArray[np.int64], *, with_title: bool = True) -> list[str]:
-        """What an encoder reads: a query's text; a document's title and text, or its text alone."""
+        """Texts for an encoder: a query's text, or a document's title and text, or its text alone."""
         return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)
 
     def find(self, part: TextPart, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
@@ -239,7 +239,7 @@ def _column_of(ids: Sequence[str] | pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def texts_of(table: pa.Table, part: TextPart, *, with_title: bool = True) -> list[str]:
-    """What an encoder reads of each row; a document without a text is its title in either case."""
+    """The text of each row for an encoder. A document without a text is its title in either case."""
     texts: list[str] = table["text"].to_pylist()
     if part == "queries":
         return texts

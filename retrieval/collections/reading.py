@@ -1,4 +1,4 @@
-"""How a source is read: within which limits, and which pieces of its files, so that many tasks read one source."""
+"""The limits and the pieces of a source's files, so that many tasks can read one source."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ NOTHING: Stretch = (0, 0)
 
 
 class Limits(Settings):
-    """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
+    """The largest allowed pieces of a source. A larger one is damaged or malicious, or the limit must be raised."""
 
     line_bytes: int = Field(default=64 << 20, gt=0)
     """Bytes of the longest line of a text file, decompressed."""
@@ -29,7 +29,7 @@ class Limits(Settings):
 
 
 class Reading(NamedTuple):
-    """What ``reading_within`` was told."""
+    """The arguments of ``reading_within``."""
 
     limits: Limits = Limits()
     piece: Piece | None = None
@@ -58,7 +58,7 @@ def reading_within(
 
 
 def reading() -> Reading:
-    """How what is read now is to be read."""
+    """The limits and piece of the current reading."""
     return _reading.get()
 
 

@@ -60,7 +60,7 @@ class CrossValidation(Settings):
 
 
 class Policies(Settings):
-    """What to do with records that can't be used, and which queries are for what. Settings of a format extend this."""
+    """How unusable records are handled, and how queries are split. Settings of a format extend this."""
 
     empty_documents: Policy = "refuse"
     """What to do with documents that have neither title nor text."""
@@ -97,7 +97,7 @@ class Record(NamedTuple):
     values: Mapping[str, Any]
 
     def required(self, key: str) -> Any:
-        """What is under the key, which must be there."""
+        """The value of the key. Raises ``UserError`` if it is absent."""
         if key not in self.values:
             keys = f"{sorted(self.values)}"
             raise UserError(f'{self.place} has no "{key}"; its keys are {keys:.300}. Every record needs one.')

@@ -47,7 +47,7 @@ def plain_name(name: str) -> str:
 
 
 def find_file(folder: Folder, name: str) -> str | None:
-    """``name`` as it is there: plain, or with ``.gz`` or ``.zst`` behind it; None where none of them is."""
+    """The existing file of ``name``: plain, or with ``.gz`` or ``.zst`` behind it. None if none exists."""
     return next((found for found in (name, *(name + ending for ending in _COMPRESSIONS)) if folder.exists(found)), None)
 
 
@@ -247,7 +247,7 @@ def _require_whole_characters(written: str, value: Any) -> None:
 
 
 class _QrelsForm(NamedTuple):
-    """How a line of judgments is split, into how many columns, and where query, document and grade stand."""
+    """A format of judgment lines: separator, number of columns, and the places of query, document and grade."""
 
     split: Callable[[str], list[str]]
     columns: int

@@ -130,7 +130,7 @@ def save_list_scorer(scorer: ListScorer, folder: Path) -> None:
 
 
 def load_list_scorer(folder: Path) -> ListScorer:
-    """What ``save_list_scorer`` wrote. Raises ``UserError`` where it isn't there, or not whole."""
+    """Reads what ``save_list_scorer`` wrote. Raises ``UserError`` if it is absent or incomplete."""
     found = _read_stored_form(folder)
     if found is None:
         raise UserError(
@@ -149,7 +149,7 @@ def list_scorer_beside(folder: Path) -> str | None:
 
 
 def _read_stored_form(folder: Path) -> tuple[ListScorerForm, int] | None:
-    """And the length of the vectors that it reads."""
+    """The stored form, and the length of the vectors that it reads."""
     path = folder / SCORING_FILE
     if not path.exists():
         return None

@@ -197,7 +197,7 @@ def reading(what: str, path: Path) -> Iterator[None]:
 
 
 def read_text_settings(modules: Modules) -> TextSettings:
-    """What an encoder's folder, and that of its transformer, say of texts.
+    """The settings of texts in an encoder's folder, and in that of its transformer.
 
     Raises ``UserError`` for settings that would change vectors unseen.
     """
@@ -369,6 +369,6 @@ def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Seq
 
 
 def read_document_model(path: Path) -> str | None:
-    """Of an encoder of queries alone, the ``fingerprint`` of the contract of its documents' encoder; else None."""
+    """For an encoder of queries only, the ``fingerprint`` of its documents' encoder contract. Otherwise None."""
     found: str | None = read_json(path / DOCUMENT_MODEL_FILE).get("document_model")
     return found

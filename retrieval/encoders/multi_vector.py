@@ -77,11 +77,7 @@ class MultiVectorEncoder(TextEncoder):
         self._layer_states = LayerStates(encoder.transformer, form.layers) if form.kind == "layers" else None
 
     def states(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """All m vectors of each text, before a reduction: float32 (n, m, dimension), and bool (n, m).
-
-        True is a vector; a text of fewer than m tokens lacks the others, which are zero. Layers ascend, so the last
-        layer is the last; the first token is the first.
-        """
+        """All m vectors of each text, before a reduction: float32 (n, m, dimension), and which exist, bool (n, m)."""
         states, present = self._pooled(features)
         return self._finish(states).masked_fill(~present.unsqueeze(-1), 0.0), present
 

@@ -37,7 +37,7 @@ class PackagedModel:
 
     @property
     def name(self) -> str:
-        """As the package is installed."""
+        """The package's name for pip."""
         return self.package.replace("_", "-")
 
 
@@ -78,7 +78,7 @@ _WEIGHTS_A_SECOND = 1.5e11  # that a small encoder's tokens meet on a CPU
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """Where a model's files are on this machine, where they came from (for the user), and what they are."""
+    """A model's files on this machine, where they came from (for the user), and what they are."""
 
     path: Path
     origin: str
@@ -326,6 +326,6 @@ def _sha256_of_state(file: Path, size: int, changed: int) -> str:  # noqa: ARG00
 
 
 def _loaded(path: Path, with_code: bool) -> list[Path]:
-    """All files that loading may read; a model's own code is part of what it computes."""
+    """All files that loading may read. A model's own code is included, because it changes what is computed."""
     patterns = [*_LOADED_PATTERNS, _CODE] if with_code else _LOADED_PATTERNS
     return sorted(file for pattern in patterns for file in path.rglob(pattern) if file.is_file())

@@ -95,7 +95,7 @@ class VectorForm(Settings):
 
 
 class ModelSettings(Settings):
-    """Which pretrained model."""
+    """The pretrained model."""
 
     model: InputPath
     """A folder, a model artifact or a hub name."""
@@ -106,7 +106,7 @@ class ModelSettings(Settings):
 
 
 class EncoderSettings(ModelSettings):
-    """Which encoder, and what overrides its own folder's settings (None or 'auto': as the folder says)."""
+    """The encoder, and settings that override those of its folder (None or 'auto': as the folder says)."""
 
     tokenizer: InputPath | None = None
     """A folder, a model artifact or a hub name to read the tokenizer from, for a model without one."""
@@ -215,7 +215,7 @@ class LoraSettings(Settings):
 
 
 class ListScorerForm(Settings):
-    """How large the transformer is; defaults as in the paper's appendix A.4 and table 3."""
+    """The size of the transformer. Defaults are those of the paper's appendix A.4 and table 3."""
 
     layers: int = Field(default=2, ge=1)
     """Number of blocks of attention and feed-forward layers."""

@@ -81,10 +81,10 @@ def _blocks_below(module: nn.Module) -> list[nn.Module]:
 
 
 def linear_parameters(transformer: nn.Module, *, with_head: bool = False) -> list[nn.Parameter]:
-    """What linear layers in its blocks, and no other modules, read: autocast multiplies by these in bfloat16.
+    """Weights of the linear layers in its blocks only. Autocast multiplies by these in bfloat16.
 
-    ``with_head``: and a language model's head (``lm_head``), unless that shares the embeddings' table. Embeddings and
-    normalisations are not among them.
+    ``with_head`` adds a language model's head (``lm_head``), unless that shares the embeddings' table. Embeddings and
+    normalisations are not included.
     """
     from transformers.pytorch_utils import Conv1D
 

@@ -85,7 +85,7 @@ def _cutting_at(length: int) -> Iterator[None]:
 
 
 Prompts = Sequence[str | None]
-"""What is put before each of some texts; None: what its role has."""
+"""The prompt before each of some texts. None: that of its role."""
 
 TokenIds = Sequence[int] | NDArray[np.int32]
 
@@ -129,7 +129,7 @@ class TextEncoder(nn.Module):
         return self.tokenizer.pad_token_id or 0  # masked, so any token will do where there is none
 
     def prompt(self, role: Role) -> str:
-        """What is put before a text of this role."""
+        """The prompt before a text of this role."""
         return self.contract.query_prompt if role == "query" else self.contract.document_prompt
 
     def tokenize_ids(
@@ -195,7 +195,7 @@ class TextEncoder(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors
 
     def parts(self) -> EncoderParts:
-        """What its folder is written of."""
+        """The parts that its folder is written from."""
         return EncoderParts(self.transformer, self.tokenizer, list(self.dense), self.contract)
 
     def save(self, folder: Path) -> None:

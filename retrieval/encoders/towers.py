@@ -23,7 +23,7 @@ class Towers(nn.Module):
 
     @property
     def contract(self) -> EncoderContract:
-        """What makes their vectors comparable, the documents' form included."""
+        """The contract of comparable vectors, with the documents' form."""
         return self.document.contract
 
     def transformers(self) -> list[nn.Module]:

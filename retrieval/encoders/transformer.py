@@ -104,7 +104,7 @@ def set_dropout(config: Any, dropout: float) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first."""
+    """The first line of an error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -72,7 +72,7 @@ def describe_system(system: Mapping[str, Any]) -> str:
 
 
 def title_warning(name: str, system: Mapping[str, Any], title: Title | None, like: str) -> str | None:
-    """What to do where ranking ``name`` was made with titles and conventions leave them out, or the other way round.
+    """A remedy if ranking ``name`` was made with titles and conventions leave them out, or the other way round.
 
     None where they agree or nothing is known.
     """

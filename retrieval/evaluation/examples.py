@@ -56,7 +56,7 @@ class _FirstDocuments:
         self._rows = {name: of.ranking().rows for name, of in rankings.items()}
 
     def query(self, query: str) -> str:
-        """Its text."""
+        """The query's text."""
         row = self._collection.require("queries", [query])
         return _short(self._collection.rows_of("queries").take(row, ["text"])["text"][0].as_py())
 

@@ -92,7 +92,7 @@ class PerQuery:
         return replace(self, query_ids=tuple(query_ids), values=spread)
 
     def joined(self, other: "PerQuery") -> "PerQuery":
-        """With the measures of ``other`` beside its own, over the queries of both."""
+        """Adds the measures of ``other``, over the queries of both."""
         query_ids = sorted({*self.query_ids, *other.query_ids})
         here = self.over(query_ids)
         return replace(here, values=here.values | other.over(query_ids).values)

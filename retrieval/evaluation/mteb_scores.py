@@ -15,7 +15,7 @@ _PUBLISHED_MEAN = "mean of mteb tasks"
 
 
 def summarize(model: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of tasks, each with ``task``, ``category`` and ``main_score``: all scores, a mean for each category, both means.
+    """All scores of ``tasks`` (``task``, ``category``, ``main_score``), a mean for each category, both means.
 
     ``mean`` is over tasks, ``mean_of_categories`` over those.
     """
@@ -33,7 +33,7 @@ def summarize(model: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def published_scores(row: PublishedRow, categories: Sequence[str]) -> dict[str, float]:
-    """What the row prints for these categories, and its mean over tasks. Raises ``UserError`` where that is nothing."""
+    """The row's figures for these categories, and its mean over tasks. Raises ``UserError`` if it has none."""
     printed = {collection: figure for (collection, _), figure in row.figures.items()}
     places = {category: f"mteb_{re.sub('(?<=[a-z])(?=[A-Z])', '_', category).lower()}" for category in categories}
     found = {category: printed[place] for category, place in places.items() if place in printed}

@@ -32,7 +32,7 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """What a row of a paper's table (one system) prints.
+    """The figures of one row (one system) in a paper's table.
 
     ``figures``: (collection, measure) to a fraction, in the order of the table's columns.
     """

@@ -40,7 +40,7 @@ class Evaluated:
         return list(self.metrics["measures"])
 
     def letter(self, system: str) -> str:
-        """What stands for the system in tables, as long as there are letters; '' for a later one."""
+        """The system's letter in tables. '' once there are no letters left."""
         return dict(zip(self.systems, LETTERS, strict=False)).get(system, "")
 
     def mean(self, system: str, measure: str) -> float:

@@ -95,13 +95,7 @@ def shared_values(systems: Mapping[str, PerQuery], a: str, b: str, measure: str)
 
 
 def compare(a: Values, b: Values, *, seed: int, margin: float = 0.05, confidence: float = 0.95) -> list[dict[str, Any]]:
-    """All that this module knows of each row of two arrays (pairs, queries) of the same queries, as plain values.
-
-    ``interval``: bootstrap interval of the mean difference, at ``confidence``. ``effect_size``: Cohen's d_z, the mean
-    difference in units of the differences' standard deviation (n - 1). ``equivalence``: paired TOST, a small p-value
-    says that the mean difference lies within ± ``margin``, above 0, in units of the measure. p-values are not
-    corrected. Raises ``UserError`` for fewer than 2 queries.
-    """
+    """Every statistic of this module for each row of two arrays (pairs, queries), as plain values."""
     queries = a.shape[1]
     if queries < 2:
         raise UserError(f"{counted(queries, 'query', 'queries')} can't be tested; at least 2 are needed.")

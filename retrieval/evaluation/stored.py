@@ -28,12 +28,12 @@ class StoredEvaluation(Artifact):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What ``metrics_of`` and ``how_it_was_measured`` say."""
+        """The results of ``metrics_of`` and ``how_it_was_measured``."""
         return dict(self.read_json(METRICS))
 
     @property
     def comparisons(self) -> list[dict[str, Any]]:
-        """What ``compare_systems`` says; infinite statistics are strings that ``float`` takes."""
+        """The results of ``compare_systems``. Infinite statistics are strings that ``float`` takes."""
         return list(self.read_json(COMPARISONS))
 
     @property
@@ -91,7 +91,7 @@ def how_it_was_measured(
     levels: Mapping[str, int],
     made_with: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What else decides the numbers, for metrics.json. ``judgments``: what judged, in words (split 'test')."""
+    """Everything else that decides the numbers, for metrics.json. ``judgments``: their name in words (split 'test')."""
     return {
         "judgments": judgments,
         "like": like,

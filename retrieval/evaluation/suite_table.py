@@ -144,7 +144,7 @@ def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], leve
 
 
 def published_rows(row: PublishedRow, figures: Mapping[str, float], ours: Mapping[str, float]) -> list[list[str]]:
-    """What the row prints and our difference from it, below our figures; '-' where it prints nothing."""
+    """The row's figures and our difference from them, below our figures; '-' for a missing one."""
     printed = [f"{figures[column]:.4f}" if column in figures else "-" for column in ours]
     differences = [signed(ours[column] - figures[column]) if column in figures else "-" for column in ours]
     return [[f"  {row.paper}, table {row.table}: {row.row}", *printed], ["  difference", *differences]]

@@ -112,7 +112,7 @@ def _parts(index: "Index") -> tuple[list[Any], Any]:
 
 
 def bytes_per_vector(factory: str, dimension: int) -> int:
-    """What a vector takes in an index: its code, its id in a list, its links in a graph.
+    """Bytes of a vector in an index: its code, its id in a list, its links in a graph.
 
     Raises ``UserError`` as ``empty_index``.
     """

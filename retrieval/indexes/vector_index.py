@@ -147,7 +147,7 @@ def search_shard(
 
 
 def _vectors_wanted(index: "Index", k: int, vectors_per_document: int) -> int:
-    """How many of the best vectors are asked for: those of at least ``k`` documents, or all there are."""
+    """Number of best vectors to ask for: those of at least ``k`` documents, or all."""
     return k if vectors_per_document == 1 else min(k * vectors_per_document, max(1, index.ntotal))
 
 

@@ -34,9 +34,9 @@ from retrieval.rankings import StoredRanking, file_fingerprint, ranking_fingerpr
 
 
 class EvaluateConfig(StageConfig):
-    """Which rankings (artifacts or files of other tools, by their names in the table) are judged by what, and how.
+    """The rankings (artifacts or files of other tools, by their names in the table), the judgments, and the measures.
 
-    They are judged by a split of a collection, or by a file of ``qrels`` (TREC's or BEIR's form).
+    Judgments are a split of a collection, or a file of ``qrels`` (TREC's or BEIR's format).
     """
 
     collection: InputPath | None = None
@@ -98,7 +98,7 @@ class Evaluate(Stage[EvaluateConfig]):
     unit = "runs"
 
     def resolved(self) -> dict[str, Any]:
-        """With every convention as it is followed and every measure as it is computed."""
+        """The settings, with every convention as it is followed and every measure as it is computed."""
         followed = {"measures": self._measures(), "conventions": self._conventions().model_dump()}
         return super().resolved() | followed
 
@@ -164,7 +164,7 @@ class Evaluate(Stage[EvaluateConfig]):
         return writer.commit(len(systems), counts={"queries": metrics["queries"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """How each ranking was made (title, prompts), as far as its artifact says."""
+        """How each ranking was made (title, prompts), as far as its artifact records it."""
         return {"systems": {name: made_with(path) for name, path in self.config.runs.items()}}
 
     def summary(self, artifact: Artifact) -> str:

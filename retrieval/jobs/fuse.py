@@ -16,7 +16,7 @@ from retrieval.rankings import RANKING, StoredRanking, Tag, join_ranking_blocks,
 
 
 class FuseConfig(StageConfig):
-    """Which rankings are fused, and how."""
+    """The rankings to fuse, and how."""
 
     runs: Annotated[dict[str, str], Input()] = Field(min_length=2)
     """The rankings by their names in the manifest."""

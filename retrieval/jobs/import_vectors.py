@@ -104,7 +104,7 @@ class ImportVectors(Stage[ImportVectorsConfig]):
         return writer.commit(sum(counts.values()), counts=counts, facts={"dimension": vectors.shape[1]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What is known of the encoder, checked wherever these vectors meet others."""
+        """The known facts of the encoder, checked wherever these vectors meet others."""
         known = self.config.model_dump(include={"model", "query_prompt", "document_prompt", "normalize"})
         return {"encoder": EncoderContract.model_validate(known | _UNKNOWN | records[0].facts).model_dump()}
 

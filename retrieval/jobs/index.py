@@ -80,14 +80,14 @@ class LexicalIndexSettings(Settings):
 
 
 class IndexConfig(StageConfig):
-    """Which index."""
+    """The index to build."""
 
     index: Annotated[VectorIndexSettings | LexicalIndexSettings, Field(discriminator="kind")]
     """An index of vectors or of words, by ``kind``."""
 
 
 class Rows(NamedTuple):
-    """Those of the index's shard of this ``name``."""
+    """The rows of the index's shard of this ``name``."""
 
     name: str
     start: int
@@ -147,7 +147,7 @@ class Index(Stage[IndexConfig]):
         return Cost(replace(read, shards=shards, disk=size), 13e-9 * size, shards if size else 0)
 
     def phases(self) -> list[Phase]:
-        """What is found out of all documents, and a shard for each run of rows."""
+        """Facts of all documents, then a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             documents = StoredCollection(settings.collection).count("documents")
@@ -178,7 +178,7 @@ class Index(Stage[IndexConfig]):
         set_threads(max(1, int(self.config.resources.cpus)))
 
     def _train(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """What all shards share."""
+        """Makes what all shards share: the trained index."""
         from retrieval.indexes.vector_index import train
 
         settings = self.config.index
@@ -227,7 +227,7 @@ class Index(Stage[IndexConfig]):
         return writer.commit(0)
 
     def _sum_words(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """Those of all parts."""
+        """Sums the words of all parts."""
         parts: list[Rows] = list(self._phases[_COUNTS].tasks)
         writer.add_table(_SUMMED, sum_frequencies(_table(writer, WORDS.format(part.name)) for part in parts))
         return writer.commit(0)

@@ -57,7 +57,7 @@ def is_there(key: str, model: ModelSettings, there: Set[str]) -> bool:
 
 @cache
 def folder_of(key: str, model: ModelSettings) -> Path:
-    """Where the files of the model of the setting ``key`` are; a sweep's trials look for one and the same.
+    """The folder of the model of the setting ``key``. Cached, because a sweep's trials look for the same one.
 
     Raises ``NotLocal``.
     """
@@ -93,7 +93,7 @@ def prompts_ahead(settings: EncoderSettings, path: Path) -> dict[str, str] | Non
 
 @dataclass(frozen=True)
 class _EncoderFolder:
-    """What an encoder's folder says of it: where its transformer and that of its base are, and how it reads texts."""
+    """The settings in an encoder's folder: its transformer's folder, its base's, and how it reads texts."""
 
     transformer: Path
     base: Path
@@ -169,7 +169,7 @@ class ModelStage(Stage[Config], Generic[Config]):
             check_model(source, folder_of(self.model_setting, source), self.model_setting, {})
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
-        """Of a forward pass of the model over all texts of its inputs."""
+        """Seconds of a forward pass of the model over all texts of its inputs."""
         own = f"{self.model_setting}."
         paths = [path for key, path in input_paths(self.config).items() if not key.startswith(own)]
         texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))

@@ -116,7 +116,7 @@ class Mteb(ModelStage[MtebConfig]):
             )
 
     def resolved(self) -> dict[str, Any]:
-        """With the version of MTEB, which pins the data sets, and the tasks; without what is only shown."""
+        """The settings with the version of MTEB, which pins the data sets, and the tasks. Without display settings."""
         values = super().resolved()
         del values["published"]
         return values | {"tasks": list(self._tasks), "mteb_version": mteb_version()}

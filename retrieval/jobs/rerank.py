@@ -1,4 +1,4 @@
-"""`raytriever rerank`: the best of a first stage, ranked anew by an encoder's vectors or a module over them."""
+"""`raytriever rerank`: a first stage's best candidates, reranked by an encoder's vectors or a module over them."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -58,7 +58,7 @@ class Rerank(Stage[RerankConfig]):
         return locate_model(self.config.scoring) if self.config.scoring else None
 
     def input_fingerprints(self) -> dict[str, str]:
-        """Those of the artifacts, and the scoring module's model, which may be any folder."""
+        """Fingerprints of the artifacts, and of the scoring module's model, which may be any folder."""
         found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
         run = {"run": ranking_fingerprint("run", found.pop("run"))}
         fingerprints = run | {key: Artifact(path).fingerprint for key, path in found.items()}
@@ -96,7 +96,7 @@ class Rerank(Stage[RerankConfig]):
         return StoredVectors(self.config.query_vectors or self.config.vectors)
 
     def _widths(self, ranking: Ranking) -> tuple[int, int]:
-        """How many of a query's candidates are read, and how many are kept."""
+        """Numbers of a query's candidates that are read and kept."""
         depth = min(self.config.depth, ranking.rows.shape[1])
         return depth, min(depth, self.config.top_k or depth)
 

@@ -35,7 +35,7 @@ from retrieval.vectors import StoredVectors
 
 
 class SearchConfig(StageConfig):
-    """Which queries are searched where."""
+    """The queries and the index."""
 
     index: InputPath
     """An index of vectors or of words."""

@@ -22,7 +22,7 @@ RESULTS, PAGE = "results.json", "table.html"
 
 
 class TableConfig(StageConfig):
-    """Which evaluations, and what is shown beside them."""
+    """The evaluations, and what is shown beside them."""
 
     evaluations: Annotated[dict[str, str], Input()] = Field(min_length=1)
     """Evaluations of the same systems by their names in the table."""

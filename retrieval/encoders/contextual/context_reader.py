@@ -54,7 +54,7 @@ class ContextReader(nn.Module):
         self._prefix: Prefix | None = None  # of the context in use, while weights stay as they are
 
     def places(self, context: Context) -> int:
-        """How many vectors a context is."""
+        """Number of vectors in a context."""
         if isinstance(context, Tensor):
             return len(context)
         return 0 if context is None else self.contextual_form.vectors
@@ -90,11 +90,11 @@ class ContextReader(nn.Module):
         self.context_vectors = context.detach().to(self.null.device)
 
     def forget_context(self) -> None:
-        """As it was before any context was held."""
+        """Removes the context, as before any was held."""
         self._prefix, self.context_mode, self.context_vectors = None, "unset", None
 
     def prefix_in_use(self) -> Prefix:
-        """What the context in use makes of the prefix; computed once where there are no gradients."""
+        """The prefix of the context in use. It is computed once if there are no gradients."""
         mode = self.context_mode
         context: Context = self.context_vectors if mode == "vectors" else "null" if mode == "null" else None
         if torch.is_grad_enabled():
@@ -104,7 +104,7 @@ class ContextReader(nn.Module):
         return self._prefix
 
     def read_context(self, context: Context, *, droppable: bool = False) -> Prefix:
-        """What texts are read behind. ``droppable``: single vectors will be replaced by the null vector."""
+        """The prefix of texts. ``droppable``: single vectors will be replaced by the null vector."""
         form, device, null = self.contextual_form, self.null.device, self.null[None]
         given = context if isinstance(context, Tensor) else null[:0]
         slots = self.places(context)
@@ -159,7 +159,7 @@ class ContextReader(nn.Module):
         return vectors
 
     def train(self, mode: bool = True) -> "ContextReader":
-        """Where training begins or ends, forgets what was computed of the context: weights change."""
+        """Forgets the computed prefix when training begins or ends, because weights change."""
         if mode or self.training:
             self._prefix = None
         return super().train(mode)
@@ -171,13 +171,13 @@ class ContextReader(nn.Module):
 
 
 def own_weights(module: ContextReader) -> dict[str, nn.Parameter]:
-    """By name what ``add_prefix`` made: the null vector, prompt vectors and head."""
+    """The weights that ``add_prefix`` made, by name: null vector, prompt vectors and head."""
     own = ("null", "prompts", "head")
     return {name: value for name, value in module.named_parameters() if name.split(".")[0] in own}
 
 
 def vectors_sha256(vectors: Tensor) -> str:
-    """Of a context's numbers: equal contexts of one model have equal ones, wherever they come from."""
+    """SHA-256 of a context's numbers, so equal contexts of one model have equal ones."""
     return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 

@@ -28,7 +28,7 @@ _DESCRIPTION, _VECTORS, _DOCUMENTS = (
 
 @dataclass(frozen=True)
 class ContextDescription:
-    """What a context belongs to: fingerprints of encoder and collection, how its documents were read, and its own."""
+    """The origin of a context: fingerprints of encoder and collection, how its documents were read, and its own."""
 
     model: str
     collection: str
@@ -141,7 +141,7 @@ class CorpusContext:
 
 
 def set_context(encoder: object, context: CorpusContext | None, without: str | None) -> None:
-    """What a contextual encoder reads texts in: the corpus' own ``context``, or in its place 'null' or 'none'."""
+    """Sets the context of a contextual encoder: the corpus' own ``context``, or 'null' or 'none' instead."""
     import torch
 
     from retrieval.encoders.contextual.encoder import ContextualEncoder

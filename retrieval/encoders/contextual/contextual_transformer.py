@@ -73,7 +73,7 @@ class ContextualTransformer(ContextReader):
         model_kwargs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> "ContextualTransformer":
-        """From a local folder or the hub. ``model_kwargs``: of both transformers, ``dtype`` say."""
+        """Loads it from a local folder or the hub. ``model_kwargs`` are for both transformers, such as ``dtype``."""
         where = {"token": token, "cache_folder": cache_folder, "revision": revision}
         found = load_dir_path(model_name_or_path, subfolder, local_files_only=local_files_only, **where)
         if found is None:

@@ -118,7 +118,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         self.contract = self.contract.model_copy(update={"context": name})
 
     def forget_context(self) -> None:
-        """As it was before any ``use_context``."""
+        """Removes the context, as before any ``use_context``."""
         super().forget_context()
         self.contract = self.contract.model_copy(update={"context": None})
 

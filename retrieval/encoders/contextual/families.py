@@ -27,7 +27,7 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Guide:
-    """What positions do in a layer's attention: ``bias`` (1, heads or 1, rows, rows), added to scores; ``rotation``."""
+    """The effect of positions in a layer's attention: ``bias`` (1, heads or 1, rows, rows) on scores; ``rotation``."""
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
@@ -58,7 +58,7 @@ class Backbone(ABC):
 
     @property
     def positions(self) -> int | None:
-        """How many positions have a learned vector; None where positions don't run out."""
+        """Number of positions with a learned vector. None where positions don't run out."""
         return position_limit(self.transformer)
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Backbone(ABC):
         return embedded
 
     def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
-        """Of each layer, for a sequence at ``positions`` (rows,); in the precision and on the device of ``states``."""
+        """Each layer's guide for a sequence at ``positions`` (rows,); precision and device are those of ``states``."""
         return [Guide()] * len(self.layers)
 
     def project(

@@ -158,7 +158,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout
 
 
 def _totals(guides: Sequence[Guide], visible: Tensor) -> list[Tensor]:
-    """What is added to each layer's scores; layers of one guide share it."""
+    """The terms added to each layer's scores. Layers with the same guide share them."""
     found = {id(guide): _total(guide, visible) for guide in {id(guide): guide for guide in guides}.values()}
     return [found[id(guide)] for guide in guides]
 
