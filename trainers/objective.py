@@ -140,11 +140,11 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @abstractmethod
     def comparisons(self, rows: pa.Table) -> Comparisons:
-        """What the queries of one whole stored batch are compared with, for the run's ledger."""
+        """The comparisons of the queries of one whole stored batch, for the run's ledger."""
 
     @abstractmethod
     def encoder(self, role: Role) -> TextEncoder:
-        """What embeds a query or a document when the objective is validated, and in use."""
+        """The encoder of a query or a document in validation, and in use."""
 
     @property
     def document_vectors(self) -> StoredVectors | None:
@@ -153,7 +153,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @property
     def list_scorer(self) -> ListScorer | None:
-        """What ranks a query's candidates, in validation and in use, where inner products don't."""
+        """The module that ranks a query's candidates, in validation and in use, if inner products don't."""
         return None
 
     def check_batches(self, batches: BatchReader) -> None:
@@ -161,11 +161,11 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @property
     def corpus_sample(self) -> int:
-        """How many documents of another corpus ``read_corpus`` wants; 0: none."""
+        """Number of documents of another corpus that ``read_corpus`` wants; 0: none."""
         return 0
 
     def read_corpus(self, documents: Sequence[str]) -> None:  # noqa: ARG002
-        """What embeds documents of another corpus, and queries for it, may read some of it first."""
+        """Lets the encoder read some documents of another corpus before it embeds its documents and queries."""
         return
 
     @abstractmethod
@@ -188,7 +188,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
 
 def objective_class(settings: ObjectiveSettings) -> type[Objective[Any]]:
-    """What is built of ``settings``."""
+    """The class that is built from ``settings``."""
     return cast(type[Objective[Any]], load(settings.implementation))
 
 

@@ -30,7 +30,7 @@ class Callback:
         """
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """What validation measured."""
+        """Called with the measures of validation."""
 
     def on_checkpoint(self, steps: int) -> None:
         """The steps done, just before the checkpoint is written."""

@@ -1,6 +1,6 @@
-"""What is drawn at random in training, as functions of seed, epoch and texts: keys, and an epoch's hard negatives.
+"""Random draws in training, as functions of seed, epoch and texts: keys, and an epoch's hard negatives.
 
-So ranks that share a batch draw alike, whoever holds which text, and a resumed run goes on as it would have.
+So ranks that share a batch draw the same, whoever holds which text. A resumed run draws as it would have.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
 
 
 def _drawn(keys: Tensor, sizes: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Of each row's pool, all pools laid end to end, the ``count`` with the smallest of their random numbers."""
+    """For each row's pool, all pools laid end to end, the ``count`` with the smallest of their random numbers."""
     row = np.repeat(np.arange(len(sizes)), sizes)
     place = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
     numbers = next_random(keys[torch.from_numpy(row)], torch.from_numpy(place + 1)).numpy().view(np.uint64)

@@ -87,9 +87,9 @@ def encode_chunks(encode: Encode, chunks: Chunks, *, cached: bool) -> Tensor:
 
 
 def encode_several(encode: EncodeSeveral, chunks: Chunks, *, cached: bool) -> tuple[Tensor, Tensor]:
-    """As ``encode_chunks`` where a text has several vectors: (n, m, d), and bool (n, m) whether there is one.
+    """As ``encode_chunks`` for several vectors a text: (n, m, d), and bool (n, m) for existing ones.
 
-    m is the largest of any chunk; what a chunk has fewer is absent, and zero.
+    m is the largest of any chunk. Missing vectors are zero.
     """
     encoded = [_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks]
     most = max(vectors.shape[1] for vectors, _ in encoded)

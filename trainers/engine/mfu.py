@@ -1,4 +1,4 @@
-"""How much of what its GPUs can compute a step uses (MFU)."""
+"""The share of its GPUs' peak that a step uses (MFU)."""
 
 import torch
 from torch import nn

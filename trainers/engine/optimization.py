@@ -67,7 +67,7 @@ def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Op
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """By weight decay, and those that are shared out over ranks apart: one fused update can't mix them with others."""
+    """Parameters by weight decay. Sharded ones are apart, because one fused update can't mix them with others."""
     exempt = _exempt_from_decay(module)
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in trainable_parameters(module).items():

@@ -38,7 +38,7 @@ GROUPED_STEPS = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """What one forward pass takes: whole stored ``batches``, or slice ``part`` of ``parts`` of a single one."""
+    """The input of one forward pass: whole stored ``batches``, or slice ``part`` of ``parts`` of a single one."""
 
     batches: tuple[int, ...]
     part: int = 0
@@ -154,7 +154,7 @@ class Order:
         return Step(number, epoch, step, batches, tuple(self.piece(batches, place) for place in places), places)
 
     def _places(self, epoch: int, batches: Sequence[int]) -> tuple[int, ...]:
-        """Those of this rank's pieces."""
+        """Places of this rank's pieces."""
         if self._dealt_by is None:
             return tuple(self._own)
         return deal([self._dealt_by(epoch, batch) for batch in batches], self._world_size)[self._rank]

@@ -132,14 +132,14 @@ class TrainingSettings(Settings):
 
     @property
     def exchanged(self) -> "torch.dtype | None":
-        """In what the ranks add up gradients; None: in their own precision."""
+        """The data type of exchanged gradients. None: their own precision."""
         import torch
 
         return torch.bfloat16 if self.exchange_bf16 else None
 
     @property
     def precision(self) -> str:
-        """In words, of what is resolved."""
+        """The resolved precision in words."""
         return "bfloat16 autocast" if self.bf16 else "TensorFloat-32" if self.tf32 else "float32"
 
     def resolved(self, *, gpu: bool = False) -> "TrainingSettings":
@@ -227,7 +227,7 @@ IN_TRAINING = (
     " (or chunk_size) with objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the"
     " encoder's max_length); smaller batches and more of them a step (training.batches_per_step)."
 )
-"""What saves memory in training: first what changes no weight, but by a GPU's rounding, or lets a checkpoint go on."""
+"""Remedies for full memory in training. First those that keep the weights, up to a GPU's rounding, or a checkpoint."""
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 
 
 def _with_one_part(parameter: nn.Parameter) -> Tensor:
-    """Its gradient; of a sparse one a row has one part, not one of queries and another of documents."""
+    """The parameter's gradient. A sparse one gets one part a row, not one for queries and another for documents."""
     assert parameter.grad is not None
     if parameter.grad.is_sparse:
         parameter.grad = parameter.grad.coalesce()

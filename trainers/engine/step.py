@@ -1,4 +1,4 @@
-"""One step: the gradients of its pieces, summed over the ranks, and what the step says of itself."""
+"""One step: the gradients of its pieces, summed over the ranks, and the figures of the step."""
 
 import math
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
 
 
 class ProbeConfig(StageConfig):
-    """Which batches are compared, and how the encoders are trained and measured."""
+    """The batches to compare, and how the encoders are trained and measured."""
 
     batches: Annotated[dict[str, str], Input()] = Field(min_length=2)
     """Batches of the same pairs made in several ways, by their names in the table. The simplest comes first."""
@@ -133,7 +133,7 @@ class Probe(Stage[ProbeConfig]):
         return load_encoder(settings, self._located.path, self._located.fingerprint)
 
     def input_fingerprints(self) -> dict[str, str]:
-        """Those of the artifacts, and the encoder's."""
+        """Fingerprints of the artifacts, and of the encoder."""
         artifacts = {key: path for key, path in input_paths(self.config).items() if not key.startswith("encoder.")}
         found = {key: Artifact(path).fingerprint for key, path in artifacts.items()}
         return found | {"encoder.model": self._located.fingerprint}
@@ -168,7 +168,7 @@ class Probe(Stage[ProbeConfig]):
         ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
-        """Of reading the texts, then of the trials' steps."""
+        """Seconds of reading the texts, then of the trials' steps."""
         trials = [shard for shard in pending if isinstance(shard.task, Trial)]
         batches = BatchReader(next(iter(self.config.batches.values())))
         pairs = batches.number_of_batches(0) * batches.batch_size * self.config.epochs
@@ -368,7 +368,7 @@ def recommend(
 
 
 def ways_table(ways: Mapping[str, Any], measure: str) -> Table:
-    """Of each way the measure over seeds, and what it took."""
+    """For each way the measure over seeds, and its cost."""
     rows = [[UNTRAINED, f"{ways[UNTRAINED]['mean']:.4f}", *[""] * 5]]
     for name, found in ways.items():
         if name != UNTRAINED:

@@ -31,7 +31,7 @@ REPORT = "report.html"
 
 
 class ReportConfig(StageConfig):
-    """What the report is about: any of the artifacts, at least one; what is absent is left out of it.
+    """The inputs of the report: any of the artifacts, at least one. It leaves out what is absent.
 
     ``chunks``: the collection that `raytriever chunk` made, of ``collection`` or what ``collection`` was made from.
     ``batches``: of any layout.

@@ -30,7 +30,7 @@ class ScoringModelSettings(LanguageModelSettings):
 
 
 class ScoreConfig(StageConfig):
-    """Which batches of chunks, and the language model that reads them."""
+    """The batches of chunks, and the language model that reads them."""
 
     batches: InputPath
     """Batches of layout chunks."""

@@ -167,7 +167,7 @@ class Train(Stage[TrainConfig]):
         yield outcome_of(lambda: fit(arguments, spread), board, progress)
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
-        """Of the passes of a step, forward and twice as much backward, over all texts of the batches."""
+        """Seconds of a step's passes, forward and twice as much backward, over all texts of the batches."""
         batches = BatchReader(self.config.batches)
         steps = self._steps(batches) * self.config.training.batches_per_step
         objective = self.config.objective
@@ -210,7 +210,7 @@ class Train(Stage[TrainConfig]):
         return said
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """Where no state that was measured is as good as the encoder was before training."""
+        """A warning if no measured state is as good as the encoder before training."""
         facts = artifact.manifest["facts"]
         best = facts.get("best")
         if best is None or best["start"] is None:

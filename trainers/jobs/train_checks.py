@@ -84,9 +84,9 @@ def require_epochs(wanted: int, stored: int, batches: str) -> None:
 
 
 def check_models(config: RunSettings, there: Set[str], workers: int) -> None:
-    """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them.
+    """Raises ``UserError`` for models of the inputs ``there`` that are missing, or lack requested layers or lengths.
 
-    And for what the run, or so many ``workers``, ask of a static encoder.
+    It also checks what the run, or so many ``workers``, need of a static encoder.
     """
     for key, model in named_models(config).items():
         if is_there(key, model, there):
@@ -113,7 +113,7 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
 
 
 def check_batches(config: RunSettings, stages: Stages) -> None:
-    """Epochs that are not packed, and negatives that are not there: ``UserError``."""
+    """Raises ``UserError`` for epochs that are not packed, and for missing negatives."""
     maker = made_by(stages, config.batches)
     if maker is None:
         return
@@ -151,7 +151,7 @@ def number_of_maker(name: str, path: str, stages: Stages) -> int | None:
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:
-    """What only some settings need, and an installation may lack; workers need it, not the driver. ``UserError``."""
+    """Raises ``UserError`` for missing packages that only some settings need. Workers need them, not the driver."""
     with warned_of_on_a_cluster():
         try:
             require_package(optimizer)
@@ -161,7 +161,7 @@ def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> 
 
 
 def training_set_warnings(settings: RetrievalValidationSettings, trained: BatchReader) -> list[str]:
-    """What to know where queries of the split that validation searches are in some of the batches ``trained``."""
+    """A warning if queries of the validation split are in some of the batches ``trained``."""
     collection = StoredCollection(settings.collection)
     if "query_id" not in trained.columns or origin(trained.artifact, "collection") != collection.fingerprint:
         return []

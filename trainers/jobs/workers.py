@@ -36,7 +36,7 @@ class _OneMachine(TorchConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Any]:
-        """What starts the process group."""
+        """The class that starts the process group."""
         return _MeetingAtAFile
 
 
@@ -86,7 +86,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
 
 
 def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
-    """What a run of several workers under Ray Train returned.
+    """The result of a run of several workers under Ray Train.
 
     Raises ``UserError`` where one of them refused the run, and where the controller has died.
     """
@@ -105,10 +105,10 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
 
 
 def train_on_worker(arguments: dict[str, Any]) -> str:
-    """What each worker does: the run. Returns ``returned_to_driver``.
+    """The work of each worker: the run. Returns ``returned_to_driver``.
 
-    Raises what several workers refuse: others may wait for this rank, and Ray Train stops them; where one returns, it
-    waits with them.
+    Raises what several workers refuse. Others may wait for this rank, and Ray Train stops them. If one returned, it
+    would wait with them.
     """
     context, device = ray.train.get_context(), get_device()
 
@@ -144,7 +144,7 @@ class EndAtMistakes(UserCallback):  # type: ignore[misc]
 
 
 def refusal_of(raised: BaseException | None) -> UserError | None:
-    """What a worker refused, as far as that is why Ray Train ended the run with ``raised``; else None."""
+    """A worker's refusal, if that is why Ray Train ended the run with ``raised``. Otherwise None."""
     ended_by: list[Exception] = []
     if isinstance(raised, ControllerError):
         ended_by = [raised.controller_failure]

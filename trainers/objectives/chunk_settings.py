@@ -17,7 +17,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class LanguageModelSettings(ModelSettings):
-    """Which language model, and how much of a chunk it reads."""
+    """The language model, and how much of a chunk it reads."""
 
     max_length: int = Field(default=160, ge=2)
     """Tokens of a chunk, special tokens included; 160 in Revela, section 4.1."""
@@ -64,7 +64,7 @@ class RevelaSettings(ChunkSettings):
     """Eq. 6: normalise value vectors. Without it longer value vectors count for more, whatever the similarity."""
 
     def shaping(self) -> dict[str, Any]:
-        """As of any objective, without what saves memory alone."""
+        """As for any objective, without settings that only save memory."""
         values = super().shaping()
         del values["language_model"]["activation_checkpointing"]
         return values

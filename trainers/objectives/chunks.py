@@ -125,7 +125,7 @@ class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
 
 @torch.no_grad()
 def same_source_share(weights: Tensor, sources: Tensor) -> Tensor:
-    """How much of each chunk's weight is on chunks of its own document: the mean over rows, a scalar.
+    """The share of each chunk's weight on chunks of its own document: the mean over rows, a scalar.
 
     ``weights`` (B, B) with rows that sum to 1 and nothing on the diagonal; ``sources`` int64 (B,).
     """

@@ -195,11 +195,11 @@ class Contextual(PairObjective[ContextualSettings]):
         return ContextualBatch(**vars(pairs), candidates=self._candidates(rows, rows["epoch"][0].as_py()))
 
     def tokenize(self, texts: Sequence[str], prompts: Sequence[str | None], role: Role) -> dict[str, Tensor]:
-        """As of all pairs, with the key of each text."""
+        """As for all pairs, with the key of each text."""
         return super().tokenize(texts, prompts, role) | {_KEY: text_keys(texts)[:, None]}
 
     def _candidates(self, rows: pa.Table, epoch: int) -> ContextCandidates:
-        """Those of this rank's documents that are drawn where no other rank has a smaller number.
+        """This rank's documents that are drawn if no other rank has a smaller number.
 
         A text that two domains read behind different prompts may be drawn once for each.
         """
@@ -255,7 +255,7 @@ class Contextual(PairObjective[ContextualSettings]):
         )
 
     def _draw_together(self, own: ContextCandidates) -> tuple[ContextCandidates, list[int]]:
-        """What is drawn of all ranks' candidates, with this rank's tokens alone, and how many each rank has of it."""
+        """The draw from all ranks' candidates, with only this rank's tokens, and how many each rank has of it."""
         counts, device = self.counts_of_slices(len(own.draws)), own.draws.device
         table = self.gather(torch.stack([own.draws, own.keys], dim=1), counts).cpu()
         places = drawn_places(table[:, 0], self.settings.context_documents)

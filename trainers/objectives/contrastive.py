@@ -79,7 +79,7 @@ class Contrastive(PairObjective[ContrastiveSettings]):
         return cls(towers.query, settings, towers.document)
 
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of cosines or inner products."""
+        """The loss of cosines or inner products."""
         if self.settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
         return contrast(queries, documents, candidates, self.settings.similarity_temperature)

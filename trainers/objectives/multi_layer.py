@@ -121,7 +121,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         return queries, encode_several(encoder.states, batch.documents, cached=cached)
 
     def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
-        """As of all pairs; several vectors are padded to the most of any rank."""
+        """As for all pairs. Several vectors are padded to the most of any rank."""
         if self._one_vector or self.batch_group is None:
             return super().gather_documents(documents, candidates)
         vectors, present = documents
@@ -150,7 +150,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
 
     @torch.no_grad()
     def _metrics(self, similarities: Tensor, candidates: Candidates) -> dict[str, Tensor]:
-        """Those of the similarities that a search would see, and the share of positives that each vector won."""
+        """Metrics of the similarities that a search would see, and the share of positives that each vector won."""
         winner = best_vector(positive_similarities(similarities, candidates.positives), self._reduced)
         if self._form.kind == "layers":
             shares = {f"won_by_layer_{layer}": winner == place for place, layer in enumerate(self._form.layers)}

@@ -40,7 +40,7 @@ class ContrastiveSettings(PairSettings):
 
 
 class AdaptiveMarginSettings(PairSettings):
-    """Which margin a triplet should have, and how the difference from it is punished."""
+    """The margin of a triplet, and how the difference from it is punished."""
 
     paper: ClassVar = Paper(
         "Gienapp, Deckers, Potthast & Scells",
@@ -241,7 +241,7 @@ class ContextualSettings(PairSettings):
             )
 
     def form(self) -> ContextualForm:
-        """Of a fresh contextual encoder."""
+        """The form of a new contextual encoder."""
         released = RELEASED if self.variant == "released" else {}
         chosen = self.model_dump(include={"context_documents", "vectors_per_document", "prefix_attends"})
         return ContextualForm.model_validate(chosen | released)

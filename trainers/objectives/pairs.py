@@ -200,10 +200,10 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
     def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
-        """What all ranks hold of their documents (rows), by column.
+        """The documents (rows) of all ranks, by column.
 
-        One gather for positives and hard negatives: a rank may have none of these, and all must meet in the backward
-        pass.
+        One gather serves positives and hard negatives. A rank may have no hard negatives, and all must meet in the
+        backward pass.
         """
         if self.batch_group is None:
             return documents
@@ -222,7 +222,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
                 )
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
-        """All documents and hard negatives of the batch, for each query; masked ones are counted among them."""
+        """All documents and hard negatives of the batch, for each query. Masked ones are counted among them."""
         pools = pc.list_value_length(rows["hard_negatives"]).to_numpy()
         candidates, own = len(rows) + int(pools.sum()), float(pools.mean())
         return Comparisons(
@@ -255,7 +255,10 @@ class Triplets(NamedTuple):
 
     @classmethod
     def own(cls, queries: Tensor, documents: Tensor, candidates: Candidates) -> Self:
-        """Those of this rank's queries (n, d). ``documents`` (2 N, d) has all of their documents and hard negatives."""
+        """Vectors of this rank's queries (n, d), of their documents and of their hard negatives.
+
+        ``documents`` (2 N, d) has the documents of all ranks, then their hard negatives.
+        """
         negatives = candidates.positives + len(documents) // 2
         return cls(queries, documents.index_select(0, candidates.positives), documents.index_select(0, negatives))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Run(Protocol):
-    """What an objective may ask of the rest of a run's settings."""
+    """The settings of a run that an objective may check."""
 
     @property
     def encoder(self) -> EncoderSettings: ...
@@ -38,7 +38,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Paper:
-    """Where an objective comes from."""
+    """The source of an objective."""
 
     authors: str
     title: str
@@ -46,7 +46,7 @@ class Paper:
     url: str
 
     def cited(self) -> str:
-        """As a line of Markdown."""
+        """The citation as a line of Markdown."""
         return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
 
 

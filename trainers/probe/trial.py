@@ -37,7 +37,7 @@ class EpochRows:
     masked: TokenLists
 
     def mask(self, batch: int) -> NDArray[np.bool_]:
-        """Of one batch, (B, M)."""
+        """The mask of one batch, (B, M)."""
         size = self.queries.shape[1]
         left_out = self.masked.take(np.arange(batch * size, (batch + 1) * size))
         mask = np.zeros((size, self.documents.shape[1]), dtype=bool)

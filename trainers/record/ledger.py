@@ -72,13 +72,13 @@ class Ledger:
 
 
 def negatives_per_query(ledger: Mapping[str, Any]) -> float:
-    """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
+    """Number of a query's negatives without the masked ones. An upper bound if a step shares them."""
     compared = ledger["comparisons"]
     return float(compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"])
 
 
 def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
-    """For the terminal: a name and what it is, a line each."""
+    """Lines for the terminal, each a name and its value."""
     rows = ledger_rows(ledger)
     width = max(len(name) for name, _ in rows)
     return ["ledger:", *(f"  {name:<{width}}  {value}" for name, value in rows)]

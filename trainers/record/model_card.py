@@ -30,7 +30,7 @@ _LIST_SCORER = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What validation measured of these weights, those after ``step`` steps.
+    """The validation of these weights, those after ``step`` steps.
 
     ``dataset`` and ``split`` name the data; ``start``: the same measures before the first step.
     """

@@ -125,7 +125,7 @@ class DocumentVectors:
         self.total = len(self._stored)
 
     def pool(self, rows: Tensor) -> Pool:
-        """Which documents the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
+        """The documents that the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
 
         Raises ``UserError`` for a row that the collection doesn't have.
         """

@@ -110,7 +110,7 @@ def _quotients(values: Tensor, totals: Tensor) -> Tensor:
 
 
 def mixed_similarities(similarities: Tensor, probes: Tensor, settings: SmoothingSettings) -> Tensor:
-    """Of each of the items ``probes`` int64 (p,) with all: (p, m), part plain, part of neighbourhoods."""
+    """Similarities of the items ``probes`` int64 (p,) with all: (p, m), part plain, part of neighbourhoods."""
     weights, ranked = neighbourhoods(similarities, settings.neighbours, settings.trust, settings.weights)
     expanded = weights[ranked[:, : settings.expansion]].mean(dim=1)
     return settings.mix * similarities[probes] + (1 - settings.mix) * jaccard(expanded[probes], expanded)

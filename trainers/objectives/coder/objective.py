@@ -100,7 +100,7 @@ class Coder(Objective[CoderBatch]):
 
     @property
     def document_vectors(self) -> StoredVectors:
-        """What the queries are trained for, and searched in."""
+        """The fixed vectors that the queries are trained for, and searched in."""
         return self._vectors
 
     @property

@@ -49,7 +49,7 @@ class Readers:
 
 
 def find_readers(attention_mask: Tensor, similarity: Tensor) -> Readers:
-    """Of ``attention_mask`` (B, L), right-padded, and Sim (B, B).
+    """The readers for ``attention_mask`` (B, L), right-padded, and Sim (B, B).
 
     Raises ``ValueError`` for another padding and ``UserError`` for a document without a token.
     """
@@ -209,7 +209,7 @@ class _RecomputedSum(torch.autograd.Function):
 def _gradients(
     prepared: tuple[Tensor, Tensor], similarity: Tensor, readers: Readers, gradient: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Of those that need one of what ``_prepared`` gave, and of Sim, from the gradient of ``_weighted_sum``.
+    """Gradients of the results of ``_prepared`` that need one, and of Sim, from the gradient of ``_weighted_sum``.
 
     ``gradient``: (B, K, H / K * L, D).
     """

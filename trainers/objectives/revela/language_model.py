@@ -223,7 +223,7 @@ class InBatchLayer(nn.Module):
         )
 
     def _finish(self, states: Tensor, attended: Tensor) -> Tensor:
-        """What follows the attention: (n, L, d) from the layer's input and heads (n, H, L, D)."""
+        """The rest of the layer after the attention: (n, L, d) from the layer's input and heads (n, H, L, D)."""
         states, fed_forward = self._finish_but_for_sum(states, attended)
         return states + fed_forward
 
@@ -318,7 +318,7 @@ class InBatchLanguageModel(ShardedUnit):
         return next_token_loss(states, self.lm_head, input_ids, readers.lengths)
 
     def last_states(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
-        """What the logits are made from, (B, L, d), of the same; anything where there is padding."""
+        """The states for the logits, (B, L, d). Places of padding have arbitrary values."""
         return self._states(input_ids, similarity, self.find_readers(attention_mask, similarity))
 
     def _states(self, input_ids: Tensor, similarity: Tensor, readers: Readers) -> Tensor:
