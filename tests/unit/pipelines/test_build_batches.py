@@ -322,7 +322,7 @@ def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[
     some[[3, 5]] = 0
     build_batches(pairs, query_vectors=vectors["query_vectors"], document_vectors=some, batch_size=SIZE)
     assert [line for line in logged if line.startswith("Warning")] == [
-        "Warning: of document_vectors 2 are zero, so clusters and masks mean nothing there. Embed the texts by a"
+        "Warning: of document_vectors 2 are zero, so their clusters and masks are meaningless. Embed the texts with a"
         " trained encoder."
     ]
     logged.clear()

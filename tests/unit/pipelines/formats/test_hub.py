@@ -100,6 +100,6 @@ def test_a_data_set_that_can_not_be_reached_is_named(settings: dict[str, Any], m
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr(HfFileSystem, "resolve_path", refuse)
-    message = rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*mend it"
+    message = rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*Fix it"
     with pytest.raises(UserError, match=message):
         source(**settings)

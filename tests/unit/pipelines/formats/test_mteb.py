@@ -120,11 +120,11 @@ def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("readme", "message"), [
     ("---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
-     r"README\.md: the YAML at its head can't be understood \(KeyErr"),
-    ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
+     r"README\.md: the YAML at its head can't be read \(KeyErr"),
+    ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be read \(ValueError"),
     ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
     ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
-    ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
+    ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be read \(ParserError"),
 ])  # fmt: skip
 def test_a_readme_that_makes_no_sense_is_named(tmp_path: Path, readme: str, message: str) -> None:
     put(tmp_path, {"corpus.jsonl": CORPUS})

@@ -100,8 +100,8 @@ def test_wrong_examples_are_named(tmp_path: Path, settings: dict[str, Any], reco
 
 def test_files_without_examples_are_refused_and_all_others_described(tmp_path: Path) -> None:
     refused(tmp_path, {"t.jsonl": "\n"}, r"t\.jsonl holds no documents with a text")
-    refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl is not there", examples={"dev": "x.jsonl"})
-    refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl is not there", corpus="c.jsonl")
+    refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl does not exist", examples={"dev": "x.jsonl"})
+    refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl does not exist", corpus="c.jsonl")
     path = put(tmp_path, {"t.jsonl": BY_ID, "c.jsonl": [ONE, TWO]})
     source = Tevatron(path=path, examples={"train": "t.jsonl"}, corpus="c.jsonl").open()
     assert [file["name"] for file in source.format.fingerprint()["files"]] == ["c.jsonl", "t.jsonl"]

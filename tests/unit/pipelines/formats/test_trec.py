@@ -154,9 +154,9 @@ def test_triples_of_ids_alone_and_beside_qrels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"documents": ["docs.tsv", "none.tsv"]}, r"documents: .*/c/none\.tsv does not exist, neither plain nor with \.gz"),
-    ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt is not there"),
-    ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt is not there"),
-    ({"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
+    ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt does not exist"),
+    ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt does not exist"),
+    ({"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples does not exist"),
     ({"document_columns": ["id", "title", "text"]}, r"docs\.tsv, line 1 has 2 tab-separated fields.*id, title, text"),
     ({"queries": []}, r"The empty setting 'queries' holds no queries"),
     ({"documents": "docs.tsv"}, r"qrels\.2020\.txt, line 1 names 'd5', which .*/c/docs\.tsv does not hold; in all, 1"),

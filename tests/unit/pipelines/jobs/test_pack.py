@@ -193,7 +193,7 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
     found = packed(tmp_path / "a", clusters=run["queries_clusters"], packing={"order": "topics"})
     clusters = check(found, run["pairs"])["cluster"].to_numpy().reshape(-1, SIZE)
     assert np.mean((clusters == clusters[:, :1]).all(axis=1)) > 0.2
-    with pytest.raises(UserError, match="clusters pairs"):
+    with pytest.raises(UserError, match="has clusters of pairs"):
         packed(tmp_path / "b", clusters=run["pairs_clusters"], packing={"order": "topics"})
 
 
