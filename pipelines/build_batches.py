@@ -31,7 +31,7 @@ from retrieval.collections.collection import StoredCollection, TextPart
 from retrieval.collections.records import text_id
 from retrieval.vectors import StoredVectors
 
-RECIPE = "contextual_batches"  # whose settings are the defaults
+RECIPE = "contextual_batches"  # its settings are the defaults
 _PARTS: dict[str, TextPart] = {"query": "queries", "document": "documents"}
 _ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding among them
     "query": "query|queries|anchor",

@@ -65,7 +65,7 @@ def before_any_command(
 def _command(name: str) -> Any:
     """The command itself, of Typer's own class for it."""
     alone = typer.Typer(add_completion=False)
-    interspersed = name != "submit"  # whose arguments are another command's
+    interspersed = name != "submit"  # the arguments are another command's
     found = load(COMMANDS[name][0]) if name in COMMANDS else _job(name)
     alone.command(name, context_settings={"allow_interspersed_args": interspersed})(found)
     return typer.main.get_command(alone)
@@ -129,6 +129,6 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
-    except Exception as error:  # a defect of ours, whose message may hold a stranger's text
+    except Exception as error:  # a defect of ours; its message may hold a stranger's text
         log.error("".join(traceback.format_exception(error)).rstrip())
         sys.exit(1)

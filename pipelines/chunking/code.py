@@ -28,7 +28,7 @@ from pipelines.chunking.pieces import (
 from pipelines.source_languages import Grammar
 from retrieval.words import TextWords
 
-_DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
+_DEEPEST = 64  # deeper levels count as one, so that time is linear in the rows
 _LARGEST = 1 << 20  # characters; larger files are generated or data
 _MOST_CALLS = 20_000  # of the parser, every hundred steps; code of 1 MiB takes 13,000, and garbage gigabytes of memory
 _DEFINITION = re.compile(

@@ -18,8 +18,8 @@ from pipelines.clustering.nearest_centroids import CentroidSearch, inner_product
 from pipelines.clustering.points import BLOCK_ROWS, Parts, Points
 
 SEEDING_SAMPLE = 4  # points looked at for each seed
-SEEDING_GROWTH = 2  # a round draws half as many seeds as there are
-SUMMED_ROWS = 2048  # whose float64 copies are made at once
+SEEDING_GROWTH = 2  # a round draws half as many seeds as exist
+SUMMED_ROWS = 2048  # rows copied to float64 at once
 
 
 @dataclass(frozen=True)

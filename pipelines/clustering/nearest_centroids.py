@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 PRODUCTS_AT_ONCE, PRODUCTS_ON_GPU = 1 << 20, 1 << 26
 PAIRS_AT_ONCE = 1 << 12
-CACHED_ROWS = 128  # float64 copies of so many rows stay in the processor's cache
+CACHED_ROWS = 128  # float64 copies of this many rows stay in the processor's cache
 _LONGER = 1.0001  # a length computed in float32 times this is no less than the length
-_HALF_COLUMNS = 3  # the half squared lengths, split into so many rounded numbers
+_HALF_COLUMNS = 3  # rounded numbers that sum to a half squared length
 
 
 class CentroidSearch:

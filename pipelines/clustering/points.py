@@ -78,7 +78,7 @@ class Points:
 
     spherical: ClassVar[bool]  # centroids have unit length and costs are 1 - cosine, not squared distances
     converged_cost: ClassVar[float]  # a point of no more cost sits on its centroid
-    vectors: ClassVar[int]  # as long as so many is a point
+    vectors: ClassVar[int]  # a point is as long as this many vectors
 
     def __init__(self, pairs: PairVectors, frame: Frame | None = None, device: str = "cpu") -> None:
         self.pairs, self.frame, self.device = pairs, frame or Frame(), device

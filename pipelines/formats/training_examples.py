@@ -166,7 +166,7 @@ def text_of(document: Document) -> str:
     return passage_text(document["title"], document["text"])
 
 
-_QUERIES_AT_ONCE = 128  # whose documents are in memory together
+_QUERIES_AT_ONCE = 128  # their documents are in memory together
 _DOCUMENTS_AT_ONCE = 1024
 _DOCUMENTS = pa.schema([(name, pa.string()) for name in ("id", "title", "text")])
 

@@ -67,7 +67,7 @@ def open_parts(output: str, phase: str) -> MappedRows:
 
 def map_array(output: str, shard: str, name: str) -> NDArray[Any]:
     """An array that a shard of an earlier phase wrote, memory-mapped."""
-    # as a plain array, whose slices cost less than those of a memmap
+    # as a plain array, because its slices cost less than those of a memmap
     return np.asarray(np.load(earlier_file(output, shard, name), mmap_mode="r"))
 
 

@@ -105,7 +105,7 @@ class Mix(Stage[MixConfig]):
         """Facts that all sources share: the layout and others, and their origin."""
         manifests = [reader.artifact.manifest for reader in self._sources().values()]
         origins = _shared([manifest["inputs"] | manifest["facts"].get("origins", {}) for manifest in manifests])
-        origins.pop("packing", None)  # whose order this is not
+        origins.pop("packing", None)  # not in the order of the mix
         return _shared([manifest["facts"] for manifest in manifests]) | {"origins": origins}
 
     def summary(self, artifact: Artifact) -> str:

@@ -20,7 +20,7 @@ from retrieval.words import UNSPACED
 # Work and memory grow with the number of texts, however many of them are alike: of a bucket only the neighbours and the
 # first are compared, never all with all. What is compared is decided by the true similarity of two texts.
 
-_WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for so many shingles at a time
+_WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for this many shingles at a time
 _ODD = np.uint64(WEYL)
 _EMPTY_SHINGLE = np.uint64(0)
 

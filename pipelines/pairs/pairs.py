@@ -38,7 +38,7 @@ def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:
     return pa.concat_tables(pq.read_table(artifact.path(name), columns=columns) for name in artifact.names("pairs/"))
 
 
-# Domains: as numbers, and what becomes of small ones.
+# Domains: as numbers, and how small ones are handled.
 
 SmallDomains = Literal["refuse", "merge", "merge_all", "drop"]
 _NAMED = 8

@@ -95,7 +95,7 @@ def _moved_left(source: bytes, first: Node, last: Node) -> str:
 
 
 _GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in LANGUAGES if row.grammar}
-_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text in which braces are balanced, two deep
+_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text with balanced braces, two deep
 _MARKUP = re.compile(
     rf"\{{@(?P<tag>\w+)\s*(?P<content>{_BRACES})\}}"  # {@code a}: Javadoc, JSDoc, PHPDoc
     r"|[@\\](?:brief|short)\b|</?[a-z]+(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"

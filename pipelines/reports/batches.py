@@ -28,7 +28,7 @@ from retrieval.vectors import StoredVectors
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
 _ROWS_SHOWN = 12  # domains of a table, epochs of a packing
 _AUDIT = "audit.json"
-_CHARTED = 1 << 14  # examples whose batches a chart shows
+_CHARTED = 1 << 14  # a chart shows the batches of this many examples
 
 Batches = NDArray[np.int64]  # pair numbers, (batches, B)
 

@@ -100,7 +100,7 @@ class Folder:
             yield
         except (FileNotFoundError, UserError):
             raise
-        except Exception as error:  # the hub's library names its errors anew from version to version
+        except Exception as error:  # the names of the errors in the hub's library change with its versions
             is_answer = self.is_of_hub or (type(error) is OSError and error.errno is None)
             if self.is_local or not is_answer:
                 raise

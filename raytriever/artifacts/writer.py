@@ -143,8 +143,8 @@ class ArtifactWriter:
         self.folder = Folder(uri)
         self.derivation = derivation
         self.complete = False
-        self.differences: list[str] = []  # of another derivation, whose files are there and will be replaced
-        self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
+        self.differences: list[str] = []  # another derivation's, if its files will be replaced
+        self._stale: dict[str, Any] | None = None  # another derivation: its files are removed first
         self._replace = replace
         self._look()
 

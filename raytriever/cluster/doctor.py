@@ -36,7 +36,7 @@ _PROBE_SECONDS = 300
 _FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller
 _LEAST_FREE_BYTES = 10e9
 
-# Run in a fresh process, which sees all GPUs: Ray hides them from workers that were given none
+# Run in a new process, which sees all GPUs: Ray hides them from workers without one
 _PROBE = """
 import json, torch
 found = {"torch": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())], "faiss": None}

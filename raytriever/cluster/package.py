@@ -66,7 +66,7 @@ def _based_on(path: Path) -> list[Path]:
             )
         path = path.parent / base
         if path.resolve() in [file.resolve() for file in chain]:
-            return chain  # a circle, of which the job itself says more
+            return chain  # a circle; the job itself reports it in detail
         chain.append(path)
 
 

@@ -25,7 +25,7 @@ ORANGE = "#c8642b"
 
 _WIDTH = 9.6  # inches; the page is as wide
 _MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
-_LOGARITHMIC_FROM = 100  # a scale for values whose largest is so many times their smallest
+_LOGARITHMIC_FROM = 100  # the scale is logarithmic if the largest value is so many times the smallest
 
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",

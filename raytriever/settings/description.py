@@ -179,7 +179,7 @@ def commented_recipe(output: str, stages: Mapping[str, tuple[str, BaseModel]]) -
     return "\n".join([*lines, ""])
 
 
-# The schema by which an editor completes and checks a recipe.
+# The schema that an editor uses to complete and check a recipe.
 
 
 def schema_text() -> str:

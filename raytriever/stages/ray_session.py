@@ -92,7 +92,7 @@ class RaySession:
             _make_token()
             for name, value in _NO_METRICS.items():
                 os.environ.setdefault(name, value)
-            # under `uv run`, Ray would start each worker by uv anew; they find this one's environment without
+            # under `uv run`, Ray would start each worker by uv again; they find this one's environment without
             os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
 

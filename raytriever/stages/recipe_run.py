@@ -52,7 +52,7 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
             check_output(stages[name].config.output)
             makers = _makers(stages[name], stages)
             if all(maker is None or maker in map(stages.get, finished) for maker in makers.values()):
-                with suppress(UserError):  # which is raised again, in its turn, where the stage is to be made
+                with suppress(UserError):  # raised again when the stage is to be made
                     if is_finished(stages[name]):
                         finished.add(name)
                         continue

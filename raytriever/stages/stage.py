@@ -342,7 +342,7 @@ class _ShardMaker:
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
         except UserError as error:
             row |= {"error_type": type(error).__name__, "error": str(error), "trace": traceback.format_exc()}
-        with _ONE_THREAD:  # other threads' records, too, which say of which shard they are
+        with _ONE_THREAD:  # other threads' records too; they name their shard
             logged = [vars(self._logged.popleft()) for _ in range(len(self._logged))]
             measured = self._stage.measured.copy()
             self._stage.measured.subtract(measured)

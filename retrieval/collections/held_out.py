@@ -60,7 +60,7 @@ def _drawn(ids: Sequence[str], group_of: NDArray[np.integer], sizes: Mapping[str
     keys = string_hashes(f"held out {id_}" for id_ in ids)
     order = np.lexsort((keys, group_of))
     _, first, members = np.unique(group_of[order], return_index=True, return_counts=True)
-    group_keys = keys[order][first]  # of the member whose hash is least
+    group_keys = keys[order][first]  # the group's key is its least hash
     small = np.flatnonzero(members <= max(1.0, _LARGEST_GROUP * min(sizes.values())))
     by_key = small[np.argsort(group_keys[small], kind="stable")]
     filled = np.cumsum(members[by_key])

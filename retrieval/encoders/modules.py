@@ -39,7 +39,7 @@ _VOCABULARY = (
 TOKENIZER_FILES = (
     *_VOCABULARY,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    "config.json",  # of the model beside it, which may say of which class the tokenizer is
+    "config.json",  # settings of the model beside it, which may name the tokenizer's class
 )
 """All that may be read of a tokenizer's folder."""
 
@@ -53,7 +53,7 @@ POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
-# what older releases call them, in the order in which they put several behind one another
+# their names in older releases, in the order of concatenation
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",

@@ -375,7 +375,7 @@ def _quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-_STANDARD_DEVIATION = 0.02  # of fresh weights, where the model's configuration names none
+_STANDARD_DEVIATION = 0.02  # of new weights, if the model's configuration names none
 
 
 def _projection(

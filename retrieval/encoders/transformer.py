@@ -33,7 +33,7 @@ _ANY_TEXT = "UPPER and lower,  naïve 漢字\n\tdef f(a_b): 12"
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
 _ADDED = "{}: texts {} {} as tokenizer_config.json asks ({}), though tokenizer.json doesn't put it there."
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
-_OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
+_OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model's class held the encoder under this name
 
 OUTLINED = ContextVar[torch.device | None]("OUTLINED", default=None)
 """Where set, models are made on this device from their configurations alone: for estimates, which have no weights."""

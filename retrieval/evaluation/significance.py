@@ -164,7 +164,7 @@ def stratified_z_test(differences: Sequence[Values], weights: Sequence[float]) -
     variance = sum(
         weight**2 * float(difference.var(ddof=1)) / len(difference)
         for difference, weight in zip(differences, weights, strict=True)
-        if not _is_constant(difference)  # whose variance rounding makes some 1e-34
+        if not _is_constant(difference)  # rounding makes their variance some 1e-34
     )
     if variance == 0.0:
         queries = sum(map(len, differences))

@@ -30,7 +30,7 @@ from retrieval.indexes.top_k import (
 
 # Queries and documents of one product; its scores stay in the cache until the best are picked from them.
 _DOCUMENT_TILE = 1024
-_TILES_AT_ONCE, _TILES_ON_GPU = 4, 64  # from whose scores the best are picked together; the host waits each time
+_TILES_AT_ONCE, _TILES_ON_GPU = 4, 64  # the best are picked together from their scores; the host waits each time
 _QUERY_TILES = (64, 256, 1024)  # the smallest that holds all queries, else the largest
 _DOCUMENT_BYTES_AT_ONCE = 64 << 20  # float32 documents that all queries meet before the next are read
 _ROWS_CHECKED_AT_ONCE = 8192
@@ -162,7 +162,7 @@ def _search_block(
     best = best_candidates(exact, rows, k)
     if fetch == len(documents):
         return best, np.ones(len(queries), dtype=bool)
-    # twice the first-order bound on a float32 sum of d products, for the product and for the sum anew
+    # twice the first-order bound on a float32 sum of d products, for the product and for the second sum
     lengths = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))
     rounding = 4 * (queries.shape[1] + 8) * 2.0**-24 * lengths * longest
     return best, best.scores[:, -1] > products[:, -1] + rounding

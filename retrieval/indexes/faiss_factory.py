@@ -17,7 +17,7 @@ else:
     Index = Any
 
 _LIST_ID_BYTES = 8
-_OPQ_CLUSTERS = 256  # of the product quantizer by which a rotation is learnt, whatever comes behind it
+_OPQ_CLUSTERS = 256  # of the product quantizer that a rotation is learnt for, whatever follows it
 _SHARED_MEMORY = 48 << 10  # bytes of a GPU's block that FAISS holds the tables of one query's distances in
 _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantizer divide
 

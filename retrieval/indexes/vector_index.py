@@ -18,7 +18,7 @@ from retrieval.indexes.top_k import Ranking, best_candidates, best_of_documents,
 
 _ROWS_AT_ONCE = 16384
 _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
-_GPU_WIDTH = 4096  # vectors a query by which blocks for a GPU are sized at most: each block sends it the whole shard
+_GPU_WIDTH = 4096  # most vectors of queries in a block for a GPU: each block sends it the whole shard
 
 
 def set_threads(threads: int) -> None:

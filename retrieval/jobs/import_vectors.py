@@ -20,7 +20,7 @@ from retrieval.encoders.specification import EncoderContract
 from retrieval.vectors import VECTORS
 
 _ROWS_AT_ONCE = 1 << 13
-_FEWEST_COMPARED, _MOST_COMPARED = 32, 4096  # pairs by which the order of rows is judged
+_FEWEST_COMPARED, _MOST_COMPARED = 32, 4096  # pairs that test the order of rows
 _UNKNOWN: dict[str, Any] = {"pooling": "mean", "max_length": 0, "dtype": "float32"}  # that a contract has to state
 
 

@@ -38,7 +38,7 @@ INDEX = "index"
 _TRAINED = "trained.faiss"
 _COUNTS, _SUMMED = "counts", "sums/words.parquet"
 _COUNTED = ("counts", "indices", "indptr")
-_TEXTS_AT_ONCE = 1_000  # as many as a row group has
+_TEXTS_AT_ONCE = 1_000  # the rows of a row group
 _BLOCK_ROWS = 16_384
 _IDS_AT_ONCE = 1 << 19
 # FAISS's arrays double as they grow, and old and new are there at once
@@ -202,7 +202,7 @@ class Index(Stage[IndexConfig]):
         write_index(index, writer.path(f"shards/{name}.faiss"))
         writer.add(f"shards/{name}.faiss")
         if start == 0:
-            copy_context(StoredVectors(settings.vectors), writer)  # by which queries are to be embedded
+            copy_context(StoredVectors(settings.vectors), writer)  # the encoder for queries
         writer.add_table(f"ids/{name}.parquet", pa.table({"id": vectors.ids(start, stop)}))
         return writer.commit(stop - start, facts={"first_row": start})
 

@@ -93,7 +93,7 @@ class Checkpoints:
                 hashes[name] = sha256_of(scratch / name)
                 self.folder.put(f"{_step_folder(state.steps)}/{name}", scratch / name)
         record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
-        # unsorted: measures come back in the order in which an undisturbed run writes them out
+        # unsorted: measures come back in the order of an undisturbed run
         self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
         # damaged ones have a record too: they would count as the newest, and good ones would go in their place
         for steps in self._passed_over - {state.steps}:  # that one is whole again
@@ -180,7 +180,7 @@ class Checkpoints:
                 parameter.copy_(like(parameter, weights[name]))
 
     def _read(self, steps: int, files: Mapping[str, str], name: str) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))  # whose hash is as recorded
+        tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))  # a file with the recorded hash
         return tensors
 
     def _prune(self, best_step: int | None) -> None:

@@ -31,9 +31,9 @@ def recorded_training(
             if is_first:
                 training = tracked_training(settings.tracking, output, derivation)
                 callbacks = [open_trackers(settings.tracking, training), run_log, *callbacks]
-        for callback in callbacks:  # left in the reverse order: trackers are told of whatever fails
+        for callback in callbacks:  # left in the reverse order, so that trackers learn of every failure
             stack.enter_context(callback)
-        with storage_errors(output):  # trying again in vain would cost as many starts as failures_survived
+        with storage_errors(output):  # retrying would waste as many starts as failures_survived
             objective, trained = run_training(settings, located, output, device, callbacks)
         return write_model(settings, derivation, objective, trained, run_log) if is_first else None
 

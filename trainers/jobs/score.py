@@ -145,7 +145,7 @@ class Score(ModelStage[ScoreConfig]):
             tokenizer(self.config.separator, add_special_tokens=False)["input_ids"] if self.config.separator else []
         )
         contexts = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
-        if tokenizer.eos_token_id is not None:  # the text goes on: nothing ends before the target
+        if tokenizer.eos_token_id is not None:  # no end of the text before the target
             contexts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in contexts]
         return [[*ids, *behind] for ids in contexts], targets
 

@@ -163,7 +163,7 @@ class Train(Stage[TrainConfig]):
             log_estimate.remote(stage, gpus_of_cluster(), board)
         fit = fit_alone
         if (config.resources.workers or 1) > 1 or config.sharding != "replicated":  # weights are shared out by a group
-            from trainers.jobs.workers import fit_on_workers as fit  # Ray Train, whose start takes 8 s
+            from trainers.jobs.workers import fit_on_workers as fit  # start of Ray Train: 8 s
         yield outcome_of(lambda: fit(arguments, spread), board, progress)
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002

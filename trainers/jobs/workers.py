@@ -19,7 +19,7 @@ from raytriever.stages.ray_session import session_folder
 from trainers.engine.callback import Callback
 from trainers.jobs.worker import Spread, returned_to_driver, run_on_worker, size_of_worker
 
-# Interfaces by which ranks of one machine meet: they ask for no token, so nobody else may reach them
+# Interfaces for the ranks of one machine: they ask for no token, so nobody else may reach them
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 

@@ -271,7 +271,7 @@ class Contextual(PairObjective[ContextualSettings]):
     def _read_own(self, chunks: Chunks) -> Tensor:
         """Vectors (n, k, width) of this rank's documents in the context; of none too: a gather has a backward pass."""
         settings, null = self.settings, self.contextual.null
-        if not len(chunks.order) and not is_sharded(self):  # ranks that share weights make as many passes
+        if not len(chunks.order) and not is_sharded(self):  # ranks that share weights make the same number of passes
             shape = (0, settings.vectors_per_document, len(null))
             return null.new_zeros(shape, requires_grad=torch.is_grad_enabled())
         return encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)

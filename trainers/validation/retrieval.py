@@ -44,7 +44,7 @@ _LESS_MEMORY = (
     " validation.document_max_length saves memory too, but changes what is measured. The run then starts again, by"
     " --force or in another folder."
 )
-_WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of as many documents as the cutoff
+_WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of documents up to the cutoff
 
 Encoded = Iterator[tuple[NDArray[np.int64], Vectors]]
 """Rows, ascending within each item, and their vectors."""

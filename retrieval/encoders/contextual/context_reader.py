@@ -18,7 +18,7 @@ Context = Tensor | Literal["null"] | None
 """Vectors (J, width) of a first stage; the null vector in the place of all of them; or nothing before a text."""
 
 _EMPTY_ALLOWANCE = 2  # times as many documents are drawn as are wanted
-_NULL_DEVIATION = 0.02  # of fresh vectors, where the model's configuration names none
+_NULL_DEVIATION = 0.02  # of new vectors, if the model's configuration names none
 
 
 class ContextReader(nn.Module):

@@ -33,7 +33,7 @@ class ContextDescription:
     model: str
     collection: str
     documents: int  # how many were read
-    seed: int  # by which they were drawn
+    seed: int  # the seed of the draw
     with_title: bool
     fingerprint: str  # of model and vectors
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# ruff: noqa: ARG002  # each family makes use of part of what it is told
+# ruff: noqa: ARG002  # each family uses some of its arguments
 import torch
 from torch import Tensor, nn
 

@@ -288,7 +288,7 @@ class InBatchLanguageModel(ShardedUnit):
             model.requires_grad_(False)
         causal: Any = model
         decoder = causal.get_decoder()
-        self.find_readers = find_readers  # an estimate, whose similarities have no values, puts another here
+        self.find_readers = find_readers  # an estimate's similarities have no values, so it puts another here
         self.embeddings = decoder.embed_tokens
         self.layers = nn.ModuleList(
             InBatchLayer(

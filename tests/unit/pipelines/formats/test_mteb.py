@@ -97,9 +97,9 @@ def test_a_subset_is_chosen_by_its_name(tmp_path: Path) -> None:
             f"{language}-queries/test.jsonl": QUERIES, f"{language}-qrels/test.jsonl": TEST[:1],
         })  # fmt: skip
     assert read(tmp_path, subset="de").documents == [("d1", "", "de", "")]
-    with pytest.raises(UserError, match=r"no configuration default or qrels; .* de-corpus, .*set subset"):
+    with pytest.raises(UserError, match=r"no configuration default or qrels\. .* de-corpus, .*set subset"):
         read(tmp_path)
-    with pytest.raises(UserError, match=r"no configuration fr-qrels. Those there: de-corpus, de-qrels"):
+    with pytest.raises(UserError, match=r"no configuration fr-qrels\. Those there: de-corpus, de-qrels"):
         read(tmp_path, subset="fr")
 
 
@@ -177,8 +177,8 @@ def test_titles_domains_and_answers_are_read_wherever_they_are(tmp_path, files, 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     qrels = {"qrels/test.jsonl": [{"query": "q1", "corpus-id": "d1", "score": 1}], "corpus.jsonl": CORPUS}
     for files, message in (
-        ({}, r"no configuration default or qrels. Those there: none"),
-        (qrels, r"no configuration queries or query. Those there: corpus, qrels"),
+        ({}, r"no configuration default or qrels\. Those there: none"),
+        (qrels, r"no configuration queries or query\. Those there: corpus, qrels"),
         ({"queries.jsonl": QUERIES}, r"qrels/test\.jsonl, line 1 has no column 'query-id'\. Columns there: 'query'"),
     ):
         put(tmp_path, files)
