@@ -167,7 +167,7 @@ def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=nothing_else):
         locate_model("org/name")
     source = source_of(SOURCES["mteb"] | {"path": f"hf://datasets/mteb/x@{COMMIT}"})
-    with pytest.raises(UserError, match=r"datasets/mteb/x is no folder"):
+    with pytest.raises(UserError, match=r"datasets/mteb/x is not a folder"):
         source.open()
 
 

@@ -127,7 +127,7 @@ def test_an_encoder_that_training_made_worse_is_told(
     artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
     lines = stage().announce(artifact)
     if is_worse:
-        assert f"{measure} was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
+        assert f"{measure} was {start:.4f} before training and is {value:.4f} at its best" in lines[-1]
         assert lines[-1].startswith(artifact.uri)
     else:
         assert lines == []

@@ -98,7 +98,7 @@ def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
 def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"rows{ending}").write_bytes(encoded(ROWS, ending))
-    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Name the one that is meant"
+    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Name the one that you mean"
     with pytest.raises(UserError, match=message):
         read(tmp_path, f"rows{ending}", "id", "body")
     with pytest.raises(UserError, match=message):
@@ -127,7 +127,7 @@ def test_a_column_that_a_table_may_lack_is_read_where_it_is_there(tmp_path: Path
     ("a.csv", 'id,text\n1,"x\ny"\n\n2\n', r"a\.csv, line 5 has 1 fields"),
     ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 2 is not valid CSV \(unexpected end of data\)"),
     ("a.csv", 'id,text\n1,"x"y\n', r"a\.csv, line 2 is not valid CSV .*each quote in it as \"\""),
-    ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that is meant"),
+    ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that you mean"),
     ("a.tsv", "id\ttext\n1\tx\ty\n", r"a\.tsv, line 2 has 3 fields.*In TSV no field can hold a tab"),
     ("a.tsv", b"id\ttext\n1\t\xe4\n", r"a\.tsv, line 2 is not UTF-8: byte 0xe4 at offset 10"),
     ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": 2', r"a\.jsonl, line 2 is not valid JSON"),

@@ -138,5 +138,5 @@ def test_what_can_not_be_looked_up_is_refused(stored, tmp_path: Path):
     with pytest.raises(UserError, match=r"names document row 40, but .* has vectors of 40 documents"):
         DocumentVectors(stored).pool(torch.tensor([[1, 40]]))
     several = store_vectors(tmp_path / "several", np.zeros((DOCUMENTS, 2, 6), np.float16))
-    with pytest.raises(UserError, match="has 2 vectors of each document"):
+    with pytest.raises(UserError, match="has 2 vectors for each document"):
         DocumentVectors(several)
