@@ -17,9 +17,8 @@ from benchmarks.house import ROOT, source_files, words
 LONG = 25
 """Words above which a sentence is long."""
 _SHORT = 3  # words that a text must have, so that keys and names are none
-_SENTENCE = re.compile(
-    r"(?<=[.!?])\)?\s+(?=\W*[A-Z`{]|\W?\w+\W?: )|\n\s*\n"
-)  # a setting's value begins one too: "0: all."
+# a sentence may also begin with a setting's value: "null: all."
+_SENTENCE = re.compile(r"(?<=[.!?])\)?\s+(?=\W*[A-Z`{]|\W?\w+\W?: )|\n\s*\n")
 _CODE = re.compile(r":root|</|\bimport |\b(SELECT|COPY|INSERT INTO|UNION ALL|ORDER BY|WHERE|CREATE)\b")
 _LOGS = {"info", "warning", "error", "debug", "echo"}
 _ODD = re.compile(
@@ -85,7 +84,7 @@ def _text(node: ast.AST) -> str | None:
 
 
 def _values(node: ast.AST) -> Iterator[ast.AST]:
-    """What stands as ``{…}`` in the text of a node: it may have texts of its own."""
+    """The values in the text of a node, ``{…}`` there. They may have texts of their own."""
     if isinstance(node, ast.JoinedStr):
         yield from (part for part in node.values if isinstance(part, ast.FormattedValue))
     elif isinstance(node, ast.BinOp):
