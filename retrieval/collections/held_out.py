@@ -24,7 +24,7 @@ class NewSplits(Settings):
     """
 
     share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Share of all queries in a new split. A split of small data is larger: up to 50 queries or a fifth of all."""
+    """Share of all queries in a new split. It has at least 50 queries, or a fifth of all if that is fewer."""
     most: int = Field(default=1_000, gt=0)
     """Most queries in a new split."""
 

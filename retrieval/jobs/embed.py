@@ -57,7 +57,7 @@ class EmbedConfig(StageConfig):
     """Whether the context may come from another collection."""
     texts_per_shard: int = Field(default=0, ge=0)
     """Texts in a shard. 0: as suits the processor. Larger shards pad less; smaller ones lose less when a run is
-    interrupted. Shards grow where there would be more than 4,096 of documents or queries."""
+    interrupted. Shards grow so that documents, and queries, have at most 4,096 each."""
     token_budget: int = Field(default=0, ge=0)
     """Padded tokens in one forward pass. 0: as suits the processor."""
 
