@@ -70,8 +70,8 @@ class FilterConfig(StageConfig):
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
     """Settings for choose_negatives: balanced_margins."""
     too_few_negatives: TooFew = "refuse"
-    """What to do with examples that have fewer. repeat: use theirs in turn. random: add random documents that are no
-    positives; repeat if there are none."""
+    """What to do with examples that have fewer. repeat: use theirs in turn, or random documents if they have none.
+    random: add random documents. Random documents are no positives."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sample."""
     with_title: bool = True
