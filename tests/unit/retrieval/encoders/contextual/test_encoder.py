@@ -121,7 +121,7 @@ def test_segments_are_means_of_consecutive_tokens(length: int) -> None:
 
 
 @pytest.mark.parametrize(("context", "message"), [
-    (torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "least one document"), (torch.zeros(WIDTH), "shape"),
+    (torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "least one"), (torch.zeros(WIDTH), "shape"),
 ])  # fmt: skip
 def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
