@@ -136,15 +136,13 @@ def build_batches(
     an Arrow table, or a mapping of columns. It can also be rows: mappings, or tuples of query, document and negatives.
     Its columns are query and document (also called anchor and positive). If just two columns are texts, they may have
     any names. Optional columns are negative, negative_1, …, domain, query_id and document_id. A document or negative
-    may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives. An
-    example gets as many as at least half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another
-    number.
+    may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives, by
+    default as many as half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another number.
 
     Or give ``queries`` and ``documents``. They are lists with a pair in row i of both, or lists and mappings by id with
     ``judgments``. Judgments are (query id, document id[, grade]) each, or a mapping from query ids to document ids, or
     to grades by document id. Grades of 0 or less are hard negatives. ``domains`` are the documents'. A batch has one
-    domain, and small domains are merged. ``drop_empty`` leaves out texts that are empty, with their pairs. Otherwise
-    they are refused.
+    domain, and small domains are merged. ``drop_empty`` leaves out empty texts, with their pairs; else it refuses them.
 
     Vectors: give ``query_vectors`` and ``document_vectors`` (texts, d), a row for each given text. The rows of
     negatives follow those of documents, column after column. Or give an ``encoder``: a name, a folder or a
@@ -447,9 +445,8 @@ def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[
         raise UserError(f"{side}_vectors must be an array with one row for each given text ({error}).") from error
     if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != len(ids) or not array.size:
         raise UserError(
-            f"{side}_vectors are {array.dtype} of shape {array.shape}, but {len(ids)} {_PARTS[side]} are given."
-            " Give numbers, one row for each. The rows of negatives follow those of documents, column after"
-            " column."
+            f"{side}_vectors are {array.dtype} of shape {array.shape}, but {len(ids)} {_PARTS[side]} are given. Give"
+            " numbers, one row for each. The rows of negatives follow those of documents, column after column."
         )
     with np.errstate(over="ignore"):
         finite = np.isfinite(array.astype(np.float16)).all(axis=1)

@@ -115,9 +115,8 @@ def open_relations(output: str, spill: Path, resources: Resources) -> Iterator[R
         if "temp_directory" in str(error):  # the disk is full
             raise storage_error(str(spill), _first_line(error)) from error
         raise UserError(
-            f"{output}: resources.memory ({settings['memory_limit']}) is too little for a join"
-            f" ({_first_line(error)}). Raise it, or lower resources.cpus_per_worker, because each thread takes a"
-            " share."
+            f"{output}: resources.memory ({settings['memory_limit']}) is too little for a join ({_first_line(error)})."
+            " Raise it, or lower resources.cpus_per_worker, because each thread takes a share."
         ) from error
     except duckdb.IOException as error:
         raise storage_error(str(spill), _first_line(error)) from error

@@ -169,9 +169,8 @@ def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> No
         wrong = pc.match_substring_regex(block, _NO_NAME)
         if pc.any(wrong).as_py():
             raise UserError(
-                f"{what} is {block.filter(wrong)[0].as_py()!r}, which can't be written, because a TREC file"
-                " separates columns by whitespace. An id must hold no whitespace and not be empty. Rename it in"
-                " the collection."
+                f"{what} is {block.filter(wrong)[0].as_py()!r}, which can't be written, because a TREC file separates"
+                " columns by whitespace. An id must hold no whitespace and not be empty. Rename it in the collection."
             )
 
 

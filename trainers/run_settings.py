@@ -77,9 +77,8 @@ class RunSettings(Settings):
             self.objective.check_run(self)
             if self.objective.needs_hard_negatives and self.training.hard_negatives == 0:
                 raise UserError(
-                    "training.hard_negatives is 0, so every row's hard negatives are left out, but a triplet has"
-                    " one. Set it to 1, which draws one for each row in each epoch, or leave it out if rows have"
-                    " just one."
+                    "training.hard_negatives is 0, so every row's hard negatives are left out, but a triplet has one."
+                    " Set it to 1, which draws one for each row in each epoch, or leave it out if rows have just one."
                 )
             validated = self.validation.batches if isinstance(self.validation, BatchValidationSettings) else None
             if validated is not None and absolute(validated) == absolute(self.batches):

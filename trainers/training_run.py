@@ -175,9 +175,8 @@ def _ledger(
     if training.hard_negatives and not ledger.comparisons.hard:
         log.warning(
             f"  Warning: training.hard_negatives is {training.hard_negatives}, but no row of the"
-            f" {ledger.sampled_batches} batches of {batches.uri} that were checked has a hard negative to draw."
-            " Make batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave"
-            " it out."
+            f" {ledger.sampled_batches} batches of {batches.uri} that were checked has a hard negative to draw. Make"
+            " batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
         )
     return ledger.to_json()
 

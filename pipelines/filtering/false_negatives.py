@@ -82,9 +82,8 @@ def score_mask(
 def _check_vectors(queries: NDArray[np.floating], documents: NDArray[np.floating]) -> None:
     if queries.ndim != 2 or queries.shape[1:] != documents.shape[1:] or not 0 < len(queries) <= len(documents):
         raise UserError(
-            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a"
-            " batch. They must be (B, dimension) and (M, dimension) with M >= B > 0. The first B documents are the"
-            " positives."
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a batch."
+            " They must be (B, dimension) and (M, dimension) with M >= B > 0. The first B documents are the positives."
         )
     for side, vectors in (("query", queries), ("document", documents)):
         finite = np.isfinite(vectors).all(axis=1)

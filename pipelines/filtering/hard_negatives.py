@@ -131,9 +131,8 @@ class NegativeDraw:
         unknown = int(np.isnan(scores).sum())
         if unknown:
             raise UserError(
-                f"Balanced margins can't draw for pair {pair}, because the teacher has no score for {unknown} of"
-                f" its document and {len(available)} hard negatives. Score all of them, or set choose_negatives:"
-                " sample."
+                f"Balanced margins can't draw for pair {pair}, because the teacher has no score for {unknown} of its"
+                f" document and {len(available)} hard negatives. Score all of them, or set choose_negatives: sample."
             )
         margins = scores[-1] - scores[:-1]
         return available[draw_balanced(margins, self.number, self.balanced, np.random.default_rng(int(key)))]

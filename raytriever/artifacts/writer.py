@@ -155,9 +155,8 @@ class ArtifactWriter:
         files = {name for name in self.folder.files() if not is_lock(name)}
         if stored is None and files:
             raise UserError(
-                f"{self.folder.uri} is no artifact but holds files"
-                f" ({min(files)}{', …' if len(files) > 1 else ''}). Nothing was changed. Choose an empty or a new"
-                " folder as output."
+                f"{self.folder.uri} is no artifact but holds files ({min(files)}{', …' if len(files) > 1 else ''})."
+                " Nothing was changed. Choose an empty or a new folder as output."
             )
         if stored is None:
             return

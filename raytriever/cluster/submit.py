@@ -140,10 +140,9 @@ def checked_command(command: Sequence[str]) -> list[str]:
     for number, word in enumerate(command, 1):
         if "@" in word.partition("://")[2]:  # the word itself is not shown
             raise UserError(
-                f"submit: word {number} of the command is a URI with an '@', so it seems to hold a user's name or"
-                " a key. Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
-                " credentials out of the URI. Nodes reach storage by a role, or by variables of their own"
-                " environment."
+                f"submit: word {number} of the command is a URI with an '@', so it seems to hold a user's name or a"
+                " key. Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
+                " credentials out of the URI. Nodes reach storage by a role, or by variables of their own environment."
             )
     words = list(command[1:] if Path(command[0]).name == "raytriever" else command)
     known = sorted({*COMMANDS, *JOBS} - {"submit"})

@@ -283,9 +283,8 @@ def require_safetensors(folder: Path) -> None:
     pickles = [*folder.glob("*.bin"), *folder.glob("*.pt")]
     if pickles and not list(folder.glob("*.safetensors")):
         raise UserError(
-            f"{folder} holds its weights only as a pickle ({pickles[0].name}), which isn't read because it can run"
-            " any code. If you trust its origin, load it yourself and save it as safetensors (save_pretrained"
-            " does)."
+            f"{folder} holds its weights only as a pickle ({pickles[0].name}), which isn't read because it can run any"
+            " code. If you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
         )
     listing = folder / "model.safetensors.index.json"
     with reading("The list of weights", listing):

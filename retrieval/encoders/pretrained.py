@@ -279,9 +279,8 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         if tokenizer_only or _has_weights(found):
             return found
         reason = (
-            "it holds no safetensors there, and pickles aren't read because they can run any code. If you trust"
-            " them, load the model with transformers, save it and its tokenizer with save_pretrained, and give"
-            " that folder"
+            "it holds no safetensors there, and pickles aren't read because they can run any code. If you trust them,"
+            " load the model with transformers, save it and its tokenizer with save_pretrained, and give that folder"
         )
     packaged = PACKAGED_MODELS.get(model)
     raise UserError(

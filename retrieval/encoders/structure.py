@@ -67,8 +67,7 @@ def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
     if not blocks:
         raise UserError(
             f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), so its blocks can't be"
-            " sharded, compiled or recomputed one by one. Leave out sharding, compile and"
-            " activation_checkpointing."
+            " sharded, compiled or recomputed one by one. Leave out sharding, compile and activation_checkpointing."
         )
     return blocks
 

@@ -155,9 +155,8 @@ def pair_table(evaluated: Evaluated) -> Table:
     header = ["measure", "pair", "diff.", f"{_confidence(evaluated)} interval", "d_z", "won", "equal", "lost"]
     caption = (
         "Differences of the means, with bootstrap intervals over queries. d_z is the difference in units of the"
-        " differences' standard deviation. Queries won, equal and lost. Holm-corrected p-values of the paired"
-        " t-test, the permutation test and the equivalence test (TOST, small where the difference is within"
-        f" {margin})."
+        " differences' standard deviation. Queries won, equal and lost. Holm-corrected p-values of the paired t-test,"
+        f" the permutation test and the equivalence test (TOST, small where the difference is within {margin})."
     )
     return Table([*header, "t-test", "permut.", f"in {margin}"], rows, caption, text_columns=2)
 
@@ -185,10 +184,9 @@ def _difference_plot(evaluated: Evaluated, baseline: str) -> Plot:
         panels[measure].append(interval)
     svg = interval_panels(panels, f"difference from '{baseline}'", "Differences of the means from the baseline")
     caption = (
-        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap interval over queries."
-        f" Filled: significant at {evaluated.level:g} (paired t-test, Holm-corrected). Hollow: not significant."
-        " Tests and intervals cover the choice of queries. They don't cover what another training seed would"
-        " change."
+        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap interval over queries. Filled:"
+        f" significant at {evaluated.level:g} (paired t-test, Holm-corrected). Hollow: not significant. Tests and"
+        " intervals cover the choice of queries. They don't cover what another training seed would change."
     )
     return Plot(svg, caption)
 

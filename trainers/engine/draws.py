@@ -55,9 +55,8 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
     missing = [name for name in _READ if name not in rows.column_names]
     if missing:
         raise UserError(
-            f"Hard negatives are drawn anew each epoch, which needs the column {', '.join(missing)}, but the"
-            f" batches have {', '.join(rows.column_names)}. Make batches of pairs, or leave out"
-            " training.hard_negatives."
+            f"Hard negatives are drawn anew each epoch, which needs the column {', '.join(missing)}, but the batches"
+            f" have {', '.join(rows.column_names)}. Make batches of pairs, or leave out training.hard_negatives."
         )
     sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy().astype(np.int64)
     drawn = _drawn(text_keys(rows["query_id"].to_pylist(), f"{seed} {epoch} "), sizes, count)

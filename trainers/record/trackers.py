@@ -253,8 +253,7 @@ def require_packages(settings: TrackingSettings) -> dict[TrackerName, Any]:
         except ImportError as error:
             raise UserError(
                 f"tracking.trackers names {name}, but its package isn't installed where training runs. Install it"
-                f" there (pip install {_PACKAGES[name]}), or take it out of the list. The curve is stored in any"
-                " case."
+                f" there (pip install {_PACKAGES[name]}), or take it out of the list. The curve is stored in any case."
             ) from error
     return modules
 

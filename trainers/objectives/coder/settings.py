@@ -145,8 +145,7 @@ class CoderSettings(ObjectiveSettings):
         is_search = isinstance(validation, RetrievalValidationSettings) and validation.run is None
         if is_search and self.scoring.kind == "transformer":
             raise UserError(
-                "A module that scores lists as a whole (objective.scoring 'transformer') can't search a"
-                " collection, because a score depends on the other candidates. Name a run of the split's queries"
-                " in validation.run, so that the module ranks its candidates (validation.candidates of each"
-                " query)."
+                "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection,"
+                " because a score depends on the other candidates. Name a run of the split's queries in"
+                " validation.run, so that the module ranks its candidates (validation.candidates of each query)."
             )

@@ -96,10 +96,9 @@ def require_decoder(model: Any) -> None:
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or []) or config.model_type == "mistral"
     if windowed and window is not None:
         raise UserError(
-            f"The language model {where} attends within a sliding window of {window} tokens, but in-batch"
-            " attention reads whole documents. If all texts are shorter, the window changes nothing: set"
-            " sliding_window in its config.json to null (for Qwen use_sliding_window to false). Otherwise choose"
-            " another language model."
+            f"The language model {where} attends within a sliding window of {window} tokens, but in-batch attention"
+            " reads whole documents. If all texts are shorter, the window changes nothing: set sliding_window in its"
+            " config.json to null (for Qwen use_sliding_window to false). Otherwise choose another language model."
         )
     if model.get_output_embeddings() is None:
         raise UserError(
