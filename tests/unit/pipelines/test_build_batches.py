@@ -443,7 +443,7 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     for wrong, message in (
         (bad, r"query_vectors\[5\] holds a NaN"),
         (queries * np.where(np.arange(COUNT) == 7, 1e6, 1)[:, None], r"query_vectors\[7\] .* beyond half precision"),
-        (queries[1:], r"query_vectors are float32 of shape \(95, 16\), and 96 queries are given"),
+        (queries[1:], r"query_vectors are float32 of shape \(95, 16\), but 96 queries are given"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(48, 16\), 'queries': \(96, 15\)}"),
         (queries[0], r"query_vectors are float32 of shape \(16,\)"),
         (queries.astype(str), r"query_vectors are <U\d+ of shape \(96, 16\)"),
