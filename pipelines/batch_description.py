@@ -65,7 +65,7 @@ def _pairs(rows: list[Row]) -> Iterator[str]:
 
 
 def _chunks(rows: list[Row]) -> Iterator[str]:
-    """Of each source how many chunks are here, from which to which; then each chunk, in that order."""
+    """For each source its number of chunks here, and their range. Then each chunk, in the same order."""
     numbered = sorted(enumerate(rows), key=lambda item: (item[1]["source_id"], item[1]["number"]))
     sources: dict[str, list[int]] = {}
     for _, row in numbered:
@@ -126,8 +126,8 @@ def text_vectors(vectors: StoredVectors, part: TextPart, ids: pa.ChunkedArray) -
     places = places_among(ids, stored.ids())
     if (places < 0).any() or stored.vectors_per_text > 1:
         raise UserError(
-            f"{vectors.uri} does not hold one vector for each of the batch's {part}. Give those of the collection that"
-            " the batches were made from, by an encoder with one vector a text."
+            f"{vectors.uri} does not hold one vector for each of the batch's {part}. Give vectors of the batches'"
+            " own collection, from an encoder with one vector a text."
         )
     return stored.gather(places)
 
@@ -146,8 +146,8 @@ def show(
     batches: Annotated[str, typer.Argument(help="A batches artifact.")],
     batch: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
     epoch: Annotated[int, typer.Option(help="Number of the epoch.")] = 0,
-    vectors: Annotated[str | None, typer.Option(help="Vectors of the collection: similarities are drawn too.")] = None,
-    html: Annotated[Path | None, typer.Option(help="A file for a page with the matrix of similarities.")] = None,
+    vectors: Annotated[str | None, typer.Option(help="Vectors of the collection, to show similarities too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="HTML file to write, with the matrix of similarities.")] = None,
 ) -> None:
     """Prints one stored batch so that a person can read it."""
     reader = BatchReader(batches)
@@ -158,9 +158,11 @@ def show(
         scores, mask = batch_matrix(reader.read(epoch, batch), StoredVectors(vectors))
         lines += ["", *matrix_lines(scores, mask)]
         if html is not None:
-            plot = Plot(heat_map(scores, mask, lines[0]), "Rows: queries; columns: documents, then hard negatives.")
-            section = Section("Similarities", "The darker, the nearer; orange is masked.", [plot])
+            plot = Plot(
+                heat_map(scores, mask, lines[0]), ("Rows are queries, columns documents and then hard negatives.")
+            )
+            section = Section("Similarities", "Darker cells are more similar; orange cells are masked.", [plot])
             html.write_text(render(lines[0], reader.uri, [section]), encoding="utf-8")
     elif vectors or html:
-        raise UserError("A matrix of similarities is one of batches of pairs and of --vectors: give both.")
+        raise UserError("A matrix of similarities needs batches of pairs and --vectors: give both.")
     echo("\n".join(lines))

@@ -1,13 +1,13 @@
 """The contract between batch construction and training: batches stored as data.
 
 One row is one example, one row group is one batch, so batch i is one seek. Files are
-``epoch=<epoch>/batches-<number>.parquet``; every epoch has its own batches and its own masks. Rows that all epochs
-share are stored once, ``lookup/rows-<number>.arrow``, and of each epoch which of them its batches have,
+``epoch=<epoch>/batches-<number>.parquet``. Every epoch has its own batches and its own masks. Rows that all epochs
+share are stored once, in ``lookup/rows-<number>.arrow``. The rows of an epoch's batches are then
 ``lookup/order-<epoch>.npy``, int64 (batches, batch_size).
 
-What a row is, the manifest's fact ``layout`` says; ``LAYOUTS`` has the columns of each. Schemas, the card of published
-batches and what hard negatives carry along follow from it: a new column is a line there, what fills it, and what reads
-it.
+The manifest's fact ``layout`` tells what a row is; ``LAYOUTS`` has the columns of each layout. Schemas, the card of
+published batches and what hard negatives carry along follow from it. A new column needs a line there, the code that
+fills it, and the code that reads it.
 """
 
 from bisect import bisect_right
@@ -37,8 +37,8 @@ Layout = Literal["pairs", "chunks", "candidates"]
 class BatchColumn:
     """A column, never null (entries of a list may be), and its ``meaning`` in the words of a dataset's card.
 
-    ``fact``: it is stored only where the artifact's manifest has this fact; None: always. ``per_negative``: a list with
-    an entry for each hard negative of the row.
+    ``fact``: store it only if the artifact's manifest has this fact. None: always. ``per_negative``: a list with an
+    entry for each hard negative of the row.
     """
 
     name: str
@@ -50,13 +50,13 @@ class BatchColumn:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What a row of a batch is: ``meaning`` in a sentence, and its columns in the order in which they are stored."""
+    """The meaning of a row in a sentence, and its columns in stored order."""
 
     meaning: str
     columns: tuple[BatchColumn, ...]
 
     def schema(self, facts: Mapping[str, Any] = MappingProxyType({})) -> pa.Schema:
-        """The columns of batches whose manifest has these ``facts``."""
+        """The columns of batches with these ``facts`` in their manifest."""
         stored = (column for column in self.columns if column.fact is None or facts.get(column.fact))
         return pa.schema([pa.field(column.name, column.type, nullable=False) for column in stored])
 
@@ -195,8 +195,8 @@ class BatchFiles:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
             raise UserError(
-                f"{self.artifact.uri} holds {self.epochs} epochs of batches, epoch {epoch} was asked for. Pack more"
-                " epochs, or train for fewer."
+                f"{self.artifact.uri} holds {self.epochs} epochs of batches, but epoch {epoch} was asked for. Pack"
+                " more epochs, or train for fewer."
             )
         return self._counts[epoch]
 
@@ -215,7 +215,7 @@ class BatchFiles:
         total = self.number_of_batches(epoch)
         if not 0 <= index < total:
             raise UserError(
-                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
+                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}, but {index} was asked for."
             )
         first, name = self._place(epoch, index)
         with self._reading:
@@ -224,7 +224,7 @@ class BatchFiles:
     def stored_bytes(self, epoch: int, index: int) -> int:
         """Bytes of one batch before compression, from its file's footer, which is read once.
 
-        Of batches whose rows are stored once it is the mean of all.
+        For batches with rows stored once it is the mean of all.
         """
         first, name = self._place(epoch, index)
         if name.endswith(".npy"):
@@ -244,13 +244,13 @@ class BatchFiles:
 class BatchReader(BatchFiles):
     """Reads stored batches by (epoch, number), from any process, in any order.
 
-    Raises ``UserError`` where the artifact holds no batches. ``schema`` and ``columns`` are what every batch has,
-    ``fingerprint`` names the exact batches that a training run consumed.
+    Raises ``UserError`` where the artifact holds no batches. ``schema`` and ``columns`` are what every batch has.
+    ``fingerprint`` identifies the batches that a training run consumed.
 
-    Also a sequence of the batches of all epochs, one after the other, as plain lists and arrays: what a ``DataLoader``
-    of torch takes, with ``batch_size=None``. Layout ``pairs``: ``queries`` (B strings), ``documents`` (M strings: row
-    i's positive is document i, all hard negatives follow in row order), ``masked`` bool (B, M), ``epoch``, ``batch``.
-    Other layouts: a list for each column.
+    It is also a sequence of the batches of all epochs, as plain lists and arrays. A ``DataLoader`` of torch takes it
+    with ``batch_size=None``. Layout ``pairs`` has ``queries`` (B strings) and ``documents`` (M strings). Row i's
+    positive is document i, and all hard negatives follow in row order. ``masked`` is bool (B, M); ``epoch`` and
+    ``batch`` are numbers. Other layouts have a list for each column.
     """
 
     def __init__(self, uri: str) -> None:
@@ -298,7 +298,7 @@ class BatchReader(BatchFiles):
 
 
 def mask_of(rows: pa.Table) -> NDArray[np.bool_]:
-    """What each row of a batch of pairs leaves out of the batch's documents and hard negatives, bool (B, M)."""
+    """The batch's documents and hard negatives that each row of pairs leaves out, bool (B, M)."""
     negatives = int(pc.sum(pc.list_value_length(rows["hard_negatives"])).as_py())
     mask = np.zeros((len(rows), len(rows) + negatives), dtype=bool)
     of_row = np.repeat(np.arange(len(rows)), pc.list_value_length(rows["masked"]).to_numpy())
@@ -344,5 +344,5 @@ class BatchWriter:
 
 
 def epoch_permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """The order in which epoch ``epoch`` goes through its ``count`` stored batches: int64 (count,)."""
+    """The order of the ``count`` stored batches in epoch ``epoch``: int64 (count,)."""
     return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64)

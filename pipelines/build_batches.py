@@ -31,7 +31,7 @@ from retrieval.collections.collection import StoredCollection, TextPart
 from retrieval.collections.records import text_id
 from retrieval.vectors import StoredVectors
 
-RECIPE = "contextual_batches"  # whose settings are the defaults
+RECIPE = "contextual_batches"  # its settings are the defaults
 _PARTS: dict[str, TextPart] = {"query": "queries", "document": "documents"}
 _ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding among them
     "query": "query|queries|anchor",
@@ -45,13 +45,13 @@ _ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding
 _GRADE = re.compile(r"-?\d{1,9}(\.0)?")
 _MOST_MASKED = 0.5
 _JUDGED = (
-    "Needed is (query id, document id[, grade]) for each judgment, or a mapping from query ids to document ids, or to"
-    " grades by document id."
+    "Give (query id, document id[, grade]) for each judgment. Or give a mapping from query ids to document ids, or"
+    " to grades by document id."
 )
 _TABLES = (
-    "Needed is a table with a column of queries and one of documents: a datasets.Dataset (streaming or not), a frame of"
-    " pandas or Polars, an Arrow table, a mapping from names to columns; or rows, each a mapping, or a tuple (query,"
-    " document[, negative, …]). Of files, datasets.load_dataset makes such a table."
+    "Give a table with a column of queries and one of documents: a datasets.Dataset (streaming or not), a frame of"
+    " pandas or Polars, an Arrow table, a mapping from names to columns. Or give rows, each a mapping, or a tuple"
+    " (query, document[, negative, …]). datasets.load_dataset reads files as such a table."
 )
 _JUDGED_NEGATIVES: dict[str, Any] = {"batches.judged_negatives": "train", "batches.too_few_negatives": "repeat"}
 _SOURCE: dict[str, Any] = {
@@ -87,7 +87,7 @@ class BuiltBatches(BatchReader):
 
     @property
     def audit(self) -> Audit:
-        """What each rule masks, with examples, as ``pipelines.filtering.mask_audit`` describes it."""
+        """Negatives masked by each rule, with examples, as ``pipelines.filtering.mask_audit`` describes them."""
         return dict(self.artifact.read_json("audit.json"))
 
     @cached_property
@@ -106,7 +106,7 @@ class BuiltBatches(BatchReader):
         target = Folder(folder)
         target.refuse_file()
         if there := sorted(target.files()):
-            raise UserError(f"{target.uri} holds files ({there[0]}, …). Nothing was touched: choose a new folder.")
+            raise UserError(f"{target.uri} holds files ({there[0]}, …). Nothing was changed. Choose a new folder.")
         with target.scratch() as scratch:
             for name in (*self.artifact.names(), RUN, MANIFEST):  # the manifest makes it complete
                 shutil.copyfile(Path(self.uri) / name, scratch / "copy")
@@ -132,22 +132,23 @@ def build_batches(
 ) -> BuiltBatches:
     """Clustered, packed and masked batches of pairs, as the recipe ``contextual_batches`` makes them.
 
-    Either ``data``, a table of pairs: a ``datasets.Dataset``, streaming or not, a frame of pandas or Polars, an Arrow
-    table, a mapping of columns, or rows (mappings, or tuples of query, document and negatives). Its columns: query and
-    document (also called anchor and positive; of any names where just two columns are of texts), perhaps negative,
-    negative_1, …, domain, query_id and document_id. A document or negative may be a list of texts. Equal texts without
-    ids are one query, or one document. Negatives become hard negatives, as many an example as half of the rows have at
-    least; ``{"batches.negatives_per_example": 3}`` sets another number.
+    Give either ``data``, a table of pairs. It is a ``datasets.Dataset``, streaming or not, a frame of pandas or Polars,
+    an Arrow table, or a mapping of columns. It can also be rows: mappings, or tuples of query, document and negatives.
+    Its columns are query and document (also called anchor and positive). If just two columns are texts, they may have
+    any names. Optional columns are negative, negative_1, …, domain, query_id and document_id. A document or negative
+    may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives, by
+    default as many as half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another number.
 
-    Or ``queries`` and ``documents``: lists in which row i of both is a pair, or lists and mappings by id with
-    ``judgments``: (query id, document id[, grade]) each, or a mapping from query ids to document ids, or to grades by
-    document id; grades of 0 or less are hard negatives. ``domains`` are the documents'; a batch is of one, small ones
-    are merged. ``drop_empty``: leaves out what has no text, with its pairs; else that is refused.
+    Or give ``queries`` and ``documents``. They are lists with a pair in row i of both, or lists and mappings by id with
+    ``judgments``. Judgments are (query id, document id[, grade]) each, or a mapping from query ids to document ids, or
+    to grades by document id. Grades of 0 or less are hard negatives. ``domains`` are the documents'. A batch has one
+    domain, and small domains are merged. ``drop_empty`` leaves out empty texts, with their pairs; else it refuses them.
 
-    Vectors: ``query_vectors`` and ``document_vectors`` (texts, d), a row for each that is given, those of negatives
-    behind those of documents, column after column; or an ``encoder``: a name, a folder or a ``SentenceTransformer``.
-    ``settings``: of the recipe's stages by dotted key, such as ``{"packing.packing.polish_sweeps": 3}``; `raytriever
-    run contextual_batches --print-config` explains all. Raises ``UserError`` for data that don't fit together.
+    Vectors: give ``query_vectors`` and ``document_vectors`` (texts, d), a row for each given text. The rows of
+    negatives follow those of documents, column after column. Or give an ``encoder``: a name, a folder or a
+    ``SentenceTransformer``. ``settings`` are of the recipe's stages by dotted key, such as
+    ``{"packing.packing.polish_sweeps": 3}``. `raytriever run contextual_batches --print-config` explains all. Raises
+    ``UserError`` for data that don't fit together.
     """
     vectors = _vectors(query_vectors, document_vectors, encoder)
     if not isinstance(settings, Mapping | None):
@@ -158,7 +159,10 @@ def build_batches(
     given.read(data, queries=queries, documents=documents, domains=domains, judgments=judgments)
     pairs = sum(grade > 0 for grade in given.grades.values())
     if not isinstance(batch_size, int | np.integer) or not 0 < batch_size <= pairs:
-        raise UserError(f"batch_size is {batch_size!r:.60}, and there are {pairs} pairs. Give 1 to as many.")
+        raise UserError(
+            f"batch_size is {batch_size!r:.60}, but there are {pairs} pairs. Give a number from 1 to"
+            " the number of pairs."
+        )
     sizes = ("clusters.cluster_size", "clusters.smallest_domain", "packing.packing.batch_size")
     values: dict[str, Any] = dict.fromkeys(sizes, batch_size) | {"packing.epochs": epochs}
     values |= dict.fromkeys(("clusters.seed", "packing.seed", "batches.seed"), seed)
@@ -173,14 +177,16 @@ def build_batches(
 
 
 def _vectors(queries: Any, documents: Any, encoder: Any) -> dict[str, Any]:
-    """Of each side the vectors, or what makes them of texts; nothing where a stage does by the encoder's name."""
+    """The vectors of each side, or what computes them from texts. Empty if a stage does so by the encoder's name."""
     vectors = {side: given for side, given in zip(_PARTS, (queries, documents), strict=True) if given is not None}
     if len(vectors) != (2 if encoder is None else 0):
-        raise UserError("Give query_vectors and document_vectors, both, or an encoder that makes them; not all three.")
+        raise UserError(
+            "Give both query_vectors and document_vectors, or an encoder that computes them, but not all three."
+        )
     if encoder is not None and hasattr(encoder, "encode_query"):
         return {"query": encoder.encode_query, "document": encoder.encode_document}
     if not isinstance(encoder, str | Path | None):
-        raise UserError(f"encoder is a {type(encoder).__name__}; give a name, a folder or a SentenceTransformer.")
+        raise UserError(f"encoder is a {type(encoder).__name__}. Give a name, a folder or a SentenceTransformer.")
     return vectors
 
 
@@ -209,17 +215,17 @@ def _checked(batches: BuiltBatches) -> BuiltBatches:
         rules = batches.audit["rules"]
         most = max(rules, key=lambda rule: rules[rule]["negatives"])
         log.warning(
-            f"Warning: {batches.masked:.0%} of the negatives are masked, most by {most!r}, which leaves little to"
-            " learn from. batches.audit shows some. Are the vectors those of these texts, and of an encoder that tells"
-            ' them apart? settings={"batches.false_negatives.margin": -0.1} masks less.'
+            f"Warning: {batches.masked:.0%} of the negatives are masked, most by {most!r}, so little is left to"
+            " learn from. batches.audit shows examples. Do the vectors belong to these texts, and does their"
+            f' encoder tell the texts apart? settings={{"batches.false_negatives.margin": -0.1}} masks less.'
         )
     return batches
 
 
 class _Given:
-    """What was given: of each side texts and domains by id, and the id of each text in turn; grades of pairs of ids.
+    """The given data: for each side texts and domains by id, and the id of each text in turn; grades of pairs of ids.
 
-    An id of None is that of a text that was left out.
+    An id of None marks a text that was left out.
     """
 
     def __init__(self, *, drop_empty: bool) -> None:
@@ -233,7 +239,7 @@ class _Given:
         """Raises ``UserError`` that names the argument, and the row of what is wrong in it."""
         is_there = [part is not None for part in (queries, documents, domains, judgments)]
         if any(is_there) if data is not None else not all(is_there[:2]):
-            raise UserError("Give one table of pairs, or queries and documents with perhaps domains and judgments.")
+            raise UserError("Give one table of pairs, or queries and documents, optionally with domains and judgments.")
         if judgments is not None:
             self._read_texts(queries, documents, domains, judgments)
         else:
@@ -243,10 +249,13 @@ class _Given:
             if left_out := self.ids[side].count(None):
                 log.info(f"{left_out:,} of {len(self.ids[side]):,} {part} have no text and are left out.")
         if self.negatives:
-            log.info(f"Hard negatives of an example: {self.negatives}. Fewer are repeated, more come epoch by epoch.")
+            log.info(
+                f"Hard negatives of an example: {self.negatives}. Examples with fewer repeat theirs; examples"
+                " with more use them in turn, epoch by epoch."
+            )
 
     def tables(self) -> dict[str, pa.Table]:
-        """What `raytriever collect` reads."""
+        """The tables that `raytriever collect` reads."""
         tables = {}
         for side, part in _PARTS.items():
             texts, domains = zip(*self.texts[side].values(), strict=True)
@@ -267,11 +276,11 @@ class _Given:
             try:
                 of_text = text_id(text)
             except UnicodeEncodeError as error:
-                raise UserError(f"{place} is no valid Unicode ({error}). Put another character there.") from error
+                raise UserError(f"{place} is not valid Unicode ({error}). Replace that character.") from error
             found = of_text if _is_missing(id_) else str(id_)
             stored = text, "" if _is_missing(domain) else str(domain)
             if self.texts[side].setdefault(found, stored)[0] != text:
-                raise UserError(f"{place}: id {found!r} is already that of another text. Give each text its own.")
+                raise UserError(f"{place}: id {found!r} already belongs to another text. Give each text its own id.")
         self.ids[side].append(found)
         return found
 
@@ -281,7 +290,9 @@ class _Given:
         [(query, texts)], [(positive, _)] = found["query"], found["document"]
         for name, values in columns:
             if len(values) != len(texts):
-                raise UserError(f"{query!r} has {len(texts)} values and {name!r} has {len(values)}. Give as many.")
+                raise UserError(
+                    f"{query!r} has {len(texts)} values and {name!r} has {len(values)}. Give the same number."
+                )
         query_ids, document_ids, domains = (
             found[role][0][1] if found[role] else [None] * len(texts) for role in ("query_id", "document_id", "domain")
         )
@@ -310,14 +321,16 @@ class _Given:
             has_domains = part == "documents" and domains is not None
             of_texts = require_list("domains", domains) if has_domains else [None] * len(by_id)
             if len(of_texts) != len(by_id):
-                raise UserError(f"There are {len(of_texts)} domains and {len(by_id)} documents. Give as many.")
+                raise UserError(f"There are {len(of_texts)} domains and {len(by_id)} documents. Give the same number.")
             for (id_, text), domain in zip(by_id.items(), of_texts, strict=True):
                 known[side, str(id_)] = self._add(side, text, f"{part}[{id_!r}]", id_, domain)
         for row, (*ids, grade) in enumerate(_judgments(judgments)):
             grade = 1 if grade is None else grade
             place, named = _place(row, "judgments"), list(zip(_PARTS, map(str, ids), strict=True))
             if not _GRADE.fullmatch(str(grade)):
-                raise UserError(f"{place} has the grade {grade!r:.60}. It must be a whole number, above 0: an answer.")
+                raise UserError(
+                    f"{place} has the grade {grade!r:.60}. It must be a whole number, above 0 for an answer."
+                )
             for side, id_ in named:
                 if (side, id_) not in known:
                     raise UserError(f"{place} names {id_!r:.60}, which {_PARTS[side]} do not hold. Add its text.")
@@ -370,11 +383,11 @@ def _is_missing(value: Any) -> bool:
 
 
 def _by_role(columns: _Columns) -> dict[str, _Columns]:
-    """The columns by what they are; what is not used is said.
+    """The columns by their roles. Unused ones are reported.
 
-    Where queries or documents have no column of a known name, those of texts are taken by their position, as
-    sentence-transformers takes them. Raises ``UserError`` where that is ambiguous, and for labels that tell other rows
-    than positives.
+    If no column has a known name for queries or documents, columns of texts are taken by position, as in
+    sentence-transformers. Raises ``UserError`` if that is ambiguous, and for labels that mark rows other than
+    positives.
     """
     found: dict[str, _Columns] = {role: [] for role in (*_ROLES, "")}
     for column in columns:
@@ -390,7 +403,7 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
     ]
     if absent and len(texts) != len(absent):
         there = ", ".join(repr(name) for name, _ in columns) or "none"
-        raise UserError(f"No column is named {absent[0]!r}. Columns there: {there}. Rename those that are meant.")
+        raise UserError(f"No column is named {absent[0]!r}. Columns there: {there}. Rename the column that you mean.")
     for side, column in zip(absent, texts, strict=False):
         log.info(f"Column {column[0]!r} is taken as {side!r} by its position.")
         found[side].append(column)
@@ -399,11 +412,11 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
         for row, value in enumerate(values):
             if not _is_missing(value) and str(value) not in ("1", "1.0", "True"):
                 raise UserError(
-                    f"{_place(row, name)} is {value!r:.60}, so not every row is a query and a document that answers it."
-                    " Keep the rows that are, without that column."
+                    f"{_place(row, name)} is {value!r:.60}, so not every row is a query with a document that"
+                    " answers it. Keep only such rows, and drop that column."
                 )
     if unused := [name for name, _ in found["label"] + found[""]]:
-        log.warning(f"Warning: columns that are not used: {', '.join(unused)}.")
+        log.warning(f"Warning: unused columns: {', '.join(unused)}.")
     return found
 
 
@@ -429,11 +442,11 @@ def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[
     try:
         array = np.asarray(given.detach().cpu().float() if hasattr(given, "detach") else given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{side}_vectors must be an array with a row for each text that is given ({error}).") from error
+        raise UserError(f"{side}_vectors must be an array with one row for each given text ({error}).") from error
     if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != len(ids) or not array.size:
         raise UserError(
-            f"{side}_vectors are {array.dtype} of shape {array.shape}, and {len(ids)} {_PARTS[side]} are given. Give"
-            " numbers, a row for each; the rows of negatives stand behind those of documents, column after column."
+            f"{side}_vectors are {array.dtype} of shape {array.shape}, but {len(ids)} {_PARTS[side]} are given. Give"
+            " numbers, one row for each. The rows of negatives follow those of documents, column after column."
         )
     with np.errstate(over="ignore"):
         finite = np.isfinite(array.astype(np.float16)).all(axis=1)
@@ -445,7 +458,7 @@ def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[
     zeros = np.count_nonzero(~array.any(axis=1))
     if zeros or (len(array) > 1 and np.allclose(array, array[0], rtol=1e-3, atol=0)):
         log.warning(
-            f"Warning: of {side}_vectors {zeros or 'all'} {'are zero' if zeros else 'are alike'}, so clusters and masks"
-            " mean nothing there. Embed the texts by a trained encoder."
+            f"Warning: of {side}_vectors {zeros or 'all'} {'are zero' if zeros else 'are alike'}, so their"
+            " clusters and masks are meaningless. Embed the texts with a trained encoder."
         )
     np.save(path, array[places_among(stored["id"], pa.array(ids, pa.string()))], allow_pickle=False)

@@ -1,9 +1,9 @@
 """Grouping: chunks of a few documents to batches, a new grouping for every epoch (Revela, section 5.2).
 
-A chunk is predicted from the others of its batch, so a batch has stretches of consecutive chunks of a few documents of
-one domain: 7 of one article and 9 of another, say. How documents are cut and joined the paper leaves open; here each is
-cut into stretches of about ``batch_size / documents_per_batch`` chunks, and stretches are joined so that their lengths
-add up to a batch, as few of them as can be.
+A chunk is predicted from the others of its batch. So a batch has stretches of consecutive chunks from a few documents
+of one domain, such as 7 of one article and 9 of another. The paper doesn't say how documents are cut and joined. Here
+each is cut into stretches of about ``batch_size / documents_per_batch`` chunks. As few stretches as possible are joined
+so that their lengths add up to a batch.
 """
 
 from array import array
@@ -25,11 +25,12 @@ class GroupingSettings(Settings):
     """How chunks are grouped."""
 
     batch_size: int = Field(default=16, gt=1)
-    """Chunks of a batch."""
+    """Number of chunks in a batch."""
     documents_per_batch: PositiveInt = 2
-    """How many documents they are of, about."""
+    """Approximate number of documents in a batch."""
     order: Literal["grouped", "random"] = "grouped"
-    """random: batches of unrelated chunks of a domain, the ablation that the paper calls random."""
+    """grouped: a batch holds chunks of a few documents. random: it holds unrelated chunks of a domain, the paper's
+    random ablation."""
 
     def _check(self) -> None:
         if self.documents_per_batch > self.batch_size:
@@ -42,8 +43,8 @@ class GroupingSettings(Settings):
 class Stretches:
     """Stretches of consecutive rows, int64 (n,) each.
 
-    ``first``: the first row; ``lengths``: how many rows; ``documents``: which document they are of; ``groups``: which
-    of the groups that batches are made within, -1 for rows to leave alone.
+    ``first``: the first row. ``lengths``: number of rows. ``documents``: the document of each. ``groups``: the group of
+    each, because batches stay within a group; -1 for rows to leave alone.
     """
 
     first: NDArray[np.int64]
@@ -52,14 +53,14 @@ class Stretches:
     groups: NDArray[np.int64]
 
     def divided(self, most: int, seed: int) -> "Stretches":
-        """With groups of more than ``most`` rows divided at random, stretch by stretch, into groups of about that."""
+        """Divides groups of more than ``most`` rows at random, stretch by stretch, into groups of about that size."""
         parts = np.maximum(1, -(-self.rows_of_groups() // most))
         drawn = np.random.default_rng(seed).random(len(self.groups)) * parts[self.groups]
         groups = np.where(self.groups < 0, -1, (np.cumsum(parts) - parts)[self.groups] + drawn.astype(np.int64))
         return replace(self, groups=groups)
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Stretches":
-        """Those chosen, by a mask or by number."""
+        """The chosen ones, by a mask or by number."""
         return Stretches(self.first[chosen], self.lengths[chosen], self.documents[chosen], self.groups[chosen])
 
     def rows(self) -> NDArray[np.int64]:
@@ -70,7 +71,7 @@ class Stretches:
         return rows
 
     def rows_of_groups(self) -> NDArray[np.int64]:
-        """How many rows each group has, (groups,)."""
+        """Number of rows in each group, (groups,)."""
         counted = self.groups >= 0
         return np.bincount(self.groups[counted], self.lengths[counted]).astype(np.int64)
 
@@ -125,7 +126,7 @@ def without_remainder(stretches: Stretches, batch_size: int, seed: int, epoch: i
 
 
 def _between(stretches: Stretches, begin: int, end: int) -> Stretches:
-    """What lies from row ``begin`` to ``end`` of all rows, stretch after stretch."""
+    """The stretches from row ``begin`` to ``end`` of all rows, stretch after stretch."""
     stops = np.cumsum(stretches.lengths)
     starts = stops - stretches.lengths
     low, high = np.maximum(starts, begin), np.minimum(stops, end)
@@ -136,8 +137,8 @@ def _between(stretches: Stretches, begin: int, end: int) -> Stretches:
 def cut(stretches: Stretches, settings: GroupingSettings, generator: np.random.Generator) -> Stretches:
     """Each stretch in equal parts of about ``batch_size / documents_per_batch`` rows.
 
-    A length between two multiples of that is cut into the one number of parts or the other, at random and without bias,
-    so that epochs differ. No part fills a batch, unless a batch is to be of one document.
+    A length between two multiples of that is cut into one number of parts or the other. The choice is random and
+    without bias, so epochs differ. No part fills a batch, unless a batch is to be of one document.
     """
     wanted = settings.batch_size / settings.documents_per_batch
     longest = settings.batch_size - (settings.documents_per_batch > 1)
@@ -153,10 +154,10 @@ def cut(stretches: Stretches, settings: GroupingSettings, generator: np.random.G
 
 
 def join(parts: Stretches, settings: GroupingSettings, generator: np.random.Generator) -> Stretches:
-    """The parts in an order in which their lengths add up to batch after batch; some are cut once more to fit.
+    """Orders the parts so that their lengths add up to batch after batch. Some are cut once more to fit.
 
     The lengths must be multiples of ``batch_size`` together, and none above it. All parts of a batch but the last are
-    drawn at random, so that short ones don't pile up at the end; the last is of another document where there is one.
+    drawn at random, so that short ones don't pile up at the end. The last is of another document if there is one.
     """
     size, others = settings.batch_size, settings.documents_per_batch - 1
     buckets = _LengthBuckets(parts.where(generator.permutation(len(parts.first))), size)
@@ -199,8 +200,8 @@ class _LengthBuckets:
     def fill(self, room: int, documents: set[int]) -> _Part | None:
         """A part for the ``room`` rows that a batch has left, of none of the ``documents``.
 
-        In this order: one that fills the room; one that leaves room for another one that there is; the beginning of a
-        longer one; the longest there is.
+        The first of these that exists: a part that fills the room, one that leaves room for another existing part, the
+        beginning of a longer one, the longest.
         """
         fitting = (length for length in range(room - 1, 0, -1) if self._of_length[room - length])
         return (
@@ -236,5 +237,5 @@ class _LengthBuckets:
 
 
 def _numbers(values: NDArray[np.int64]) -> "array[int]":
-    """As a compact array that grows, and gives its numbers out faster than NumPy does."""
+    """A compact array that grows, and gives its numbers out faster than NumPy does."""
     return array("q", values.astype(np.int64).tobytes())

@@ -1,7 +1,7 @@
 """Rows in any order at the cost of those rows: tables as uncompressed Arrow files, read through memory maps.
 
-Batches take rows from all over a collection. Parquet decodes a whole row group for one of its rows, so shards that each
-need some of every group would together read everything once a shard: a cost that grows with the square of the corpus.
+Batches take rows from all over a collection. Parquet decodes a whole row group for one of its rows. If each shard needs
+some rows of every group, everything is read once a shard, a cost that grows with the square of the corpus.
 """
 
 from collections.abc import Iterable, Sequence

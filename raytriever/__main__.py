@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """The command; where Raytriever was installed for reading batches alone, what it lacks."""
+    """Runs the command. If Raytriever was installed only for reading batches, it names what is missing."""
     try:
         from raytriever.cli import main as run
     except ModuleNotFoundError as error:

@@ -37,7 +37,7 @@ ForceOption = Annotated[
 
 
 class _Commands(TyperGroup):
-    """Those of the table, of which --help shows the lines alone; a command is imported when it is used."""
+    """Commands of the table. --help shows the table's lines, and a command is imported when it is used."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
@@ -65,7 +65,7 @@ def before_any_command(
 def _command(name: str) -> Any:
     """The command itself, of Typer's own class for it."""
     alone = typer.Typer(add_completion=False)
-    interspersed = name != "submit"  # whose arguments are another command's
+    interspersed = name != "submit"  # the arguments are another command's
     found = load(COMMANDS[name][0]) if name in COMMANDS else _job(name)
     alone.command(name, context_settings={"allow_interspersed_args": interspersed})(found)
     return typer.main.get_command(alone)
@@ -79,7 +79,7 @@ def run(
     print_config: PrintOption = False,
     force: Annotated[bool, typer.Option("--force", help="Takes over the locks of another machine's run.")] = False,
 ) -> None:
-    """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
+    """Runs a recipe. Finished stages are reused, interrupted ones resumed, changed ones and later ones made again."""
     from raytriever.settings.description import commented_recipe
     from raytriever.settings.recipe import load_recipe
     from raytriever.stages.recipe_run import recipe_stages, run_recipe
@@ -129,6 +129,6 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
-    except Exception as error:  # a defect of ours, whose message may hold a stranger's text
+    except Exception as error:  # a defect of ours; its message may hold a stranger's text
         log.error("".join(traceback.format_exception(error)).rstrip())
         sys.exit(1)

@@ -27,9 +27,9 @@ def echo(text: str, *, nl: bool = True) -> None:
 
 @contextmanager
 def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
-    """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130.
+    """Shows a ``UserError`` as one paragraph and exits with code 2. An interrupt exits with 130.
 
-    What the system says of a file (no right to read it, a name too long) is a user's to mend, too.
+    Errors of the system about a file (no right to read it, a name too long) are shown in the same way.
     """
     try:
         yield
@@ -42,6 +42,6 @@ def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
         log.error(f"raytriever: {said}", extra={"fields": fields_of(error)})
         raise SystemExit(2) from error
     except KeyboardInterrupt as error:
-        message = "raytriever: interrupted; run the same command again to go on from here."
+        message = "raytriever: interrupted; run the same command again to resume."
         log.error(message, extra={"fields": fields_of(error)})
         raise SystemExit(130) from error

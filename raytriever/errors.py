@@ -1,4 +1,4 @@
-"""The error types for what the user can mend, and the checks of what Python code is called with."""
+"""Errors that the user can fix, and checks of arguments from Python code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +13,22 @@ class UserError(Exception):
 
 
 class NotLocal(UserError):
-    """What this machine lacks, and another one of a cluster may have."""
+    """Something that this machine lacks, but another one of a cluster may have."""
 
 
 class Unfinishable(UserError):
-    """By these settings and inputs the artifact will never be finished, so that nothing of it is worth keeping."""
+    """With these settings and inputs the artifact can never be finished, so nothing of it is kept."""
 
 
 class StorageError(UserError):
-    """A disk or an object store that is full, refuses or fails: what is stored can't be known to be damaged."""
+    """A disk or an object store is full, refuses or fails. Stored files may still be whole."""
 
 
 def storage_error(where: str, problem: object) -> StorageError:
-    """Of the folder or URI ``where``, with what to do."""
+    """A ``StorageError`` for the folder or URI ``where``, with the remedy."""
     return StorageError(
-        f"{where}: {problem}. Finished artifacts and shards are kept; mend it (room, permissions, network, the store's"
-        " address and keys) and run the same command again, it goes on from there."
+        f"{where}: {problem}. Finished artifacts and shards are kept. Fix it (room, permissions, network, the"
+        " store's address and keys) and run the same command again to resume."
     )
 
 

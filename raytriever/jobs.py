@@ -1,6 +1,6 @@
-"""What the command line knows, by name: where each job and each other command is found when it is used.
+"""The table of jobs and commands: where each is found when it is used.
 
-Strings, so that nothing here imports what stands above it, and so that the command starts quickly.
+Modules are named by strings, so that nothing here imports a higher package and the command starts quickly.
 """
 
 import importlib
@@ -15,7 +15,7 @@ JOBS = {
     "chunk": ("pipelines.jobs.chunk:Chunk", "Cut documents into chunks: sentences, Markdown or source code."),
     "context": ("retrieval.jobs.context:Context", "Fit a contextual encoder's context to a collection."),
     "embed": ("retrieval.jobs.embed:Embed", "Embed the documents and queries of a collection."),
-    "import-vectors": ("retrieval.jobs.import_vectors:ImportVectors", "Take vectors that were made elsewhere."),
+    "import-vectors": ("retrieval.jobs.import_vectors:ImportVectors", "Import vectors that another tool made."),
     "queries": ("pipelines.jobs.queries:Queries", "Make queries and judgments out of documents."),
     "generate": ("pipelines.jobs.generate:Generate", "Let a language model write queries for passages."),
     "pairs": ("pipelines.jobs.pairs:Pairs", "Turn a split's judgments into training pairs."),
@@ -31,19 +31,19 @@ JOBS = {
     "index": ("retrieval.jobs.index:Index", "Build a sharded FAISS index, or a BM25 index."),
     "search": ("retrieval.jobs.search:Search", "Search an index with a split's queries; writes a TREC run."),
     "mine": ("pipelines.jobs.mine:Mine", "Turn a run into hard negatives or labelled candidate lists."),
-    "rerank": ("retrieval.jobs.rerank:Rerank", "Rank a run's candidates anew by an encoder's vectors."),
+    "rerank": ("retrieval.jobs.rerank:Rerank", "Rerank a run's candidates by an encoder's vectors."),
     "fuse": ("retrieval.jobs.fuse:Fuse", "Fuse runs by reciprocal rank."),
     "evaluate": ("retrieval.jobs.evaluate:Evaluate", "Measure runs and test their differences."),
     "mteb": ("retrieval.jobs.mteb:Mteb", "Evaluate an encoder on tasks of MTEB."),
-    "table": ("retrieval.jobs.table:SuiteTable", "Set evaluations of several collections in one table."),
+    "table": ("retrieval.jobs.table:SuiteTable", "Put evaluations of several collections into one table."),
     "export": ("pipelines.jobs.export:Export", "Write data in another format, or an encoder with its code."),
     "report": ("trainers.jobs.report:Report", "Gather a run's figures and plots in one HTML file."),
 }
 
 # command: where its function is, and what it does
 COMMANDS = {
-    "run": ("raytriever.cli:run", "Run a recipe, from where it was left."),
-    "estimate": ("trainers.estimate.command:estimate", "Say what a recipe will take: GPU memory, time, disk."),
+    "run": ("raytriever.cli:run", "Run a recipe, or resume it."),
+    "estimate": ("trainers.estimate.command:estimate", "Estimate a recipe's GPU memory, time and disk."),
     "rehearse": ("trainers.rehearsal.command:rehearse", "Run a recipe at toy size, every stage, in minutes."),
     "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
@@ -53,12 +53,12 @@ COMMANDS = {
     "verify": ("raytriever.artifacts.verify:verify", "Compare every byte of stored artifacts with their manifests."),
     "submit": ("raytriever.cluster.submit:submit", "Run a command on a cluster, and show what it writes."),
     "session-folder": ("raytriever.stages.ray_session:print_session_folder", "Make a private folder for `ray start`."),
-    "doctor": ("raytriever.cluster.doctor:doctor", "Examine the cluster, or this machine."),
+    "doctor": ("raytriever.cluster.doctor:doctor", "Check the cluster, or this machine."),
 }
 
 
 def load(place: str) -> Any:
-    """What the table's ``module:attribute`` names."""
+    """Imports the table's ``module:attribute``."""
     module, attribute = place.split(":")
     return getattr(importlib.import_module(module), attribute)
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TypeVar
 
 TOKENIZING_THREADS = 2
-"""Of a worker that tokenizes ahead: the tokenizer, which is no Python, lets both run."""
+"""Threads of a worker that tokenizes ahead. Both run at once, because the tokenizer isn't Python."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -1,7 +1,7 @@
-"""Relational work of one node by DuckDB: joins, groupings and orders of more rows than memory holds.
+"""Joins, groupings and sorts of more rows than memory holds, by DuckDB on one node.
 
-What is stored of a result is stored in a total order, so bytes depend neither on threads nor on memory. No extension is
-downloaded. Imported by ``jobs/`` alone.
+Stored results have a total order, so their bytes depend neither on threads nor on memory. No extension is downloaded.
+Imported by ``jobs/`` alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -83,7 +83,7 @@ def numbered_rows(artifact: Artifact, prefix: str, *columns: str) -> tuple[pa.Sc
 
 
 def with_numbers(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: int = 0) -> Iterator[pa.Table]:
-    """Batches as tables of ``schema``, whose last column is ``ROW``: each row's number, counted from ``first``."""
+    """Batches as tables of ``schema``. Its last column is ``ROW``: each row's number, counted from ``first``."""
     for batch in batches:
         rows = pa.array(np.arange(first, first + len(batch)))
         first += len(batch)
@@ -117,7 +117,7 @@ def open_relations(config: StageConfig, spill: Path) -> Iterator[Relations]:
             raise storage_error(str(spill), _first_line(error)) from error
         raise UserError(
             f"{output}: resources.memory ({settings['memory_limit']}) is too little for a join ({_first_line(error)})."
-            " Raise it, or lower resources.cpus_per_worker: each thread takes its share."
+            " Raise it, or lower resources.cpus_per_worker, because each thread takes a share."
         ) from error
     except duckdb.IOException as error:
         raise storage_error(str(spill), _first_line(error)) from error

@@ -28,10 +28,10 @@ _PIECES_AHEAD = 2
 
 
 class EncoderTurns:
-    """Threads that share an encoder use it in turn: while one encodes its texts, others read and tokenize, or write.
+    """Threads that share an encoder use it in turn. While one encodes, others read and tokenize, or write.
 
-    ``measured``, over all of them: ``texts`` encoded and the nanoseconds of ``tokenizing``, which several threads do at
-    once, of ``encoding``, and of ``waiting`` between, while no texts were ready.
+    ``measured`` over all threads: number of ``texts`` encoded, and nanoseconds of ``tokenizing``, ``encoding`` and
+    ``waiting``. Several threads tokenize at once. They wait while no texts are ready.
     """
 
     def __init__(self, measured: Counter[str]) -> None:
@@ -40,7 +40,7 @@ class EncoderTurns:
 
     @contextmanager
     def encoding(self, texts: int, tokenizing: int) -> Iterator[None]:
-        """Measures the encoding of ``texts`` that took ``tokenizing`` before; for the one whose turn it is."""
+        """Measures the encoding of ``texts`` that took ``tokenizing`` before. Called by the thread with the turn."""
         started = time.perf_counter_ns()
         waiting = 0 if self._ended is None else started - self._ended
         yield
@@ -74,10 +74,10 @@ def encode_texts(
 ) -> NDArray[np.float32]:
     """Vectors float32 of ``texts`` in order: (n, dimension), or (n, m, dimension) where the encoder gives m a text.
 
-    Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. While ``piece_size`` texts are
-    computed, the next are tokenized and padded by two threads, for a GPU in pinned memory; None: 2,048 on a GPU, 16,384
-    on a CPU, where tokenizing takes a hundredth of the time and the same cores. ``prompt``: instead of the role's.
-    ``turns``: of the threads that share the encoder; its turn comes when the first texts are tokenized.
+    Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. None: 2,048 on a GPU, 16,384 on a
+    CPU. While ``piece_size`` texts are computed, two threads tokenize and pad the next, for a GPU in pinned memory. On
+    a CPU tokenizing takes a hundredth of the time and uses the same cores. ``prompt``: instead of the role's.
+    ``turns``: shared by the threads of one encoder. A turn begins when the first texts are tokenized.
     """
     import torch
 

@@ -34,16 +34,16 @@ _FREQUENCIES = pa.schema([("word", pa.string()), ("texts", pa.int64()), ("occurr
 
 
 class BM25Settings(Settings):
-    """How texts are analysed and scored; the defaults are those of Anserini for passages, with English."""
+    """How texts are analysed and scored. Defaults are those of Anserini for passages, with English."""
 
     k1: NonNegativeFloat = 0.9
-    """How slowly a repeated term saturates."""
+    """k1: how slowly a repeated term saturates."""
     b: Share = 0.4
-    """How far long documents are discounted."""
+    """b: how much long documents are discounted."""
     stemmer: str | None = "english"
-    """A Snowball language of PyStemmer, or null."""
+    """A stemmer of PyStemmer, a Snowball language. null: none."""
     stop_words: StopWords | None = "english"
-    """A list of bm25s, or null."""
+    """A list of stop words of bm25s. null: none."""
 
     @field_validator("stemmer")
     @classmethod
@@ -54,14 +54,14 @@ class BM25Settings(Settings):
 
 
 class WordCounts(NamedTuple):
-    """How often each of ``words`` (w,) is in each of some texts: ``counts``, int32 (texts, w), by words."""
+    """Counts of each of ``words`` (w,) in each of some texts: ``counts``, int32 (texts, w), by words."""
 
     words: list[str]
     counts: "csc_array"
 
     @classmethod
     def of(cls, texts: Iterable[str], settings: BM25Settings) -> Self:
-        """By the words of ``words_of`` in lower case. Texts are read once; some 40 bytes a word are in memory."""
+        """Counts the words of ``words_of`` in lower case. Texts are read once; memory holds some 40 bytes a word."""
         from scipy.sparse import csr_array
 
         tokenizer = _tokenizer_of(settings)
@@ -97,10 +97,10 @@ def _summed(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def bm25_scores(part: WordCounts, frequencies: pa.Table, texts: int, settings: BM25Settings) -> "csc_array":
-    """Of a part's words and texts, float32 (texts of the part, words); ``frequencies`` are those in all ``texts``.
+    """Scores of a part's words and texts, float32 (texts of the part, words). ``frequencies`` are over all ``texts``.
 
-    Lucene's (Kamphuis et al., ECIR 2020, table 1): ``idf(t) tf / (tf + k1 (1 - b + b |d| / avgdl))``, idf ``ln(1 +
-    (N - df + 0.5) / (df + 0.5))``.
+    Lucene's (Kamphuis et al., ECIR 2020, table 1): ``idf(t) tf / (tf + k1 (1 - b + b |d| / avgdl))``, idf ``ln(1 + (N -
+    df + 0.5) / (df + 0.5))``.
     """
     from scipy.sparse import csc_array
 

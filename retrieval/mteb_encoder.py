@@ -1,13 +1,13 @@
 """Our encoders as models of MTEB 2: ``mteb.evaluate(RaytrieverEncoder("org/name"), tasks)``.
 
-**Prompts** are the encoder's own. By its task's type a text has the prompt that is named so in the encoder's folder
-(``STS``, ``Reranking-query``, as MTEB calls them), or as Nomic's models and CDE call it (``classification``,
-``clustering``); where there is none, a query or document has its role's prompt, and a text without a role none. The
-prompts that MTEB keeps for each task, for models that follow instructions, are not read. An instruction that comes with
-a query is part of its text, as MTEB joins them.
+**Prompts** are the encoder's own. A text gets the prompt in the encoder's folder that is named after its task's type.
+The name is MTEB's (``STS``, ``Reranking-query``), or that of Nomic's models and CDE (``classification``,
+``clustering``). Without such a prompt, a query or document gets its role's, and a text without a role none. MTEB's own
+prompts for each task, for models that follow instructions, are not read. An instruction that comes with a query is part
+of its text, as MTEB joins them.
 
-**A contextual encoder** reads a context of each task before its texts: documents of the corpus, the training texts of a
-classification, else the first texts that are embedded (Morris & Rush 2024, section 5).
+**A contextual encoder** reads a context of each task before its texts. It has documents of the corpus, or the training
+texts of a classification, or else the first texts that are embedded (Morris & Rush 2024, section 5).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,10 +36,10 @@ _NAMES = dict.fromkeys(
 
 
 def task_prompt(prompts: Mapping[str, str], chosen: Mapping[str, str], task: Any, role: Role | None) -> str:
-    """What stands before a text of ``task``, MTEB's metadata of one, in its ``role`` there.
+    """The prompt of a text of ``task`` (MTEB's metadata) in its ``role`` there.
 
-    ``prompts``: the encoder's by name, those of the roles among them; ``chosen``: names of some by a task's name or
-    type, ``-query`` or ``-document`` behind it where it is for that role alone.
+    ``prompts``: the encoder's by name, with those of the roles. ``chosen``: names of prompts by a task's name or type,
+    with ``-query`` or ``-document`` appended if only for that role.
     """
     keys = [key for place in (task.name, task.type) for key in (f"{place}-{role}", place)]
     usual = [f"{task.type}-{role}", task.type, _NAMES.get(task.type)]
@@ -52,10 +52,10 @@ class RaytrieverEncoder:
     """An encoder as MTEB's ``EncoderProtocol`` wants it; MTEB searches by itself, in memory.
 
     ``model_name``, ``revision`` and ``settings``: as in ``EncoderSettings``. ``device``: where torch computes, by
-    default a GPU where there is one. ``token_budget``: padded tokens in one forward pass, by default what suits the
-    device; MTEB's ``batch_size`` is not read. ``name``: under which MTEB files the results, ``organization/model``.
-    ``task_prompts``: see ``task_prompt``. Of a contextual encoder, ``tasks``: those that it will be evaluated on;
-    ``context_documents``: in each context, by default as many as in training; ``context_seed`` draws them.
+    default a GPU if one exists. ``token_budget``: padded tokens in one forward pass, by default what suits the device.
+    MTEB's ``batch_size`` is not read. ``name``: the model's in MTEB's results, ``organization/model``.
+    ``task_prompts``: see ``task_prompt``. For a contextual encoder, ``tasks`` are those of the evaluation,
+    ``context_documents`` their number in each context (by default as in training), and ``context_seed`` draws them.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class RaytrieverEncoder:
         document = self._towers.document
         if not document.form.reduced:
             raise UserError(
-                f"{model_name} has {document.form}, which MTEB's own search doesn't know. Take a form with a reduction,"
-                " or evaluate by a recipe: collect with source.kind=mteb, then embed, index, search and evaluate with"
-                " like=mteb."
+                f"{model_name} has {document.form}, which MTEB's own search doesn't support. Choose a form with a"
+                " reduction. Or evaluate by a recipe: collect with source.kind=mteb, then embed, index, search and"
+                " evaluate with like=mteb."
             )
         contract = self._towers.contract
         self._prompts, self._chosen = self._towers.query.contract.named_prompts, dict(task_prompts or {})
@@ -123,8 +123,8 @@ class RaytrieverEncoder:
         """Vectors (n, dimension) float32 of the texts in ``inputs``, batches of the form ``{"text": [...]}``."""
         if encode_kwargs.get("precision") is not None:
             raise UserError(
-                f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out; an index with"
-                " a factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
+                f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out. To"
+                " compress vectors, use an index with a factory of scalar or product quantization ('SQ8', 'PQ32')."
             )
         texts = list[str]()
         for batch in require_list("inputs", inputs):
@@ -147,19 +147,21 @@ class RaytrieverEncoder:
             return
         if known is None:
             raise UserError(
-                f"The encoder reads some of a task's texts before any of them, and doesn't know where those of"
+                "The encoder reads some texts of a task before all others, and doesn't know where those of"
                 f" {task.name} are. Evaluate by 'raytriever mteb', or give RaytrieverEncoder the tasks that"
                 " mteb.evaluate gets: tasks=tasks."
             )
         drawn = _drawn_texts(known, subset, split, texts, self._documents, self._seed)
         if not drawn:
-            raise UserError(f"The texts drawn of {task.name} are empty: no context. Draw by another context_seed.")
+            raise UserError(
+                f"The texts drawn from {task.name} are empty and give no context. Choose another context_seed."
+            )
         prompt = task_prompt(self._prompts, self._chosen, task, "document")
         encoder.use_context(encoder.embed_context(drawn, prompt))
         self._context_of = place
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Inner products (n, m) float32, by which our indexes compare as well."""
+        """Inner products (n, m) float32, as in our indexes."""
         return torch.as_tensor(embeddings1).float() @ torch.as_tensor(embeddings2).float().T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:

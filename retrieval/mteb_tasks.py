@@ -14,7 +14,7 @@ _OF_THE_RUN = ("date", "evaluation_time", "evaluation_phases", "kg_co2_emissions
 
 
 def mteb_version() -> str:
-    """Of the installed package, which pins every data set's revision. Raises ``UserError`` where there is none."""
+    """Version of the installed package, which pins every data set's revision. Raises ``UserError`` if it is absent."""
     try:
         return version("mteb")
     except PackageNotFoundError as error:
@@ -71,10 +71,9 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def evaluate_task(encoder: Any, task: Any, folder: Path) -> float:
-    """The task's main score; in ``folder`` the files by which ``mteb.ResultCache(folder)`` knows it.
+    """The task's main score. ``folder`` gets the files that ``mteb.ResultCache(folder)`` reads.
 
-    Of a task that others make up (CQADupstack) their results are there too. Raises ``UserError`` where its data can't
-    be had.
+    For a task made of others (CQADupstack) it gets their results too. Raises ``UserError`` if its data can't be loaded.
     """
     import mteb
 
@@ -87,8 +86,8 @@ def evaluate_task(encoder: Any, task: Any, folder: Path) -> float:
         source = f"{task.metadata.dataset.get('path')} at {task.metadata.revision}"
         problem = " ".join(str(error).split())[:300]
         raise UserError(
-            f"The data of task {task.metadata.name} ({source}) can't be had: {problem}. Check the network, or fill the"
-            " hub's cache (HF_HOME) on a machine that has one."
+            f"The data of task {task.metadata.name} ({source}) can't be loaded: {problem}. Check the network, or"
+            " fill the hub's cache (HF_HOME) on a machine that has one."
         ) from error
     for settings in folder.rglob("run_settings.jsonl"):  # of several tasks: each shard has its own
         settings.unlink()

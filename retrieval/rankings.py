@@ -34,7 +34,7 @@ from retrieval.indexes.top_k import Ranking
 
 RANKING = "run"
 Tag = Annotated[str, Field(pattern=r"^\S+$")]
-"""Names a system in a TREC file, whose columns white space separates."""
+"""The name of a system in a TREC file, without white space, which separates columns."""
 TREC_COLUMNS = "query Q0 document rank score tag"
 
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
@@ -45,7 +45,7 @@ _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(
 def ranking_by_ids(
     collection: StoredCollection, query_ids: Sequence[str], ranking: Ranking
 ) -> dict[str, dict[str, float]]:
-    """Of each query, one for each line of ``ranking``, its documents' ids with their scores, the best first."""
+    """For each line of ``ranking`` its query's document ids with their scores, the best first."""
     used = np.unique(ranking.rows[ranking.rows >= 0])
     ids: list[str] = collection.rows_of("documents").take(used, ["id"])["id"].to_pylist()
     names = dict(zip(used.tolist(), ids, strict=True))
@@ -61,8 +61,8 @@ def write_trec(
 ) -> None:
     """Writes the lines of a ranking, ranks from 1.
 
-    ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers; see ``require_names`` for
-    what the form can't hold. A score has the fewest digits of which reading makes the same float32.
+    ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers. ``require_names`` checks what the
+    format can't hold. A score has the fewest digits that read as the same float32.
     """
     step = max(1, _LINES_AT_ONCE // max(1, ranking.rows.shape[1]))
     for start in range(0, len(ranking.rows), step):
@@ -84,9 +84,9 @@ def write_trec(
 def read_ranking_file(path: Path) -> dict[str, dict[str, float]]:
     """Query id to document id to score, in the file's order.
 
-    Files are in TREC's form, or in MS MARCO's, ``query document rank``, where they begin with 3 columns; that has no
-    scores: the score is minus the rank. Raises ``UserError``, naming file and line, where a line has another number of
-    columns, a score is no number, a rank no positive integer, or a query has a document twice.
+    Files have TREC's format, or with 3 columns MS MARCO's, ``query document rank``. The latter has no scores, so a
+    score is minus the rank. Raises ``UserError``, naming file and line, for another number of columns, a score that is
+    no number, a rank that is no positive integer, and a document twice in a query.
     """
     columns, value, parse, needed = TREC_COLUMNS, "score", _score, "number"
     if next((len(line.split()) for line in _lines(path) if line.strip()), 0) == 3:
@@ -132,7 +132,7 @@ def ranking_lines(
 
 
 def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes, needed: str) -> UserError:
-    """What to raise for a line of ``ranking_lines`` whose value is not ``needed``."""
+    """The error for a line of ``ranking_lines`` with a value that is not ``needed``."""
     place = columns.split().index(value) + 1
     return UserError(
         f"{path}, line {number}: column {place} ({value}) is {found.decode(errors='replace')!r}, no {needed}."
@@ -161,7 +161,7 @@ def _minus_rank(text: bytes) -> float:
 
 
 def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> None:
-    """Checks ids, block after block, before anything is made of which a ranking will be written.
+    """Checks ids for rankings, block after block, before anything is made from them.
 
     ``what``: "A query id". Raises ``UserError`` for one that is empty or holds whitespace.
     """
@@ -169,8 +169,8 @@ def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> No
         wrong = pc.match_substring_regex(block, _NO_NAME)
         if pc.any(wrong).as_py():
             raise UserError(
-                f"{what} is {block.filter(wrong)[0].as_py()!r}, which can't be written: a TREC file separates columns"
-                " by whitespace, so an id must hold none and not be empty. Rename it in the collection."
+                f"{what} is {block.filter(wrong)[0].as_py()!r}, which can't be written, because a TREC file separates"
+                " columns by whitespace. An id must hold no whitespace and not be empty. Rename it in the collection."
             )
 
 
@@ -231,7 +231,7 @@ class StoredRanking(Artifact):
 
     @property
     def system(self) -> dict[str, Any]:
-        """What made it: index, encoder, prompts, whether titles were used; flat, for people to read."""
+        """The system that made it: index, encoder, prompts, whether titles were used. Flat, for people to read."""
         return dict(self.manifest["facts"].get("system", {}))
 
     def ranking(self) -> Ranking:

@@ -23,10 +23,9 @@ def rerank(
 ) -> Ranking:
     """The ``k`` best of each query's candidates by inner product with its vector, in the defined order.
 
-    ``candidates`` (queries, n): their scores are not read. ``queries`` (queries, d). ``documents`` gives the vectors
-    of rows, (rows, d) or (rows, m, d) where a document has m, of which the best counts; each distinct row of a block
-    of queries is asked for once, in ascending order. Memory: that of the result and of one block, or of one query's
-    candidates where these are more.
+    ``candidates`` (queries, n): their scores are not read. ``queries`` (queries, d). ``documents`` gives the vectors of
+    rows: (rows, d), or (rows, m, d), where the best of m counts. It is asked once for each distinct row of a block of
+    queries, in ascending order. Memory holds the result and one block, or one query's candidates if these are more.
     """
     ranking = Ranking.empty(len(candidates.rows), k)
     end, per_block = 0, 1  # the first query's candidates show how many vectors a document has
@@ -61,9 +60,9 @@ def rerank_lists(
     """The ``k`` best of each query's candidates by a module that reads the whole list, in the defined order.
 
     ``candidates`` (queries, n), ``queries`` (queries, d) and ``documents`` are as in ``rerank``, with one vector a
-    document. Lists are scored on the module's device in float64, so the float32 score is the same wherever a candidate
-    stands and whatever other lists are beside its own. Memory: that of the result and of a few lists. Raises
-    ``UserError`` where scores aren't finite.
+    document. Lists are scored on the module's device in float64. So the float32 score doesn't depend on a candidate's
+    place, nor on other lists in the batch. Memory holds the result and a few lists. Raises ``UserError`` where scores
+    aren't finite.
     """
     scorer = copy.deepcopy(scorer).double().eval()
     device = scorer.out.device
@@ -85,8 +84,8 @@ def rerank_lists(
             )
         if not scored.isfinite().all():
             raise UserError(
-                "The scoring module gives scores that are no finite numbers, so nothing can be ranked by it. Train it"
-                " again with a lower optimizer.learning_rate."
+                "The scoring module gives scores that are not finite numbers, so nothing can be ranked by it."
+                " Train it again with a lower optimizer.learning_rate."
             )
         best = np.where(found < 0, -np.inf, scored.cpu().numpy()).astype(np.float32)
         ranking.put(slice(start, start + per_block), best_candidates(best, found, k))

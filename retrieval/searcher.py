@@ -43,12 +43,12 @@ class Passage:
 
 
 class Searcher:
-    """Searches the indexes of a run; what it opens stays open, shards as memory maps.
+    """Searches the indexes of a run. What it opens stays open, shards as memory maps.
 
-    ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages, several of which are
-    fused by reciprocal rank (Cormack et al. 2009); by default an index of vectors by a model of the run, or else of
-    other vectors, or else of words, the last of each kind by name. ``encoder``: the model behind the vectors, where it
-    is neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
+    ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages. Several are fused by
+    reciprocal rank (Cormack et al. 2009). By default it is an index of vectors by a model of the run, else of other
+    vectors, else of words. The last of a kind by name is taken. ``encoder``: the model behind the vectors, if it is
+    neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
     """
 
     def __init__(self, run: str | Path, indexes: Sequence[str] = (), encoder: str | Path | None = None) -> None:
@@ -59,7 +59,9 @@ class Searcher:
         self._encoder = None if encoder is None else str(encoder)
         known = {name: artifact for name, artifact in found.items() if artifact.kind == INDEX}
         if not known:
-            raise UserError(f"{run} holds no index. Run its recipe to the end, or name the folder of a run that has.")
+            raise UserError(
+                f"{run} holds no index. Run its recipe to the end, or name the folder of a run with an index."
+            )
         indexes = require_strings("indexes", indexes)
         for name in indexes:
             if name not in known:
@@ -108,7 +110,7 @@ class Searcher:
             return _search_words(index)
         vectors = self._made_of(index, "index.vectors")
         if vectors is None:
-            raise UserError(f"The vectors behind {index.uri} are not in its run, which say how a question is encoded.")
+            raise UserError(f"The vectors behind {index.uri} are not in its run, so the question's encoder is unknown.")
         own, wanted = self._made_of(vectors, "encoder.model"), vectors.manifest["inputs"].get("encoder.model")
         names = [self._encoder] if self._encoder else [own.uri] if own else PACKAGED_MODELS
         for located in map(locate_model, names):
@@ -128,7 +130,7 @@ def _search_words(index: Artifact) -> Search:
 
 
 def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str, Any]) -> Search:
-    """By the encoder of the questions, which may have another precision than that of the documents."""
+    """Searches with the questions' encoder, which may have another precision than that of the documents."""
     import torch
 
     from retrieval.embedding import encode_texts
@@ -159,10 +161,12 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
 
 def ask(
     run: Annotated[str, typer.Argument(help="Folder of a finished run.")],
-    question: Annotated[str, typer.Argument(help="What is searched for.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
     k: Annotated[int, typer.Option("--top", min=1, help="Passages.")] = 5,
-    indexes: Annotated[list[str] | None, typer.Option("--index", help="Of the run; several are fused.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="The model, where the run doesn't hold it.")] = None,
+    indexes: Annotated[
+        list[str] | None, typer.Option("--index", help="Indexes of the run to search. Several are fused.")
+    ] = None,
+    encoder: Annotated[str | None, typer.Option(help="The model, if the run doesn't hold it.")] = None,
 ) -> None:
     """Prints the passages of a finished run that answer a question best."""
     (passages,) = Searcher(run, indexes or (), encoder).search([question], k)

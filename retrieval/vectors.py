@@ -25,9 +25,8 @@ _MOST_MAPS = 16_384  # of a part; Linux gives a process 65,530 for all that it m
 class StoredVectors(Artifact):
     """Opens a vectors artifact; shards are read through memory maps, never whole.
 
-    Files: ``<part>/<number>.npy`` float16 (rows, dimension), or (rows, m, dimension) where a text has m vectors;
-    ``<part>/<number>.ids.parquet`` with column ``id``, and ``row`` where only some texts of the collection were
-    embedded.
+    Files: ``<part>/<number>.npy`` float16 (rows, dimension), or (rows, m, dimension) where a text has m vectors.
+    ``<part>/<number>.ids.parquet`` has a column ``id``, and ``row`` if only some texts of the collection were embedded.
     """
 
     def __init__(self, uri: str) -> None:
@@ -48,9 +47,8 @@ class StoredVectors(Artifact):
 class VectorRows:
     """The vectors of one part under one row numbering (that of the collection they were made from).
 
-    A file is opened (and copied from an object store) when a row of it is asked for: few rows of a large part
-    need few files; those asked for last stay open. How many rows each has follows from its bytes, which the
-    manifest knows.
+    A file is opened (and copied from an object store) when one of its rows is asked for. So few rows of a large part
+    need few files. The last ones stay open. A file's number of rows follows from its bytes in the manifest.
     """
 
     def __init__(self, artifact: StoredVectors, files: Sequence[ShardFile]) -> None:
@@ -77,8 +75,8 @@ class VectorRows:
         """Raises ``UserError`` where only some texts of the collection were embedded."""
         if self._chosen is not None:
             raise UserError(
-                f"{self._artifact.uri} holds vectors of a ranking's texts alone, or of some splits' queries. Embed the"
-                " whole collection for this: leave the embed job's 'run' and 'splits' out."
+                f"{self._artifact.uri} holds only vectors of a ranking's texts, or of some splits' queries. Embed"
+                " the whole collection for this: leave the embed job's 'run' and 'splits' out."
             )
 
     def require_one(self) -> None:
@@ -135,8 +133,8 @@ class VectorRows:
         if len(absent):
             raise UserError(
                 f"{self._artifact.uri} holds no vector of row {rows[absent[0]]} ({len(absent)} of {len(rows)} are"
-                " missing): it was embedded for another ranking, for fewer of its results, or for other splits. Embed"
-                " with that one."
+                " missing). It was embedded for another ranking, for fewer of its results, or for other splits."
+                " Embed with that ranking."
             )
         return places
 

@@ -1,9 +1,9 @@
-"""What a word is, in any script: as retrieval looks it up, and as lengths of texts are counted.
+"""What a word is, in any script: for retrieval, and for lengths of texts.
 
-One list of scripts that put no space between words serves both. Retrieval (``words_of``) takes letters with their marks
-and leaves out what stands between them; a length (``TextWords``, ``count_words``) takes all that stands between white
-space: stretches of one kind, at most 32 characters long, 4 of the South-East Asian scripts, 1 of the ideographic ones.
-So "don't" is one word, "東京" two, a link of 70 characters three.
+Both use one list of scripts that put no space between words. Retrieval (``words_of``) takes letters with their marks
+and leaves out what stands between them. A length (``TextWords``, ``count_words``) takes everything between white space,
+in stretches of one kind. A stretch has at most 32 characters, 4 in the South-East Asian scripts, and 1 in the
+ideographic ones. So "don't" is one word, "東京" two, a link of 70 characters three.
 """
 
 import re
@@ -65,7 +65,7 @@ class TextWords:
 
     @property
     def first(self) -> int:
-        """Where the first word begins; the text's length where there is none."""
+        """The start of the first word. The text's length if there is none."""
         return int(self._starts[0]) if len(self._starts) else self.length
 
     def has_other_spaces(self) -> bool:
@@ -73,7 +73,7 @@ class TextWords:
         return bool((self._kinds == _OTHER_SPACE).any())
 
     def paragraph_starts(self) -> Offsets:
-        """Where words follow on white space with two line feeds or more."""
+        """Starts of words after white space with two line feeds or more."""
         line_feeds = np.flatnonzero(self._kinds[:-1] == _LINE_FEED)
         following = np.append(self._starts, self.length)[np.searchsorted(self._starts, line_feeds)]
         starts: Offsets = following[1:][following[1:] == following[:-1]]
@@ -90,7 +90,7 @@ class TextWords:
         return inside
 
     def word_starts(self, cuts: Offsets) -> Offsets:
-        """Where words begin if the text is cut at these (sorted) offsets, which end words."""
+        """Starts of words if the text is cut at these (sorted) offsets, which end words."""
         starts = self._starts
         inside = cuts[(self._kinds[cuts] >= _LETTER) & (self._kinds[cuts] == self._kinds[cuts - 1]) & (cuts > 0)]
         if len(inside):

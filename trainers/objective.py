@@ -35,11 +35,11 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one forward pass gives: the mean loss over ``examples`` rows, and detached scalar tensors by name.
+    """The result of one forward pass: the mean loss over ``examples`` rows, and detached scalar tensors by name.
 
-    Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step. ``tokens``:
-    those that it encoded, without padding. ``held``: vectors, and the leaf that the loss reads in their place, whose
-    gradient ``backward`` passes on afterwards.
+    Every pass of a run has the same metric names. The loop logs their mean over the pieces of a step. ``tokens``: the
+    encoded ones, without padding. ``held``: vectors, and the leaf that the loss reads instead of them. ``backward``
+    passes the leaf's gradient on afterwards.
     """
 
     loss: Tensor
@@ -61,11 +61,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """What the queries of one stored batch are compared with: documents a query, as means over the batch.
+    """The comparisons of a stored batch's queries: documents a query, as means over the batch.
 
-    ``in_batch``: other rows' documents and hard negatives; ``hard``: the query's own hard negatives; ``masked``: of
-    both, those left out as false negatives. ``documents``: all that the batch encodes; ``offered``: how many of them a
-    query of another batch gains where negatives are shared over a step, None for all.
+    ``in_batch``: other rows' documents and hard negatives. ``hard``: the query's own hard negatives. ``masked``: false
+    negatives left out of both. ``documents``: all that the batch encodes. ``offered``: how many of them a query of
+    another batch gains if negatives are shared over a step, None for all.
     """
 
     queries: int
@@ -84,19 +84,20 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     """The stored columns that it reads, and ``batch`` and ``epoch``, the numbers that the reader adds."""
 
     columns_from: ClassVar[str] = "Make batches for this objective, or choose another objective."
-    """What to do where a batch lacks one of them, as a sentence."""
+    """A sentence: what to do if a batch lacks one of them."""
 
     accepts_slices: ClassVar[bool] = False
     """Whether ``forward`` joins a batch that is cut over several ranks by calling ``gather``."""
 
     similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """By which it trains; a search of the exported encoder ranks by inner products of what the encoder returns."""
+    """The similarity of its training. A search of the exported encoder ranks by inner products of the encoder's
+    vectors."""
 
     batch_group: dist.ProcessGroup | None = None
-    """The ranks whose rows are one loss, in row order; None where every rank has losses of its own."""
+    """The ranks that share one loss, in row order. None where every rank has losses of its own."""
 
     may_hold: bool = False
-    """Whether ``forward`` may set ``Outcome.held``: gradients are then sent behind the larger part of backward."""
+    """Whether ``forward`` may set ``Outcome.held``. Gradients are then sent during the larger part of backward."""
 
     @classmethod
     def prepare(cls, settings: Any, towers: Towers, run: Run, models: LocatedModels) -> Towers:  # noqa: ARG003
@@ -128,9 +129,9 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     def collate(self, rows: pa.Table) -> Batch:
         """Text to tensors, on the CPU, in two background threads at once; draws nothing at random.
 
-        ``rows`` may be a slice of a stored batch; which one, ``slice_number`` says in ``forward`` alone: it is another
-        during an evaluation, while batches to train on are collated. Returns any nest of dataclasses, dicts, tuples and
-        lists whose tensors ``to_device`` can move; other values stay as they are.
+        ``rows`` may be a slice of a stored batch. Only ``forward`` can use ``slice_number``, because during an
+        evaluation it differs while training batches are collated. Returns any nest of dataclasses, dicts, tuples and
+        lists with tensors that ``to_device`` can move. Other values stay as they are.
         """
 
     @abstractmethod
@@ -139,11 +140,11 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @abstractmethod
     def comparisons(self, rows: pa.Table) -> Comparisons:
-        """What the queries of one whole stored batch are compared with, for the run's ledger."""
+        """The comparisons of the queries of one whole stored batch, for the run's ledger."""
 
     @abstractmethod
     def encoder(self, role: Role) -> TextEncoder:
-        """What embeds a query or a document when the objective is validated, and in use."""
+        """The encoder of a query or a document in validation, and in use."""
 
     @property
     def document_vectors(self) -> StoredVectors | None:
@@ -152,7 +153,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @property
     def list_scorer(self) -> ListScorer | None:
-        """What ranks a query's candidates, in validation and in use, where inner products don't."""
+        """The module that ranks a query's candidates, in validation and in use, if inner products don't."""
         return None
 
     def check_batches(self, batches: BatchReader) -> None:
@@ -160,11 +161,11 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @property
     def corpus_sample(self) -> int:
-        """How many documents of another corpus ``read_corpus`` wants; 0: none."""
+        """Number of documents of another corpus that ``read_corpus`` wants; 0: none."""
         return 0
 
     def read_corpus(self, documents: Sequence[str]) -> None:  # noqa: ARG002
-        """What embeds documents of another corpus, and queries for it, may read some of it first."""
+        """Lets the encoder read some documents of another corpus before it embeds its documents and queries."""
         return
 
     @abstractmethod
@@ -179,7 +180,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         return collectives.gather(tensor, self.batch_group, counts)
 
     def counts_of_slices(self, count: int) -> list[int]:
-        """Each slice's ``count``, for which the ranks wait for one another; of a whole batch its own."""
+        """Gathers each slice's ``count``, and blocks until all of its ranks answer. A whole batch has only its own."""
         if self.batch_group is None:
             return [count]
         device = next(self.parameters()).device
@@ -187,7 +188,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
 
 def objective_class(settings: ObjectiveSettings) -> type[Objective[Any]]:
-    """What is built of ``settings``."""
+    """The class that is built from ``settings``."""
     return cast(type[Objective[Any]], load(settings.implementation))
 
 
@@ -196,14 +197,14 @@ def build_objective(
 ) -> Objective[Any]:
     """The objective of these settings around its encoders.
 
-    ``models``: what else a run names, by the dotted keys of its settings; ``seed``: of fresh weights. Raises
+    ``models``: other models of a run, by the dotted keys of its settings. ``seed``: of new weights. Raises
     ``UserError`` where ``towers`` are not what the objective trains, and where it would read longer texts than they do.
     """
     kind = type(settings).model_fields["kind"].default
     if isinstance(towers.query, ContextualEncoder) and settings.trains != "contextual":
         raise UserError(
-            f"The objective {kind} doesn't train contextual encoders, which read some of the corpus before a text. The"
-            " kind contextual does."
+            f"The objective {kind} doesn't train contextual encoders, which read documents of the corpus before a"
+            " text. The kind contextual does."
         )
     readers = {"max_length": towers.query, "query_max_length": towers.query, "document_max_length": towers.document}
     for key, encoder in readers.items():

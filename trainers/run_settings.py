@@ -1,4 +1,4 @@
-"""The settings of a training run: what is trained on which batches, by which objective, and what must fit together."""
+"""The settings of a training run: encoder, batches, objective, and what must fit together."""
 
 from typing import Annotated, Any, Literal
 
@@ -36,60 +36,60 @@ AnyObjectiveSettings = Annotated[
 
 
 class RunSettings(Settings):
-    """What is trained on which batches, by which objective, for how long."""
+    """The encoder, the batches, the objective and the length of a training run."""
 
     batches: InputPath
-    """Stored batches."""
+    """The stored batches to train on."""
     encoder: EncoderSettings
-    """What is trained; of queries alone where documents have an encoder of their own."""
+    """The encoder to train. With ``document_encoder``, it is the queries' encoder."""
     document_encoder: EncoderSettings | None = None
-    """With weights of its own; None: queries and documents share one."""
+    """An encoder of documents with weights of its own. None: queries and documents share one."""
     dropout: PartialShare | None = None
-    """None: as the encoder's configuration says."""
+    """Dropout of the encoder. None: as its configuration says."""
     lora: LoraSettings | None = None
-    """Trains an adapter in place of all weights."""
+    """Train a LoRA adapter instead of all weights."""
     activation_checkpointing: bool = False
-    """Computes activations again in the backward pass, which saves memory."""
+    """Whether to recompute activations in the backward pass, which saves memory."""
     compile: bool = False
-    """Compiles the transformer's blocks."""
+    """Whether to compile the transformer's blocks."""
     sharding: Literal["replicated", "zero2", "sharded"] = "replicated"
-    """'sharded' divides weights, gradients and optimizer states among the ranks (FSDP2), for models that can't be
-    trained on one device; the weights alone must fit on each, where they are whole in evaluations. 'zero2' gathers them
-    once a step, not in each pass of each chunk: faster with many chunks, as large as whole weights."""
+    """'sharded' divides weights, gradients and optimizer states among the ranks (FSDP2), for models that one device
+    can't train. The weights alone must fit on each device, because evaluations need them whole. 'zero2' gathers the
+    weights once a step, not in each pass of each chunk. It is faster with many chunks, but needs memory for whole
+    weights."""
     objective: AnyObjectiveSettings
-    """By which loss."""
+    """The loss and its settings."""
     training: TrainingSettings = TrainingSettings()
-    """For how long, on how much at once, with which optimizer."""
+    """Length of the training, batches in a step and optimizer."""
     validation: ValidationSettings | None = None
-    """What chooses the state that is kept; None: the last one."""
+    """How the kept state is chosen. None: the last one."""
     checkpoints_kept: PositiveInt = 2
-    """The newest so many, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
 
     def _check(self) -> None:
         try:
             if self.document_encoder is not None and self.encoder.form is not None:
                 raise UserError(
-                    f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, whose form"
-                    " alone counts. Set document_encoder.form to it, and leave encoder.form out."
+                    f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, and only"
+                    " its form counts. Set document_encoder.form to it, and leave encoder.form out."
                 )
             self.objective.check_run(self)
             if self.objective.needs_hard_negatives and self.training.hard_negatives == 0:
                 raise UserError(
-                    "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has"
-                    " one. Set it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have"
-                    " just one."
+                    "training.hard_negatives is 0, so every row's hard negatives are left out, but a triplet has one."
+                    " Set it to 1, which draws one for each row in each epoch, or leave it out if rows have just one."
                 )
             validated = self.validation.batches if isinstance(self.validation, BatchValidationSettings) else None
             if validated is not None and absolute(validated) == absolute(self.batches):
                 raise UserError(
-                    f"validation.batches is {validated}, the very batches that are trained on: how well they are learnt"
-                    " says nothing of other queries. Make batches of a split that is held out, or validate by retrieval"
-                    " (validation.kind: retrieval)."
+                    f"validation.batches is {validated}, the training batches, so validation says nothing of other"
+                    " queries. Make batches of a held-out split, or validate by retrieval (validation.kind:"
+                    " retrieval)."
                 )
             if self.training.exchange_bf16 and self.sharding != "replicated":
                 raise UserError(
-                    f"training.exchange_bf16 is for whole gradients; sharding {self.sharding} sums its parts in"
-                    " float32. Leave one of the two out."
+                    f"training.exchange_bf16 is for whole gradients, but sharding {self.sharding} sums its parts"
+                    " in float32. Leave one of the two out."
                 )
             require_evaluations(self.training.schedule, evaluated=self.validation is not None)
             if self.training.max_steps is not None:  # a run may be shorter than that, never longer
@@ -129,12 +129,12 @@ def require_static_training(settings: RunSettings, workers: int) -> None:
     asked += ["sharding"] if settings.sharding != "replicated" else []
     if asked:
         raise UserError(
-            f"{asked[0]} is for transformers, and the encoder {settings.encoder.model} is static, a table of token"
+            f"{asked[0]} is for transformers, but the encoder {settings.encoder.model} is static, a table of token"
             f" vectors. Leave {', '.join(asked)} out."
         )
     if workers > 1:
         raise UserError(
-            f"The encoder {settings.encoder.model} is static, and a step of one takes milliseconds: {workers} workers"
-            " would wait for one another. Train it on one (resources.workers: 1)."
+            f"The encoder {settings.encoder.model} is static, and its step takes milliseconds, so {workers}"
+            " workers would wait for one another. Train it on one (resources.workers: 1)."
         )
     require_sparse(settings.training.optimizer)

@@ -1,9 +1,9 @@
 """Stored batches in the trainer of sentence-transformers: a batch sampler that replays them, losses that mask.
 
-What a loss must know of a row's batch travels with the row, as its label: which stored batch it is of, where it stands
-in it, and which documents it leaves out. So masks are always those of the data, and a trainer that shuffles, cuts or
-joins batches is refused by the loss, however it came to do so. Beside sentence-transformers (5.1 to 6) and PyTorch it
-needs what the reader of batches does, so that it goes into environments with older libraries than our training has.
+A loss needs some facts of a row's batch: its number, the row's place in it, and the documents that the row leaves out.
+They travel with the row, as its label. So masks are always those of the data, and the loss refuses a trainer that
+shuffles, cuts or joins batches. Beside sentence-transformers (5.1 to 6) and PyTorch it needs only what the reader of
+batches needs. So it works in environments with older libraries than our training has.
 """
 
 from collections.abc import Iterator
@@ -52,8 +52,8 @@ def training_columns(batches: Any) -> Any:
     sizes = set(np.diff(np.r_[begins, len(places)]).tolist())
     if len(np.unique(places[begins], axis=0)) < len(begins) or len(sizes) != 1:
         raise UserError(
-            "The rows of a stored batch don't stand together, or some are missing: the data were shuffled, filtered or"
-            " cut. Load them as they are stored; the sampler shuffles whole batches."
+            "The rows of a stored batch are not contiguous, or some are missing, because the data were shuffled,"
+            " filtered or cut. Load them as they are stored. The sampler shuffles whole batches."
         )
     how = {"size": sizes.pop(), "negatives": len(rows[0]["hard_negatives"])}
     named: dict[str, Any] = {"with_indices": True, "fn_kwargs": how, "remove_columns": rows.column_names}
@@ -65,8 +65,8 @@ def _columns(rows: pa.Table, indices: list[int], size: int, negatives: int) -> p
     lists = rows["hard_negatives"]
     if (wrong := np.asarray(pc.list_value_length(lists)) != negatives).any():
         raise UserError(
-            f"Row {indices[int(np.argmax(wrong))]} has another number of hard negatives than the first, {negatives}:"
-            " the trainer reads equally many. Filter with another too_few_negatives."
+            f"Row {indices[int(np.argmax(wrong))]} has another number of hard negatives than the first,"
+            f" {negatives}. The trainer needs the same number in every row. Filter with another too_few_negatives."
         )
     lengths = np.asarray(pc.list_value_length(rows["masked"]))
     words = -(-size * (1 + negatives) // _BITS)
@@ -97,8 +97,8 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
         self._size = label[_PLACE - 1]
         if self._size != batch_size:
             raise UserError(
-                f"The batch size is {batch_size}, and stored batches have {self._size} rows: each is one loss. Set"
-                f" per_device_train_batch_size to {self._size}."
+                f"The batch size is {batch_size}, but stored batches have {self._size} rows, and each is one loss."
+                f" Set per_device_train_batch_size to {self._size}."
             )
         super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
         # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0
@@ -133,7 +133,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     if len(of := torch.unique(labels[:, :2], dim=0)) > 1:
         named = " and ".join(f"{batch} of epoch {epoch}" for epoch, batch in of[:2].tolist())
         raise UserError(
-            f"The loss got rows of {len(of)} stored batches at once ({named}): the trainer shuffles. Set"
+            f"The loss got rows of {len(of)} stored batches at once ({named}), because the trainer shuffles. Set"
             " batch_sampler=StoredBatchSampler in its arguments."
         )
     if rows != size or not torch.equal(labels[:, 2], torch.arange(rows, device=labels.device)):
@@ -144,7 +144,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     words, documents = labels[:, _PLACE:], size * columns
     if words.shape[1] != -(-documents // _BITS):
         raise UserError(
-            f"The labels are of other columns than the {columns} of documents. Train on all columns there are."
+            f"The labels are for other columns than the {columns} of documents. Train on all existing columns."
         )
     bits = words[:, :, None] >> torch.arange(_BITS, device=labels.device) & 1
     return bits.flatten(1)[:, :documents].bool()

@@ -171,9 +171,9 @@ def _ledger(
     if training.max_steps is not None and training.max_steps > order.total_steps:
         counted = "its epoch gives" if training.epochs == 1 else f"its {training.epochs} epochs give"
         log.warning(
-            f"  Warning: training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps: the"
-            " run ends there, and its learning rate is planned for as many. Pack and train more epochs for a longer"
-            " one."
+            f"  Warning: training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps."
+            " The run ends there, and its learning rate is planned for that many. Pack and train more epochs for a"
+            " longer one."
         )
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
     ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training)
@@ -181,7 +181,7 @@ def _ledger(
     if training.hard_negatives and not ledger.comparisons.hard:
         log.warning(
             f"  Warning: training.hard_negatives is {training.hard_negatives}, but no row of the"
-            f" {ledger.sampled_batches} batches of {batches.uri} that were looked at has a hard negative to draw. Make"
+            f" {ledger.sampled_batches} batches of {batches.uri} that were checked has a hard negative to draw. Make"
             " batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
         )
     return ledger.to_json()
@@ -190,7 +190,7 @@ def _ledger(
 def write_model(
     settings: RunSettings, derivation: Derivation, objective: Objective[Any], trained: Trained, run_log: RunLog
 ) -> ShardRecord:
-    """Stores the encoder(s) of a trained objective, whose weights are whole, and the record of the run beside them."""
+    """Stores the encoder(s) of a trained objective with whole weights, and the record of the run beside them."""
     output = run_log.folder
     with output.scratch() as scratch:
         writer = ShardWriter(output, "run", scratch, derivation.digest)

@@ -26,33 +26,33 @@ _PROSE = {"restructuredtext"}  # of the languages: cut by sentences
 
 
 class ChunkingSettings(Settings):
-    """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` says what a word is).
+    """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` defines a word).
 
-    ``kind``: sentences, whole ones; markdown, sentences between headings and blocks of code; code, functions and
-    classes; lines, groups of lines; parts, those of a text that was read as a list, however long; auto, by the ending
-    of the document's id (``src/main.rs``), sentences where it has none that is known. ``min_words``: a heading or a
-    definition begins a new chunk only once the chunk before holds that many, and a shorter last chunk takes sentences
-    from the one before it.
+    ``kind``: sentences gathers whole sentences. markdown gathers sentences between headings and blocks of code. code
+    gathers functions and classes. lines gathers groups of lines. parts takes the parts of a text that was read as a
+    list, however long. auto decides by the extension of the document's id (``src/main.rs``), and takes sentences for an
+    unknown one. ``min_words``: a heading or a definition begins a new chunk only if the chunk before holds that many. A
+    shorter last chunk takes sentences from the one before it.
     """
 
     kind: Kind = "sentences"
-    """Where texts are cut; auto: by the ending of the document's id."""
+    """How texts are cut. auto: by the extension of the document's id."""
     max_words: PositiveInt = 120
-    """Most words of a chunk; a longer sentence is cut between words, a line of code never is."""
+    """Most words of a chunk. A longer sentence is cut between words; a line of code is never cut."""
     min_words: NonNegativeInt = 20
-    """A heading or a definition begins a new chunk only once the one before holds so many."""
+    """A heading or a definition begins a new chunk only if the chunk before has at least this many words."""
     language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
-    """Of sentences, ISO 639."""
+    """Language of the sentences, ISO 639."""
     programming_language: Grammar | None = None
-    """Of code; null: by the ending of the document's id."""
+    """Language of the code. null: by the extension of the document's id."""
     heading_path: bool = True
-    """Whether the title of a chunk of Markdown has the headings above it too: Guide > Install > Linux."""
+    """Whether the title of a chunk of Markdown includes the headings above it, such as Guide > Install > Linux."""
 
     def _check(self) -> None:
         if 2 * self.min_words > self.max_words:
             raise ValueError(
-                f"min_words {self.min_words} is more than half of max_words {self.max_words}, so that two chunks need"
-                f" not have room for it: lower it to {self.max_words // 2} or less"
+                f"min_words {self.min_words} is more than half of max_words {self.max_words}: lower it to"
+                f" {self.max_words // 2} or less"
             )
 
     def way_of(self, source_id: str) -> tuple[Kind, Grammar | None]:

@@ -1,9 +1,9 @@
 """Source code: functions, methods and classes where a chunk can hold them, else their statements, never half a line.
 
-The syntax tree says for every row how deep the outermost node is that begins there; a stretch that is too long for a
-chunk is cut before the rows where the least deep nodes begin, those parts again, and so on. Rows where no node begins
-(inside of a string, a closing brace) come last. A comment, a decorator or an attribute stays with what follows it on
-the next row. Where a file doesn't parse, the tree has gaps, so that lines decide there.
+The syntax tree gives for every row the depth of the outermost node that begins there. A stretch that is too long for a
+chunk is cut before the rows of the least depth. Parts that are still too long are cut again. Rows without the start of
+a node (inside of a string, a closing brace) come last. A comment, a decorator or an attribute stays with what follows
+it on the next row. In a file that doesn't parse, the tree has gaps, and lines decide there.
 """
 
 import importlib
@@ -28,7 +28,7 @@ from pipelines.chunking.pieces import (
 from pipelines.source_languages import Grammar
 from retrieval.words import TextWords
 
-_DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
+_DEEPEST = 64  # deeper levels count as one, so that time is linear in the rows
 _LARGEST = 1 << 20  # characters; larger files are generated or data
 _MOST_CALLS = 20_000  # of the parser, every hundred steps; code of 1 MiB takes 13,000, and garbage gigabytes of memory
 _DEFINITION = re.compile(

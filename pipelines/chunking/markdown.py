@@ -113,14 +113,14 @@ def titles_of_chunks(text: str, title: str, starts: Sequence[int]) -> Iterator[s
 
 
 def _below(level: int, headings: list[Block]) -> list[Block]:
-    """Those of ``headings`` that a heading of this level stands below."""
+    """The ``headings`` above a heading of this level."""
     return [block for block in headings if block.level < level]
 
 
 def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) -> tuple[Pieces, int]:
     """Sentences, list items, and headings with what follows them; code in one piece where a chunk can hold it.
 
-    Longer code is cut at blank lines, then at lines. Also returns the stretches in which sentencex failed.
+    Longer code is cut at blank lines, then at lines. Also returns the stretches that sentencex failed on.
     """
     rows = row_starts(text)
     bounds = [*rows.tolist(), len(text)]

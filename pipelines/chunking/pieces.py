@@ -65,11 +65,11 @@ def count_pieces(pieces: Pieces, words: TextWords, max_words: int) -> CountedPie
 
 
 def pack_pieces(words: Sequence[int], openings: Sequence[int], max_words: int, min_words: int) -> list[int]:
-    """Gathers pieces greedily; returns for each chunk the number of the piece behind its last.
+    """Gathers pieces greedily. Returns for each chunk the number of the piece after its last.
 
-    ``words``: words before each piece, and at the end; ``openings``: numbers of pieces that begin a new chunk once the
-    one before holds ``min_words``. A last chunk of fewer than ``min_words`` takes pieces from the one before it, as
-    few as do, where both then hold at least so many.
+    ``words``: words before each piece, and at the end. ``openings``: numbers of pieces that begin a new chunk once the
+    one before holds ``min_words``. A last chunk of fewer than ``min_words`` takes the fewest pieces from the one before
+    it that give both so many.
     """
     pieces = len(words) - 1
     bounds = [0]
@@ -105,7 +105,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 def row_starts(text: str) -> Offsets:
-    """Where each line begins; a line ends with a line feed, a carriage return or both."""
+    """The start of each line. A line ends with a line feed, a carriage return or both."""
     starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
     if starts[-1] == len(text) and len(starts) > 1:
         starts.pop()
@@ -129,8 +129,8 @@ def cut_rows(
 ) -> list[int]:
     """The first rows of the pieces: a stretch of more than ``max_words`` is cut before its rows of the lowest level.
 
-    A single row is never cut. ``before``: (rows + 1,) words before each row, and at the end; ``levels``: (rows,).
-    ``sections``: rows above 0, increasing, before which cuts are made in any case.
+    A single row is never cut. ``before`` (rows + 1,): words before each row, and at the end. ``levels`` (rows,).
+    ``sections``: rows above 0, increasing, that always begin a piece.
     """
     pieces = []
     pending = list(pairwise([0, *sections, len(levels)]))[::-1]
@@ -160,7 +160,7 @@ def after_space_at_lines(offsets: Offsets, words: TextWords, rows: Offsets) -> O
 
 
 def sealed_pieces(firsts: Offsets, words: TextWords, rows: Offsets, openings: Offsets) -> Pieces:
-    """Pieces of whole lines, of which ``firsts`` are the starts (the first is 0)."""
+    """Pieces of whole lines that start at ``firsts`` (the first is 0)."""
     starts = after_space_at_lines(firsts, words, rows)
     return Pieces(starts[1:], after_space_at_lines(openings, words, rows), np.append(0, starts[1:]))
 

@@ -14,11 +14,10 @@ _WINDOW = 4_096  # characters: sentencex takes time quadratic in a text of unpai
 
 
 def sentence_ends(text: str, words: TextWords, language: str) -> tuple[Offsets, int]:
-    """Where sentences end, increasing, and in how many windows sentencex failed (which stay whole).
+    """Ends of sentences, increasing, and the number of windows that sentencex failed on (which stay whole).
 
-    What sentencex takes for an end inside of a word (``os.Path``) is none. In a paragraph longer than a window, a
-    sentence of half a window may be cut at white space. ``language``: an ISO 639 code; sentencex reads one that it
-    doesn't know as English.
+    An end inside of a word (``os.Path``) is ignored. In a paragraph longer than a window, a sentence of half a window
+    may be cut at white space. ``language``: an ISO 639 code. sentencex reads an unknown one as English.
     """
     if words.has_other_spaces():
         text = _with_plain_spaces(text)
@@ -39,7 +38,7 @@ def sentence_ends(text: str, words: TextWords, language: str) -> tuple[Offsets, 
 
 
 def _window_stops(paragraphs: Offsets, length: int) -> Iterator[int]:
-    """Where stretches of whole paragraphs end: one paragraph, or as many as fit into a window."""
+    """Ends of stretches of whole paragraphs: one paragraph, or as many as fit into a window."""
     bounds = [*paragraphs.tolist(), length]
     start = 0
     for stop, following in pairwise([*bounds, length + _WINDOW + 1]):
@@ -56,7 +55,7 @@ def _with_plain_spaces(text: str) -> str:
 
 
 def _ends_in_window(window: str, language: str) -> tuple[list[int], bool]:
-    """Where sentences end, the last at the window's end, and whether sentencex failed."""
+    """Ends of sentences, the last at the window's end, and whether sentencex failed."""
     try:
         sentences = segment(language, window)
     except UnicodeEncodeError:  # half surrogate pairs are not UTF-8

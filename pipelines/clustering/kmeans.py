@@ -1,17 +1,17 @@
 """Asymmetric k-means over (query, document) pairs: which pairs make each other hard.
 
-Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1: groups of pairs with large
-similarity between every query and every document of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Two
+Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1. It wants groups of pairs with large
+similarity between every query and every document of the group (Eq. 2). k-means over pairs (Eq. 3) finds them. Two
 readings of Eq. 3:
 
 ``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's query and document are the same vector a.
 Then |q - a|² + |d - a|² = 2·|(q + d)/2 - a|² + |q - d|²/2: plain k-means on the mid-points.
 
-``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d], a pair's
-cluster being that of the unswapped one, as the authors' code has it. Where queries and documents lie apart, some
-clusters attract swapped vectors only; they are left out of the result.
+``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d]. A pair's
+cluster is that of the unswapped one, as in the authors' code. Where queries and documents lie apart, some clusters
+attract swapped vectors only; they are left out of the result.
 
-``sides: queries`` clusters the queries alone, for topic-aware sampling (Hofstätter et al. 2021, arXiv:2104.06967).
+``sides: queries`` clusters only the queries, for topic-aware sampling (Hofstätter et al. 2021, arXiv:2104.06967).
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ Pairs = Literal["midpoint", "concat"]
 KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs}
 SAMPLE_PER_CELL = 256  # points that each cell's centroid is the mean of, about
 LARGEST_CELL = 1.25  # times the average of points in the sample; larger ones are divided
-NEAR_CELLS = 8  # cells, its own among them, whose clusters a point may join
+NEAR_CELLS = 8  # a point may join the clusters of this many cells, its own included
 REFINEMENTS = 2  # iterations across the borders, at most
 SMALLEST_SAMPLE = 1024  # points that seeds are drawn from
 LARGEST_COORDINATE = 1e15  # squares and products stay far from float32's end
@@ -56,21 +56,23 @@ class KMeansSettings(Settings):
     """How pairs are clustered."""
 
     sides: Literal["both", "queries"] = "both"
-    """queries: k-means on the queries' vectors alone."""
+    """both: asymmetric k-means on queries and documents. queries: k-means on the queries' vectors only."""
     pairs: Pairs = "midpoint"
-    """What stands for a pair: the mid-point of its vectors, or both concatenated."""
+    """How a pair is represented: by the mid-point of its vectors, or by both concatenated."""
     iterations: PositiveInt = 50
-    """At most so many; each moves every centroid once."""
+    """Most iterations. Each moves every centroid once."""
     tolerance: NonNegativeFloat = 1e-4
-    """Stops once the objective changes by less than this share."""
+    """Stops when the objective changes by less than this share."""
     restarts: PositiveInt = 1
-    """Keeps the best of so many seeds."""
+    """Number of seeds to try. The best result is kept."""
     two_level_above: PositiveInt = 4096
-    """More clusters than these are sought in √K cells first."""
+    """With more clusters than this, centroids are first searched in √K cells."""
 
     def _check(self) -> None:
         if self.sides == "queries" and self.pairs != "midpoint":
-            raise ValueError(f"sides: queries clusters one vector a pair; pairs: {self.pairs} needs both. Leave it out")
+            raise ValueError(
+                f"sides: queries clusters one vector a pair, but pairs: {self.pairs} needs both. Leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ class Clustering:
     """A clustering of N pairs; every one of its clusters has a pair.
 
     ``assignments``: (N,) int32. ``centroids``: (K, dimension) float32, or (K, 2·dimension) for ``concat``, the query's
-    half first. ``objective``: the sum of the costs before the first iteration and after each: squared distances of
-    mid-points from centroids, or 1 - cosine of both orientations; it never grows. ``refilled``: empty clusters that
-    were given a point, over all iterations. ``left_out``: clusters asked for that no pair fell into. ``zeros``: pairs
-    with a vector of zeros on either side.
+    half first. ``objective``: the sum of the costs before the first iteration and after each. A cost is the squared
+    distance of a mid-point from its centroid, or 1 - cosine of both orientations. It never grows. ``refilled``: empty
+    clusters that were given a point, over all iterations. ``left_out``: clusters asked for that no pair fell into.
+    ``zeros``: pairs with a vector of zeros on either side.
     """
 
     assignments: NDArray[np.int32]
@@ -111,13 +113,13 @@ def cluster_pairs(
     """
     if queries.ndim != 2 or queries.shape != documents.shape or 0 in queries.shape:
         raise UserError(
-            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not pairs:"
-            " both must be (pairs, dimension), of one shape, and not empty."
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not"
+            " pairs. Both must have the same shape (pairs, dimension) and not be empty."
         )
     for side, vectors in (("query", queries), ("document", documents)):
         if vectors.dtype not in (np.float16, np.float32):
             raise UserError(
-                f"The {side} vectors are {vectors.dtype}; float16 and float32 can be clustered. Convert them."
+                f"The {side} vectors are {vectors.dtype}, but only float16 and float32 can be clustered. Convert them."
             )
     documents = queries if settings.sides == "queries" else documents
     return cluster_in_parts(ArrayPairs(queries=queries, documents=documents), k, settings, seed)
@@ -138,7 +140,7 @@ def cluster_in_parts(
     them on both sides. ``name_of``: what errors call a pair.
     """
     if k < 1:
-        raise UserError(f"{k} clusters were asked for; there must be at least 1.")
+        raise UserError(f"{k} clusters were asked for. There must be at least 1.")
     k = min(k, len(pairs))
     largest, zeros = _examine_all(pairs, split, name_of)
     kind = KINDS[settings.pairs]
@@ -168,7 +170,7 @@ def cluster_in_parts(
 
 
 def cell_sample(k: int) -> int:
-    """How many points the √K cells are sought among."""
+    """Number of points to search the √K cells among."""
     return SAMPLE_PER_CELL * isqrt(k)
 
 
@@ -209,9 +211,9 @@ def lloyd_in_two_levels(
 
 
 def split_large_cells(coarse: Solution, sample: Points) -> NDArray[np.float32]:
-    """Centroids of cells, float32 (cells, width), the larger of which are divided by their points of the ``sample``.
+    """Centroids of cells, float32 (cells, width). Larger cells are divided, by their points of the ``sample``.
 
-    A cell is a task, whose work grows with the square of its points, so the largest would be waited for.
+    A cell is a task, and its work grows with the square of its points. So all tasks would wait for the largest.
     """
     labels, cells = np.concatenate(coarse.clusters), len(coarse.centroids)
     sizes = np.bincount(labels, minlength=cells)
@@ -284,7 +286,7 @@ def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:
 
 
 def _examine_all(pairs: PairVectors, split: Split, name_of: Callable[[int], str]) -> tuple[float, int]:
-    """Raises ``UserError`` that names the first pair whose vectors can't be clustered."""
+    """Raises ``UserError`` that names the first pair with vectors that can't be clustered."""
     parts = split(cut(MidPoints(pairs)))
     found: list[tuple[float, int, tuple[int, str] | None]] = [(0.0, 0, None)] * len(parts.points)
     for number, values in parts.map(examine):
@@ -307,7 +309,7 @@ CLUSTERS = "clusters"
 class DomainPairs:
     """Pairs of a ``domain`` that are packed together.
 
-    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each; ``centroids`` (K, d).
+    ``pairs`` int64 (n,): numbers in the pairs artifact. ``clusters`` int32 (n,): of each pair. ``centroids`` (K, d).
     """
 
     domain: str
@@ -329,5 +331,5 @@ def read_domain(artifact: Artifact, number: int) -> DomainPairs:
 
 
 def read_centroids(artifact: Artifact, number: int) -> NDArray[np.float32]:
-    """Those of one domain, memory-mapped."""
+    """The centroids of one domain, memory-mapped."""
     return np.asarray(np.load(artifact.path(artifact.shards[number].files[1].name), mmap_mode="r"))

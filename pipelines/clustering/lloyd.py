@@ -20,8 +20,8 @@ from pipelines.clustering.nearest_centroids import CentroidSearch, inner_product
 from pipelines.clustering.points import BLOCK_ROWS, Parts, Points
 
 SEEDING_SAMPLE = 4  # points looked at for each seed
-SEEDING_GROWTH = 2  # a round draws half as many seeds as there are
-SUMMED_ROWS = 2048  # whose float64 copies are made at once
+SEEDING_GROWTH = 2  # a round draws half as many seeds as exist
+SUMMED_ROWS = 2048  # rows copied to float64 at once
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Solution:
-    """Where Lloyd's algorithm ended: ``clusters`` of each part's points are to ``centroids``.
+    """The result of Lloyd's algorithm: ``clusters`` of each part's points, numbers of ``centroids``.
 
-    ``objective``: the sum of costs at the start and after each iteration; ``refilled``: empty clusters that were given
+    ``objective``: the sum of costs at the start and after each iteration. ``refilled``: empty clusters that were given
     a point, over all iterations.
     """
 
@@ -75,9 +75,9 @@ def cluster_sums(points: NDArray[np.floating], clusters: NDArray[np.integer], k:
 
 @dataclass(frozen=True)
 class PartTask:
-    """What one part needs to know besides the centroids. ``near`` ascending: the clusters open to its points, else all.
+    """What one part needs besides the centroids. ``near``, ascending: the clusters open to its points, else all.
 
-    ``before``: their clusters in the assignment whose sums are to be changed; None: sums begin at zero.
+    ``before``: their clusters in the assignment that the sums are from. None: sums begin at zero.
     """
 
     near: NDArray[np.int64] | None = None
@@ -118,8 +118,8 @@ def assign(
 ) -> Assignment:
     """The assignment step of Lloyd's algorithm; ``near``: the clusters open to the points of each part, else all.
 
-    ``before``: an assignment of the same points, used up: sums change by the points that move, which is quicker and,
-    sums being exact, makes no difference.
+    ``before``: an assignment of the same points, used up. Sums change only by the points that move. This is quicker,
+    and gives the same result because sums are exact.
     """
     clusters = [np.empty(0, dtype=np.int32)] * len(parts.points)
     counts = np.zeros(len(centroids), dtype=np.int64)
@@ -191,8 +191,8 @@ def lloyd(
 def seed_centroids(sample: NDArray[np.float32], k: int, random: np.random.Generator) -> NDArray[np.float32]:
     """``k`` different rows of ``sample`` (n, width), k <= n, drawn by squared distance from those before.
 
-    k-means++ (Arthur & Vassilvitskii 2007) in rounds: each draws half as many seeds as there are, so the first
-    are drawn one by one and thousands take some tens of matrix products.
+    k-means++ (Arthur & Vassilvitskii 2007) in rounds. Each round draws half as many seeds as exist. So the first are
+    drawn one by one, and thousands take some tens of matrix products.
     """
     size = len(sample)
     chosen = [int(random.integers(size))]
@@ -216,8 +216,8 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
     """Moves, in place, one point into every empty cluster; returns the points by those clusters.
 
     Each comes from the cluster that is largest at that moment (the lowest of equals) and is its costliest point (the
-    first of equals). Where that point sits on its centroid the next largest gives; where all do, there are fewer
-    distinct points than clusters and the rest stay empty. The objective never grows.
+    first of equals). If that point sits on its centroid, the next largest gives one. If all do, there are fewer
+    distinct points than clusters, and the rest stay empty. The objective never grows.
     """
     empty = np.flatnonzero(assignment.counts == 0).tolist()
     able: dict[int, int] = {}  # what clusters that lack costly points can give
@@ -243,9 +243,9 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
 
 
 def _largest_in_turn(counts: NDArray[np.int64], number: int, able: dict[int, int]) -> list[int]:
-    """``number`` times the largest cluster, which gives a point each time but not its last; fewer where none is left.
+    """``number`` times the largest cluster at that moment. It gives a point each time, but never its last.
 
-    Clusters in ``able`` give no more than it says.
+    Fewer if none can give. Clusters in ``able`` give no more than it says.
     """
     donors: list[int] = []
     heap = [(-count, cluster) for cluster, count in enumerate(counts.tolist()) if count > 1]
@@ -303,10 +303,10 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 def divide(points: NDArray[np.floating], sizes: NDArray[np.integer], parts: int) -> NDArray[np.int32]:
-    """The part of each of K points, int32 (K,): so many parts, whose points' ``sizes`` (K,) sum to the same, nearly.
+    """The part of each of K points, int32 (K,). The ``sizes`` (K,) of all parts have nearly the same sum.
 
-    ``points`` (K, d), may be memory-mapped; ``parts`` <= K. By bisection: across the line through the two means of a
-    sample, where that leaves either side what its parts are to have.
+    ``points`` (K, d) may be memory-mapped; ``parts`` <= K. A bisection cuts across the line through the two means of a
+    sample, where either side gets the size of its parts.
     """
     found = np.zeros(len(points), dtype=np.int32)
     waiting = [(np.arange(len(points)), 0, parts)]

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 PRODUCTS_AT_ONCE, PRODUCTS_ON_GPU = 1 << 20, 1 << 26
 PAIRS_AT_ONCE = 1 << 12
-CACHED_ROWS = 128  # float64 copies of so many rows stay in the processor's cache
+CACHED_ROWS = 128  # float64 copies of this many rows stay in the processor's cache
 _LONGER = 1.0001  # a length computed in float32 times this is no less than the length
-_HALF_COLUMNS = 3  # the half squared lengths, split into so many rounded numbers
+_HALF_COLUMNS = 3  # rounded numbers that sum to a half squared length
 
 
 class CentroidSearch:
@@ -100,9 +100,9 @@ class CentroidSearch:
     ) -> NDArray[np.float32]:
         """The lowest computed score, float32 (n,), that the truly best centroid of each point may have.
 
-        ``best``: the points' highest computed scores; ``rounding``: bounds on |x - x'|, with x' the rounded point. A
-        score s is off by the rounding of point and centroid, at most |x - x'|·|c| + |x'|·|c - c'|, by that of a float32
-        sum, and by that of the result, a share of s.
+        ``best``: the points' highest computed scores. ``rounding``: bounds on |x - x'|, with x' the rounded point. A
+        score s has three errors. The rounding of point and centroid gives at most |x - x'|·|c| + |x'|·|c - c'|. The
+        float32 sum and the result add theirs, the latter a share of s.
         """
         import torch
 
@@ -118,7 +118,7 @@ class CentroidSearch:
     def _resolve(
         self, points: NDArray[np.float32], open_rows: NDArray[np.int64], candidates: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """Of each open row the candidate of the lowest float64 cost, the lowest index on ties."""
+        """For each open row the candidate of the lowest float64 cost, the lowest index on ties."""
         rows, columns = np.nonzero(candidates)
         exact = np.empty(len(rows), dtype=np.float64)
         cost, sign = (squared_distances, 1) if self._euclidean else (inner_products, -1)
@@ -172,7 +172,7 @@ def product_dtype() -> "torch.dtype":
 
 
 def _best_two(scores: "torch.Tensor") -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Of each row the place of the highest score, the second highest score (-inf where there is none), the highest."""
+    """For each row the place of the highest score, the second highest score (-inf if there is none), the highest."""
     import torch
 
     # on the processor NumPy's argmax is several times faster than torch's

@@ -56,7 +56,7 @@ class ArrayPairs:
 
 
 class SwappedPairs:
-    """Pairs of which some have query and document exchanged."""
+    """Pairs, some with query and document exchanged."""
 
     def __init__(self, pairs: PairVectors, swapped: NDArray[np.bool_]) -> None:
         self._pairs, self._swapped = pairs, swapped
@@ -66,7 +66,7 @@ class SwappedPairs:
         return len(self._swapped)
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-        """What stands for query and document."""
+        """The vectors of queries and documents, exchanged for swapped pairs."""
         queries, documents = self._pairs.take(places)
         swapped = self._swapped[places][:, None]
         return np.where(swapped, documents, queries), np.where(swapped, queries, documents)
@@ -86,10 +86,10 @@ Sides = Literal["both", "queries"]
 
 
 class StoredPairs:
-    """Pairs whose vectors are in an artifact, read through its memory maps wherever a part of them is needed.
+    """Pairs with vectors in an artifact, read through its memory maps wherever a part of them is needed.
 
-    Pair i has the query and the document vector in these rows of a collection. ``sides`` queries: the query's vector
-    stands for both, documents need no vectors.
+    Pair i has the query and the document vector in these rows of a collection. With ``sides`` queries, the query's
+    vector is used for both, and documents need no vectors.
     """
 
     def __init__(self, vectors: StoredVectors, *, query_rows: Rows, document_rows: Rows, sides: Sides = "both") -> None:

@@ -1,7 +1,7 @@
 """What k-means clusters: a point for each pair, made from its vectors block by block.
 
-Points are rounded to a grid so fine that float32 keeps its precision and so coarse that float64 sums of as many points
-as there are hold every bit. Such sums don't depend on the order of additions, hence not on parts, workers or threads.
+Points are rounded to a grid. It is so fine that float32 keeps its precision, and so coarse that float64 sums of all
+points hold every bit. Such sums don't depend on the order of additions, hence not on parts, workers or threads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ class Frame:
 
     @staticmethod
     def around(centre: NDArray[np.float32] | None, largest: float, count: int) -> "Frame":
-        """The finest grid in which ``count`` points with no coordinate beyond ``largest`` sum exactly in float64."""
+        """The finest grid for exact float64 sums of ``count`` points without a coordinate beyond ``largest``."""
         bits = _FLOAT64_BITS - 1 - int(np.ceil(np.log2(max(count, 1))))
         return Frame(centre, 2.0 ** (np.ceil(np.log2(largest if largest > 0 else 1.0)) - bits))
 
@@ -78,7 +78,7 @@ class Points:
 
     spherical: ClassVar[bool]  # centroids have unit length and costs are 1 - cosine, not squared distances
     converged_cost: ClassVar[float]  # a point of no more cost sits on its centroid
-    vectors: ClassVar[int]  # as long as so many is a point
+    vectors: ClassVar[int]  # a point is as long as this many vectors
 
     def __init__(self, pairs: PairVectors, frame: Frame | None = None, device: str = "cpu") -> None:
         self.pairs, self.frame, self.device = pairs, frame or Frame(), device
@@ -198,7 +198,7 @@ class LocalParts:
     def map(
         self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """In the order of the parts."""
+        """Results in the order of the parts."""
         import torch
 
         def run(number: int) -> Any:

@@ -17,27 +17,27 @@ class FalseNegativeSettings(Settings):
     """Which rules leave a document out of a row's softmax; never the row's own positive."""
 
     same_document: bool = True
-    """The row's positive again."""
+    """Mask copies of the row's positive."""
     same_text: bool = True
-    """A document with the text of the row's positive."""
+    """Mask documents with the same text as the row's positive."""
     same_query: bool = True
-    """The positive, or its text, of a row with the same query."""
+    """Mask the positive of a row with the same query, and documents with its text."""
     known_positive: bool = True
-    """A document that the judgments or another pair name as the query's positive."""
+    """Mask documents that the judgments or another pair name as the query's positive."""
     surrogate_score: bool = True
-    """A document that the surrogate's vectors score as high as the positive."""
+    """Mask documents that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
-    """Above 0: also what scores nearly as high as the positive; below 0: only what scores so much higher. -0.1 is the
-    rule of Qwen3 Embedding (Zhang et al. 2025)."""
+    """Above 0, documents that score nearly as high as the positive are masked too. Below 0, only those that score
+    higher by so much. -0.1 is the rule of Qwen3 Embedding (Zhang et al. 2025)."""
     margin_kind: Literal["absolute", "relative"] = "absolute"
-    """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
+    """absolute masks s_ij >= s_ii - margin. relative masks s_ij >= s_ii - margin * |s_ii|."""
     margin_per_hardness: NonNegativeFloat = 0.0
-    """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
+    """Added to the margin for each unit of a batch's hardness (eq. 2), because random batches need almost no margin."""
     fixed_threshold: float | None = None
-    """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
+    """Masks s_ij >= fixed_threshold, whatever the positive scores. An option of the authors' code, not in the paper."""
 
     def margin_of(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
-        """Of a batch with these vectors of its pairs, both (B, d)."""
+        """The margin of a batch with these vectors of its pairs, both (B, d)."""
         if not self.margin_per_hardness:
             return self.margin
         return self.margin + self.margin_per_hardness * max(0.0, batch_hardness(queries=queries, documents=documents))
@@ -81,8 +81,8 @@ def score_mask(
 def _check_vectors(queries: NDArray[np.floating], documents: NDArray[np.floating]) -> None:
     if queries.ndim != 2 or queries.shape[1:] != documents.shape[1:] or not 0 < len(queries) <= len(documents):
         raise UserError(
-            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a batch:"
-            " (B, dimension) and (M, dimension), M >= B > 0, are, the first B documents being the positives."
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a batch."
+            " They must be (B, dimension) and (M, dimension) with M >= B > 0. The first B documents are the positives."
         )
     for side, vectors in (("query", queries), ("document", documents)):
         finite = np.isfinite(vectors).all(axis=1)
@@ -97,7 +97,9 @@ def pair_keys(*, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]
     """A number for each pair (n,), ascending in (query row, document row). Raises ``UserError`` beyond 2^31 rows."""
     for rows in (query_rows, document_rows):
         if rows.size and int(rows.max()) >= 2**31:
-            raise UserError(f"Row {int(rows.max())} is beyond the {2**31} texts a collection may hold for masks.")
+            raise UserError(
+                f"Row {int(rows.max())} is above {2**31}, the most texts that a collection may hold for masks."
+            )
     return (query_rows.astype(np.int64) << 31) | document_rows.astype(np.int64)
 
 
@@ -118,12 +120,12 @@ def false_negatives(
     vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     own: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
-    """Which rule masks document j for query i, uint8 (B, M): the first one, counted from 1 in ``RULES``; 0: not masked.
+    """The rule that masks document j for query i, uint8 (B, M): the first one, from 1 in ``RULES``; 0: not masked.
 
-    ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives;
-    ``query_texts``, ``document_texts``: a number for each text, equal for equal texts; ``known_positives``: sorted, as
-    of ``pair_keys``, repeats allowed; ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of
-    scores; ``own``: entries exempt from that rule alone, by default the positives. A positive is never masked.
+    ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives.
+    ``query_texts``, ``document_texts``: a number for each text, equal for equal texts. ``known_positives``: sorted, as
+    of ``pair_keys``, repeats allowed. ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of scores.
+    ``own``: entries exempt from that rule alone, by default the positives. A positive is never masked.
     """
     size, columns = len(queries), len(documents)
     positives = np.eye(size, columns, dtype=bool)
@@ -184,7 +186,7 @@ def positives_of(known_positives: NDArray[np.int64], queries: NDArray[np.int64])
 def _known_positive_mask(
     queries: NDArray[np.int64], documents: NDArray[np.int64], known_positives: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """(B, M): the columns whose document is a known positive of the row's query."""
+    """(B, M): the columns with a known positive of the row's query."""
     mask = np.zeros((len(queries), len(documents)), dtype=bool)
     for row, positives in enumerate(positives_of(known_positives, queries)):
         if len(positives) == 1:
@@ -195,7 +197,7 @@ def _known_positive_mask(
 
 
 def to_columns(mask: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
-    """For each row the indices of its masked documents, ascending: the form in which masks are stored."""
+    """For each row the indices of its masked documents, ascending, as masks are stored."""
     rows, columns = np.nonzero(mask)
     bounds = np.searchsorted(rows, np.arange(1, len(mask)))
     return np.split(columns.astype(np.int32), bounds)

@@ -1,7 +1,7 @@
 """Which of a query's hard negatives go into a batch: a fixed number for every example in every epoch.
 
-A sample is drawn without replacement over epochs: a pair has one random order of its n negatives, of which each epoch
-takes the next ones, so that all have been seen once before one comes again.
+A sample is drawn without replacement over epochs. A pair has one random order of its n negatives, and each epoch takes
+the next ones. So all are seen once before one comes again.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ FILLED = ("hard negatives repeated", "hard negatives drawn at random")  # counte
 
 
 class BalancedMarginSettings(Settings):
-    """Hard negatives drawn evenly over how far, by a teacher, they are below the positive.
+    """Hard negatives drawn evenly over their margins, how far a teacher scores them below the positive.
 
     Hofstätter, Lin, Yang, Lin and Hanbury 2021, "Efficiently Teaching an Effective Dense Retriever with Balanced Topic
-    Aware Sampling" (TAS-Balanced): most of a query's negatives are easy, and so is most of a plain sample.
+    Aware Sampling" (TAS-Balanced). Most of a query's negatives are easy, and so is most of a plain sample.
     """
 
     bins: PositiveInt = 10
-    """Equal parts of the range of an example's margins."""
+    """Number of equal bins over the range of an example's margins."""
 
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """What a teacher says of queries and documents: a score for each pair that it was asked about.
+    """A teacher's scores of queries and documents: one for each pair that it was asked about.
 
     ``keys`` int64 (pairs,), ascending, as of ``pair_keys``; ``scores`` float32 (pairs,). May be memory-mapped.
     """
@@ -131,8 +131,8 @@ class NegativeDraw:
         unknown = int(np.isnan(scores).sum())
         if unknown:
             raise UserError(
-                f"Pair {pair} can't be drawn for by balanced margins: the teacher has no score for {unknown} of its"
-                f" document and {len(available)} hard negatives. Score all of them, or choose_negatives: sample."
+                f"Balanced margins can't draw for pair {pair}, because the teacher has no score for {unknown} of its"
+                f" document and {len(available)} hard negatives. Score all of them, or set choose_negatives: sample."
             )
         margins = scores[-1] - scores[:-1]
         return available[draw_balanced(margins, self.number, self.balanced, np.random.default_rng(int(key)))]
@@ -194,8 +194,8 @@ def fill_at_random(
     taken = {*chosen.tolist(), *excluded.tolist()}
     if documents - len(taken) < number - len(chosen):
         raise UserError(
-            f"{number - len(chosen)} random documents are needed beside {len(taken)} that a query already has, but the"
-            f" collection has {documents}. Lower negatives_per_example."
+            f"{number - len(chosen)} random documents are needed beside the {len(taken)} that a query already has,"
+            f" but the collection has {documents}. Lower negatives_per_example."
         )
     generator, drawn = np.random.default_rng(int(key)), chosen.tolist()
     while len(drawn) < number:

@@ -34,8 +34,8 @@ Audit = dict[str, Any]
 class AuditedBatch:
     """A batch as an audit sees it.
 
-    ``rule_of`` uint8 (B, M), of ``false_negatives``; ``queries`` (B rows) and ``documents`` (M rows) with columns id
-    and text; ``vectors`` of both, (B, d) and (M, d), or None.
+    ``rule_of`` uint8 (B, M), of ``false_negatives``. ``queries`` (B rows) and ``documents`` (M rows) have columns id
+    and text. ``vectors`` of both, (B, d) and (M, d), or None.
     """
 
     epoch: int
@@ -141,15 +141,15 @@ def _beginning(text: str) -> str:
 
 
 def mask_table(audit: Audit) -> Table:
-    """Of each rule how many negatives it masked, and in how many batches."""
+    """For each rule the number of negatives it masked, and of their batches."""
     found = [(rule, audit["rules"][rule]) for rule in RULES]
     counts = [(rule, of_rule["negatives"], f"{of_rule['batches']:,}") for rule, of_rule in found]
     counts.append(("all rules", sum(of_rule["negatives"] for _, of_rule in found), ""))
     rows = [(rule, f"{n:,}", f"{n / max(audit['negatives'], 1):.3%}", batches) for rule, n, batches in counts]
     rows_of = audit["rows"]
     caption = (
-        f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs; a negative counts for the"
-        f" first rule that masks it. Of {rows_of['all']:,} rows {rows_of['with_half_masked']:,} have half of their"
-        f" negatives masked or more, {rows_of['without_negatives']:,} all of them."
+        f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs. A negative counts for"
+        f" the first rule that masks it. Of {rows_of['all']:,} rows, {rows_of['with_half_masked']:,} have at least"
+        f" half of their negatives masked, and {rows_of['without_negatives']:,} all of them."
     )
     return Table(["masked by", "negatives", "share", "batches"], rows, caption)

@@ -26,9 +26,9 @@ _EXAMPLES_AT_ONCE = 2048
 class PairBatches:
     """Makes batches of packed pairs.
 
-    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``positives``: sorted keys of those
-    known, as of ``false_negatives.pair_keys``; ``vectors``: of both, by the surrogate; ``negatives``: what hard
-    negatives are drawn from; ``scores``: a teacher's, stored with each example.
+    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``. ``positives``: sorted keys of the
+    known ones, as of ``false_negatives.pair_keys``. ``vectors``: of both, by the surrogate. ``negatives``: the pool of
+    hard negatives. ``scores``: a teacher's, stored with each example.
     """
 
     queries: MappedRows
@@ -42,11 +42,11 @@ class PairBatches:
     def make(
         self, packed: pa.Table, rows_of_pairs: RowsOfPairs, epoch: int, first: int, size: int, counts: Counter[str]
     ) -> Iterator[tuple[pa.Table, AuditedBatch]]:
-        """Batch after batch, the first being number ``first`` of its epoch, each with what an audit wants of it.
+        """Batch after batch from number ``first`` of its epoch, each with the data of its audit.
 
-        ``packed``: columns pair, cluster and domain, ``size`` rows after one another are a batch; ``rows_of_pairs``: of
-        their queries and documents. ``counts`` gains how
-        many hard negatives were repeated or made up. The texts of a few batches are held at a time.
+        ``packed``: columns pair, cluster and domain; ``size`` consecutive rows are a batch. ``rows_of_pairs``: of their
+        queries and documents. ``counts`` gains the numbers of hard negatives that were repeated or drawn at random.
+        Memory holds the texts of a few batches at a time.
         """
         at_once = size * max(1, _EXAMPLES_AT_ONCE // size)
         for start in range(0, len(packed), at_once):
@@ -102,7 +102,7 @@ class PairBatches:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Of one batch: B queries, B documents and B·n hard negatives, with columns ``TEXT_ROWS``."""
+    """Texts of one batch: B queries, B documents and B·n hard negatives, with columns ``TEXT_ROWS``."""
 
     queries: pa.Table
     documents: pa.Table
@@ -147,8 +147,8 @@ def _with_scores(
         name = table["hard_negative_ids"][row].as_py()[place - 1] if place else table["document_id"][row].as_py()
         raise UserError(
             f"The teacher has no score for {'hard negative' if place else 'document'} {name!r} of query"
-            f" {table['query_id'][row].as_py()!r}. Score every packed document and its query's hard negatives: mine"
-            " with 'form: labelled_lists' and the teacher's vectors, or name a run file that holds them all."
+            f" {table['query_id'][row].as_py()!r}. Score every packed document and its query's hard negatives:"
+            " mine with 'form: labelled_lists' and the teacher's vectors. Or name a run file that holds them all."
         )
     lists = pa.ListArray.from_arrays(
         table["hard_negative_ids"].combine_chunks().offsets, pa.array(found[:, 1:].ravel())
@@ -160,6 +160,7 @@ def _require_finite(what: str, vectors: NDArray[np.float32], texts: pa.Table) ->
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         raise UserError(
-            f"The vector of {what} {texts['id'][int(np.argmin(finite))].as_py()!r} holds a NaN or an infinity, so it"
-            " can't say what is a false negative. Embed it again, or set false_negatives.surrogate_score to false."
+            f"The vector of {what} {texts['id'][int(np.argmin(finite))].as_py()!r} holds a NaN or an infinity, so"
+            " false negatives can't be found with it. Embed that text again, or set"
+            " false_negatives.surrogate_score to false."
         )

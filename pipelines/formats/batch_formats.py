@@ -88,7 +88,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """What was written: what a card is about."""
+    """The written batches, which a card describes."""
 
     layout: Layout
     batch_size: int
@@ -108,7 +108,7 @@ class Published:
 
 
 class BatchFormat(ABC):
-    """One tool's files. ``layouts``: those that it can hold; ``ending``: of its files' names."""
+    """One tool's files. ``layouts`` are the ones it can hold. ``ending`` is of its files' names."""
 
     layouts: tuple[Layout, ...] = ("pairs",)
     ending = "parquet"
@@ -163,7 +163,7 @@ class JsonLines(BatchFormat):
 
     @abstractmethod
     def record(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What is written of one example of layout ``pairs``."""
+        """The record of one example of layout ``pairs``."""
 
 
 _PLACE = schema_of(epoch=pa.int32(), batch=pa.int32())

@@ -41,11 +41,11 @@ class BeirFolder(FolderSource):
     kind: Literal["beir"] = "beir"
     """The format."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Splits to read; None: every file in qrels/."""
+    """Splits to read. None: every file in qrels/."""
     domain_key: str = _DEFAULT_DOMAIN_KEY
-    """Key of "metadata" with the domain; '' where it is absent."""
+    """Key in "metadata" with the domain. '' where it is absent."""
     answers_key: str = _DEFAULT_ANSWERS_KEY
-    """Key of a query's "metadata" with a list of answers; '' for none."""
+    """Key in a query's "metadata" with a list of answers. '' for none."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file or a split is missing."""
@@ -100,9 +100,9 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
         missing.append(_qrels_file("<split>"))
     if missing:
         raise UserError(
-            f"{folder.uri} is no BEIR folder, it lacks {' and '.join(missing)}. A BEIR folder holds"
-            f" {CORPUS_FILE}, {QUERIES_FILE} and one or more {_qrels_file('<split>')}, plain or with .gz or .zst behind"
-            " the name. Is the path right?"
+            f"{folder.uri} is no BEIR folder because it lacks {' and '.join(missing)}. A BEIR folder holds"
+            f" {CORPUS_FILE}, {QUERIES_FILE} and one or more {_qrels_file('<split>')}, plain or with .gz or .zst"
+            " behind the name. Is the path right?"
         )
     absent = sorted(set(wanted or ()) - set(present))
     if absent:
@@ -155,9 +155,9 @@ def _qrels_lines(collection: StoredCollection, split: str) -> Iterator[str]:
 
 
 def _require_field(id_: str, collection: StoredCollection) -> None:
-    """BEIR's own loader reads these files as CSV, to which a quote in front means more than a character."""
+    """Refuses a quote in front, because BEIR's own loader reads these files as CSV."""
     if id_.startswith('"') or set(id_) & set("\t\r\n"):
         raise UserError(
-            f"{collection.uri}: the id {id_!r:.80} can't stand in a tab-separated judgment file (no tab, no line end,"
+            f"{collection.uri}: the id {id_!r:.80} can't be in a tab-separated judgment file (no tab, no line end,"
             " no quote in front). Rename it in the source and collect again."
         )

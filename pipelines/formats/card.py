@@ -127,6 +127,7 @@ def require_lineage(batches: Artifact, made_from: Mapping[str, Artifact]) -> Non
     for name, artifact in made_from.items():
         if artifact.fingerprint not in reached or artifact.fingerprint == batches.fingerprint:
             raise UserError(
-                f"made_from.{name}: {artifact.uri} is not among what {batches.uri} was made from, by way of the other"
-                " artifacts of made_from. Name those of the run that made the batches, with what lies between."
+                f"made_from.{name}: {artifact.uri} is not among the artifacts that {batches.uri} was made from,"
+                " directly or through others of made_from. Name those of the run that made the batches, with the"
+                " ones in between."
             )

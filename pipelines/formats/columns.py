@@ -1,6 +1,6 @@
-"""Collections out of tables whose columns the settings name: JSON lines, CSV, TSV, parquet.
+"""Collections from tables, with columns named by the settings: JSON lines, CSV, TSV, parquet.
 
-Either documents, and with them queries and judgments where there are some; or pairs, rows with the texts themselves.
+Either documents, optionally with queries and judgments, or pairs, rows with the texts themselves.
 """
 
 from collections.abc import Iterator
@@ -32,17 +32,18 @@ class DocumentTable(Settings):
     table: FileNames = Field(min_length=1)
     """The table."""
     id: str | None = "id"
-    """Column of the ids; None: made from title and text, so that equal texts are one document."""
+    """Column of the ids. None: ids are made from title and text, so equal texts are one document."""
     title: str | None = None
-    """Column of the titles; None: they have none."""
+    """Column of the titles. None: no titles."""
     text: str = "text"
     """Column of the texts."""
     in_parts: bool = False
-    """Whether each text is a list of strings, which raytriever chunk with kind parts takes apart again."""
+    """Whether each text is a list of strings, which raytriever chunk with kind parts can separate again."""
     domain: str | None = None
     """Column of the domains."""
     join_by: str | None = None
-    """A column: neighbouring rows of one value are one document, with the first's id, texts joined by a space."""
+    """Join neighbouring rows with the same value in this column into one document. It has the first row's id, and texts
+    are joined by a space."""
 
     def _check(self) -> None:
         if self.join_by is not None and self.id is None:
@@ -61,24 +62,26 @@ class QueryTable(Settings):
     domain: str | None = None
     """Column of the domains."""
     answers: str | None = None
-    """Column with a string, or a list of strings, that answer the query."""
+    """Column with a string, or a list of strings, that answers the query."""
 
 
 class SplitTables(Settings):
-    """Where rows are that belong to splits: a table for each split, or one table with a column that names it."""
+    """The rows of splits: a table for each split, or one table with a column that names it."""
 
     splits: dict[str, FileNames] | None = Field(default=None, min_length=1)
-    """Each split's table."""
+    """The table of each split."""
     table: FileNames | None = Field(default=None, min_length=1)
     """The table of all splits."""
     split: str | None = None
-    """The column of ``table`` that names each row's split; null: all rows are for training."""
+    """The column of ``table`` with each row's split. null: all rows are for training."""
 
     def _check(self) -> None:
         if self.splits is None and self.table is None:
-            raise ValueError("the table is missing; give table, or splits (train: …, test: …), one for each")
+            raise ValueError(
+                "the table is missing. Give table, or splits with a table for each, such as {train: …, test: …}"
+            )
         if self.splits is not None and (self.table is not None or self.split is not None):
-            raise ValueError("splits and table exclude each other, as do splits and split; give one of them")
+            raise ValueError("splits excludes table and split. Give splits, or table and maybe split")
 
     def tables(self) -> Iterator[tuple[str | None, FileNames]]:
         """Each split, by name, and its table; None where a column tells the split."""
@@ -96,7 +99,7 @@ class JudgmentTables(SplitTables):
     document_id: str = "document_id"
     """Column of the documents' ids."""
     relevance: str | None = "relevance"
-    """Column of the grades; None: every row is a positive, of grade 1."""
+    """Column of the grades. None: every row is a positive, of grade 1."""
 
 
 class PairTables(SplitTables):
@@ -105,15 +108,15 @@ class PairTables(SplitTables):
     query: str = "query"
     """Column of the queries' texts."""
     document: str = "document"
-    """Column of the documents' texts; a list of texts is as many positives."""
+    """Column of the documents' texts. Each text of a list is a positive."""
     title: str | None = None
     """Column of the documents' titles."""
     relevance: str | None = None
-    """Column of the grades; None: every row is a positive, of grade 1."""
+    """Column of the grades. None: every row is a positive, of grade 1."""
     negatives: tuple[str, ...] = ()
-    """Columns with a text or a list of texts that are not relevant; null for none."""
+    """Columns with a text, or a list of texts, that is not relevant. null for none."""
     domain: str | None = None
-    """Column with the domain of the query and of the document; __file__: its file's name without endings."""
+    """Column with the domain of the query and of the document. __file__: the file's name without extensions."""
 
 
 class ColumnFiles(FolderSource):
@@ -132,24 +135,25 @@ class ColumnFiles(FolderSource):
     judgments: JudgmentTables | None = None
     """The judgments."""
     pairs: PairTables | None = None
-    """Pairs, in place of these three."""
+    """Pairs, instead of documents, queries and judgments."""
     domain: str | None = Field(default=None, min_length=1)
-    """Domain of documents and queries that have none of their own."""
+    """Domain of documents and queries without one."""
     quotes: bool | None = None
-    """Of .tsv: true, fields may stand between quotes; false, a quote is a character; null, refused where in doubt."""
+    """For .tsv files. true: fields may be enclosed in quotes. false: a quote is part of the text. null: ambiguous
+    quotes are refused."""
 
     def _check(self) -> None:
         separate = [name for name in ("documents", "queries", "judgments") if getattr(self, name) is not None]
         if self.pairs is not None and separate:
             raise ValueError(f"pairs hold queries, documents and judgments already; leave out {', '.join(separate)}")
         if self.pairs is None and self.documents is None:
-            raise ValueError("documents are missing; give documents and maybe queries and judgments, or give pairs")
+            raise ValueError("documents are missing. Give documents and maybe queries and judgments, or give pairs")
         if self.judgments is not None and self.queries is None:
             raise ValueError("judgments need queries; give their table")
         made = self.documents is not None and (self.documents.id is None or self.documents.join_by is not None)
         if self.judgments is not None and made:
             raise ValueError(
-                "judgments name documents by the ids of their rows; give documents.id, and leave documents.join_by out"
+                "judgments name documents by the ids of their rows: give documents.id, and leave documents.join_by out"
             )
 
     def open(self) -> Source:
@@ -187,7 +191,7 @@ class ColumnsFormat(Format):
             yield _joined(self._document(row) for row in joined)
 
     def _join_key(self, row: Record) -> Any:
-        """What a row is joined by; an empty value joins nothing; 0 is none."""
+        """The value to join a row by. An empty value joins nothing, but 0 is not empty."""
         value = row.values.get(str(self._document_columns.join_by)) if self._document_columns.join_by else None
         return object() if value in (None, "") else value
 
@@ -223,8 +227,8 @@ class ColumnsFormat(Format):
 class PairsFormat(Format):
     """Rows with a query, a document and maybe negatives, all as texts.
 
-    Ids are hashes of the texts, and of the domain where a column has one: a text that comes again in its domain is the
-    same query or document.
+    Ids are hashes of the texts, and of the domain if a column has one. So an equal text in the same domain is the same
+    query or document.
     """
 
     repeats = True

@@ -36,14 +36,15 @@ class Dpr(FolderSource):
     kind: Literal["dpr"] = "dpr"
     """The format."""
     examples: dict[str, FileNames] = Field(default={})
-    """Each split's file or files with training examples."""
+    """File or files with training examples for each split."""
     passages: FileNames = ()
-    """psgs_w100.tsv: columns id, text and title, their names in the first line."""
+    """psgs_w100.tsv, with columns id, text and title named in the first line."""
     questions: dict[str, FileNames] = Field(default={})
-    """Each split's files with questions and answers (*.qa.csv, or JSON); they have no judgments. Of
-    several splits each is the domain of its questions, by which they can be searched alone."""
+    """Files with questions and answers (*.qa.csv, or JSON) for each split, without judgments. With several splits each
+    is the domain of its questions, so that each can be searched by itself."""
     differing_texts: Literal["refuse", "first"] = "refuse"
-    """Of passages with one id; first: the one read first, from ``passages`` where it is there."""
+    """What to do with different passages of the same id. first: keep the one read first, from ``passages`` if it is
+    there."""
 
     def _check(self) -> None:
         if not self.examples and not (self.passages and self.questions):
@@ -55,11 +56,11 @@ class Dpr(FolderSource):
 
 
 class DprFormat(ExampleFormat):
-    """Reads what is there: passages and then those of the examples; questions and then those of the examples.
+    """Reads passages, then those of the examples; questions, then those of the examples.
 
-    Of an example, ``positive_ctxs`` have relevance 1, ``hard_negative_ctxs`` 0, ``negative_ctxs`` (random ones) -1. A
-    passage without an id gets one made from title and text; a question's is made from the question and its answers,
-    of several splits of ``questions`` from the split too, as sets share some.
+    In an example, ``positive_ctxs`` have relevance 1, ``hard_negative_ctxs`` 0, ``negative_ctxs`` (random ones) -1. A
+    passage without an id gets one made from title and text. A question's id is made from the question and its answers.
+    With several splits of ``questions`` the split is part of it, because sets share some questions.
     """
 
     def __init__(self, config: Dpr) -> None:
@@ -129,8 +130,8 @@ def _csv_questions(folder: Folder, name: str) -> Iterator[QueryRecord]:
             fields = next(csv.reader([text], delimiter="\t", strict=True))
         except csv.Error as error:
             raise UserError(
-                f"{place} is {text!r:.80}, which is not valid CSV ({error}). A field that begins with a quote must be"
-                ' written between quotes, each quote in it as "".'
+                f"{place} is {text!r:.80}, which is not valid CSV ({error}). A field that begins with a quote must"
+                ' be enclosed in quotes, with each quote in it as "".'
             ) from error
         if len(fields) != 2:
             raise UserError(

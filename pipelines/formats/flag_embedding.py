@@ -1,6 +1,6 @@
-"""Training examples and batches in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts.
+"""Training examples and batches in FlagEmbedding's format (the BGE models): JSON lines with a query and lists of texts.
 
-Kind ``columns`` reads them: ``pairs`` with ``document: pos`` and ``negatives: [neg]``.
+Kind ``columns`` reads them, with ``document: pos`` and ``negatives: [neg]`` in ``pairs``.
 """
 
 from pathlib import Path
@@ -13,8 +13,8 @@ from pipelines.formats.training_examples import TrainingExamples, text_of, write
 def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """Writes ``<split>.jsonl``, lines of {"query", "pos": […], "neg": […]}; returns its name.
 
-    A document is its title and text in one string. ``neg`` are the judgments of 0, or what was mined in their
-    place; it may be empty, but FlagEmbedding trains on examples with at least one.
+    A document is its title and text in one string. ``neg`` are the judgments of 0, or mined ones instead. It may be
+    empty, but FlagEmbedding trains only on examples with at least one.
     """
     name = f"{examples.split}.jsonl"
     records = (

@@ -1,8 +1,8 @@
 """Collections in the layout of MTEB 2, as data sets on the Hugging Face hub have it (and those of CoIR with them).
 
-Configurations ``corpus``, ``queries`` and ``default`` (or ``qrels``), in a multilingual one ``<subset>-corpus``,
-``<subset>-queries`` and ``<subset>-qrels``; which files they are made of stands in the README's YAML or, where it
-doesn't, follows from the names of folders and files.
+Configurations are ``corpus``, ``queries`` and ``default`` (or ``qrels``). In a multilingual data set they are
+``<subset>-corpus``, ``<subset>-queries`` and ``<subset>-qrels``. Their files are named in the README's YAML. Otherwise
+they follow from the names of folders and files.
 """
 
 import re
@@ -35,16 +35,16 @@ _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}")
 class MtebFolder(FolderSource):
     """Settings of a collection in a data set of the hub, or in a clone of it, local or in an object store.
 
-    Title, ``domain`` and ``answers`` of documents and queries are read where there are columns of these names, be it in
-    one file or record of several.
+    Title, ``domain`` and ``answers`` of documents and queries are read from columns of these names, if any file or
+    record has them.
     """
 
     kind: Literal["mteb"] = "mteb"
     """The format."""
     subset: str | None = None
-    """A language, say, of a data set with several collections."""
+    """Name of one collection in a data set with several, such as a language."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Splits to read; None: all."""
+    """Splits to read. None: all."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
@@ -78,9 +78,9 @@ def _described_layout(folder: Folder) -> Layout:
         }
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{where}: the YAML at its head can't be understood ({type(error).__name__}: {error}). Its configs must be"
-            " a list of entries with config_name and data_files, these being a name, a list of entries with split and"
-            " path, or a mapping of splits to paths."
+            f"{where}: the YAML at its head can't be read ({type(error).__name__}: {error}). Its configs must be a"
+            " list of entries with config_name and data_files. data_files is a name, a list of entries with split"
+            " and path, or a mapping from splits to paths."
         ) from error
 
 
@@ -114,7 +114,7 @@ def _conventional_layout(folder: Folder) -> Layout:
 def find_columns(
     layout: Layout, tables: FileTables, where: str, subset: str | None, splits: Collection[str] | None
 ) -> ColumnFiles:
-    """The tables of the collection and their columns, of which ``tables`` may lack those in ``WHERE_THERE``.
+    """The tables of the collection and their columns. ``tables`` may lack those in ``WHERE_THERE``.
 
     Raises ``UserError`` where a configuration, a split or a column is missing.
     """
@@ -151,8 +151,8 @@ def _configuration(layout: Layout, where: str, names: list[str]) -> Mapping[str,
             return layout[name]
     there = ", ".join(sorted(layout)) or "none"
     raise UserError(
-        f"{where} has no configuration {' or '.join(names)}; the ones there: {there}. MTEB's layout has corpus, queries"
-        " and default (or qrels); where a subset's name stands before them, set subset. Anything else can be read with"
+        f"{where} has no configuration {' or '.join(names)}. Those there: {there}. MTEB's layout has corpus,"
+        " queries and default (or qrels); if a subset's name precedes them, set subset. Read any other layout with"
         " kind columns."
     )
 
@@ -167,16 +167,16 @@ def _table_for(
     there = ", ".join(sorted(configuration))
     if absent:
         raise UserError(
-            f"{what} has the splits {there}, but not {', '.join(absent)}, of which there are judgments. Set splits to"
-            " those that both have."
+            f"{what} has the splits {there}, but not {', '.join(absent)}, which has judgments. Set splits to those"
+            " that both have."
         )
     if len(splits) > most:
         raise UserError(
-            f"{what} has the splits {there}, each of which is a collection of its own. Set splits to one of them."
+            f"{what} has the splits {there}, and each is a collection of its own. Set splits to one of them."
         )
     return tuple(name for split in sorted(splits) for name in configuration[split])
 
 
 def _first_of(names: list[str], columns: list[str]) -> str:
-    """The name that is there; the first where none is, so that reading says which is missing."""
+    """The existing name. The first if none exists, so that reading reports it as missing."""
     return next((name for name in names if name in columns), names[0])

@@ -1,7 +1,7 @@
 """The documented functions of the interpreter's own standard library: a collection that needs no download.
 
-Query: the first paragraph of a function's docstring. Document: the function's source without docstrings. As
-in CodeSearchNet (Husain et al. 2019, §2), a pair whose query has fewer than three words is left out.
+Query: the first paragraph of a function's docstring. Document: the function's source without docstrings. As in
+CodeSearchNet (Husain et al. 2019, §2), pairs with a query of fewer than three words are left out.
 """
 
 import ast
@@ -37,8 +37,8 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 class Function(NamedTuple):
     """A documented function.
 
-    ``id`` is module and qualified name, with ``#2`` and on for later definitions of the same name; ``query``
-    the first paragraph of its docstring; ``source`` its source without docstrings, its own and nested ones.
+    ``id`` is module and qualified name, with ``#2`` and on for later definitions of the same name. ``query`` is the
+    first paragraph of its docstring. ``source`` is its source without docstrings, its own and nested ones.
     """
 
     id: str
@@ -56,7 +56,8 @@ def decode_source(source: bytes) -> str:
     """Source text as the interpreter reads it: byte order mark, encoding cookie, any line ending.
 
     Raises ``SyntaxError`` for an unknown encoding, ``LookupError`` for one that is not of texts, ``UnicodeError`` for
-    bytes that are not in it or, as UTF-7 can, spell half a surrogate pair, which no file can hold.
+    bytes that are not in it. UTF-7 can also spell half a surrogate pair, which no file can hold; this is a
+    ``UnicodeError`` too.
     """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
     text = io.TextIOWrapper(io.BytesIO(source), encoding).read()
@@ -161,11 +162,11 @@ class PythonFunctions(Settings):
     kind: Literal["python_functions"] = "python_functions"
     """The format."""
     held_out: Share = 0.2
-    """Share of modules whose functions are for testing."""
+    """Share of modules for testing, with all of their functions."""
     minimum_query_words: PositiveInt = 3
     """Fewest words of a query."""
     limit: PositiveInt | None = None
-    """Functions to keep, chosen by a hash of their id; None: all."""
+    """Number of functions to keep, chosen by a hash of their id. None: all."""
 
     def open(self) -> Source:
         """The running interpreter's collection. Raises ``UserError`` where its library has no source."""
@@ -175,9 +176,9 @@ class PythonFunctions(Settings):
 class PythonFunctionsFormat(Format):
     """Reads the library at folder ``library`` (default: the interpreter's own).
 
-    Functions with equal queries share one query with several positives; its domain is that of the first. A
-    query with a positive in a held-out module is a test query with all its judgments, so that training sees
-    neither a held-out module's pair nor a test query. Raises ``UserError`` where the folder has no source.
+    Functions with equal queries share one query with several positives; its domain is that of the first. A query with a
+    positive in a held-out module is a test query with all its judgments. So training sees neither a held-out module's
+    pair nor a test query. Raises ``UserError`` where the folder has no source.
     """
 
     def __init__(self, config: PythonFunctions, library: Path | None = None) -> None:
@@ -189,7 +190,7 @@ class PythonFunctionsFormat(Format):
         if not self._modules:
             raise UserError(
                 f"The standard library of this interpreter has no source files ({library}). The collection"
-                " 'python_functions' is made from them: use a Python that comes with its sources, or another"
+                " 'python_functions' is made from them. Use a Python that comes with its sources, or another"
                 " collection."
             )
         self.facts |= {"python": platform.python_version(), "implementation": platform.python_implementation()}

@@ -39,13 +39,13 @@ class FileTree(FolderSource):
     """
 
     include: FileNames | None = Field(default=None, min_length=1)
-    """Globs of files to read; None: files whose name tells a known language."""
+    """Globs of files to read. None: files of a known language by their name."""
     exclude: FileNames = ()
     """Globs of files to leave out."""
     domain: Literal["folder", "language", "none"] = "folder"
-    """A document's domain; folder: the one below path, '' for files in path itself."""
+    """A document's domain. folder: the first folder below path, '' for files in path itself."""
     maximum_bytes: PositiveInt = 1_000_000
-    """Most bytes of a file: larger ones are often generated."""
+    """Most bytes of a file, because larger ones are often generated."""
 
 
 class SourceTree(FileTree):
@@ -72,10 +72,12 @@ class SourceTreeFormat(Format):
         self._config = config
         self.documents_name = self.folder.uri
         if self.folder.is_local and not Path(config.path).expanduser().is_dir():
-            raise UserError(f"path: {config.path} is no folder. Give the folder that the source tree is in.")
+            raise UserError(f"path: {config.path} is no folder. Give the folder with the source tree.")
         if next(self._files(Counter()), None) is None:
-            wanted = ", ".join(config.include) if config.include else "whose name tells a language"
-            raise UserError(f"{self.folder.uri} holds no files {wanted}. Is path right, do include and exclude fit?")
+            wanted = ", ".join(config.include) if config.include else "of a known language"
+            raise UserError(
+                f"{self.folder.uri} holds no files {wanted}. Is path right, and do include and exclude fit?"
+            )
 
     def fingerprint(self) -> dict[str, Any]:
         """One SHA-256 over the names and bytes of all files, and how many names were left out why."""
@@ -200,7 +202,7 @@ class Files(FileTree):
     )
     """Globs of files to read."""
     domain: Literal["folder", "language", "none"] = "none"
-    """A document's domain; folder: the one below path, '' for files in path itself."""
+    """A document's domain. folder: the first folder below path, '' for files in path itself."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where the folder holds no such file."""
@@ -242,8 +244,8 @@ def main_text(html: str) -> tuple[str, str]:
         import trafilatura
     except ImportError as error:
         raise UserError(
-            f"HTML is read by trafilatura, which can't be imported ({error}). Install it: pip install"
-            " 'raytriever[html]'; or leave HTML out: include: ['**/*.md']."
+            f"HTML needs trafilatura, which can't be imported ({error}). Install it with pip install"
+            " 'raytriever[html]', or leave HTML out with include: ['**/*.md']."
         ) from error
     tree = trafilatura.load_html(html)
     if tree is None:

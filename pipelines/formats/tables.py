@@ -1,8 +1,8 @@
 """Rows with named columns, streamed: files of JSON (lines or one list), CSV, TSV or parquet as one table.
 
 Text files may be packed (``.gz``, ``.zst``). CSV is read as RFC 4180 says. TSV is written in two ways, and ``quotes``
-says which: True, fields may stand between quotes as in CSV; False, a quote is a character like any other; None, a field
-that begins with a quote is refused.
+says which. True: fields may be enclosed in quotes as in CSV. False: a quote is a character like any other. None: a
+field that begins with a quote is refused.
 """
 
 import csv
@@ -72,8 +72,9 @@ class FileTable:
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, file after file, with its values of the required and the optional columns; None is left out.
 
-        Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
-        absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
+        A file, or a record of JSON, may lack an optional column. Raises ``UserError`` if a required column is absent,
+        in JSON from any record. Also if an optional column is absent from the whole table, unless the table may lack
+        it.
         """
         named = [*required, *filter(None, optional)]
         wanted = set(filter(None, optional)) - self._may_lack
@@ -114,7 +115,7 @@ class FileTable:
             name = column if column in header else column.partition(".")[0]
             if header.count(name) > 1:
                 raise UserError(
-                    f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that is meant."
+                    f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that you mean."
                 )
             if name in header:
                 stored[name] = True
@@ -131,14 +132,14 @@ class FileTable:
         for place, fields in islice(self._separated(name), 0 if begin else 1, None):
             if len(fields) != len(header):
                 raise UserError(
-                    f"{place} has {len(fields)} fields, but its header has {len(header)}:"
-                    f" {str(fields)[:80]}. In TSV no field can hold a tab or a line end, unless quotes is set; in CSV"
-                    ' such fields stand between "quotes".'
+                    f"{place} has {len(fields)} fields, but its header has {len(header)}: {str(fields)[:80]}. In"
+                    " TSV no field can hold a tab or a line end, unless quotes is set. In CSV such fields are"
+                    ' enclosed in "quotes".'
                 )
             yield Record(place, dict(zip(header, fields, strict=True)))
 
     def _header(self, name: str) -> list[str]:
-        """Of the file, whichever part of it is read; nothing where it has no row."""
+        """The file's header, whichever part of it is read. Empty if it has no row."""
         with reading_within(reading().limits):
             return next((fields for _, fields in self._separated(name)), [])
 
@@ -153,9 +154,9 @@ class FileTable:
             for place, fields in ((place, text.split("\t")) for place, text in lines if text):
                 if self._quotes is None and any(field.startswith('"') for field in fields):
                     raise UserError(
-                        f"{place}: a field begins with a quote, which may belong to the text or enclose it. Set quotes"
-                        " (beside the path) to false where it is part of the text (as MS MARCO's files are), to true"
-                        " where the file was written as CSV is (by pandas, say, or a spreadsheet)."
+                        f"{place}: a field begins with a quote, which may belong to the text or enclose it. Set"
+                        " quotes (beside the path). false: the quote is part of the text, as in MS MARCO's files."
+                        " true: the file was written as CSV, by pandas or a spreadsheet, for example."
                     )
                 yield place, fields
             return
@@ -169,8 +170,8 @@ class FileTable:
                 place = place._replace(line=reader.line_num + 1)
         except csv.Error as error:
             raise UserError(
-                f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line"
-                ' end stands between quotes, and a quote in it is written "".'
+                f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line end must be enclosed"
+                ' in quotes, with each quote in it as "".'
             ) from error
 
     def _parquet_records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
@@ -224,7 +225,7 @@ def table_files(folder: Folder, pattern: str) -> list[str]:
     """
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise UserError(f"{pattern!r} leaves {folder.uri}. Name what lies below that folder, or set path to another.")
+        raise UserError(f"{pattern!r} leaves {folder.uri}. Name a path below that folder, or set path to another.")
     exact = "/".join(part for part in pattern.split("/") if part != ".")
     if parts and folder.exists(exact):
         tables = [exact] if _ends_as_table(exact) else []  # who names a hidden file means it
@@ -236,8 +237,8 @@ def table_files(folder: Folder, pattern: str) -> list[str]:
         tables = [name for name in names if is_table(name)]
     if not tables:
         raise UserError(
-            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of the"
-            f" kinds {', '.join(_ENDINGS)}; all but parquet may have .gz or .zst behind the name."
+            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of"
+            f" the kinds {', '.join(_ENDINGS)}. All but parquet may have .gz or .zst behind the name."
         )
     return tables
 
@@ -256,7 +257,7 @@ def _parts_match(name: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """The values of those columns that are there; ``a.b`` is key ``b`` in ``a``, unless a column is called so."""
+    """The values of the columns that exist. ``a.b`` is key ``b`` in ``a``, unless a column has that name."""
     found = {column: _value_of(values, column) for column in columns}
     return {column: value for column, value in found.items() if value is not _ABSENT}
 
@@ -277,7 +278,7 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
 
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(map(repr, columns)) or "none"
-    return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that is meant.")
+    return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that you mean.")
 
 
 def open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
@@ -298,8 +299,8 @@ def _whole_parquet(folder: Folder, name: str) -> Iterator[None]:
         if isinstance(error, OSError) and not folder.is_local:
             raise storage_error(folder.describe(name), error) from error
         raise UserError(
-            f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS,"
-            " fetch it again (git lfs pull)."
+            f"{folder.describe(name)} can't be read as parquet: {error}. If it is incomplete, or a pointer of Git"
+            " LFS, fetch it again (git lfs pull)."
         ) from error
 
 
@@ -331,7 +332,7 @@ def pieces_of(format_: Format, most: int) -> list[Piece | None]:
 
 
 def _stretches(format_: Format, name: str, size: int, most: int) -> Iterator[Stretch]:
-    """Where a file that is too large for one piece is cut; nothing where it may not be."""
+    """Cuts of a file that is too large for one piece. Empty if it can't be cut."""
     if not name.endswith(format_.cut_endings):
         return
     if name.endswith(".parquet"):

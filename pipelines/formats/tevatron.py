@@ -39,11 +39,12 @@ class Tevatron(FolderSource):
     kind: Literal["tevatron"] = "tevatron"
     """The format."""
     examples: dict[str, FileNames] = Field(min_length=1)
-    """Each split's file or files."""
+    """File or files of each split."""
     corpus: FileNames = ()
-    """Files of the corpus, needed where examples name documents by id."""
+    """Files of the corpus. Needed where examples name documents by id."""
     differing_texts: Literal["refuse", "first"] = "refuse"
-    """Of documents, or queries, with one id; first: the one read first, from the corpus where it is there."""
+    """What to do with different documents, or queries, of the same id. first: keep the one read first, from the corpus
+    if it is there."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file is missing."""
@@ -107,9 +108,9 @@ def _ids(record: Record, key: str) -> list[str]:
 def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """Writes ``<split>.jsonl`` and ``corpus.jsonl``; returns their names.
 
-    Examples are in the form with passages written out, which every version reads, the newest too: in the other one,
-    with ids, training leaves titles out that encoding takes. ``negative_passages`` are the judgments of 0, or
-    what was mined in their place. The corpus holds all documents.
+    Examples contain their passages, which every version reads, also the newest. The format with ids has a flaw:
+    training leaves out titles that encoding reads. ``negative_passages`` are the judgments of 0, or mined ones instead.
+    The corpus holds all documents.
     """
     name = f"{examples.split}.jsonl"
     records = (

@@ -53,7 +53,7 @@ class ExampleFormat(Format):
     repeats = True
 
     def __init__(self, folder: Folder, examples: Sequence[tuple[str, str]], others: Sequence[str] = ()) -> None:
-        """``examples``: split and name of each file in the folder; ``others``: files that are read before them."""
+        """``examples``: split and name of each file in the folder. ``others``: files that are read before them."""
         self.example_files = sorted(examples, key=itemgetter(0))
         names = [name for _, name in self.example_files]
         super().__init__(folder, [*others, *names])
@@ -70,7 +70,7 @@ class ExampleFormat(Format):
 
     @abstractmethod
     def example(self, record: Record) -> Example:
-        """What a record says."""
+        """The example of a record."""
 
     def other_documents(self) -> Iterator[DocumentRecord]:
         """Documents that are read before those of the examples."""
@@ -95,7 +95,7 @@ class ExampleFormat(Format):
         return chain(self.other_queries(), (example.query for _, example in self.examples()))
 
     def judgments(self) -> Iterator[JudgmentRecord]:
-        """What every example says of its documents."""
+        """The judgments in every example."""
         for split, (query, _, judged) in self.examples():
             for document, relevance in judged:
                 yield JudgmentRecord(query.place, query.id, document, relevance, split)
@@ -107,7 +107,7 @@ def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str
 
 
 def example_of(query: QueryRecord, documents: Sequence[tuple[DocumentRecord, int]]) -> Example:
-    """An example whose documents are all written out, each with its relevance."""
+    """An example with all its documents written out, each with its relevance."""
     judged = [(document.id, relevance) for document, relevance in documents]
     return Example(query, [document for document, _ in documents], judged)
 
@@ -150,8 +150,8 @@ def require_judgments(collection: StoredCollection, what: str) -> None:
     """Raises ``UserError`` where there are none, and the format is nothing without them."""
     if not len(collection.rows_of("judgments")):
         raise UserError(
-            f"{collection.uri} has no judgments, and {what} is not complete without them. Export to another format, or"
-            " make the collection with its judgments."
+            f"{collection.uri} has no judgments, but {what} needs them. Export to another format, or make the"
+            " collection with its judgments."
         )
 
 
@@ -173,7 +173,7 @@ def text_of(document: Document) -> str:
     return passage_text(document["title"], document["text"])
 
 
-_QUERIES_AT_ONCE = 128  # whose documents are in memory together
+_QUERIES_AT_ONCE = 128  # their documents are in memory together
 _DOCUMENTS_AT_ONCE = 1024
 _DOCUMENTS = pa.schema([(name, pa.string()) for name in ("id", "title", "text")])
 
@@ -190,13 +190,12 @@ class TrainingExample(NamedTuple):
 class TrainingExamples:
     """The split's queries that have a positive, in the collection's order.
 
-    ``mined``: hard negatives of queries; they replace all negatives that the split judges, and a query that isn't there
-    has none. ``minimum_relevance``: the grade from which on a document answers its query. Raises ``UserError`` where no
-    query has a positive, where one of them names a document that is not there, and where the split can't be a file's
-    name.
+    ``mined``: hard negatives of queries. They replace all negatives that the split judges, and a query without an entry
+    has none. ``minimum_relevance``: lowest grade of a document that answers its query. Raises ``UserError`` if no query
+    has a positive, a query's positive doesn't exist, or the split can't be a file's name.
 
-    In memory are ids and row numbers of what is judged, not the texts: iterating copies the documents that are needed
-    to a temporary file in ``scratch``, in one pass over the collection, and maps it.
+    Memory holds ids and row numbers of judged texts, not the texts. Iterating copies the needed documents to a
+    temporary file in ``scratch``, in one pass over the collection, and maps it.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class TrainingExamples:
                     yield _example(query, list(islice(judged, number)))
 
     def _document_tables(self) -> Iterator[pa.Table]:
-        """Those that are needed; their rows ascend, so that each row group is decoded at most twice."""
+        """The needed documents. Their rows ascend, so that each row group is decoded at most twice."""
         documents = self.collection.rows_of("documents")
         for first in range(0, len(self._documents), _DOCUMENTS_AT_ONCE):
             yield documents.take(self._documents[first : first + _DOCUMENTS_AT_ONCE], _DOCUMENTS.names)

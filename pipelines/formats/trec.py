@@ -91,9 +91,9 @@ def tsv_queries(folder: Folder, name: str) -> Iterator[QueryRecord]:
 def marked_up_documents(
     folder: Folder, name: str, title_tags: Sequence[str], text_tags: Sequence[str]
 ) -> Iterator[DocumentRecord]:
-    """What stands between ``<DOC>`` and ``</DOC>``: the id in ``<DOCNO>``, title and text in the given tags.
+    """Documents between ``<DOC>`` and ``</DOC>``: the id in ``<DOCNO>``, title and text in the given tags.
 
-    Comments and tags inside them are left out, entities are the characters that they stand for.
+    Comments and tags inside them are left out, and entities become characters.
     """
     for place, block in _blocks(folder, name, "DOC"):
         ids = _between_tags(block, ["DOCNO"], place)
@@ -114,9 +114,9 @@ def without_markup(text: str) -> str:
 
 
 def topics(folder: Folder, name: str, field: TopicField) -> Iterator[QueryRecord]:
-    """What stands between ``<top>`` and ``</top>``: the id in ``<num>``, the text in the given field.
+    """Topics between ``<top>`` and ``</top>``: the id in ``<num>``, the text in the given field.
 
-    A field begins with its tag at the beginning of a line and ends where the next one begins; its lines become one.
+    A field begins with its tag at the beginning of a line and ends where the next one begins. Its lines become one.
     """
     for place, block in _blocks(folder, name, "top"):
         fields = {tag: _topic_text(tag, text) for tag, text in _TOPIC_FIELD.findall(block)}
@@ -132,7 +132,7 @@ def _topic_text(tag: str, text: str) -> str:
 
 
 def _between_tags(block: str, tags: Sequence[str], place: Place) -> list[str]:
-    """What stands in each pair of the tags, tag after tag."""
+    """The text in each pair of the tags, tag after tag."""
     found: list[str] = []
     for tag in tags:
         if f"<{tag}" not in block:
@@ -156,8 +156,8 @@ def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
             continue
         if not start and not text.startswith(opening):
             raise UserError(
-                f"{place} is {text!r:.60}, which stands outside {opening}…{closing}. Is it a file of"
-                " another format? A table separated by tabs is named .tsv."
+                f"{place} is {text!r:.60}, outside {opening}…{closing}. Is it a file of another format? A table"
+                " separated by tabs must be named .tsv."
             )
         if start and text.startswith(opening):
             raise UserError(f"{start}: {opening} has no {closing} before the next one in line {place.line}.")
@@ -173,12 +173,12 @@ def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
 
 
 class DocumentKeys(Settings):
-    """Where documents in JSON lines have their id, title and text."""
+    """Keys of the id, title and text of documents in JSON lines."""
 
     id: str = "id"
     """Key of the id."""
     title: str = "title"
-    """Key of the title; only one called so may be absent from a document."""
+    """Key of the title. Only a key named title may be absent from a document."""
     text: str = "text"
     """Key of the text."""
 
@@ -197,11 +197,11 @@ class TrecFiles(FolderSource):
     queries: FileNames = ()
     """Files of queries."""
     qrels: dict[str, FileNames] = Field(default={})
-    """Each split's files of judgments."""
+    """Files of judgments for each split."""
     triples: dict[str, FileNames] = Field(default={})
-    """Each split's files of query id, id of a positive, id of a negative."""
+    """Files of query id, id of a positive, id of a negative, for each split."""
     document_columns: DocumentColumns = ("id", "text")
-    """Columns of .tsv: [id, -, title, text] for MS MARCO's documents."""
+    """Columns of .tsv, such as [id, -, title, text] for MS MARCO's documents."""
     document_keys: DocumentKeys = DocumentKeys()
     """Keys of .jsonl."""
     title_tags: tuple[str, ...] = ("TITLE", "HEADLINE", "HEAD", "HL", "TTL")
@@ -301,13 +301,13 @@ def _table_lines(values: Iterable[tuple[str, ...]], collection: StoredCollection
     for id_, *texts in values:
         if id_.split() != [id_] or id_.startswith("\ufeff"):
             raise UserError(
-                f"{collection.uri}: the id {id_!r:.80} can't stand in TREC's files, whose columns are separated by"
-                " whitespace. Rename it in the source and collect again."
+                f"{collection.uri}: the id {id_!r:.80} can't be in TREC's files, because whitespace separates"
+                " their columns. Rename it in the source and collect again."
             )
         for text in texts:
             if "\t" in text or "\n" in text or "\r" in text:
                 raise UserError(
-                    f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, which separate the columns"
-                    " and lines of TREC's tables. Export to beir, which holds any text."
+                    f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, but these separate the"
+                    " columns and lines of TREC's tables. Export to beir, which holds any text."
                 )
         yield "\t".join([id_, *texts])

@@ -42,11 +42,11 @@ class ChunkConfig(StageConfig):
     """Which collection is cut, and how."""
 
     collection: InputPath
-    """The collection whose documents are cut."""
+    """The collection with the documents to cut."""
     chunking: ChunkingSettings = ChunkingSettings()
-    """How."""
+    """How documents are cut."""
     megabytes_per_shard: PositiveFloat = 64
-    """Of the collection, uncompressed."""
+    """Bytes of the collection, uncompressed, in one shard."""
 
 
 class Stretch(NamedTuple):

@@ -40,17 +40,17 @@ class ClusterConfig(StageConfig):
     pairs: InputPath
     """The pairs to cluster."""
     vectors: InputPath
-    """Vectors of their collection's queries and documents."""
+    """Vectors of the queries and documents of their collection."""
     cluster_size: PositiveInt = 64
-    """Pairs of a cluster, on average."""
+    """Mean number of pairs in a cluster."""
     smallest_domain: PositiveInt = 64
-    """Pairs of a domain that is not small; the batch size, since a domain must fill one batch."""
+    """Domains with fewer pairs are small. Use the batch size, because a domain must fill a batch."""
     small_domains: SmallDomains = "refuse"
-    """What becomes of smaller domains; 'merge_all' takes all domains for one."""
+    """What to do with small domains. 'merge_all' treats all domains as one."""
     kmeans: KMeansSettings = KMeansSettings()
-    """How."""
+    """Settings of the clustering."""
     seed: NonNegativeInt = 0
-    """Of the first centroids."""
+    """Seed of the first centroids."""
 
 
 GROUPED = """
@@ -187,7 +187,7 @@ class Cluster(Stage[ClusterConfig]):
         return f"pair {pair} (query {ids['query_id']!r}, document {ids['document_id']!r})"
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What was clustered, and over all domains how many clusters were asked for."""
+        """The clustered input, and the number of clusters asked for over all domains."""
         return {
             "sides": self.config.kmeans.sides,
             "clusters_asked_for": sum(record.facts["clusters_asked_for"] for record in records),

@@ -45,7 +45,7 @@ _COMPARED: dict[Part, list[str]] = {
 
 
 class SourcePiece(NamedTuple):
-    """What one task reads and writes: a piece of the source ``name``, in which it has this ``number``.
+    """The input and output of one task: a piece of the source ``name``, with this ``number`` in it.
 
     ``place``: its number among the pieces of all sources.
     """
@@ -72,12 +72,12 @@ class CollectConfig(StageConfig):
     source: AnySource
     """The source, by its format."""
     bytes_per_shard: PositiveInt = 32 << 20
-    """Bytes of the source that one worker reads; files of lines, and of parquet, are cut where they are larger."""
+    """Bytes of the source that one worker reads. Larger files of lines or parquet are split."""
     new_splits: NewSplits | None = None
-    """Splits for validation and for testing, made of the judgments where these have none; null: as they are. A source
-    with cross_validation has those of its folds."""
+    """Splits for validation and testing, drawn from the judgments where these have none. null: judgments stay as they
+    are. With cross_validation the source's folds are the splits."""
     limits: Limits = Limits()
-    """How large one piece of the source may be."""
+    """Largest pieces of the source."""
 
 
 class Collect(Stage[CollectConfig]):
@@ -90,7 +90,7 @@ class Collect(Stage[CollectConfig]):
     unit = "documents"
 
     def _names(self) -> list[str]:
-        """Of several sources; '' stands for the only one."""
+        """Names of several sources; '' for an only one."""
         source = self.config.source
         return sorted(source.sources) if isinstance(source, JoinedSources) else [""]
 
@@ -105,7 +105,7 @@ class Collect(Stage[CollectConfig]):
             for format_, policies in map(self._open, self._names()):
                 if policies.cross_validation and not format_.judgments_name:
                     raise UserError(
-                        f"cross_validation shares out judged queries, but with {format_.documents_name} no judgments"
+                        f"cross_validation divides judged queries, but with {format_.documents_name} no judgments"
                         " are read. Give them too, or leave cross_validation out."
                     )
 
@@ -134,7 +134,7 @@ class Collect(Stage[CollectConfig]):
         ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
-        """Of reading the sources' files."""
+        """Seconds of reading the sources' files."""
         return len(pending) * min(self.config.bytes_per_shard, self._bytes()) / BYTES_A_SECOND
 
     def reads(self) -> str:
@@ -189,7 +189,7 @@ class Collect(Stage[CollectConfig]):
         return writer.commit(0, counts=format_.counts, dropped=format_.left_out, facts=facts)
 
     def _compare(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """Hands on which rows of each source are left out, and why, and which queries change their split."""
+        """Tells later phases which rows of each source are left out, why, and which queries change their split."""
         taken_from = dict[str, str]()
         for number, name in enumerate(self._names()):
             self._refuse_absent(name)
@@ -290,7 +290,7 @@ class Collect(Stage[CollectConfig]):
             yield batch.filter(pa.array(keeps))
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What the sources say of themselves (the interpreter's version, say)."""
+        """Facts of the sources, such as the interpreter's version."""
         return {fact: value for record in records for fact, value in record.facts.items()}
 
     def summary(self, artifact: Artifact) -> str:
@@ -314,17 +314,17 @@ def _moved(source: int) -> str:
 
 
 def _prefix(name: str) -> str:
-    """What ids of a source of several begin with, and what it says of itself."""
+    """The prefix of ids and facts of one of several sources."""
     return f"{name}/" if name else ""
 
 
 def _told_by(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a source tells of itself, by its name, if it has one."""
+    """A source's facts, with its name, if it has one."""
     return {_prefix(name) + what: value for what, value in told.items()}
 
 
 def _named(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
-    """Batches whose ids, and domains where there are none, tell the source's name, if it has one."""
+    """Batches with the source's name, if it has one, in their ids, and as domain where there is none."""
     for batch in batches:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for ids in columns.keys() & {"id", "query_id", "document_id"} if name else ():

@@ -50,30 +50,30 @@ _OF_ENCODERS = {"context"}
 
 
 class ExportConfig(StageConfig):
-    """What is written (a collection, batches or an encoder), and for which tool."""
+    """What to write (a collection, batches or an encoder), and the tool to write for."""
 
     collection: InputPath | None = None
-    """The collection to export, whole or the training examples of one split."""
+    """The collection to export, whole or as the training examples of one split."""
     format: Literal["beir", "trec", "flag_embedding", "tevatron", "hugging_face", "contextual_encoder"]
     """The tool or layout to write for."""
     split: str | None = None
-    """The split of training examples; whole collections have all splits."""
+    """The split of the training examples. Whole collections have all splits."""
     candidates: InputPath | None = None
-    """Mined candidates: hard negatives in place of those that the split judges."""
+    """Mined candidates as hard negatives, instead of those that the split judges."""
     encoder: EncoderSettings | None = None
-    """The contextual encoder to export: a folder of sentence-transformers with its code."""
+    """The contextual encoder to export, as a sentence-transformers folder with its code."""
     context: InputPath | None = None
-    """The context that the encoder's folder starts with, or vectors or an index made with one."""
+    """The initial context of the exported encoder: a context, or vectors or an index made with one."""
     batches: InputPath | None = None
     """The batches to export."""
     made_from: NamedInputs = Field(default={})
-    """By any names: artifacts that the batches come from, whose settings the card shows."""
+    """Artifacts that the batches come from, by any names. The card shows their settings."""
     title: str = Field(default="Training batches", min_length=1)
     """Title of the batches' card."""
     license: str | None = None
-    """License of the batches as the hub names it: cc-by-sa-4.0."""
+    """License of the batches as the hub names it, such as cc-by-sa-4.0."""
     order: Literal["shuffled", "stored"] = "shuffled"
-    """Order of an epoch's batches: shuffled for a trainer; stored: domain after domain, along the tour."""
+    """Order of an epoch's batches. shuffled: for a trainer. stored: domain after domain, along the tour."""
     seed: NonNegativeInt = 0
     """Seed of the shuffle."""
     batches_per_file: PositiveInt = 1_000
@@ -81,7 +81,7 @@ class ExportConfig(StageConfig):
 
     @property
     def exported(self) -> str:
-        """What is exported: ``collection``, ``batches`` or ``encoder``."""
+        """The input to export: ``collection``, ``batches`` or ``encoder``."""
         return next(name for name in _FORMATS if getattr(self, name) is not None)
 
     def _check(self) -> None:
@@ -89,8 +89,8 @@ class ExportConfig(StageConfig):
         able = [name for name, formats in _FORMATS.items() if self.format in formats]
         if len(given) != 1 or given[0] not in able:
             raise ValueError(
-                f"format {self.format} writes {' or '.join(able)}: of {', '.join(_FORMATS)}, set that alone; given are"
-                f" {', '.join(given) or 'none'}"
+                f"format {self.format} writes {' or '.join(able)}: of {', '.join(_FORMATS)}, set only that one;"
+                f" given are {', '.join(given) or 'none'}"
             )
         of_collection = _OF_EXAMPLES if self.format in _EXAMPLES else set()
         own = {"collection": of_collection, "batches": _OF_BATCHES, "encoder": _OF_ENCODERS}[self.exported]
@@ -100,7 +100,9 @@ class ExportConfig(StageConfig):
         if wrong:
             raise ValueError(f"format {self.format} of {self.exported} takes no {', '.join(wrong)}: leave that out")
         if self.exported == "collection" and self.format in _EXAMPLES and self.split is None:
-            raise ValueError(f"format {self.format} holds the training examples of one split: set split, to train say")
+            raise ValueError(
+                f"format {self.format} holds the training examples of one split: set split, for example to train"
+            )
 
 
 class Export(Stage[ExportConfig]):
@@ -159,9 +161,9 @@ class Export(Stage[ExportConfig]):
             StoredCollection(str(self.config.collection)).judgments(self.config.split)
         if "batches" in there and self._reader.layout not in self._batch_format.layouts:
             raise UserError(
-                f"{self._reader.uri} holds batches of layout '{self._reader.layout}', which format"
-                f" {self.config.format} can't: it is for queries with the texts of their documents, layout 'pairs'."
-                " Format hugging_face holds any layout."
+                f"{self._reader.uri} holds batches of layout '{self._reader.layout}', but format"
+                f" {self.config.format} needs layout 'pairs', queries with the texts of their documents. Format"
+                " hugging_face holds any layout."
             )
         if "encoder.model" in there and input_paths(self.config).keys() <= there and self._located is not None:
             self._check_encoder(self._located)
@@ -191,7 +193,7 @@ class Export(Stage[ExportConfig]):
         return writer.commit(len(names))
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What a trainer of these batches needs to know."""
+        """Facts that a trainer of these batches needs."""
         if self.config.exported != "batches":
             return {}
         return {"layout": self._reader.layout, "batch_size": self._reader.batch_size, "epochs": self._reader.epochs}
@@ -209,8 +211,8 @@ class Export(Stage[ExportConfig]):
         require_same_origin("collection", StoredCollection(str(self.config.collection)), candidates)
         if candidates.config["split"] != split:
             raise UserError(
-                f"{candidates.uri} was mined for split '{candidates.config['split']}', not for '{split}'."
-                " Set split to that one, or mine for this one."
+                f"{candidates.uri} was mined for split '{candidates.config['split']}', not for '{split}'. Set"
+                " split to the former, or mine for the latter."
             )
 
     def _write_collection(self, folder: Path) -> list[str]:
@@ -229,8 +231,8 @@ class Export(Stage[ExportConfig]):
 
         if not is_contextual(located.path):
             raise UserError(
-                f"Encoder {located.origin} reads no context, so its folder is one of sentence-transformers as it is."
-                " Give that folder, or export an encoder that the objective contextual trained."
+                f"Encoder {located.origin} reads no context, so its folder already works in sentence-transformers."
+                " Give that folder, or export an encoder that was trained with objective contextual."
             )
         if self._context is not None:
             self._context.description.require(located.fingerprint, str(self.config.context))
@@ -255,7 +257,7 @@ class Export(Stage[ExportConfig]):
         return batch_phases(batches, self.config.batches_per_file, self._write_batches)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        """The numbers of the epoch's batches in the order in which they are written."""
+        """The numbers of the epoch's batches in the order of writing."""
         count, is_shuffled = self._reader.number_of_batches(epoch), self.config.order == "shuffled"
         return epoch_permutation(self.config.seed, epoch, count) if is_shuffled else np.arange(count)
 

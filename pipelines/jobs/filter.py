@@ -41,42 +41,44 @@ from retrieval.vectors import StoredVectors, VectorRows
 
 
 class FilterConfig(StageConfig):
-    """What the batches are made of.
+    """The inputs of the batches.
 
     Hard negatives come from ``negatives``, from ``judged_negatives``, or from both in turn.
     """
 
     packing: InputPath
-    """Which pairs share a batch."""
+    """Packed batches."""
     pairs: InputPath
     """The pairs that were packed."""
     collection: InputPath
-    """Their texts."""
+    """The collection with the texts of the pairs."""
     vectors: InputPath | None = None
-    """Those of the surrogate, which judges what is a false negative."""
+    """Vectors of the surrogate, which finds false negatives."""
     negatives: InputPath | None = None
-    """Mined candidates, those of each query being its hard negatives."""
+    """Mined candidates. Each query's candidates are its hard negatives."""
     judged_negatives: str | None = None
-    """A split of the collection: hard negatives are what it judges as not relevant."""
+    """A split of the collection. Documents that it judges as not relevant are hard negatives."""
     teacher_scores: InputPath | None = None
-    """Candidates, a run, or a run file in TREC's form; stored are the scores of a row's document and hard negatives."""
+    """Teacher scores: candidates, a run, or a run file in TREC's format. Scores of a row's document and hard negatives
+    are stored."""
     negatives_per_example: PositiveInt = 1
-    """Hard negatives stored with every example: the pool that training.hard_negatives draws from each epoch."""
+    """Hard negatives stored with every example. In each epoch training.hard_negatives of them are drawn."""
     choose_negatives: Choice = "sample"
-    """first: the best ranked; sample: drawn for each epoch, all before one comes again; balanced_margins: drawn evenly
-    over a teacher's margins."""
+    """How they are chosen. first: the best ranked. sample: drawn for each epoch, without repeating one until all were
+    drawn. balanced_margins: drawn evenly over a teacher's margins."""
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
-    """For choose_negatives: balanced_margins."""
+    """Settings for choose_negatives: balanced_margins."""
     too_few_negatives: TooFew = "refuse"
-    """repeat: those there are, in turn; random, and repeat where there are none: documents that are no positives."""
+    """What to do with examples that have fewer. repeat: use theirs in turn, or random documents if they have none.
+    random: add random documents. Random documents are no positives."""
     seed: NonNegativeInt = 0
-    """Of the sample."""
+    """Seed of the sample."""
     with_title: bool = True
-    """Whether a document's title is before its text."""
+    """Whether documents have their titles before their texts."""
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
-    """Which documents of a batch are masked."""
+    """Rules that mask documents of a batch as false negatives."""
     batches_per_shard: PositiveInt = 1_000
-    """Batches of a file, each made by one task."""
+    """Batches in a file. One task makes one file."""
 
     @property
     def has_negatives(self) -> bool:
@@ -85,15 +87,19 @@ class FilterConfig(StageConfig):
 
     def _check(self) -> None:
         if self.choose_negatives == "balanced_margins" and not self.teacher_scores:
-            raise ValueError("'choose_negatives: balanced_margins' needs 'teacher_scores', whose margins it balances")
+            raise ValueError(
+                "'choose_negatives: balanced_margins' needs 'teacher_scores', because it balances their margins"
+            )
         if self.teacher_scores and not self.has_negatives:
-            raise ValueError("'teacher_scores' are of examples with hard negatives: give 'negatives' too")
+            raise ValueError("'teacher_scores' need examples with hard negatives: give 'negatives' too")
         if self.teacher_scores and self.too_few_negatives == "random":
-            raise ValueError("'too_few_negatives: random' takes documents that no teacher scored; set refuse or repeat")
+            raise ValueError(
+                "'too_few_negatives: random' adds documents without a teacher's score: set refuse or repeat"
+            )
         if self.false_negatives.surrogate_score and not self.vectors:
             raise ValueError(
-                "'false_negatives.surrogate_score' needs 'vectors': of an encoder that judges what is a"
-                " false negative, or set it to false"
+                "'false_negatives.surrogate_score' needs 'vectors' to find false negatives. Give them, or set it"
+                " to false"
             )
 
 
@@ -114,7 +120,7 @@ class Filter(Stage[FilterConfig]):
     results = ("audit.json",)
 
     def input_fingerprints(self) -> dict[str, str]:
-        """Those of the artifacts; of a teacher's run file that of its bytes."""
+        """Fingerprints of the artifacts. A teacher's run file has that of its bytes."""
         path = self.config.teacher_scores
         if path is None or is_artifact(path):
             return super().input_fingerprints()
@@ -135,7 +141,7 @@ class Filter(Stage[FilterConfig]):
         return Cost(made, 49e-6 * read.epochs * read.pairs, tasks)
 
     def phases(self) -> list[Phase]:
-        """What batches look up, runs of batches, their audit; refuses inputs that don't belong together."""
+        """Lookups, runs of batches, their audit. Refuses inputs that don't belong together."""
         config = self.config
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
         collection = StoredCollection(config.collection)
@@ -233,7 +239,7 @@ class Filter(Stage[FilterConfig]):
         )
 
     def _vectors(self) -> tuple[VectorRows, VectorRows]:
-        """Of queries and documents, whose files a worker keeps open from one run of batches to the next."""
+        """Vectors of queries and documents. A worker keeps their files open from one run of batches to the next."""
         vectors = StoredVectors(str(self.config.vectors))
         queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in TEXT_PARTS)
         return queries, documents
@@ -245,7 +251,7 @@ class Filter(Stage[FilterConfig]):
         return facts | ({"teacher_scores": True} if self.config.teacher_scores else {})
 
     def summary(self, artifact: Artifact) -> str:
-        """Batches, the share of negatives left out, and how many examples have none left, whose loss is 0."""
+        """Batches, the share of masked negatives, and the number of examples without any left, with a loss of 0."""
         counts = artifact.manifest["counts"]
         masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
         rows = artifact.read_json("audit.json")["rows"]
@@ -254,7 +260,7 @@ class Filter(Stage[FilterConfig]):
         return f"{counts['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """Of masks that a surrogate made, the audit's table and what some of them left out."""
+        """For masks by a surrogate, the audit's table and examples of what they left out."""
         if not artifact.config["false_negatives"]["surrogate_score"]:
             return []
         audit = artifact.read_json("audit.json")

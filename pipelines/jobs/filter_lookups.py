@@ -1,4 +1,4 @@
-"""What the batches of `raytriever filter` look up: texts with keys, pairs, hard negatives, a teacher's scores."""
+"""Lookups for the batches of `raytriever filter`: texts with keys, pairs, hard negatives, a teacher's scores."""
 
 import math
 from collections.abc import Iterator
@@ -95,10 +95,10 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
 def make_negatives(
     writer: ShardWriter, db: Relations, collection: StoredCollection, mined: StoredCandidates | None, judged: str | None
 ) -> NDArray[np.int64]:
-    """Adds the hard negatives of all queries, of both sources in turn, each once; how many each has, (queries,).
+    """Adds the hard negatives of all queries, of both sources in turn, each once. Returns their numbers (queries,).
 
-    ``mined``: candidates that are no positives, in their order. ``judged``: a split, whose documents of relevance 0 or
-    less come in the order of the judgments. Raises ``UserError`` where it has none. In memory are 8 bytes of each.
+    ``mined``: candidates that are no positives, in their order. ``judged``: a split. Its documents of relevance 0 or
+    less come in the order of the judgments. Raises ``UserError`` where it has none. Memory is 8 bytes for each.
     """
     db.run(LISTED)
     if mined:
@@ -124,7 +124,7 @@ def make_negatives(
 
 
 def open_negatives(output: str) -> NegativeLists:
-    """What ``make_negatives`` wrote."""
+    """Opens what ``make_negatives`` wrote."""
     return NegativeLists(*(map_array(output, NEGATIVES_SHARD, name) for name in (_NEGATIVES, _BOUNDS)))
 
 
@@ -140,7 +140,9 @@ def check_negatives(
         packed[table["pair"].to_numpy()] = True
     of_packed = lengths[read_pairs(pairs, ["query_row"])["query_row"].to_numpy()[packed]]
     if not of_packed.any():
-        none = "No packed pair's query has a hard negative. Are they of the queries of these pairs' split?"
+        none = (
+            "No packed pair's query has a hard negative. Do the negatives belong to the queries of these pairs' split?"
+        )
         if too_few != "random":
             raise UserError(none)
         log.warning(f"Warning: {none} All are drawn at random.")
@@ -169,8 +171,8 @@ def check_scores(path: str, collection: StoredCollection) -> None:
     artifact = Artifact(path)
     if artifact.kind not in (CANDIDATES, RANKING):
         raise UserError(
-            f"teacher_scores is {artifact.uri}, which holds {artifact.kind}: scores come from candidates (of raytriever"
-            " mine, form labelled_lists), from a run, or from a run file."
+            f"teacher_scores is {artifact.uri}, which holds {artifact.kind}. Scores come from candidates (of"
+            " raytriever mine, form labelled_lists), from a run, or from a run file."
         )
     require_same_origin("collection", collection, artifact)
     if artifact.kind == RANKING:
@@ -196,14 +198,16 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
         keys.append(pair_keys(query_rows=query_rows, document_rows=document_rows))
         scores.append(of_pairs)
     if not keys:
-        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
+        raise UserError(
+            f"{path} scores no document of {collection.uri} for any of its queries. Are ids written in the same way?"
+        )
     writer.add_array(_SCORED_FILE, np.concatenate(keys))
     writer.add_array(_SCORES_FILE, np.concatenate(scores))
     return writer.commit(0)
 
 
 def open_scores(output: str) -> TeacherScores:
-    """What ``make_scores`` wrote."""
+    """Opens what ``make_scores`` wrote."""
     return TeacherScores(*(map_array(output, SCORES_SHARD, name) for name in (_SCORED_FILE, _SCORES_FILE)))
 
 
@@ -220,7 +224,7 @@ def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[Sc
 
 
 def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
-    """Pairs whose ids the collection has; a teacher may have scored more. A million lines take a pass over all ids."""
+    """Pairs with ids of the collection; a teacher may have scored more. A million lines take a pass over all ids."""
     lines = ranking_lines(path)
     while block := list(islice(lines, _LINES_AT_ONCE)):
         numbers, query_ids, document_ids, values = zip(*block, strict=True)

@@ -150,7 +150,7 @@ def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
         wanted["queries"] = format_.queries_name
     for part, where in wanted.items():
         if not kept[part]:
-            raise UserError(f"{where} holds no {part} with a text. Is it the right file, is it complete?")
+            raise UserError(f"{where} holds no {part} with a text. Is it the right file, and is it complete?")
     unknown = {part: found.get(f"judgments_of_unknown_{part}", (0, 1 << 63)) for part in _TEXTS}
     if policies.unknown_ids == "refuse" and any(count for count, _ in unknown.values()):
         first = min(_TEXTS, key=lambda part: unknown[part][1])
@@ -191,10 +191,10 @@ def _share_out(
         record = record_at("judgments", row)
         raise UserError(
             f"{record.place} judges query {record.query_id!r} in split '{record.split}', and it is judged in"
-            f" {'another split' if record.split == folds.split else f'split {folds.split!r}'} too. cross_validation"
-            f" shares out the queries of '{folds.split}', so one that is tested could be trained on too. Read split"
-            f" '{folds.split}' alone (splits: [{folds.split}], where the kind has that setting), or take the query"
-            " out of the other split."
+            f" {'another split' if record.split == folds.split else f'split {folds.split!r}'} too."
+            f" cross_validation divides the queries of '{folds.split}', so a test query could be trained on. Read"
+            f" split '{folds.split}' alone (splits: [{folds.split}], where the kind has that setting), or remove"
+            " the query from the other split."
         )
     if folds.split not in splits:
         raise UserError(
@@ -212,14 +212,14 @@ def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits)
         return "", {}
     if taken_from not in splits:
         raise UserError(
-            f"new_splits take queries from '{TRAIN}', and the splits in {where} are {', '.join(splits)}. Read one of"
-            f" them alone (splits: [{splits[0]}], where the kind has that setting), or call one '{TRAIN}'."
+            f"new_splits take queries from '{TRAIN}', but the splits in {where} are {', '.join(splits)}. Read one"
+            f" of them alone (splits: [{splits[0]}], where the kind has that setting), or name one '{TRAIN}'."
         )
     ids = [id_ for (id_,) in db.rows(ANSWERED, split=taken_from)]
     if len(ids) < FEWEST:
         raise UserError(
-            f"{where} has {len(ids)} queries with an answer, too few to hold some out: {FEWEST} at least. Give more,"
-            " or splits of your own and new_splits: null."
+            f"{where} has {len(ids)} queries with an answer, too few to hold some out. At least {FEWEST} are"
+            " needed. Give more, or splits of your own and new_splits: null."
         )
     answers = pa.concat_tables(db.tables(ANSWERS, split=taken_from))
     queries, documents = (answers[column].to_numpy() for column in ("query", "document"))
@@ -229,8 +229,8 @@ def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits)
     log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}{shared}")
     if not stay_together:
         log.warning(
-            "Warning: most are linked by documents that they share, so some documents are trained on and tested. Give"
-            " splits of your own where that matters."
+            "Warning: most are linked by documents that they share, so some documents are used in training and in"
+            " testing. Give splits of your own if that matters."
         )
     return taken_from, {ids[row]: split for split, rows in found.items() for row in rows.tolist()}
 
@@ -246,8 +246,8 @@ def _repetition(format_: Format, later: Any, earlier: Any) -> UserError:
         )
     other = " with another text" if format_.repeats else ""
     return UserError(
-        f"{later.place}: id {later.id!r} is already that of {where}{other}. Ids must be unique: drop one of the two, or"
-        " give it another id."
+        f"{later.place}: id {later.id!r} already belongs to {where}{other}. Ids must be unique: drop one of the"
+        " two, or give it another id."
     )
 
 

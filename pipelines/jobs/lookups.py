@@ -1,4 +1,4 @@
-"""What shards of a stage look up: written by shards of an earlier phase, and removed at the end.
+"""Lookups for the shards of a stage, written by shards of an earlier phase and removed at the end.
 
 Here a shard finds the files of an earlier phase as local paths, which it can map into memory.
 """
@@ -38,7 +38,7 @@ def groups_of_files(artifact: Artifact, prefix: str) -> list[list[str]]:
 
 
 class Texts(NamedTuple):
-    """Those of some files of a collection."""
+    """Texts of some files of a collection."""
 
     part: TextPart
     files: list[str]
@@ -67,7 +67,7 @@ def open_parts(output: str, phase: str) -> MappedRows:
 
 def map_array(output: str, shard: str, name: str) -> NDArray[Any]:
     """An array that a shard of an earlier phase wrote, memory-mapped."""
-    # as a plain array, whose slices cost less than those of a memmap
+    # as a plain array, because its slices cost less than those of a memmap
     return np.asarray(np.load(earlier_file(output, shard, name), mmap_mode="r"))
 
 
@@ -85,7 +85,7 @@ def earlier_shards(output: str, phase: str) -> list[str]:
 
 
 def earlier_record(output: str, shard: str) -> ShardRecord:
-    """What a shard of an earlier phase committed."""
+    """The committed record of a shard of an earlier phase."""
     return ShardRecord.from_json(json.loads(Folder(output).read_bytes(f"{RECORDS}{shard}.json")))
 
 

@@ -29,32 +29,32 @@ from retrieval.vectors import StoredVectors
 
 
 class MineConfig(StageConfig):
-    """Which run is mined, what is dropped, and how many candidates of a query are written in which form."""
+    """The run to mine, the rules, the number of candidates and their format."""
 
     run: InputPath
-    """The ranking that is mined."""
+    """The ranking to mine."""
     collection: InputPath
-    """What was searched."""
+    """The collection that was searched."""
     vectors: InputPath | None = None
-    """Of documents and queries, by any encoder, to score positives and candidates; None: the run's scores."""
+    """Vectors of documents and queries, from any encoder, to score positives and candidates. None: the run's scores."""
     split: str = "train"
-    """Whose judgments say what is a positive."""
+    """Split of the judgments that name the positives."""
     form: Form = "hard_negatives"
-    """hard_negatives, or labelled_lists, which have the positives too."""
+    """hard_negatives, or labelled_lists, which also hold the positives."""
     rules: MiningRules = MiningRules()
-    """Which candidates are fit to train against."""
+    """Rules for candidates."""
     number: PositiveInt | None = None
-    """Candidates of a query beside its positives; None: all."""
+    """Candidates of a query, without its positives. None: all."""
     choose: Literal["first", "sample"] = "first"
-    """Which of those that no rule drops."""
+    """How they are chosen among those that pass the rules."""
     seed: NonNegativeInt = 0
-    """Of the sample."""
+    """Seed of the sample."""
     candidates_per_shard: PositiveInt = 1 << 21
-    """Candidates of a file, made by one task."""
+    """Candidates in a file. One task makes one file."""
 
     def _check(self) -> None:
         if self.choose == "sample" and self.number is None:
-            raise ValueError("'choose: sample' needs 'number', the candidates to draw for each query")
+            raise ValueError("'choose: sample' needs 'number', how many candidates to draw for each query")
 
 
 # By the number of a query in the run. A document that has the query's id is no negative of it; -1: there is none.
@@ -92,7 +92,7 @@ class Mine(Stage[MineConfig]):
         return Cost(made, 0.56e-6 * read.results, tasks, alone=16e-9 * read.texts)
 
     def phases(self) -> list[Phase]:
-        """What all look up, blocks of queries, their audit; refuses what doesn't fit together or leaves nothing."""
+        """Lookups, blocks of queries, their audit. Refuses inputs that don't fit together or leave nothing."""
         config, run, collection = self.config, StoredRanking(self.config.run), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run)
         require_own_queries(collection, run)
@@ -202,7 +202,7 @@ class Mine(Stage[MineConfig]):
         return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What produced the run."""
+        """The system that produced the run."""
         return {"system": StoredRanking(self.config.run).system}
 
     def summary(self, artifact: Artifact) -> str:

@@ -20,21 +20,21 @@ class MixConfig(StageConfig):
     """Batches of several sources in one order, all of them or by ratio, drawn anew in every epoch."""
 
     sources: NamedInputs = Field(min_length=1)
-    """Artifacts of batches, by the name that each has in the counts."""
+    """Artifacts of batches, by their names in the counts."""
     ratios: dict[str, PositiveFloat] | None = None
-    """Of the numbers of batches, by the same names; None: an epoch has all batches of all."""
+    """Ratios of the numbers of batches, by the same names. None: an epoch has all batches of all sources."""
     epochs: PositiveInt | None = None
-    """None: as many as every source has; a source with fewer gives its own again, in turn."""
+    """Number of epochs. None: as many as every source has. A source with fewer repeats its own in turn."""
     seed: NonNegativeInt = 0
-    """Of the order."""
+    """Seed of the order."""
     batches_per_shard: PositiveInt = 1_000
-    """Batches of a file, each made by one task."""
+    """Batches in a file. One task makes one file."""
 
     def _check(self) -> None:
         if self.ratios is not None and self.ratios.keys() != self.sources.keys():
             raise ValueError(
-                f"ratios are given for {', '.join(sorted(self.ratios))}, sources are {', '.join(sorted(self.sources))};"
-                " give one for each"
+                f"ratios are given for {', '.join(sorted(self.ratios))}, but sources are"
+                f" {', '.join(sorted(self.sources))}: give one for each"
             )
 
 
@@ -58,13 +58,13 @@ class Mix(Stage[MixConfig]):
             ):
                 if here != there:
                     raise UserError(
-                        f"{first.uri} has batches of {what} {here}, {other.uri} of {what} {there}: a training run can't"
-                        " read both. Make them alike."
+                        f"{first.uri} has batches of {what} {here}, but {other.uri} of {what} {there}. A training"
+                        " run can't read both. Make them alike."
                     )
         return readers
 
     def _batches(self) -> list[int]:
-        """How many each epoch has."""
+        """Number of batches in each epoch."""
         readers = self._sources()
         epochs = range(self.config.epochs or min(reader.epochs for reader in readers.values()))
         return [sum(shares(_counts(readers, epoch), self.config.ratios).values()) for epoch in epochs]
@@ -100,10 +100,10 @@ class Mix(Stage[MixConfig]):
         return file.commit(counts, {reason: count for reason, count in unused.items() if count and not run.number})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What all sources share: the layout and other facts, and what they come from."""
+        """Facts that all sources share: the layout and others, and their origin."""
         manifests = [reader.artifact.manifest for reader in self._sources().values()]
         origins = _shared([manifest["inputs"] | manifest["facts"].get("origins", {}) for manifest in manifests])
-        origins.pop("packing", None)  # whose order this is not
+        origins.pop("packing", None)  # not in the order of the mix
         return _shared([manifest["facts"] for manifest in manifests]) | {"origins": origins}
 
     def summary(self, artifact: Artifact) -> str:
@@ -116,10 +116,10 @@ class Mix(Stage[MixConfig]):
 
 
 def shares(counts: Mapping[str, int], ratios: Mapping[str, float] | None) -> dict[str, int]:
-    """How many batches of each source an epoch has, of the ``counts`` there are.
+    """Number of batches of each source in an epoch, of the existing ``counts``.
 
-    Without ratios all of them. With ratios as many as keep to them, none twice: the source that is scarcest for its
-    ratio is used up. Raises ``UserError`` where a source would give none.
+    Without ratios it is all of them. With ratios it is the most that keep to them, none twice, so the scarcest source
+    is used up. Raises ``UserError`` where a source would give none.
     """
     if ratios is None:
         return dict(counts)
@@ -129,9 +129,9 @@ def shares(counts: Mapping[str, int], ratios: Mapping[str, float] | None) -> dic
     for name, number in found.items():
         if not number:
             raise UserError(
-                f"By its ratio of {ratios[name]:g} '{name}' would give no batch in an epoch: there are"
-                f" {', '.join(f'{counts[other]} of {other} (ratio {ratios[other]:g})' for other in ratios)}. Raise its"
-                " ratio, or make more batches of the scarcest source."
+                f"With its ratio of {ratios[name]:g} '{name}' would give no batch in an epoch, because there are"
+                f" {', '.join(f'{counts[other]} of {other} (ratio {ratios[other]:g})' for other in ratios)}. Raise"
+                " its ratio, or make more batches of the scarcest source."
             )
     return found
 

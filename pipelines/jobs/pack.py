@@ -49,19 +49,19 @@ class PackConfig(StageConfig):
     """How pairs become batches. Without ``clusters`` they are random ones of ``pairs``."""
 
     clusters: InputPath | None = None
-    """The clusters to pack; None: random batches."""
+    """The clusters to pack. None: random batches."""
     pairs: InputPath | None = None
-    """The pairs; the swap polish and random batches need them."""
+    """The pairs. Swaps and random batches need them."""
     vectors: InputPath | None = None
-    """Vectors of the pairs' collection, for the swap polish."""
+    """Vectors of the pairs' collection, for swaps."""
     packing: PackingSettings
     """Size and order of batches."""
     small_domains: SmallDomains = "refuse"
-    """Without ``clusters``: what becomes of domains with fewer pairs than a batch."""
+    """Without ``clusters``: what to do with domains that have fewer pairs than a batch."""
     epochs: PositiveInt = 1
-    """Epochs to pack, each anew."""
+    """Number of epochs. Each is packed anew."""
     seed: NonNegativeInt = 0
-    """Of the order, and of what each epoch leaves out."""
+    """Seed of the order, and of the pairs that each epoch leaves out."""
 
     def _check(self) -> None:
         packing, small = self.packing, self.small_domains
@@ -76,8 +76,8 @@ class PackConfig(StageConfig):
             )
         if small != "refuse" and self.clusters:
             raise ValueError(
-                f"small_domains is {small}, which is for random batches: of clusters it was decided when the pairs were"
-                " clustered ('cluster' has it too). Leave it out"
+                f"small_domains is {small}, which is only for random batches. For clusters, set it in the"
+                " 'cluster' job, and leave it out here"
             )
 
 
@@ -93,8 +93,8 @@ IN_ORDER_WITH_ROWS = """
 
 
 class Part(NamedTuple):
-    """What is packed of an epoch as its file ``number``, or as its only one: the domains called ``names``, from number
-    ``first`` on, or of one domain one ``region`` of several."""
+    """A part of an epoch, its file ``number`` or its only one: the domains called ``names``, from number ``first`` on,
+    or one ``region`` of a domain."""
 
     first: int
     names: Sequence[str]
@@ -105,8 +105,8 @@ class Part(NamedTuple):
 
 
 class Pack(Stage[PackConfig]):
-    """An epoch is packed in parts, a file each: a few domains, or one region of a large domain, whose regions are found
-    first. What these set aside is dealt anew, in as many shares."""
+    """An epoch is packed in parts, a file each: a few domains, or one region of a large domain. Regions are found
+    first. The pairs that these set aside are redistributed, in as many shares."""
 
     command = "pack"
     kind = PACKING
@@ -127,7 +127,7 @@ class Pack(Stage[PackConfig]):
         return Cost(made, each * epochs * read.pairs, epochs * ceil(read.pairs / most))
 
     def phases(self) -> list[Phase]:
-        """Pairs in order, parts of epochs, what is dealt anew, epochs; refuses inputs that don't go together."""
+        """Pairs in order, parts of epochs, shares, epochs. Refuses inputs that don't go together."""
         config, groups = self.config, self._groups
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
@@ -158,7 +158,7 @@ class Pack(Stage[PackConfig]):
         return DomainGroups(names, sizes, {}, 0)
 
     def _regions(self) -> list[int]:
-        """How many each domain has."""
+        """Number of regions in each domain."""
         most = self.config.packing.region_pairs
         if not self.config.clusters:
             return [ceil(size / most) for size in self._groups.sizes]
@@ -176,7 +176,7 @@ class Pack(Stage[PackConfig]):
         return part.region is not None and self.config.packing.shuffled_share(part.epoch, part.names[0]) > 0
 
     def _place(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """All pairs, domain after domain, region after region; for the polish with the rows of their texts."""
+        """Places all pairs, domain after domain, region after region; for the polish with the rows of their texts."""
         config = self.config
         with open_relations(config, writer.path("spill")) as db:
             if config.clusters:
@@ -199,8 +199,8 @@ class Pack(Stage[PackConfig]):
         return numbered_rows(Artifact(str(self.config.pairs), PAIRS), "pairs/", *columns)
 
     def _clustered(self) -> Iterator[pa.Table]:
-        """The pairs of each domain with their clusters, whose regions are of near ones where a tour is to visit them,
-        else of any."""
+        """The pairs of each domain with their clusters. Regions have near clusters if a tour will visit them, else
+        any."""
         clusters = Artifact(str(self.config.clusters), CLUSTERS)
         for number, count in enumerate(self._regions()):
             domain = read_domain(clusters, number)
@@ -254,7 +254,7 @@ class Pack(Stage[PackConfig]):
             yield number, name, placed.slice(begin, end - begin)
 
     def _centroids(self, number: int) -> NDArray[np.float32]:
-        """Those of a domain; one at zero for pairs without clusters."""
+        """The centroids of a domain. A single one at zero for pairs without clusters."""
         if not self.config.clusters:
             return np.zeros((1, 1), dtype=np.float32)
         return read_centroids(Artifact(self.config.clusters, CLUSTERS), number)
@@ -266,7 +266,7 @@ class Pack(Stage[PackConfig]):
         return StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows).take
 
     def _make_share(self, part: Part, writer: ShardWriter) -> ShardRecord:
-        """Of what all regions of a domain have set aside as much as one region, dealt anew."""
+        """Packs one share of the pairs that all regions of a domain have set aside, as much as one region."""
         assert part.region is not None
         assert part.number is not None
         found = list[NDArray[np.int64]]()
@@ -322,7 +322,7 @@ class Pack(Stage[PackConfig]):
 
 
 def _with_draws(schema: pa.Schema, tables: Iterator[pa.Table], seed: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """With a random number for each row, ``draw``."""
+    """Adds a random number for each row, ``draw``."""
     field, key = pa.field("draw", pa.uint64()), string_hashes([f"regions {seed}"])
     drawn = (table.append_column(field, pa.array(numbers_at(key, table["row"].to_numpy()))) for table in tables)
     return schema.append(field), drawn
@@ -330,7 +330,7 @@ def _with_draws(schema: pa.Schema, tables: Iterator[pa.Table], seed: int) -> tup
 
 @contextmanager
 def _writer(writer: ShardWriter, part: Part, what: str) -> Iterator[pq.ParquetWriter]:
-    """Of packed pairs: a file of an epoch."""
+    """Writer of an epoch's packed pairs, one file."""
     file = "packing" if part.number is None else f"{what}-{part.number:05d}"
     name = f"epoch={part.epoch:05d}/{file}.parquet"
     with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as stored:
@@ -339,7 +339,7 @@ def _writer(writer: ShardWriter, part: Part, what: str) -> Iterator[pq.ParquetWr
 
 
 def _facts(figures: list[dict[str, Any]], left_out: int, rows: int) -> dict[str, Any]:
-    """Of a part of an epoch."""
+    """Facts of a part of an epoch."""
     return {"figures": figures, "left_out": left_out, "rows": rows}
 
 
@@ -360,13 +360,13 @@ def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
     sides = clusters.manifest["facts"].get("sides", "both")
     if config.packing.order == "topics" and sides != "queries":
         raise UserError(
-            f"packing.order topics draws every batch from one cluster of queries, but {clusters.uri} clusters pairs."
-            " Cluster with kmeans.sides queries, or set packing.order to tour or random."
+            f"packing.order topics draws every batch from one cluster of queries, but {clusters.uri} has clusters"
+            " of pairs. Cluster with kmeans.sides queries, or set packing.order to tour or random."
         )
 
 
 def parts_of(names: Sequence[str], pairs: Sequence[int], regions: Sequence[int], most: int) -> list[Part]:
-    """What the tasks of an epoch pack, in the order of the domains: ``most`` pairs or little more, or a region."""
+    """The parts of an epoch for tasks, in the order of the domains: ``most`` pairs or little more, or a region."""
     parts: list[Part] = []
     first, waiting = 0, 0
     for number, (size, count) in enumerate(zip(pairs, regions, strict=True)):

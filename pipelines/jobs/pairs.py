@@ -53,49 +53,53 @@ class Stretch(NamedTuple):
 
 @dataclass
 class Tally:
-    """What is said of pairs that repeat others, and of those left out."""
+    """Words for repeated pairs and for left-out ones."""
 
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, record: ShardRecord) -> None:
-        """What an earlier shard has said."""
+        """Adds the counts of an earlier shard."""
         self.counts.update(record.counts)
         self.dropped.update(record.dropped)
         self.facts |= record.facts
 
 
 class PairsConfig(StageConfig):
-    """Which judgments become pairs, and what becomes of those that repeat one another."""
+    """The judgments that become pairs, and how repeats are handled."""
 
     collection: InputPath
-    """The collection whose judgments become pairs."""
+    """The collection with the judgments."""
     split: str | Annotated[tuple[str, ...], Field(min_length=1)] = "train"
-    """Which judgments; several splits make one set of pairs."""
+    """Splits of judgments. Several splits give one set of pairs."""
     minimum_relevance: int = 1
-    """The grade from which a document answers its query."""
+    """Lowest grade of a document that answers its query."""
     duplicates: DuplicateSettings = DuplicateSettings()
-    """Pairs that repeat an earlier one."""
+    """What to do with pairs that repeat an earlier one."""
     run: InputPath | None = None
     """A ranking for the split's queries: pairs whose document isn't found by it are dropped, as queries that a language
     model writes may fit another document better (round-trip filter: Alberti et al. 2019; Dai et al. 2022)."""
     found_within: PositiveInt = 20
     """First ranks of ``run`` that a document must be among."""
     documents_per_query: PositiveInt | None = None
-    """Most pairs of one query: a batch of one query's pairs alone has all negatives masked."""
+    """Most pairs of one query. In a batch with only one query's pairs, all negatives are masked."""
     choose_documents: ChooseDocuments = "drawn"
-    """Which so many: drawn by their ids, or the first as the source lists them, in DPR's files the annotated one."""
+    """How these are chosen: drawn by their ids, or the first in the source's order, which in DPR's files is the
+    annotated one."""
     queries_per_document: PositiveInt | None = None
-    """Most pairs of one document, of those left, drawn by their ids: they mask each other in a batch."""
+    """Most pairs of one document, drawn by their ids after the rules above, because such pairs mask each other in a
+    batch."""
     rows_per_file: PositiveInt = 1_000_000
-    """Pairs of a file."""
+    """Pairs in a file."""
     texts_per_shard: PositiveInt = 100_000
-    """Rows of the collection whose texts one worker hashes."""
+    """Rows of the collection that one worker hashes."""
 
     def _check(self) -> None:
         if self.choose_documents == "first" and self.documents_per_query is None:
-            raise ValueError("'choose_documents: first' needs 'documents_per_query', how many of a query's to keep")
+            raise ValueError(
+                "'choose_documents: first' needs 'documents_per_query', how many documents of a query to keep"
+            )
 
 
 # The queries. Pairs stand in the order of (query_row, document_row, listed); ``listed``, the place of a judgment in the
@@ -208,7 +212,7 @@ class Pairs(Stage[PairsConfig]):
         return Cost(made, 3.9e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=2.9e-6 * pairs)
 
     def phases(self) -> list[Phase]:
-        """Judgments by row; keys of their texts, where these are compared; texts that are near others; pairs."""
+        """Judgments by row, keys of their texts if these are compared, texts that are near others, and pairs."""
         settings, stretches = self.config.duplicates, self._stretches()
         phases = [Phase("judged", WHOLE, self._find_rows)]
         if settings.needs_texts:
@@ -235,11 +239,7 @@ class Pairs(Stage[PairsConfig]):
         return open_relations(self.config, writer.path("spill"))
 
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """All positive judgments by row, in order, and the rows of the texts that pairs have.
-
-        Positive is a grade of 1 or more, or of ``minimum_relevance`` if less; ``is_pair``: of ``minimum_relevance``.
-        Raises ``UserError`` where there are no pairs at all, and where a judgment has an unknown id.
-        """
+        """Finds all positive judgments by row, in order, and the rows of the texts that pairs have."""
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
         with self._open(writer) as db:
             splits, count = list(self._splits()), collection.count("judgments")
@@ -280,7 +280,7 @@ class Pairs(Stage[PairsConfig]):
         return writer.commit(0)
 
     def _own_rows(self, stretch: Stretch) -> NDArray[np.int64]:
-        """Of a stretch's texts those that pairs have, ascending."""
+        """The rows of a stretch's texts that pairs have, ascending."""
         rows = np.load(self._earlier("judged", _rows_of(stretch.part)), mmap_mode="r")
         return np.array(rows[slice(*np.searchsorted(rows, [stretch.begin, stretch.end]))])
 
@@ -381,7 +381,7 @@ class Pairs(Stage[PairsConfig]):
         tally.dropped[f"pairs not found within {most}"] = lost
 
     def _leave_out_near(self, db: Relations, tally: Tally) -> None:
-        """Of pairs with nearly the same texts those after the first, where they are to go."""
+        """Leaves out pairs with nearly the same texts as an earlier one, if the settings say so."""
         for shard in self._phases["distinct"].shards + self._phases["near"].shards:
             tally.add(earlier_record(self.config.output, shard))
         db.run(NEAR_TEXTS, **{part: self._tables_of("near", part) for part in _SIDES})
@@ -441,7 +441,7 @@ class Pairs(Stage[PairsConfig]):
 
 
 def _note_repeats(db: Relations, table: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:
-    """Of pairs that repeat the ``first`` of their kind, how many there are, and the first of them."""
+    """Counts the pairs that repeat the ``first`` of their kind, with the first of them as an example."""
     ((count,),) = db.rows(f"SELECT count(*) FROM {table} WHERE listed <> first")
     tally.counts[f"pairs {how} of an earlier one"] = count
     if drop:

@@ -26,11 +26,11 @@ Made = TypeVar("Made")
 class PartWorkers:
     """Actors that hold parts of large domains' points between the passes of k-means; a context manager.
 
-    A worker that dies is started anew, and what it was asked is asked again: it makes its points once more from the
-    stored vectors, and functions of parts are pure, so results are the same.
+    A worker that dies is restarted, and its task is repeated. It makes its points again from the stored vectors.
+    Functions of parts are pure, so results are the same.
 
-    ``workers_of_a_domain``: for each so many workers a domain is clustered at a time, one at least and ``most_at_once``
-    at most. All work for all of these domains: while one domain waits for its largest part, they have others' to do.
+    ``workers_of_a_domain``: workers for each of the domains that are clustered at a time, from one to ``most_at_once``
+    domains. All workers serve all of these domains. While one domain waits for its largest part, they work on others.
     """
 
     def __init__(self, resources: Resources, workers_of_a_domain: int, most_at_once: int) -> None:
@@ -82,7 +82,7 @@ class RayParts:
     def map(
         self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """As they are finished; a few calls of each worker are under way at a time."""
+        """Results as they finish. A few calls of each worker run at a time."""
         shared = [ray.put(argument) for argument in arguments]
         count = len(self._actors)
         waiting = [list(range(number, len(self.points), count))[::-1] for number in range(count)]

@@ -43,24 +43,26 @@ class ExamplesConfig(StageConfig):
     """Of which documents queries are made, and which split their judgments are of."""
 
     collection: InputPath
-    """The collection whose documents queries are made from."""
+    """The collection with the documents to make queries from."""
     split: str = Field(default="train", min_length=1)
-    """The split that their judgments are of."""
+    """The split of their judgments."""
     held_out: PartialShare = 0.0
-    """Share of the source documents, chosen by a hash of their ids, whose examples are of split test instead."""
+    """Share of the source documents for split test, chosen by a hash of their ids."""
     validation: PartialShare = 0.0
-    """Share of others, whose examples are of split dev."""
+    """Share of the source documents for split dev, chosen in the same way."""
     seed: NonNegativeInt = 0
-    """Of what is drawn, and of what is held out."""
+    """Seed of the draws and of the held-out documents."""
     rows_per_shard: PositiveInt = 50_000
-    """Documents or chunks of the source collection."""
+    """Documents or chunks of the source collection in one shard."""
 
     def _check(self) -> None:
         shares = {HELD_OUT_SPLIT: self.held_out, VALIDATION_SPLIT: self.validation}
         if shares.get(self.split):
-            raise ValueError(f"split can't be '{self.split}' where a share is held out, whose split is that")
+            raise ValueError(f"split can't be '{self.split}', because a held-out share has that split")
         if sum(shares.values()) >= 1:
-            raise ValueError("held_out and validation are all there is: lower them, so that something is trained on")
+            raise ValueError(
+                "held_out and validation take all documents: lower them, so that some are left for training"
+            )
 
     def split_of(self, source_id: str) -> str:
         """The split of a source document's examples."""
@@ -74,7 +76,7 @@ class QueriesConfig(ExamplesConfig):
     """How queries are made."""
 
     queries: Annotated[TitleQueries | HeadingQueries | CropQueries | DocstringQueries, Field(discriminator="kind")]
-    """Which kind of queries."""
+    """The kind of queries."""
 
 
 Config = TypeVar("Config", bound=ExamplesConfig)
@@ -114,7 +116,7 @@ class ExamplesStage(Stage[Config], Generic[Config]):
     def _make_queries(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """Writes one file of documents, one of queries, one of judgments.
 
-        Raises ``UserError`` for a document whose id could be that of a query.
+        Raises ``UserError`` for a document with an id that could be a query's.
         """
         dropped, made = Counter[str](), Counter[str]({_SOURCES: 0})
         rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in SCHEMAS}
@@ -144,8 +146,8 @@ class ExamplesStage(Stage[Config], Generic[Config]):
     def _check_id(self, document_id: str) -> None:
         if document_id.startswith(QUERY):
             raise UserError(
-                f"A document of {self.config.collection} would have the id {document_id!r}, but ids of the queries made"
-                f" here begin with {QUERY!r}, and a result that has its query's id is taken for the query itself and"
+                f"A document of {self.config.collection} would have the id {document_id!r}, but ids of the queries"
+                f" made here begin with {QUERY!r}. A result with its query's id is taken for the query itself and"
                 " left out. Give the document another id."
             )
 

@@ -1,4 +1,4 @@
-"""`raytriever group` and `raytriever lists`: batches whose rows are written as they are, in an order."""
+"""`raytriever group` and `raytriever lists`: batches of rows that are written unchanged, in an order."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -37,18 +37,19 @@ _LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scor
 
 
 class RowBatchesConfig(StageConfig):
-    """How many epochs of batches, and what becomes of domains that can't fill one."""
+    """The number of epochs and batches, and how domains are handled that can't fill a batch."""
 
     small_domains: SmallDomains = "refuse"
-    """What becomes of domains that can't fill a batch."""
+    """What to do with domains that can't fill a batch."""
     epochs: PositiveInt = 1
-    """Epochs to make, each anew."""
+    """Number of epochs. Each is made anew."""
     batches_per_epoch: PositiveInt | None = None
-    """So many of those that an epoch could have, drawn at random, fewer being among more; None: all."""
+    """Number of batches, drawn at random from those of an epoch. A smaller number draws a subset of a larger one's.
+    None: all."""
     seed: NonNegativeInt = 0
-    """Of the order, and of what each epoch leaves out."""
+    """Seed of the order, and of the rows that each epoch leaves out."""
     batches_per_shard: PositiveInt = 1_000
-    """Batches of a file, each made by one task."""
+    """Batches in a file. One task makes one file."""
 
 
 Config = TypeVar("Config", bound=RowBatchesConfig)
@@ -65,10 +66,10 @@ class Order(NamedTuple):
 
 
 class RowBatches(Stage[Config]):
-    """The rows, to be read in any order, and which of them belong together; each epoch's order, by many tasks where
-    there are many rows; its batches, but where training reads the order.
+    """Batches of rows in an order. Subclasses define the rows, which belong together, and whether epochs share them.
 
-    Subclasses say what the rows are and which belong together, and whether epochs share the stored rows.
+    The rows are stored to be read in any order. Each epoch's order is made by many tasks if there are many rows. Then
+    its batches are written, unless training reads the order.
     """
 
     kind = BATCHES
@@ -95,7 +96,7 @@ class RowBatches(Stage[Config]):
         """How rows become batches."""
 
     def count(self, batch: pa.Table) -> dict[str, int]:  # noqa: ARG002
-        """What is to be counted of a batch."""
+        """What to count of a batch."""
         return {}
 
     def _grouped(self) -> tuple[Stretches, int]:
@@ -239,7 +240,7 @@ class GroupConfig(RowBatchesConfig):
     """Which chunks, and how they become batches."""
 
     collection: InputPath
-    """One that `raytriever chunk` made."""
+    """A collection that `raytriever chunk` made."""
     grouping: GroupingSettings = GroupingSettings()
     """How chunks are grouped."""
 
@@ -272,8 +273,8 @@ class Group(RowBatches[GroupConfig]):
         lacking = [name for name in _CHUNK_PLACES if name not in pq.read_schema(collection.path(names[0])).names]
         if lacking:
             raise UserError(
-                f"The documents of {collection.uri} have no column {', '.join(lacking)}, so they are no chunks. Cut"
-                " them first (raytriever chunk), and group what that makes."
+                f"The documents of {collection.uri} have no column {', '.join(lacking)}, so they are no chunks."
+                " Cut them first (raytriever chunk), and group the result."
             )
         if not collection.count("documents"):
             raise UserError(f"{collection.uri} has no chunks. Was there text to cut?")
@@ -284,7 +285,7 @@ class Group(RowBatches[GroupConfig]):
         return self._collection(), "documents/"
 
     def grouping(self) -> GroupingSettings:
-        """As set."""
+        """The settings' own."""
         return self.config.grouping
 
     def tables(self, files: list[str]) -> Iterator[pa.Table]:
@@ -304,7 +305,7 @@ class Group(RowBatches[GroupConfig]):
         return Stretches(first, lengths, documents, groups), names
 
     def count(self, batch: pa.Table) -> dict[str, int]:
-        """Of how many sources the batch is."""
+        """Counts the batch's sources."""
         return {_of_sources(pc.count_distinct(batch["source_id"]).as_py()): 1}
 
     def summary(self, artifact: Artifact) -> str:
@@ -322,13 +323,13 @@ class ListsConfig(RowBatchesConfig):
     """Which lists, and how many of them make a batch."""
 
     candidates: InputPath
-    """Mined in the form ``labelled_lists`` from ``collection``."""
+    """Candidates mined in the form ``labelled_lists`` from ``collection``."""
     collection: InputPath
-    """The queries' texts and domains."""
+    """The collection with the queries' texts and domains."""
     batch_size: int = Field(default=32, gt=1)
-    """Queries of a batch."""
+    """Number of queries in a batch."""
     order: Literal["grouped", "random"] = "grouped"
-    """grouped: a batch's queries are of one domain; random: of any."""
+    """grouped: a batch has queries of one domain. random: it has queries of any domain."""
 
 
 class Lists(RowBatches[ListsConfig]):

@@ -47,7 +47,7 @@ def block_audit(
     number: int | None,
     describe: Describe,
 ) -> Audit:
-    """What the rules did to one block; ``rule_of`` and ``chosen`` (queries, k) are their outcome."""
+    """The effect of the rules on one block. ``rule_of`` and ``chosen`` (queries, k) are their outcome."""
     masks = {name: rule_of == list(RULES).index(name) for name in rules.active()} | {"chosen": chosen}
     keys, block = sampling_keys(0, queries.query_ids), queries.candidates
     examples = {name: _pick(mask, keys) for name, mask in masks.items()}
@@ -104,7 +104,7 @@ def _merge(groups: Sequence[Any]) -> Audit:
 
 
 def rule_table(audit: Audit) -> Table:
-    """What each rule that was asked dropped, in the order of asking (which JSON doesn't keep), and what is left."""
+    """Candidates dropped by each rule, in the order of asking (which JSON doesn't keep), and the remaining ones."""
     total = audit["counts"]["candidates"]
     rows = [(name, RULES[name], audit["rules"][name]) for name in RULES if name in audit["rules"]]
     rows.append(("chosen", f"of the {audit['counts']['eligible']:,} that no rule drops", audit["chosen"]))

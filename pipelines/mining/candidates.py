@@ -39,7 +39,7 @@ _CANDIDATES_OF_A_ROW_GROUP = 1 << 16
 class CandidateLists:
     """The lists of several queries end to end, each from ``offsets[i]`` to ``offsets[i + 1]``.
 
-    ``rows`` int64; ``scores`` float32, NaN where unknown; ``ranks`` int32, 0 where not retrieved; ``relevance`` int32,
+    ``rows`` int64. ``scores`` float32, NaN where unknown. ``ranks`` int32, 0 where not retrieved. ``relevance`` int32,
     ``UNJUDGED`` where not judged.
     """
 
@@ -116,7 +116,7 @@ class StoredCandidates(Artifact):
         return self._rows.tables(columns)
 
     def audit(self) -> dict[str, Any]:
-        """What each rule dropped, with examples: ``audit.json``, as ``pipelines.mining.audit`` describes."""
+        """Candidates dropped by each rule, with examples: ``audit.json``, as ``pipelines.mining.audit`` describes."""
         found: dict[str, Any] = self.read_json("audit.json")
         return found
 

@@ -25,8 +25,8 @@ from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
 ROWS = ("query_rows", "own_rows", "judged_queries", "judged_rows", "judged_relevance")
-"""Of each query of the run, in its order: ``query_rows`` in the collection and ``own_rows``, the document that has the
-same id (-1: none), int64 (queries,). Of the split's judgments of these queries, (pairs,) by query and document:
+"""For each query of the run, in its order: ``query_rows`` in the collection and ``own_rows``, the document that has the
+same id (-1: none), int64 (queries,). For the split's judgments of these queries, (pairs,) by query and document:
 ``judged_queries``, numbers in the run, ``judged_rows`` of documents, int64, and ``judged_relevance`` int32."""
 
 
@@ -49,7 +49,7 @@ class QueryBlock:
 
 
 class MiningInputs:
-    """Opens what mining reads. ``rows``: arrays by the names ``ROWS``; ``keys``: ``document_text_keys`` of all."""
+    """Opens the inputs of mining. ``rows``: arrays by the names ``ROWS``. ``keys``: ``document_text_keys`` of all."""
 
     def __init__(
         self,

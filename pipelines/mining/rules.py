@@ -36,34 +36,34 @@ _NUMBER_OF_RULE = {name: number for number, name in enumerate(RULES)}
 
 
 class MiningRules(Settings):
-    """What is dropped. Positives, the query's own text and repeated texts always are.
+    """Rules that drop candidates. Positives, the query's own text and repeated texts are always dropped.
 
-    A margin is that of the candidate's score to the query's lowest-scored positive. Scores are inner products of the
-    vectors where vectors are given; else they are the run's, a positive that was not retrieved has none, and of a query
-    without any the margins drop all candidates.
+    A margin is the distance of the candidate's score from the query's lowest-scored positive. Scores are inner products
+    if vectors are given. Otherwise they are the run's, and a positive that was not retrieved has none. For a query
+    without any scored positive the margins drop all candidates.
     """
 
     minimum_relevance: PositiveInt = 1
-    """The grade from which a judged document is a positive."""
+    """Lowest grade of a positive."""
     judged_negatives: Literal["keep", "drop"] = "keep"
-    """What becomes of documents judged below that."""
+    """What to do with documents judged below that."""
     self_hits: SelfHits = "remove"
-    """What becomes of the document that has the query's id, which is the query itself where queries are documents; keep
-    where both are numbered apart, as in MS MARCO. A document that has the query's text is always removed."""
+    """What to do with the document that has the query's id. Where queries are documents it is the query itself. Set
+    keep where both are numbered apart, as in MS MARCO. A document with the query's text is always removed."""
     skip_first: NonNegativeInt = 0
-    """Ranks that are dropped."""
+    """Number of first ranks to drop."""
     depth: PositiveInt | None = None
-    """The last rank that is read; None: all."""
+    """The last rank to read. None: all."""
     maximum_score: FiniteFloat | None = None
     """The highest score of a candidate."""
     absolute_margin: FiniteFloat | None = None
-    """How far below the positive's score a candidate's must be."""
+    """Smallest distance of a candidate's score below the positive's."""
     relative_margin: FiniteFloat | None = Field(default=None, le=1)
-    """The same as a share of the positive's score: 0.05 keeps what scores at most 95 % of it, 1 none above 0."""
+    """The same as a share of the positive's score. 0.05 keeps scores of at most 95 % of it; 1 keeps none above 0."""
     answers: Literal["string", "regex", "ignore"] = "string"
-    """How answers are looked for in candidates."""
+    """How answers are matched in candidates."""
     with_title: bool = True
-    """Whether a title is part of the text that is compared and searched for answers."""
+    """Whether the text that is compared and searched for answers includes the title."""
 
     @property
     def has_margin(self) -> bool:
@@ -112,10 +112,10 @@ class Positives:
 
 @dataclass(frozen=True)
 class Block:
-    """What the rules see of some queries and their candidates, best first.
+    """The rules' input for some queries and their candidates, best first.
 
-    (queries, k): ``rows`` int64, -1 for none; ``scores`` float32; ``relevance`` int32, ``UNJUDGED`` where not judged;
-    ``text_keys`` uint64. (queries,): ``own_rows`` int64, the document that has the query's id, or -1;
+    (queries, k): ``rows`` int64, -1 for none. ``scores`` float32. ``relevance`` int32, ``UNJUDGED`` where not judged.
+    ``text_keys`` uint64. (queries,): ``own_rows`` int64, the document that has the query's id, or -1.
     ``query_text_keys`` uint64.
     """
 
@@ -192,8 +192,8 @@ def match_judgments(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
     """Looks up candidates (queries, k) among the judgments of a block, and the other way round.
 
-    Returns the relevance of each candidate (queries, k), ``UNJUDGED`` where it has none, and of each judgment the rank
-    (pairs,) from 1, 0 where it was not retrieved, with the score there, else NaN.
+    Returns the relevance of each candidate (queries, k), ``UNJUDGED`` where it has none. Also returns for each judgment
+    (pairs,) its rank from 1, with the score there. A judgment that was not retrieved has rank 0 and NaN.
     """
     relevance = np.full(rows.shape, UNJUDGED, dtype=np.int32)
     ranks = np.zeros(len(judged.rows), dtype=np.int32)

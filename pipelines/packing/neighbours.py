@@ -15,7 +15,7 @@ SAMPLE_STRIDE = 16  # a threshold is read off the products with every 16th clust
 MOST_FOUND = 8 * LIST_LENGTH  # entries above a threshold that are kept until then
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 PRODUCT_ROWS = 2048
-PIECES = 3  # |x|²/2 is the sum of so many coarse numbers
+PIECES = 3  # coarse numbers that sum to |x|²/2
 NORMS, ONES, THRESHOLD = slice(-7, -4), slice(-4, -1), -1  # columns behind a point's own
 STORED = torch.bfloat16
 UNIT_ROUNDOFF = torch.finfo(STORED).eps / 2
@@ -23,11 +23,11 @@ UNIT_ROUNDOFF = torch.finfo(STORED).eps / 2
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What is near each of K centroids.
+    """The clusters near each of K centroids.
 
-    ``clusters`` (K, L) int32: nearest first, filled up with the cluster itself; ``nearness`` (K, L) float32: computed
-    -|x - y|²/2 in some unit, wrong by at most ``errors[i]`` (K,) float32. The true nearness of whatever isn't on list i
-    is at most ``thresholds[i]`` (K,) float32.
+    ``clusters`` (K, L) int32: nearest first, filled up with the cluster itself. ``nearness`` (K, L) float32: computed
+    -|x - y|²/2 in some unit, wrong by at most ``errors[i]`` (K,) float32. Clusters that are not on list i have a true
+    nearness of at most ``thresholds[i]`` (K,) float32.
     """
 
     centroids: NDArray[np.floating]
@@ -39,8 +39,8 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class _Rounded:
-    """Centred points in units of a power of two, coarsely rounded, with seven columns behind: |x|²/2 negative in three
-    pieces, three ones, and a one for the threshold."""
+    """Centred points in units of a power of two, coarsely rounded, with seven more columns. They are |x|²/2 negative in
+    three pieces, three ones, and a one for the threshold."""
 
     rows: torch.Tensor  # (K, dimension + 7)
     norms: NDArray[np.float64]
@@ -53,10 +53,10 @@ def find_neighbours(centroids: NDArray[np.floating]) -> Neighbours:
     It takes K² · dimension multiplications in blocks, and memory of about K · (4 · dimension + 4000) bytes. The
     centroids must be finite.
 
-    By one symmetric matrix product at the speed of coarse arithmetic (bfloat16 where the processor multiplies in it).
-    Nearness of x and y is -|x - y|²/2, so one triangle of the K × K products serves both sides. Each row carries |x|²/2
-    and its list's threshold in columns of its own, so that a product *is* the nearness above the threshold, and the
-    list is what is positive: nothing but signs is looked at.
+    It is one symmetric matrix product at the speed of coarse arithmetic (bfloat16 where the processor multiplies in
+    it). Nearness of x and y is -|x - y|²/2, so one triangle of the K × K products serves both sides. Each row carries
+    |x|²/2 and its list's threshold in columns of its own. So a product *is* the nearness above the threshold, and the
+    list is every positive entry. Only signs are looked at.
     """
     rounded = _round(centroids)
     thresholds = _sampled_thresholds(rounded.rows)
@@ -126,8 +126,9 @@ def _sampled_thresholds(rows: torch.Tensor) -> NDArray[np.float32]:
 def _keys_above(rows: torch.Tensor, thresholds: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A key for each cluster above another's threshold, sorted: by row, then by nearness falling, then by column.
 
-    24 bits row, 16 bits the excess over the threshold from high to low, 24 bits column. And the rows, bool (K,), that
-    have ``MOST_FOUND`` or more ((near-)identical centroids), of which only some are there.
+    A key has 24 bits of row, 16 bits of the excess over the threshold from high to low, 24 bits of column. Also returns
+    the rows, bool (K,), that have ``MOST_FOUND`` or more ((near-)identical centroids). Only some of theirs are
+    included.
     """
     counts = np.zeros(len(rows), dtype=np.int64)
     found: list[NDArray[np.int64]] = []

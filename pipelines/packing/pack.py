@@ -1,8 +1,8 @@
 """Packing: clusters to batches of equal size, each within one domain, a new packing for every epoch.
 
-Contextual Document Embeddings (Morris & Rush 2024, section 4.1): clusters of a domain are put in the order of a
-greedy tour over their centroids, and the list of their items is cut into batches, which splits large clusters and
-joins small ones with near ones.
+Contextual Document Embeddings (Morris & Rush 2024, section 4.1). Clusters of a domain are put in the order of a greedy
+tour over their centroids. The list of their items is cut into batches. This splits large clusters and joins small ones
+with near ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,41 +30,41 @@ class PackingSettings(Settings):
     """How a domain's clusters become batches."""
 
     batch_size: int = Field(gt=1)
-    """Pairs of a batch."""
+    """Number of pairs in a batch."""
     order: Order = "tour"
-    """Of a domain's clusters; topics: every batch of one cluster of queries (TAS-B)."""
+    """Order of a domain's clusters. topics: every batch comes from one cluster of queries (TAS-B)."""
     shuffled: Share | tuple[Share, ...] = 0.0
-    """Share of a domain's batches whose pairs are dealt anew at random; several: of an epoch each, in turn."""
+    """Share of a domain's batches with randomly redistributed pairs. A list has a share for each epoch, in turn."""
     shuffled_of_domains: dict[str, Share | tuple[Share, ...]] = Field(default={})
-    """The same of single domains, by their names."""
+    """The same share for single domains, by their names."""
     polish_sweeps: NonNegativeInt = 0
     """Rounds of swaps that make near batches harder (eq. 2)."""
     polish_margin: NonNegativeFloat = 0.0
-    """The filter's: negatives that it will mask count for nothing in swaps."""
+    """The rules of the filter job. Swaps don't count negatives that it will mask."""
     region_pairs: PositiveInt = 1 << 20
-    """A domain of more pairs is divided into regions of near clusters, or, without clusters, of any pairs. Each is
-    packed by a task of its own; what is shuffled is dealt across them."""
+    """A domain with more pairs is divided into regions of near clusters, or of any pairs if there are no clusters. One
+    task packs one region. Shuffled pairs are redistributed across regions."""
 
     def shuffled_share(self, epoch: int, domain: str | None) -> float:
-        """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
+        """The shuffled share of the domain's batches in this epoch. ``domain``: its name, None if it has none."""
         shares = self.shuffled_of_domains.get(domain, self.shuffled) if domain is not None else self.shuffled
         return shares[epoch % len(shares)] if isinstance(shares, tuple) else shares
 
     def _check(self) -> None:
         if self.region_pairs < 2 * self.batch_size:
             raise ValueError(
-                f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}: what is left over of"
-                " each region would be much. Raise it"
+                f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}, so each region"
+                " would leave many pairs over. Raise it"
             )
         if () in (self.shuffled, *self.shuffled_of_domains.values()):
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
 
 
 def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
-    """Of a domain, so that none has more than ``region_pairs``, about; one where the domain is no larger.
+    """Number of regions of a domain, so that none has more than about ``region_pairs``. 1 for a smaller domain.
 
     A greedy tour takes one step after another, so a domain of one tour is one task, however large. Batches hold near
-    clusters, and swaps go no further than a few batches, so little is lost where two regions meet
+    clusters, and swaps go no further than a few batches. So little is lost where two regions meet
     (docs/reports/benchmarks.md).
     """
     return max(1, min(clusters, max(-(-pairs // region_pairs), -(-clusters // CLUSTERS_OF_A_REGION))))
@@ -74,10 +74,10 @@ def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
 class Packing:
     """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0.
 
-    ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean);
-    ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``: batches whose pairs were
-    dealt anew. ``aside`` int64 (n,): of a region, items of whole batches, which are to be dealt with those of the
-    domain's other regions.
+    ``figures``: JSON values, each if it was done. ``tour``: its length and that of a random order (Euclidean).
+    ``polish``: the sums of ``Polished``, and their number of batches. ``shuffled``: batches with redistributed pairs.
+    ``aside`` int64 (n,): items of a region's whole batches, to be redistributed with those of the domain's other
+    regions.
     """
 
     batches: NDArray[np.int64]
@@ -160,7 +160,7 @@ def _tour(
 
 
 def shuffle_some(batches: NDArray[np.int64], number: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """``batches`` (batches, B) of which ``number``, drawn at random, deal their items among one another anew.
+    """``batches`` (batches, B), after ``number`` of them, drawn at random, exchanged their items at random.
 
     The others stay as they are, all in their places.
     """
@@ -194,9 +194,9 @@ def topic_batches(
     Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2): queries are
     clustered once; every batch is composed of queries of one randomly chosen cluster.
 
-    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches; what is left of each
-    is joined with that of other clusters, these in a random order. The batches then go in a random order, so that the
-    next one is of a cluster with a probability proportional to the whole batches that the cluster has left.
+    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches. Remainders of clusters
+    are joined in a random order. The batches then go in a random order. A cluster is next with a probability
+    proportional to its remaining whole batches.
     """
     shuffled = generator.permutation(items)
     shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
@@ -236,9 +236,9 @@ def _left_out(count: int, batch_size: int, epoch: int, seed: Sequence[int]) -> N
 
 
 def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """Of the figures of an epoch's domains. ``tour``: lengths (Euclidean, over the centroids of all domains);
-    ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep;
-    ``shuffled``: batches. Each only where it was done."""
+    """Figures of an epoch's domains together, each only where it was done. ``tour``: lengths (Euclidean, over the
+    centroids of all domains). ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of
+    each sweep. ``shuffled``: batches."""
     facts: dict[str, Any] = {}
     tours = [figures["tour"] for figures in domains if "tour" in figures]
     if tours:

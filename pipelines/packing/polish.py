@@ -1,16 +1,16 @@
 """Swap polish: a local search on Eq. 2 of Contextual Document Embeddings at fixed batch sizes.
 
-Morris & Rush 2024, section 4.1, Eq. 2: a batch is as hard as the sum of d_i·q_j + d_j·q_i over its pairs. With the
-affinity G_ij = d_i·q_j + d_j·q_i and A_ib the sum of G_ij over the members j of batch b, exchanging x of batch a for
-y of batch b changes half that sum by
+Morris & Rush 2024, section 4.1, Eq. 2: a batch is as hard as the sum of d_i·q_j + d_j·q_i over its pairs. Let the
+affinity be G_ij = d_i·q_j + d_j·q_i, and A_ib the sum of G_ij over the members j of batch b. Exchanging x of batch a
+for y of batch b changes half that sum by
 
-    A_xb - A_xa + A_ya - A_yb + G_xx + G_yy - 2·G_xy.
+A_xb - A_xa + A_ya - A_yb + G_xx + G_yy - 2·G_xy.
 
-A negative that eq. 4 takes for a false one is no negative: where d_i·q_j is at least d_j·q_j it counts for nothing, so
-that no swap gathers pairs of one document, say, whose negatives a filter would then leave out.
+A negative that eq. 4 masks is not counted: where d_i·q_j is at least d_j·q_j it is 0. Otherwise swaps would gather
+pairs of one document, for example, and a filter would then mask them.
 
 Only batches near on the tour exchange items: a window of consecutive batches is polished on its own. Windows are
-independent, so many go through the same steps together, and those of one group of windows run beside another's.
+independent, so many go through the same steps together, and groups of windows run in parallel.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ VectorsOf = Callable[[NDArray[np.int64]], tuple[NDArray[np.floating], NDArray[np
 
 @dataclass(frozen=True)
 class Polished:
-    """``batches`` int64 (batches, B); ``swaps`` of each sweep; ``before`` and ``after``: the sums over all batches of
-    d_i·q_j, i != j, which is half of Eq. 2 without its diagonal, and without what eq. 4 leaves out."""
+    """``batches`` int64 (batches, B). ``swaps`` of each sweep. ``before`` and ``after``: the sums over all batches of
+    d_i·q_j, i != j. This is half of Eq. 2 without its diagonal, and without what eq. 4 leaves out."""
 
     batches: NDArray[np.int64]
     swaps: tuple[int, ...]
@@ -44,11 +44,11 @@ class Polished:
 def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int, margin: float = 0.0) -> Polished:
     """Exchanges items between batches near one another in the list while Eq. 2 grows, ``sweeps`` times through.
 
-    ``batches`` (batches, B): item numbers that ``vectors`` knows; ``margin``: as of ``affinities``. The sum never
+    ``batches`` (batches, B): item numbers that ``vectors`` knows. ``margin``: as of ``affinities``. The sum never
     falls; the items of the whole and the batch sizes stay. A sweep offers every place its best exchange within a window
-    of batches, and the next sweep's windows straddle the borders of these. The result is the same whatever the number
-    of threads (torch's). Memory of a thread: 12 bytes times ``CELLS_AT_ONCE`` or, if that is more, the square of a
-    window's items; and a window's vectors.
+    of batches. The next sweep's windows straddle the borders of these. The result doesn't depend on the number of
+    threads (torch's). Memory of a thread is 12 bytes times ``CELLS_AT_ONCE``, or times the square of a window's items
+    if that is more, and a window's vectors.
     """
     batches = batches.copy()
     count, size = batches.shape
@@ -80,8 +80,8 @@ def affinities(
     """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value; d_i·q_j >= d_j·q_j - margin counts 0.
 
     The vectors are rounded to whole multiples of so small a length that no sum of products goes beyond 2²³ (by
-    Cauchy-Schwarz): float32 holds all of them exactly, so the result does not depend on the order of additions, hence
-    not on threads. Of vectors of length 1 a product is off by about 10⁻⁴.
+    Cauchy-Schwarz). float32 holds all of them exactly. So the result does not depend on the order of additions, hence
+    not on threads. For vectors of length 1 a product is off by about 10⁻⁴.
     """
     sides = [queries.astype(np.float64), documents.astype(np.float64)]
     longest = max(float(np.sqrt(np.einsum("ij,ij->i", side, side).max())) for side in sides)
@@ -117,10 +117,10 @@ def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf, margin: floa
 
 
 class _Windows:
-    """Which item of each window is in which place; place p is in batch p // B.
+    """The item of each window in each place; place p is in batch p // B.
 
-    ``affinity`` (W, n, n) of the items; ``order`` (W, n): the item in each place; ``to_batch`` (W, batches, n): A of
-    the item in each place; ``leaving`` (W, n): G_yy - A_yb of the item y there in its batch b, what b gains without it.
+    ``affinity`` (W, n, n) of the items. ``order`` (W, n): the item in each place. ``to_batch`` (W, batches, n): A of
+    the item in each place. ``leaving`` (W, n): what batch b gains without the item y there, G_yy - A_yb.
     """
 
     def __init__(self, affinity: NDArray[np.float32], count: int, size: int) -> None:
@@ -142,12 +142,12 @@ class _Windows:
         self.leaving[rows, places] = own - self._to_batch[rows, batches[:, None], places]
 
     def _affinities(self, windows: NDArray[np.integer], places: NDArray[np.integer] | int) -> NDArray[np.float32]:
-        """Of the items in these ``places`` with those in every place of their window."""
+        """Affinities of the items in these ``places`` with those in every place of their window."""
         rows = self._affinity[windows, self.order[windows, places]]
         return np.take_along_axis(rows, self.order[windows], axis=1)
 
     def best_exchanges(self, place: int) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.float64]]:
-        """Windows in which the item at ``place`` has an exchange worth it, the place of its best partner, the gain."""
+        """Windows with a worthwhile exchange of the item at ``place``, the place of its best partner, the gain."""
         batch = place // self._size
         gains = self._to_batch[:, batch] + self.leaving
         gains -= 2 * self._affinities(self._windows, place)

@@ -1,13 +1,13 @@
 """The greedy nearest-neighbour tour over cluster centroids, exact, without reading every centroid at every step.
 
 Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525, section 4.1 "Packing" and "TSP Packing" of the
-appendix) packs clusters into batches along a greedy travelling-salesman tour: from the current cluster to the
+appendix) packs clusters into batches along a greedy travelling-salesman tour. It goes from the current cluster to the
 unvisited one with the nearest centroid. Taken literally, each of the K steps reads all K centroids.
 
-Here every cluster has a list of those near it; the walk takes the nearest unvisited one of the list, and where the
-list is used up it looks at all survivors once. The lists' nearness is coarse: an error bound tells which entries could
-be the nearest, and these few are compared in float64. So the order is that of the literal walk, on any processor and
-any number of threads.
+Here every cluster has a list of near ones. The walk takes the nearest unvisited one of the list. If the list is used
+up, it looks at all survivors once. The lists' nearness is coarse, so an error bound tells which entries could be the
+nearest, and these few are compared in float64. So the order is that of the literal walk, on any processor and any
+number of threads.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ TINY = 1e-30  # squared differences of this size may be lost
 
 
 def greedy_tour(neighbours: Neighbours, start: int) -> NDArray[np.int64]:
-    """The order, int64 (K,), in which a greedy walk from cluster ``start`` visits all clusters.
+    """The order, int64 (K,), of a greedy walk from cluster ``start`` through all clusters.
 
     The next cluster is the unvisited one at the smallest Euclidean distance (float64), the lowest index on ties.
     """
@@ -85,7 +85,7 @@ class _Survivors:
         self._points = np.empty((0, centroids.shape[1] + 1), dtype=np.float32)
 
     def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Unvisited clusters, of which one is the nearest to ``cluster``."""
+        """Unvisited clusters near ``cluster``, the nearest among them."""
         kept = unvisited[self._clusters].nonzero()[0]
         if 4 * len(kept) <= 3 * len(self._clusters):  # copying pays once a fourth is gone
             if not len(kept):
@@ -118,8 +118,9 @@ class _Survivors:
     def _lower_bound(self, norm: float, square: float) -> float:
         """The smallest computed nearness to a point of that ``norm`` that a point within distance √``square`` can have.
 
-        Such a point's own norm is at most norm + √square. First-order rounding of both inputs and of the result, then
-        twice that of a float32 sum of dimension + 1 terms, which covers the centring and the second order.
+        Such a point's own norm is at most norm + √square. The error is the first-order rounding of both inputs and of
+        the result, then twice that of a float32 sum of dimension + 1 terms. Twice covers the centring and the second
+        order.
         """
         other = norm + square**0.5
         exact = (norm**2 - square) / 2

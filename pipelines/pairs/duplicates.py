@@ -20,7 +20,7 @@ from retrieval.words import UNSPACED
 # Work and memory grow with the number of texts, however many of them are alike: of a bucket only the neighbours and the
 # first are compared, never all with all. What is compared is decided by the true similarity of two texts.
 
-_WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for so many shingles at a time
+_WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for this many shingles at a time
 _ODD = np.uint64(WEYL)
 _EMPTY_SHINGLE = np.uint64(0)
 
@@ -28,22 +28,22 @@ _EMPTY_SHINGLE = np.uint64(0)
 class NearDuplicateSettings(Settings):
     """When two texts are nearly the same: the Jaccard similarity of their sets of word n-grams.
 
-    A query is a handful of words, one of which, or whose order, makes another question, so its threshold is higher.
-    A pair of similarity s is looked at with probability 1 - (1 - s^rows)^bands: by default 0.998 at 0.8, 0.61 at 0.6.
+    A query has few words, and another word or another order makes another question, so its threshold is higher. A pair
+    of similarity s is compared with probability 1 - (1 - s^rows)^bands: by default 0.998 at 0.8, 0.61 at 0.6.
     """
 
     document_threshold: PositiveShare = 0.8
-    """Similarity from which two documents are nearly the same."""
+    """Lowest similarity of near-duplicate documents."""
     query_threshold: PositiveShare = 0.9
-    """Similarity from which two queries are nearly the same."""
+    """Lowest similarity of near-duplicate queries."""
     document_words: PositiveInt = 3
-    """Words of a document's n-gram; a shorter text is one n-gram."""
+    """Words in a document's n-gram. A shorter text is one n-gram."""
     query_words: PositiveInt = 2
-    """Words of a query's n-gram."""
+    """Words in a query's n-gram."""
     bands: int = Field(default=20, ge=1, le=256)
-    """Buckets of a text; two texts that share one are compared."""
+    """Buckets for each text. Texts that share a bucket are compared."""
     rows: int = Field(default=6, ge=1, le=64)
-    """Minimum hashes that make a bucket's key."""
+    """Minimum hashes in a bucket's key."""
 
 
 def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
@@ -73,8 +73,8 @@ def split_at_white_space(column: pa.LargeStringArray) -> pa.LargeListArray:
 def shingle_hashes(texts: Sequence[str], words: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """64-bit hashes of each text's word n-grams, in order and with repeats, and where each text's begin.
 
-    Those of text i are ``hashes[bounds[i] : bounds[i + 1]]``. Case and white space don't count, a character of a script
-    without spaces is a word, a text of fewer words is one n-gram, a text of none has none.
+    Those of text i are ``hashes[bounds[i] : bounds[i + 1]]``. Case and white space don't count. In scripts without
+    spaces a character is a word. A text of fewer words is one n-gram, and a text without words has none.
     """
     flat, bounds = lower_words(texts)
     lengths = np.diff(bounds)
@@ -103,8 +103,7 @@ def band_keys(
     """The buckets of each text, (texts, bands): a hash of ``rows`` of its minimum hashes; 0 for a text without any.
 
     ``hashes``, ``bounds``: as ``shingle_hashes`` gives them. The i-th hash function is a multiplication by an odd
-    number modulo 2^64 (Dietzfelbinger et al., 1997), of which the high bits count, which is why minima are taken of
-    whole products.
+    number modulo 2^64 (Dietzfelbinger et al., 1997). Its high bits count, so minima are taken of whole products.
     """
     texts = len(bounds) - 1
     keys = np.zeros((texts, settings.bands), dtype=np.uint64)
@@ -146,9 +145,9 @@ def first_similar(
     sets: Mapping[int, NDArray[np.uint64]],
     threshold: float,
 ) -> NDArray[np.int64]:
-    """For each of ``rows`` (n,) the lowest of its candidates that is similar to it; itself where there is none.
+    """For each of ``rows`` (n,) the lowest of its candidates that is similar to it, itself if none is.
 
-    ``candidates``: pairs of rows, the lower one first, in order; ``sets``: the shingles of their texts.
+    ``candidates``: pairs of rows, the lower one first, in order. ``sets``: the shingles of their texts.
     """
     first: dict[int, int] = {}
     for low, high in candidates:
@@ -161,20 +160,20 @@ _ROWS_AT_ONCE = 10_000
 
 
 class DuplicateSettings(Settings):
-    """What becomes of pairs that repeat an earlier one; several positives of a query are no duplicates.
+    """How pairs that repeat an earlier one are handled; several positives of a query are no duplicates.
 
-    Same texts (``exact``): query and document are equal to the earlier pair's but for case and white space. Nearly the
-    same (``near``): both are as similar to the earlier pair's as ``similarity`` asks for; a pair whose document
-    alone is, stays, for it teaches another query. Of what ``near: drop`` leaves out, masks no longer know that it
-    answers the query: the surrogate's score has to find such a document in a batch.
+    Same texts (``exact``): query and document equal the earlier pair's, apart from case and white space. Nearly the
+    same (``near``): both are as similar to the earlier pair's as ``similarity`` asks for. If only the document is, the
+    pair stays, because it teaches another query. Masks don't know that the documents left out by ``near: drop`` answer
+    the query. The surrogate's score has to find such a document in a batch.
     """
 
     exact: Literal["drop", "keep"] = "drop"
-    """Pairs whose two texts equal an earlier pair's but for case and white space."""
+    """What to do with pairs that repeat the texts of an earlier pair, apart from case and white space."""
     near: Literal["off", "report", "drop"] = "off"
-    """Pairs both of whose texts are nearly an earlier pair's."""
+    """What to do with pairs that nearly repeat both texts of an earlier pair."""
     similarity: NearDuplicateSettings = NearDuplicateSettings()
-    """What nearly is."""
+    """When texts are near-duplicates."""
 
     @property
     def needs_texts(self) -> bool:
@@ -186,7 +185,7 @@ class DuplicateSettings(Settings):
         return self.similarity.document_words if part == "documents" else self.similarity.query_words
 
     def threshold(self, part: TextPart) -> float:
-        """The similarity from which on two texts are nearly the same."""
+        """The lowest similarity of two texts that are nearly the same."""
         return self.similarity.document_threshold if part == "documents" else self.similarity.query_threshold
 
 

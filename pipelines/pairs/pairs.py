@@ -18,8 +18,8 @@ from retrieval.collections.collection import schema_of
 
 PAIRS = "pairs"
 POSITIVES = "positives.npy"
-"""``pair_keys`` of what is known to be relevant, ascending: the pairs and whatever else is judged so, of any grade, in
-the splits that the pairs are of. Pairs that were left out as repeats are known positives still."""
+"""``pair_keys`` of all known relevant pairs, ascending: the pairs, and what else is judged so, of any grade, in the
+splits of the pairs. Pairs that were left out as repeats are still known positives."""
 
 SCHEMA = schema_of(
     query_id=pa.string(),
@@ -32,7 +32,7 @@ ChooseDocuments = Literal["drawn", "first"]
 
 
 def read_positives(artifact: Artifact) -> NDArray[np.int64]:
-    """Those of a pairs artifact, memory-mapped; a plain array, whose slices cost less than those of a memmap."""
+    """Known positives of a pairs artifact, memory-mapped. As a plain array, because its slices cost less."""
     return np.asarray(np.load(artifact.path(POSITIVES), mmap_mode="r"))
 
 
@@ -41,14 +41,14 @@ def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:
     return pa.concat_tables(pq.read_table(artifact.path(name), columns=columns) for name in artifact.names("pairs/"))
 
 
-# Domains: as numbers, and what becomes of small ones.
+# Domains: as numbers, and how small ones are handled.
 
 SmallDomains = Literal["refuse", "merge", "merge_all", "drop"]
 _NAMED = 8
 
 
 def numbered_domains(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """The number of each domain, (n,), in the order in which they first come, and the domains by number."""
+    """The number of each domain, (n,), by first occurrence, and the domains by number."""
     chunks = (
         column.dictionary_encode().chunks
     )  # chunks share a dictionary, and may be longer together than a string array
@@ -71,9 +71,10 @@ def keep_domains(
 ) -> NDArray[np.int64]:
     """The group of each domain, int64 (domains,), in the order given, the merged one last; -1 where it is dropped.
 
-    ``counts``: how many rows, in words ``what``, each domain has. Of those with fewer than ``smallest``, "merge" makes
-    one group, dropped where even that is too small, "drop" none; "refuse" raises a ``UserError`` that names them. One
-    is raised, too, where nothing is left. "merge_all" makes one of all. ``limit``: what a user may lower, in words.
+    ``counts``: how many rows, in words ``what``, each domain has. "merge" makes one group of domains with fewer than
+    ``smallest`` rows, and drops it if it is still too small. "drop" drops them, and "refuse" raises a ``UserError``
+    that names them. "merge_all" makes one group of all domains. Raises ``UserError`` also if nothing is left.
+    ``limit``: what a user can lower, in words.
     """
     small = are_small(counts, smallest, small_domains)
     if small.any() and small_domains == "refuse":
@@ -88,8 +89,8 @@ def keep_domains(
         groups[small] = (~small).sum()
     if not (groups >= 0).any():
         raise UserError(
-            f"No domain has {smallest} {what}, nor have all together ({int(counts.sum())}): there is not one batch."
-            f" Lower {limit}, or bring more {what}."
+            f"No domain has {smallest} {what}, and all together have {int(counts.sum())}, so no batch can be"
+            f" filled. Lower {limit}, or bring more {what}."
         )
     return groups.astype(np.int64)
 
@@ -101,8 +102,8 @@ MERGED = "(merged)"
 class DomainGroups:
     """Which pairs are clustered and packed together.
 
-    ``names`` of the groups and their ``sizes``, in pairs; ``number_of``: the group of each domain that is in one;
-    ``dropped``: pairs in no group.
+    ``names`` of the groups and their ``sizes``, in pairs. ``number_of``: the group of each domain in one. ``dropped``:
+    pairs in no group.
     """
 
     names: tuple[str, ...]
@@ -119,10 +120,10 @@ class DomainGroups:
 def group_domains(
     domains: pa.ChunkedArray, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
 ) -> DomainGroups:
-    """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
+    """Which domains are clustered and packed alone, and how those with fewer than ``smallest`` items are handled.
 
-    To be called before clustering, so that domains that are merged are clustered as one; ``keep_domains`` says what
-    ``small_domains`` and ``limit`` mean. Groups are in the order of their names, the merged one last.
+    Call it before clustering, so that merged domains are clustered as one. ``keep_domains`` explains ``small_domains``
+    and ``limit``. Groups are in the order of their names, the merged one last.
     """
     counted = pa.table({"name": domains}).group_by("name").aggregate([([], "count_all")]).sort_by("name")
     names, counts = counted["name"].to_pylist(), counted["count_all"].to_numpy()
@@ -130,7 +131,7 @@ def group_domains(
     groups = [names[at] for at in np.flatnonzero(~are_small(counts, smallest, small_domains))]
     if group_of.max() == len(groups):
         if MERGED in groups:
-            raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
+            raise UserError(f"A domain is called {MERGED!r}, the name of the merged small domains. Rename it.")
         groups.append(MERGED)
     kept = group_of >= 0
     sizes = np.bincount(group_of[kept], counts[kept]).astype(np.int64)

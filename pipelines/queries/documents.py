@@ -97,7 +97,7 @@ def draws(seed: int, *names: str) -> Random:
 
 
 def place_among_sources(source_id: str, seed: int) -> float:
-    """Where a source stands in [0, 1), by which examples are held out: a function of its id and the seed alone."""
+    """A source's place in [0, 1), to hold out examples: a function of its id and the seed alone."""
     return draws(seed, "held out", source_id).random()
 
 
@@ -105,20 +105,20 @@ How = Literal["title and heading", "heading", "title and path"]
 
 
 class HeadingQueries(Settings):
-    """The query is title and heading, the documents are the section's own text, or the chunks in it.
+    """Title and heading are the query. The documents are the section's own text, or the chunks in it.
 
-    A section ends at the next heading of any level, so no text is in two. A long section in chunks has many
-    documents: ``documents_per_query`` of `raytriever pairs` says of how many it trains on.
+    A section ends at the next heading of any level, so no text is in two. A long section in chunks has many documents.
+    ``documents_per_query`` of `raytriever pairs` limits how many are trained on.
 
-    Ids of queries count the sections, which are the same however the text is chunked; those of documents the pieces.
+    Ids of queries count the sections, which don't depend on the chunking. Ids of documents count the pieces.
     """
 
     kind: Literal["headings"] = "headings"
-    """Title and heading find the section below it."""
+    """Title and heading are the query, and the section below is the answer."""
     query: How = "title and heading"
-    """What of a heading's place is the query."""
+    """The parts of a heading's place that make the query."""
     minimum_words: PositiveInt = 20
-    """A shorter section is dropped, a shorter piece of one joins its neighbour."""
+    """Fewest words of a section. Shorter sections are dropped, and shorter pieces join their neighbour."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example a section; ``dropped`` counts the others: too short, headed by ``}`` or by nothing."""
@@ -168,14 +168,14 @@ def _pieces(source: SourceDocument, section: Section, minimum_words: int) -> lis
 
 
 class TitleQueries(Settings):
-    """The query is the title, the documents are the body, or its chunks, whose titles are left empty.
+    """The title is the query. The body, or its chunks, are the documents, with an empty title.
 
-    A first line that repeats the title goes too: a query that stands in its answer is found without learning
+    A first line that repeats the title is removed too, because a query inside its answer is found without learning
     anything. The title of a question-and-answer thread is its question.
     """
 
     kind: Literal["title"] = "title"
-    """The title finds the text without it."""
+    """The title is the query, and the text without it is the answer."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example; ``dropped`` counts documents without a title or a text."""
@@ -195,7 +195,7 @@ class TitleQueries(Settings):
 
 
 def _after_title(text: str, title: str) -> int:
-    """Where the body begins: behind a first line that is nothing but the title, with or without heading marks."""
+    """The start of the body, after a first line that is only the title, with or without heading marks."""
     body = text.lstrip()
     first, _, rest = body.partition("\n")
     same = first.strip("#=* \t\r").casefold() == title.strip("#=* \t\r").casefold()
@@ -204,22 +204,22 @@ def _after_title(text: str, title: str) -> int:
 
 class CropQueries(Settings):
     """Query and document are two spans of words of the same passage, drawn independently, so they may overlap.
-    Made for passages (256 tokens in the paper): chunk long documents before.
 
-    A span's length is uniform between two shares of the passage's words, 5 % and 50 % by default, and each of its
-    words is left out with a probability of 10 %, as the paper has it for tokens.
+    Made for passages (256 tokens in the paper), so chunk long documents before. A span's length is uniform between two
+    shares of the passage's words, 5 % and 50 % by default. Each of its words is left out with a probability of 10 %, as
+    the paper does for tokens.
     """
 
     kind: Literal["crops"] = "crops"
-    """A random span of words finds another one of the same passage."""
+    """A random span of words is the query, and another span of the same passage is the answer."""
     minimum_share: PositiveShare = 0.05
-    """Of a passage's words, in the shortest span."""
+    """Share of a passage's words in the shortest span."""
     maximum_share: PositiveShare = 0.5
-    """Of a passage's words, in the longest span."""
+    """Share of a passage's words in the longest span."""
     word_deletion: PartialShare = 0.1
-    """Probability with which each word of a span is left out."""
+    """Probability of deleting each word of a span."""
     minimum_words: PositiveInt = 4
-    """Of a span before deletion; a passage with fewer is dropped."""
+    """Fewest words of a span before deletion. Passages with fewer are dropped."""
     per_passage: PositiveInt = 1
     """Examples made of each passage."""
 

@@ -67,7 +67,7 @@ def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunct
 
 
 def _last_row(node: Node) -> int:
-    """The row on which it ends; a comment that takes its line end along ends on that line."""
+    """The row of its end. A comment that includes its line end ends on that line."""
     row, column = node.end_point
     return row - 1 if column == 0 else row
 
@@ -95,7 +95,7 @@ def _moved_left(source: bytes, first: Node, last: Node) -> str:
 
 
 _GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in LANGUAGES if row.grammar}
-_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text in which braces are balanced, two deep
+_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text with balanced braces, two deep
 _MARKUP = re.compile(
     rf"\{{@(?P<tag>\w+)\s*(?P<content>{_BRACES})\}}"  # {@code a}: Javadoc, JSDoc, PHPDoc
     r"|[@\\](?:brief|short)\b|</?[a-z]+(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"
@@ -112,17 +112,17 @@ class DocstringQueries(Settings):
     """
 
     kind: Literal["docstring"] = "docstring"
-    """A documentation comment's first paragraph finds the function without it."""
+    """The first paragraph of a documentation comment is the query, and the function without it is the answer."""
     language: str | None = None
-    """Null: of each document by the ending of its id or its title, a path."""
+    """Programming language. Null: by the extension of each document's id, or of its title, a path."""
     minimum_words: PositiveInt = 3
-    """Of the query; a function with less is left out (CodeSearchNet)."""
+    """Fewest words of a query. Functions with less are left out (CodeSearchNet)."""
 
     @field_validator("language")
     @classmethod
     def _language_is_known(cls, language: str | None) -> str | None:
         if language is not None and language not in _GRAMMARS:
-            raise ValueError(f"comments of this language aren't known.{did_you_mean(language, list(_GRAMMARS))}")
+            raise ValueError(f"comments of this language are not supported.{did_you_mean(language, list(_GRAMMARS))}")
         return language
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
@@ -165,7 +165,7 @@ def description(function: DocumentedFunction) -> str:
 
 
 def _shown(markup: re.Match[str]) -> str:
-    """What a reader of the documentation sees of it."""
+    """The text that a reader of the documentation sees."""
     tag, content = (markup["tag"] or "").lower(), markup["content"]
     if tag in ("code", "literal"):
         return content.strip()

@@ -28,13 +28,13 @@ from retrieval.vectors import StoredVectors
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
 _ROWS_SHOWN = 12  # domains of a table, epochs of a packing
 _AUDIT = "audit.json"
-_CHARTED = 1 << 14  # examples whose batches a chart shows
+_CHARTED = 1 << 14  # a chart shows the batches of this many examples
 
 Batches = NDArray[np.int64]  # pair numbers, (batches, B)
 
 
 def clusters_section(clusters: Artifact) -> Section:
-    """How many clusters each domain has, of which mean size, and how k-means got there."""
+    """The number of clusters in each domain, their mean size, and the course of k-means."""
     ordered = sorted(clusters.shards, key=lambda shard: (-shard.rows, shard.facts["domain"]))
     rows = [
         [
@@ -191,7 +191,7 @@ def _hardness_table(measured: Mapping[str, NDArray[np.float64]]) -> Table:
 
 
 def epoch_tables(packing: Artifact) -> list[Table]:
-    """What the packing's tours, swaps and shuffles did, epoch by epoch; nothing where it has none of them."""
+    """The effect of the packing's tours, swaps and shuffles, epoch by epoch. Empty if it has none of them."""
     columns: dict[tuple[str, str], Callable[[Any], str]] = {
         ("tour", "tour"): lambda tour: f"{tour['length']:,.3f}",
         ("tour", "random order"): lambda tour: f"{tour['random_length']:,.3f}",
@@ -213,7 +213,7 @@ def epoch_tables(packing: Artifact) -> list[Table]:
 
 
 def _mask_blocks(batches: Artifact) -> list[Block]:
-    """What each rule masks, as `raytriever filter` wrote it; of mixed batches what any rule masks."""
+    """Negatives masked by each rule, as `raytriever filter` wrote them. For mixed batches by any rule."""
     if _AUDIT in batches.names(""):
         audit = batches.read_json(_AUDIT)
         return [mask_table(audit), Details("Examples of what each rule masked", example_table(audit))]

@@ -57,7 +57,7 @@ def _pairs_rows(pairs: Artifact) -> list[list[str]]:
 
 
 def chunks_section(chunks: StoredCollection) -> Section | None:
-    """How many chunks there are, and of what; None where `raytriever chunk` did not make the collection."""
+    """The number of chunks and their sources. None if `raytriever chunk` did not make the collection."""
     if chunks.manifest["stage"] != "chunk":
         return None
     counts = chunks.manifest["counts"]
@@ -67,7 +67,7 @@ def chunks_section(chunks: StoredCollection) -> Section | None:
         ["words of a chunk: mean", f"{counts['words'] / chunks.rows:,.1f}"],
         *([name.replace("_", " "), f"{count:,}"] for name, count in counts.items() if count),
     ]
-    lead = "Documents cut into chunks, which put together again are the texts as they were."
+    lead = "Documents cut into chunks. The chunks put together give the texts unchanged."
     return Section("Chunks", lead, [Table(["quantity", "count"], rows)])
 
 
@@ -79,13 +79,13 @@ def mining_section(audit: Audit) -> Section:
 
 
 def left_out_section(artifacts: Iterable[Artifact]) -> Section | None:
-    """What stages dropped, by reason; None where nothing was."""
+    """The records that stages dropped, by reason. None if there are none."""
     rows = [
         [folder_name(artifact), reason.replace("_", " "), f"{count:,}"]
         for artifact in artifacts
         for reason, count in artifact.manifest["dropped"].items()
         if count
     ]
-    caption = "Over all epochs: an example that a packing leaves out in one epoch is in another's."
+    caption = "Over all epochs. An example left out in one epoch is in another."
     table = Table(["stage", "left out", "count"], rows, caption, text_columns=2)
     return Section("Left out", "What did not become training data, and why.", [table]) if rows else None

@@ -1,14 +1,14 @@
 """Artifacts: a folder of shards and the manifest that makes it complete.
 
-``manifest.json`` is written last, so its presence means complete. It holds deterministic facts only: what the
-artifact is derived from (configuration, fingerprints of inputs, algorithm version) and what it consists of (shards
-with their hashes). Its own SHA-256 is the artifact's fingerprint. ``run.json`` beside it holds times and machines.
+``manifest.json`` is written last, so its presence means complete. It holds deterministic facts only. It records what
+the artifact is derived from: configuration, fingerprints of inputs, algorithm version. It also lists the shards with
+their hashes. Its own SHA-256 is the artifact's fingerprint. ``run.json`` beside it holds times and machines.
 
-While an artifact is being made, ``building.json`` names its derivation and ``shards/<name>.json`` each finished shard,
-with the digest of the derivation that it was made by, so that a restart makes only what is missing.
+While an artifact is being made, ``building.json`` names its derivation. ``shards/<name>.json`` names each finished
+shard and the digest of its derivation, so a restart makes only what is missing.
 
-``checked.json`` says of every local file how many bytes it had, and when it was last changed, when its hash was last
-compared with the manifest's. What has neither changed since is taken for whole; anything else is hashed again.
+``checked.json`` records the bytes and the time of change that each local file had when its hash was last compared with
+the manifest's. A file with the same two values is taken as whole. Any other file is hashed again.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Derivation:
         return hashlib.sha256(to_json(asdict(self))).hexdigest()
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Dotted names of the fields in which ``other``, as stored, differs, kinds first, with both values."""
+        """Dotted names of the fields that differ from ``other``, as stored, with both values; kinds come first."""
         mine, theirs = flattened(asdict(self)), flattened(other)
         lines = []
         for key in sorted(mine.keys() | theirs.keys(), key=lambda key: (key not in _TELLING, key)):
@@ -104,9 +104,9 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What a finished shard says of itself: deterministic, so it goes into the manifest as it is.
+    """The record of a finished shard. It is deterministic, so it goes into the manifest unchanged.
 
-    Raises ``ValueError`` for a name that could be no file's.
+    Raises ``ValueError`` for a name that could not be a file's.
     """
 
     name: str
@@ -139,8 +139,8 @@ _MANIFEST = {"schema_version", "shards", "rows", "counts", "dropped", "facts"} |
 class Artifact:
     """A complete artifact, opened for reading.
 
-    Raises ``UserError`` where the folder has no manifest, an unreadable one, one of a later schema, or where ``kind``
-    is given and the artifact is another one.
+    Raises ``UserError`` if the folder's manifest is missing, unreadable or of a later schema. Also if ``kind`` is given
+    and the artifact is of another kind.
     """
 
     def __init__(self, uri: str, kind: str | None = None) -> None:
@@ -198,12 +198,13 @@ class Artifact:
         return [name for name in self._files if name.startswith(prefix) and name.endswith(suffix)]
 
     def listed(self, name: str) -> ShardFile:
-        """What it says of one of its files. Raises ``UserError`` where it has none of that name."""
+        """The manifest's record of one of its files. Raises ``UserError`` where it has none of that name."""
         if name not in self._files:
             stage, version = (self.manifest[key] for key in ("stage", "algorithm_version"))
             raise UserError(
-                f"{self.uri} has no {name}: another version of Raytriever made it (raytriever {stage}, algorithm"
-                f" version {version}). Make it again: its recipe does so by itself; a job alone, with --force."
+                f"{self.uri} has no {name} because another version of Raytriever made it (raytriever {stage},"
+                f" algorithm version {version}). Run its recipe again, which makes it again, or run the job with"
+                " --force."
             )
         return self._files[name]
 
@@ -252,14 +253,14 @@ class Artifact:
         return json.loads(self.path(name).read_bytes())
 
     def run_facts(self) -> dict[str, Any]:
-        """What ``run.json`` says of the making; empty where it is absent, as in a copy."""
+        """The contents of ``run.json``. Empty where it is absent, as in a copy."""
         return read_run(self.folder)
 
     def check(self) -> None:
-        """Makes sure that every file is there and whole, hashing what has changed since it was last compared.
+        """Makes sure that every file exists and is whole. Files that changed since the last comparison are hashed.
 
-        Files in an object store are compared by their sizes; whoever reads one compares its hash. Raises ``UserError``
-        that names the file.
+        Files in an object store are compared by their sizes, because whoever reads one compares its hash. Raises
+        ``UserError`` that names the file.
         """
         if self.folder.is_local:
             before = dict(self._stamps())
@@ -299,7 +300,7 @@ class Artifact:
             self._stamps()[name] = stamp
 
     def _stamps(self) -> dict[str, tuple[int, int]]:
-        """Of each file its bytes and time of change when it was last compared."""
+        """Each file's bytes and time of change at its last comparison."""
         if self._checked is None:
             self._checked = read_stamps(self.folder)
         return self._checked
@@ -309,21 +310,21 @@ class Artifact:
 
 
 def read_stamps(folder: Folder) -> dict[str, tuple[int, int]]:
-    """What ``checked.json`` holds; empty where it is absent or damaged, so that every file is compared anew."""
+    """The contents of ``checked.json``. Empty where it is absent or damaged, so every file is compared again."""
     with suppress(FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
         return {str(name): (size, changed) for name, (size, changed) in json.loads(folder.read_bytes(CHECKED)).items()}
     return {}
 
 
 def write_stamps(folder: Folder, stamps: Mapping[str, tuple[int, int]]) -> None:
-    """Writes ``checked.json``; where the folder can't be written to, files are compared anew by each process."""
+    """Writes ``checked.json``. In a read-only folder each process compares the files again."""
     if stamps:  # none of files in an object store
         with suppress(OSError):
             folder.write_bytes(CHECKED, to_json(stamps))
 
 
 def read_run(folder: Folder) -> dict[str, Any]:
-    """What a folder's ``run.json`` holds, empty where it is absent. Raises ``UserError`` where it is damaged."""
+    """The contents of a folder's ``run.json``, empty if it is absent. Raises ``UserError`` if it is damaged."""
     try:
         found = json.loads(folder.read_bytes(RUN))
     except (FileNotFoundError, NotADirectoryError):
@@ -331,18 +332,14 @@ def read_run(folder: Folder) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(
-            f"{folder.describe(RUN)} is damaged. It tells times and machines of the making alone: delete that file."
-        )
+        raise UserError(f"{folder.describe(RUN)} is damaged. It only records times and machines. Delete that file.")
     return found
 
 
 def _absent(folder: Folder, kind: str | None) -> str:
     wanted = f"an artifact of kind '{kind}'" if kind else "an artifact"
     if folder.exists(BUILDING):
-        return (
-            f"{folder.uri} is unfinished (no {MANIFEST}): run the stage that makes it again, it goes on where it was."
-        )
+        return f"{folder.uri} is unfinished (no {MANIFEST}). Run its stage again, which resumes it."
     return f"{folder.uri} holds no artifact (no {MANIFEST}), {wanted} is needed. Is the path right?"
 
 
@@ -367,7 +364,7 @@ class ShardWriter:
         self._stamps: dict[str, tuple[int, int]] = {}
 
     def path(self, name: str) -> Path:
-        """Where to build the file locally before ``add``; ``name`` may hold folders."""
+        """A local path to build the file at before ``add``. ``name`` may hold folders."""
         path = self._scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -410,7 +407,7 @@ class ShardWriter:
             self._folder.delete(file.name)
 
     def read(self, name: str) -> bytes:
-        """What a shard of an earlier phase wrote."""
+        """The files of a shard of an earlier phase."""
         return self._folder.read_bytes(name)
 
     def commit(
@@ -462,24 +459,25 @@ def origin(artifact: Artifact, name: str) -> str | None:
 
 
 def require_own_queries(collection: Artifact, run: Artifact) -> None:
-    """Raises ``UserError`` where the run answers another collection's queries, whose ids and rows may mean others."""
+    """Raises ``UserError`` if the run answers another collection's queries, because their ids may mean other texts."""
     asked = run.manifest["facts"].get("origins", {}).get("queries")
     if asked and asked != collection.fingerprint:
         raise UserError(
             f"{run.uri} answers the queries of another collection ({asked[:12]}), not those of {collection.uri}"
-            f" ({collection.fingerprint[:12]}). Judge it by a qrels file, or search with this collection's queries."
+            f" ({collection.fingerprint[:12]}). Evaluate it with a qrels file, or search with this collection's"
+            " queries."
         )
 
 
 def require_same_origin(name: str, *artifacts: Artifact) -> str:
     """Fingerprint of the one ``name`` (a collection, pairs) that all artifacts come from.
 
-    Row numbers mean nothing across collections, so anything else raises ``UserError`` naming the two that differ.
+    Row numbers mean nothing across collections. So anything else raises ``UserError`` naming the two that differ.
     """
     first = artifacts[0]
     expected = origin(first, name)
     if expected is None:
-        raise UserError(f"{first.uri} doesn't say which {name} it comes from. Make it anew from one.")
+        raise UserError(f"{first.uri} doesn't record which {name} it comes from. Make it again from one.")
     for other in artifacts[1:]:
         found = origin(other, name) or "unknown"
         if found != expected:

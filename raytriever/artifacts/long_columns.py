@@ -1,6 +1,6 @@
-"""Columns of more than 2 GiB of text: Arrow's strings, whose offsets have 32 bits, hold them in several chunks alone.
+"""Columns of more than 2 GiB of text. Arrow's strings have 32-bit offsets, so such a column has several chunks.
 
-What joins a column's chunks (its ``combine_chunks``, ``take``) overflows there; these functions don't.
+Functions that join a column's chunks (``combine_chunks``, ``take``) overflow there. The functions here don't.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ def _take_block(chunks: Sequence[pa.Array], starts: NDArray[np.int64], rows: NDA
 
 
 def places_among(ids: pa.Array | pa.ChunkedArray, known: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
-    """Where each id first stands among the ``known``, -1 where it doesn't. Both columns are in memory."""
+    """The first place of each id among the ``known``, -1 for an unknown one. Both columns are in memory."""
     found = pc.index_in(ids.cast(pa.large_string()), value_set=known.cast(pa.large_string()))
     places: NDArray[np.int64] = found.fill_null(-1).to_numpy().astype(np.int64)
     return places

@@ -1,9 +1,9 @@
-"""What a folder's URI stands for: which file system, opened how, and which URIs are refused.
+"""How a folder's URI is opened: its file system, its options, and the URIs that are refused.
 
 An S3 server's address, region and keys come from the environment (``AWS_ENDPOINT_URL``, ``AWS_REGION``,
-``AWS_ACCESS_KEY_ID``, …). A request that a store fails to serve is sent again by its library: Amazon's gives up after
-3 s without an answer, which a busy store may take, and three requests, and Google's after a quarter of an hour; here
-both go on for some two minutes where the store answers with errors, for five where it is silent.
+``AWS_ACCESS_KEY_ID``, …). The libraries repeat a request that a store fails to serve. Amazon's gives up after 3 s
+without an answer, which a busy store may take, and after three requests. Google's gives up after a quarter of an hour.
+Here both repeat for about two minutes if the store answers with errors, and for five if it is silent.
 """
 
 import os
@@ -29,15 +29,16 @@ _PUBLIC = re.compile(r"gc?s://anonymous@[^@]*")  # how pyarrow spells access wit
 
 
 def refuse_keys(uri: str) -> None:
-    """Raises ``UserError``, which doesn't show it, for a URI with an ``@``: what is before it are keys, as a rule.
+    """Raises ``UserError``, which doesn't show it, for a URI with an ``@``, because keys usually stand before it.
 
-    Called before anything else looks at a URI or names it: a key may hold any character, a slash or a question mark.
+    Called before anything else parses or shows a URI: a key may hold any character, also a slash or a question mark.
     """
     scheme, found, rest = uri.partition("://")
     if found and "@" in rest and scheme != "hf" and not _PUBLIC.fullmatch(uri):  # the hub's names end in @revision
         raise UserError(
-            f"{scheme}://…@… holds keys, or another '@', but a folder's name is shown to everybody. Give keys in the"
-            " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …) and choose names without an '@'."
+            f"{scheme}://…@… holds keys or another '@', which are not allowed because logs and manifests show a"
+            " folder's name. Give keys in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …) and choose"
+            " names without an '@'."
         )
 
 
@@ -49,8 +50,8 @@ def open_object_store(uri: str) -> tuple[fs.FileSystem, str]:
     """
     if "?" in uri:
         raise UserError(
-            f"{uri} holds options, but names are put behind a folder's URI. Give them in the environment (AWS_REGION,"
-            " AWS_ENDPOINT_URL, …); names can't have a '?'."
+            f"{uri} has options, which are not allowed because file names are appended to a folder's URI. Give"
+            " them in the environment (AWS_REGION, AWS_ENDPOINT_URL, …). Names can't have a '?'."
         )
     path = uri.partition("://")[2].rstrip("/")
     try:
@@ -87,10 +88,10 @@ def _open_hub(uri: str) -> tuple[fs.FileSystem, str]:
     found = _HUB.fullmatch(uri)
     if not found:
         raise UserError(
-            f"{uri} is no data set of the hub at a commit. Write hf://datasets/<owner>/<name>@<commit>, with the 40"
-            " hexadecimal digits that the data set's page 'Files and versions' shows, as does"
-            " huggingface_hub.HfApi().dataset_info(name).sha: a branch or a tag can move, and the same settings would"
-            " give another collection."
+            f"{uri} is no data set of the hub at a commit. Write hf://datasets/<owner>/<name>@<commit>. The commit"
+            " has 40 hexadecimal digits; the data set's page 'Files and versions' and"
+            " huggingface_hub.HfApi().dataset_info(name).sha show it. A branch or a tag is not allowed because it"
+            " can move."
         )
     mirror = mirrored("datasets", found[1])
     return (fs.LocalFileSystem(), f"{mirror}{found[2] or ''}") if mirror else fs.FileSystem.from_uri(uri)
@@ -122,7 +123,7 @@ def mirrored(part: Literal["models", "datasets"], name: str) -> Path | None:
     folder = Path(mirror).expanduser().absolute() / part / name
     if not folder.is_dir():
         raise UserError(
-            f"{HUB_MIRROR} is {mirror}, and of the hub nothing is read but what lies there: {folder} is no folder. Put"
-            f" the files of {name} there, correct the name, or unset {HUB_MIRROR}."
+            f"{HUB_MIRROR} is {mirror}, so files of the hub are read only from there, and {folder} is not a"
+            f" folder. Put the files of {name} there, correct the name, or unset {HUB_MIRROR}."
         )
     return folder

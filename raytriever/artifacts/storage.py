@@ -1,7 +1,7 @@
-"""Folders on a local disk or in an object store behind one interface, in which a file is whole or absent.
+"""Folders on a local disk or in an object store behind one interface. A file is whole or absent.
 
-Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
-its final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens what a URI names.
+Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to its
+final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens URIs.
 """
 
 import errno
@@ -32,7 +32,7 @@ def require_inside(name: object) -> None:
 
 
 def is_sha256(text: object) -> bool:
-    """Whether it is one in hexadecimal, and so no path either."""
+    """Whether it is a SHA-256 in hexadecimal, and so can't be a path."""
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
@@ -69,8 +69,8 @@ class Folder:
         for part in self.uri.split("/"):
             if len(os.fsencode(part)) > _LONGEST_NAME:
                 raise UserError(
-                    f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes. Shorten"
-                    " it."
+                    f"The name {part[:40]}… has {len(part):,} letters. File systems allow {_LONGEST_NAME} bytes."
+                    " Shorten it."
                 )
         with self._named():
             local = fs.LocalFileSystem(), absolute(self.uri)
@@ -95,19 +95,19 @@ class Folder:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What an object store fails to do or refuses is a ``StorageError`` with the folder's URI."""
+        """Turns errors and refusals of an object store into a ``StorageError`` with the folder's URI."""
         try:
             yield
         except (FileNotFoundError, UserError):
             raise
-        except Exception as error:  # the hub's library names its errors anew from version to version
+        except Exception as error:  # the names of the errors in the hub's library change with its versions
             is_answer = self.is_of_hub or (type(error) is OSError and error.errno is None)
             if self.is_local or not is_answer:
                 raise
             raise storage_error(self.uri, error) from error
 
     def exists(self, name: str) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
         try:
             with self._named():
                 return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
@@ -134,17 +134,17 @@ class Folder:
                 raise StorageError(f"{path} is a file; an output is a folder. Choose another output than {self.uri}.")
 
     def refuse_links(self) -> None:
-        """Raises ``UserError`` for a link anywhere below a local folder: what lies behind it belongs to somebody else.
+        """Raises ``UserError`` for a link anywhere below a local folder, because its target belongs to somebody else.
 
-        Whoever removes files asks this first. The folder itself may be reached by a link.
+        Called before files are removed. The folder itself may be reached by a link.
         """
         for parent, folders, files in os.walk(self._root) if self.is_local else ():
             for path in (Path(parent) / name for name in (*folders, *files)):
                 if path.is_symlink():
                     raise UserError(
-                        f"{path} is a link (to {path.readlink()}), and a folder that an artifact is made in holds none:"
-                        " what it leads to would be removed with the artifact. Nothing was touched. Remove the link, or"
-                        " choose another output."
+                        f"{path} is a link (to {path.readlink()}). An artifact's folder can't hold links because"
+                        " their targets would be removed with the artifact. Nothing was changed. Remove the link,"
+                        " or choose another output."
                     )
 
     def stamp(self, name: str) -> tuple[int, int] | None:
@@ -158,7 +158,7 @@ class Folder:
         return found.st_size, found.st_mtime_ns
 
     def _regular(self, name: str) -> Path:
-        """The local file; a pipe, which would have its reader wait for ever, is none. Raises ``FileNotFoundError``."""
+        """The local file. Raises ``FileNotFoundError``, also for a pipe, because its reader would wait for ever."""
         path = Path(self._key(name))
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
@@ -233,8 +233,8 @@ class Folder:
         """
         if not is_sha256(sha256):
             raise UserError(
-                f"{self.describe(name)} is recorded with the SHA-256 {sha256!r}, which is none: 64 of 0-9 and a-f."
-                " The record is damaged or made to do harm; have it made again where it came from."
+                f"{self.describe(name)} is recorded with the SHA-256 {sha256!r}. A SHA-256 is 64 of 0-9 and a-f,"
+                " so the record is damaged or forged. Make the artifact again."
             )
         if self.is_local:
             return self._regular(name)
@@ -248,13 +248,13 @@ class Folder:
         return cached
 
     def _download(self, name: str, sha256: str, copy: Path) -> Path:
-        """``copy``, which now holds the file, checked and on the disk: its name will vouch for its bytes for ever."""
+        """Returns ``copy``, now holding the checked file on the disk. From then on its name vouches for its bytes."""
         with self._named(), copy.open("wb") as file, self._open_stream(name) as stream:
             shutil.copyfileobj(stream, file, _COPY_BYTES)
             file.flush()
             os.fsync(file.fileno())
         if sha256_of(copy) != sha256:
-            raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
+            raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not the recorded {sha256}.")
         return copy
 
     def sha256(self, name: str) -> str:
@@ -291,13 +291,13 @@ def absolute(uri: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where local copies are kept: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
+    """The folder of local copies: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
     return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
 
 
 @contextmanager
 def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
-    """Says that the local ``folder`` is full or forbidden, not the store that is worked on, and what moves it."""
+    """Explains that the local ``folder``, not the store, is full or forbidden, and which variable moves it."""
     try:
         yield
     except UserError:
@@ -310,7 +310,7 @@ def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
         problem = getattr(error, "strerror", None) or error
         raise storage_error(
             str(folder),
-            f"{problem}. That is this machine's own disk; {variable} in the environment names another folder",
+            f"{problem}. That is this machine's own disk; set {variable} in the environment to another folder",
         ) from error
 
 

@@ -12,7 +12,7 @@ from raytriever.reports.table import Table
 
 
 def verify(
-    folder: Annotated[str, typer.Argument(help="Folder or URI: an artifact, or whatever holds some, such as a run.")],
+    folder: Annotated[str, typer.Argument(help="Folder or URI of an artifact, or of a run.")],
 ) -> None:
     """Compares every file of the artifacts in a folder with its manifest's hash; exits with 1 where any differs."""
     rows, whole = [], True

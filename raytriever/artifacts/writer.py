@@ -1,4 +1,4 @@
-"""Making an artifact: going on where an interrupted run stopped, refusing what is another's, the manifest last."""
+"""Making an artifact: resumes an interrupted run, refuses another artifact's folder, writes the manifest last."""
 
 import json
 import os
@@ -35,7 +35,7 @@ _WITHDRAWAL_SECONDS = 2.0  # that others have, of those that begin at one moment
 
 @dataclass(frozen=True)
 class Lock:
-    """What ``lock-….json`` in a folder says of the run that makes its artifact: one at a time may."""
+    """The contents of ``lock-….json``: the run that makes the folder's artifact. Only one run at a time may."""
 
     run: str  # drawn at random
     host: str
@@ -72,11 +72,10 @@ def _started(process: int) -> str:
 def locked(folder: Folder, *, force: bool = False) -> Iterator[None]:
     """Holds a lock on the folder, so that no other run makes the artifact meanwhile.
 
-    Every run puts a file of its own there and only then looks for those of others, so of two that begin at one moment
-    at least one sees the other, in an object store too. Where both do, the one whose name comes later withdraws, and
-    the other waits for that. A lock that a killed run of this machine has left is removed. Raises ``UserError`` where
-    another run holds one; of a run of another machine nobody here knows whether it has ended, so its lock counts unless
-    ``force`` is set.
+    Every run first writes a lock file of its own and then looks for those of others. So of two runs that begin together
+    at least one sees the other, in an object store too. If both do, the run with the later name withdraws and the other
+    waits for that. A lock of a killed run of this machine is removed. Raises ``UserError`` if another run holds a lock.
+    Whether a run of another machine has ended can't be known here, so its lock counts unless ``force`` is set.
     """
     own = Lock.of_this_process()
     name = f"{_LOCK}{own.run}.json"
@@ -100,7 +99,7 @@ def is_lock(name: str) -> bool:
 
 
 def _other_locks(folder: Folder, own: str, force: bool) -> dict[str, Lock]:
-    """Locks of other runs, by their files; what is left over is removed, with ``force`` also what may be."""
+    """Locks of other runs, by their files. Stale locks are removed, with ``force`` also those of other machines."""
     found = {}
     for name in folder.files():
         if not is_lock(name) or name == own:
@@ -134,31 +133,30 @@ _SHOWN = 5  # differences, in an error
 
 
 class ArtifactWriter:
-    """Makes one artifact, going on from what an interrupted run of the same derivation left.
+    """Makes one artifact, or resumes an interrupted run of the same derivation.
 
-    ``complete`` is True where the artifact is already there. Raises ``UserError`` where the folder holds another
-    artifact (or part of one) and ``replace`` is off, naming the fields that differ, and where it holds something that
-    is no artifact.
+    ``complete`` is True if the artifact exists already. Raises ``UserError`` if the folder holds another artifact (or
+    part of one) and ``replace`` is off, naming the fields that differ. Also if it holds files that are not an artifact.
     """
 
     def __init__(self, uri: str, derivation: Derivation, *, replace: bool = False) -> None:
         self.folder = Folder(uri)
         self.derivation = derivation
         self.complete = False
-        self.differences: list[str] = []  # of another derivation, whose files are there and will be replaced
-        self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
+        self.differences: list[str] = []  # another derivation's, if its files will be replaced
+        self._stale: dict[str, Any] | None = None  # another derivation: its files are removed first
         self._replace = replace
         self._look()
 
     def _look(self) -> None:
-        """Finds what is there."""
+        """Finds the folder's contents."""
         self.folder.refuse_links()
         stored = self._stored()
         files = {name for name in self.folder.files() if not is_lock(name)}
         if stored is None and files:
             raise UserError(
                 f"{self.folder.uri} is no artifact but holds files ({min(files)}{', …' if len(files) > 1 else ''})."
-                " Nothing was touched: choose an empty or a new folder as output."
+                " Nothing was changed. Choose an empty or a new folder as output."
             )
         if stored is None:
             return
@@ -168,7 +166,7 @@ class ArtifactWriter:
                 f"{self.folder.uri} holds a different {'' if MANIFEST in files else 'unfinished '}{stored['kind']}"
                 f" artifact: {'; '.join(differences[:_SHOWN])}"
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
-                " output, or --force to replace it."
+                " output, or give --force to replace it."
             )
         self._stale = stored if differences else None
         self.differences = differences if files - {BUILDING} else []
@@ -182,8 +180,8 @@ class ArtifactWriter:
                     return {field.name: value[field.name] for field in fields(Derivation)}
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise UserError(
-                        f"{self.folder.describe(name)} is damaged, or not Raytriever's. Nothing was touched: remove the"
-                        " folder if you don't need it, or choose another output."
+                        f"{self.folder.describe(name)} is damaged, or was not made by Raytriever. Nothing was"
+                        " changed. Remove the folder if you don't need it, or choose another output."
                     ) from error
         return None
 
@@ -191,8 +189,8 @@ class ArtifactWriter:
     def making(self, *, force: bool = False) -> Iterator[dict[str, ShardRecord]]:
         """Holds the folder's lock, with the shards that are already finished, by name.
 
-        Where nothing came of it, or nothing can (``Unfinishable``), the folder is left as another making would like to
-        find it: empty. Raises ``UserError`` as ``locked``.
+        If nothing was made, or the artifact is ``Unfinishable``, the folder is left empty. Raises ``UserError`` as
+        ``locked``.
         """
         with locked(self.folder, force=force):
             try:
@@ -207,7 +205,7 @@ class ArtifactWriter:
     def begin(self) -> dict[str, ShardRecord]:
         """Makes the folder ready and returns the shards that are already finished, by name.
 
-        To be called while the lock is held: what is there may be more than when this writer was made.
+        Call it while holding the lock: the folder may have changed since this writer was made.
         """
         self._look()
         if self.complete:
@@ -235,7 +233,7 @@ class ArtifactWriter:
     def _clear(self, stale: Mapping[str, Any]) -> None:
         """Removes what another derivation left, in an order that a kill can't spoil.
 
-        What says that something is finished goes first; what says that the folder is ours, and whose, goes last.
+        First the records that something is finished, last the record that the folder is an artifact's.
         """
         self.folder.write_bytes(BUILDING, to_json(stale))
         names = [name for name in self.folder.files() if not is_lock(name)]

@@ -1,6 +1,6 @@
-"""``raytriever doctor``: asks every node of the cluster what jobs will need, before a long run finds it out.
+"""``raytriever doctor``: checks every node of the cluster for what jobs will need, before a long run.
 
-Versions, GPUs, FAISS, disk and storage. What nodes say are ``Facts``; ``check_nodes`` makes findings of them.
+Versions, GPUs, FAISS, disk and storage. Nodes report ``Facts``, and ``check_nodes`` turns them into findings.
 """
 
 import json
@@ -36,7 +36,7 @@ _PROBE_SECONDS = 300
 _FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller
 _LEAST_FREE_BYTES = 10e9
 
-# Run in a fresh process, which sees all GPUs: Ray hides them from workers that were given none
+# Run in a new process, which sees all GPUs: Ray hides them from workers without one
 _PROBE = """
 import json, torch
 found = {"torch": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())], "faiss": None}
@@ -94,14 +94,14 @@ class Check:
 def doctor(
     storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder or URI that runs will be in.")] = None,
 ) -> None:
-    """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
+    """Checks the cluster of RAY_ADDRESS, or this machine. Exits with 1 if something must be fixed."""
     checks = diagnose(storage)
     echo("\n".join(report(checks)))
     raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)
 
 
 def diagnose(storage: str | None) -> list[Check]:
-    """Examines the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
+    """Checks the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
     if storage is not None:
         with suppress(StorageError):  # which the nodes come upon themselves
             check_output(storage)
@@ -143,7 +143,7 @@ def examine(session: RaySession, storage: str | None) -> list[Node]:
 
 
 def _on_nodes(function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """What ``function`` returns on each node for its arguments, by the node's id, or the exception it raises."""
+    """The result of ``function`` on each node for its arguments, by the node's id, or the exception it raises."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -179,7 +179,7 @@ def _facts() -> Facts:
 
 
 def is_shut(folder: Path) -> bool:
-    """Whether the folder is, or lies in, one that its user alone may enter."""
+    """Whether only its user can enter the folder, or one above it."""
     return any(is_private(each) for each in (folder, *folder.parents))
 
 
@@ -198,7 +198,7 @@ def _gpus_of_libraries() -> dict[str, Any]:
 
 
 def _try_storage(nodes: Sequence[str], storage: str) -> dict[str, str]:
-    """What each node could not do: write a file, read those of all nodes, delete its own."""
+    """The problems of each node in writing a file, reading those of all nodes and deleting its own."""
     folder = f"{storage.rstrip('/')}/.raytriever-doctor-{secrets.token_hex(4)}"
     problems: dict[str, str] = {}
     for step in ("write", "read", "delete"):
@@ -230,10 +230,10 @@ def probe_storage(step: str, storage: str, names: Sequence[str]) -> str | None:
 
 
 def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
-    """All checks, in the order in which failures should be mended."""
+    """All checks, the first failures to fix first."""
     answering = [(node, node.facts) for node in nodes if node.facts is not None]
     silent = [f"{node.address}: {node.problem}" for node in nodes if node.facts is None]
-    remedy = "Look at the node's raylet.err and at free memory there, then stop Ray on it and start it anew."
+    remedy = "Check the node's raylet.err and its free memory, then stop Ray on it and start it again."
     checks = [_check("nodes", silent, f"{len(nodes)} answer", remedy)]
     if not answering:
         return checks
@@ -252,30 +252,37 @@ def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
             "GPUs",
             failing(_gpu_problem),
             f"{total}: {', '.join(kinds)}" if total else "none",
-            "Install a torch that is built for CUDA and for the node's driver, and start Ray with the GPUs there are.",
+            (
+                "Install a torch that is built for CUDA and for the node's driver, and start Ray with the number of"
+                " GPUs that exist."
+            ),
         ),
         _faiss(failing(_faiss_problem), answering),
         _check(
             "session",
             failing(lambda _, facts: facts.open_session),
-            "lies in a folder that its user alone may enter, on each node",
-            "Whoever may write there runs code as this user. Start Ray with RAY_TMPDIR=$(raytriever session-folder).",
+            "is in a folder that only its user can enter, on each node",
+            (
+                "Anyone who can write there can run code as this user. Start Ray with RAY_TMPDIR=$(raytriever"
+                " session-folder)."
+            ),
         ),
         _check(
             "disk",
             failing(_disk_problem),
             f"at least {least / 1e9:.0f} GB free on each node",
-            "Make room: Ray spills objects to its session folder (`ray start --temp-dir`) until it is 95 % full, and"
-            " stored vectors are copied to RAYTRIEVER_CACHE.",
+            "Free some disk space. Ray spills objects to its session folder (`ray start --temp-dir`) until the"
+            " disk is 95 % full. Stored vectors are copied to RAYTRIEVER_CACHE.",
         ),
-        Check("storage", "note", "not tried", "Give --storage s3://… (or the shared folder) of your runs.")
+        Check("storage", "note", "not tried", "Give --storage the s3://… URI or the shared folder of your runs.")
         if storage is None
         else _check(
             "storage",
             failing(lambda node, _: node.storage_problem),
             f"every node writes, reads the others' files and deletes in {storage}",
-            "Give every node the same path and the right to write, read, list and delete there (role, or keys in the"
-            " environment it was started with, AWS_ENDPOINT_URL for a store of your own).",
+            "Give every node the same path and the right to write, read, list and delete there. Rights come from a"
+            " role, or from keys in the environment that Ray was started with. Set AWS_ENDPOINT_URL there for a"
+            " store of your own.",
         ),
     ]
 
@@ -285,7 +292,7 @@ def _check(name: str, problems: Sequence[str], fine: str, remedy: str) -> Check:
 
 
 def _versions(nodes: Sequence[Facts]) -> Check:
-    """What follows a + is what a version was built for: nodes without GPUs may have torch's build for CPUs."""
+    """Compares versions without their + suffix, because nodes without GPUs may have torch's build for CPUs."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for facts in nodes:
         found = {(_ONE_LIBRARY.get(name, name), version.partition("+")[0]) for name, version in facts.versions.items()}
@@ -296,7 +303,7 @@ def _versions(nodes: Sequence[Facts]) -> Check:
         for package, versions in sorted(counts.items())
         if len(versions) > 1 or sum(versions.values()) < len(nodes)
     ]
-    remedy = "Install one constraints.txt on all nodes, or one image: the same bytes come of the same versions only."
+    remedy = "Install the same constraints.txt or the same image on all nodes, because other versions give other bytes."
     if differing:
         return Check("versions", "FAIL", f"differ between {len(nodes)} nodes: {'; '.join(differing)}", remedy)
     shown = ", ".join(f"{name} {next(iter(counts[name]))}" for name in ("Python", "ray", "torch") if name in counts)

@@ -52,7 +52,9 @@ def submit(
     """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
     words = checked_command(command)
     if name and not _NAME.fullmatch(name):
-        raise UserError(f"--name {name!r}: it takes letters, digits, '.', '_' and '-', a letter or digit first.")
+        raise UserError(
+            f"--name {name!r} is not allowed. Use letters, digits, '.', '_' and '-', and begin with a letter or digit."
+        )
     environment = _runtime_environment(runtime_env)
     client = job_client(address)
     name = name or f"{words[0]}-{secrets.token_hex(4)}"
@@ -77,11 +79,13 @@ def job_client(given: str | None) -> Any:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(
-            f"--address {address} is no address of a Ray dashboard. Give http://HOST:8265, or https:// behind a proxy;"
-            " a cluster's own address (HOST:6379) takes no jobs."
+            f"--address {address} is no address of a Ray dashboard. Give http://HOST:8265, or https:// behind a"
+            " proxy. A cluster's own address (HOST:6379) takes no jobs."
         )
     if parts.username or parts.password:
-        raise UserError("--address holds a user or a password. Give the token by RAY_AUTH_TOKEN_PATH.")
+        raise UserError(
+            "--address holds a user or a password. Set RAY_AUTH_TOKEN_PATH to the file with the token instead."
+        )
     os.environ[_ADDRESS_VARIABLE] = address  # else RAY_ADDRESS would win over what the client is given
     named = any(os.environ.get(variable) for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if named or (Path.home() / ".ray" / "auth_token").exists():
@@ -102,7 +106,10 @@ def job_client(given: str | None) -> Any:
 
 @contextmanager
 def _explained(server: Any, name: str | None = None) -> Iterator[None]:
-    """Errors of the client as ``UserError``; ``server``: the client, or its address; ``name``: of the job asked for."""
+    """Turns errors of the client into ``UserError``.
+
+    ``server`` is the client, or its address. ``name`` is the job asked for.
+    """
     import requests
     from ray.exceptions import AuthenticationError
 
@@ -111,8 +118,8 @@ def _explained(server: Any, name: str | None = None) -> Iterator[None]:
         yield
     except AuthenticationError as error:
         raise UserError(
-            f"The cluster at {address} refuses this token, or there is none. Set RAY_AUTH_TOKEN_PATH to the file with"
-            " the token that the cluster was started with, or put it into ~/.ray/auth_token."
+            f"The cluster at {address} refuses this token, or no token is set. Set RAY_AUTH_TOKEN_PATH to the file"
+            " with the token that the cluster was started with, or put it into ~/.ray/auth_token."
         ) from error
     except (ConnectionError, requests.exceptions.RequestException) as error:
         raise Unreachable(
@@ -136,9 +143,9 @@ def checked_command(command: Sequence[str]) -> list[str]:
     for number, word in enumerate(command, 1):
         if "@" in word.partition("://")[2]:  # the word itself is not shown
             raise UserError(
-                f"submit: word {number} of the command is a URI with an '@', which stands behind a user's name or a"
-                " key, and Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
-                " them out of the URI: nodes reach storage by a role, or by variables of their own environment."
+                f"submit: word {number} of the command is a URI with an '@', so it seems to hold a user's name or a"
+                " key. Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
+                " credentials out of the URI. Nodes reach storage by a role, or by variables of their own environment."
             )
     words = list(command[1:] if Path(command[0]).name == "raytriever" else command)
     known = sorted({*COMMANDS, *JOBS} - {"submit"})
@@ -174,16 +181,16 @@ def submit_job(client: Any, words: Sequence[str], name: str, environment: dict[s
 
 
 class _Tail:
-    """Shows a job's log as it grows: by one connection, after a lost one from where it was."""
+    """Shows a job's log as it grows, over one connection. After a lost connection it resumes from the same place."""
 
     def __init__(self, client: Any, name: str) -> None:
         self._client, self._name = client, name
         self._shown, self._grew = 0, time.monotonic()
 
     async def follow(self) -> None:
-        """Returns when the server has sent all, which it does when the job has ended.
+        """Returns when the server has sent everything, which happens when the job has ended.
 
-        Raises ``UserError`` where the cluster doesn't answer while the log doesn't grow, and what the client raises.
+        Raises ``UserError`` if the log doesn't grow and the cluster doesn't answer, and what the client raises.
         """
         self._grew = time.monotonic()
         showing = asyncio.ensure_future(self._show())
@@ -191,7 +198,7 @@ class _Tail:
             with _explained(self._client, self._name):
                 job = self._client.get_job_info(self._name)
             if job.status.is_terminal() and time.monotonic() - self._grew > _ANSWER_SECONDS:
-                raise TimeoutError("The connection that it came by is dead.")
+                raise TimeoutError("The connection was lost.")
         showing.result()
 
     async def _show(self) -> None:
@@ -222,12 +229,12 @@ def follow_job(client: Any, name: str) -> int:
                 ended = False
                 if time.monotonic() - answered > _PATIENCE_SECONDS:
                     raise UserError(
-                        f"{error} It has not answered for some minutes. The job may run on; later: ray job logs {name}"
-                        " --follow"
+                        f"{error} It has not answered for some minutes. The job may still be running. Look later:"
+                        f" ray job logs {name} --follow"
                     ) from error
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
-        log.info(f"{name}: goes on; ray job logs {name} --follow, ray job stop {name}")
+        log.info(f"{name}: still running; ray job logs {name} --follow, ray job stop {name}")
         return _INTERRUPTED
 
 
@@ -253,14 +260,11 @@ def _closed(job: Any) -> int:
         log.info(f"{name}: done{seconds}")
         return 0
     if job.status == "STOPPED":
-        log.info(f"{name}: stopped{seconds}; submit the same command again, it goes on from there")
+        log.info(f"{name}: stopped{seconds}; submit the same command again to resume")
         return _INTERRUPTED
     if code is None:  # it never began, or what watched it is lost; Ray's message tells which
         reason = (job.message or "").strip() or "Ray does not say why"
-        log.info(
-            f"{name}: ended without an exit code{seconds}: {reason}. Submit the same command again, it goes on from"
-            " what is finished"
-        )
+        log.info(f"{name}: ended without an exit code{seconds}: {reason}. Submit the same command again to resume")
         return 1
     log.info(f"{name}: failed with exit code {code}{seconds}")
     return int(code) if code > 0 else 128 - int(code)  # a negative one is a signal's number
@@ -287,8 +291,8 @@ def program_files() -> Iterator[tuple[str, Path]]:
 def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
     """The command with its settings files named as inside the package, and those files by that name.
 
-    A settings file is an argument that is a local YAML file. The recipes that one is based on by their path go along,
-    placed to each other as they are here. Raises ``UserError`` where one of them can't be read or can't be sent.
+    A settings file is an argument that is a local YAML file. If it is based on recipes by their path, these are sent
+    too, at the same relative paths. Raises ``UserError`` if one of them can't be read or sent.
     """
     renamed: list[str] = []
     files: dict[str, Path] = {}
@@ -315,12 +319,12 @@ def _based_on(path: Path) -> list[Path]:
             return chain
         if Path(base).is_absolute():
             raise UserError(
-                f"{path}: 'based_on' is {base}, an absolute path, and the cluster's nodes have no such file. Give its"
-                " path from the folder of this one, and it is sent along."
+                f"{path}: 'based_on' is {base}, an absolute path that the cluster's nodes don't have. Give a path"
+                " relative to this recipe's folder; that file is then sent along."
             )
         path = path.parent / base
         if path.resolve() in [file.resolve() for file in chain]:
-            return chain  # a circle, of which the job itself says more
+            return chain  # a circle; the job itself reports it in detail
         chain.append(path)
 
 

@@ -1,8 +1,8 @@
-"""What a run tells its user, by ``logging``: one logger, ``raytriever``, for all packages.
+"""Messages of a run to its user, by ``logging``: one logger, ``raytriever``, for all packages.
 
-The command shows its records as plain lines, or each as one JSON object for a log collector: ``RAYTRIEVER_LOG=json``.
-An object has ``time`` (ISO 8601, UTC), ``message`` and what is known of where the record arose: ``job`` (the id of the
-submitted job), ``run`` and ``stage`` (as ``stages.metrics.stage_labels`` names them), ``shard``. Nobody reads the
+The command shows records as plain lines. With ``RAYTRIEVER_LOG=json`` each is one JSON object, for a log collector. An
+object has ``time`` (ISO 8601, UTC), ``message`` and the known origin of the record. ``job`` is the id of the submitted
+job. ``run`` and ``stage`` are named as in ``stages.metrics.stage_labels``. ``shard`` is the shard. Nobody reads the
 output of Ray's workers, so their records travel to the driver (``log_to``), which handles them as its own.
 """
 
@@ -80,7 +80,7 @@ def log_fields(**fields: str) -> Iterator[None]:
 
 
 def fields_of(error: BaseException) -> dict[str, str]:
-    """What records carried where ``error`` was raised."""
+    """The fields of log records where ``error`` was raised."""
     found: dict[str, str] = getattr(error, _RAISED_WITHIN, {})
     return found
 
@@ -103,7 +103,7 @@ def log_to(take: Callable[[logging.LogRecord], object], level: int = logging.INF
 
 
 class _ConsoleHandler(logging.Handler):
-    """By rich's console, which keeps a live progress line below what is written."""
+    """Writes by rich's console, which keeps a live progress line below what is written."""
 
     def emit(self, record: logging.LogRecord) -> None:
         console.print(printable(self.format(record)), markup=False)

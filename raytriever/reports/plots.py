@@ -25,7 +25,7 @@ ORANGE = "#c8642b"
 
 _WIDTH = 9.6  # inches; the page is as wide
 _MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
-_LOGARITHMIC_FROM = 100  # a scale for values whose largest is so many times their smallest
+_LOGARITHMIC_FROM = 100  # the scale is logarithmic if the largest value is so many times the smallest
 
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -69,8 +69,8 @@ class Interval:
 class Panel:
     """Values (n,) over steps (n,) in axes of their own.
 
-    ``smoothed``: a point for every step and a running mean; else a line through all points. ``marked``: the step of the
-    point that is set off; ``dots``: a dot at every point of a line that is not smoothed.
+    ``smoothed`` draws a point for every step and a running mean; otherwise a line joins all points. ``marked`` is the
+    step of a highlighted point. ``dots`` draws a dot at every point of a line that is not smoothed.
     """
 
     title: str
@@ -122,7 +122,7 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
 
 
 def curve_panels(panels: Sequence[Panel], description: str, boundaries: Sequence[float] = ()) -> str:
-    """Two panels beside each other; ``boundaries``: steps at which an epoch ends."""
+    """Two panels beside each other. ``boundaries`` are the last steps of epochs."""
     draw = partial(_draw_panel, boundaries=boundaries)
     return _panel_grid(draw, panels, columns=2, height=1.95, description=description)
 
@@ -166,7 +166,7 @@ def _draw_panel(axes: "Axes", panel: Panel, boundaries: Sequence[float]) -> None
 
 
 def heat_map(values: NDArray[np.float32], left_out: NDArray[np.bool_], description: str) -> str:
-    """A matrix (n, m), its first row on top: the darker, the larger; orange: cells that are left out."""
+    """A matrix (n, m), its first row on top. Larger values are darker. Cells that are left out are orange."""
     import matplotlib as mpl
 
     def draw(figure: "Figure") -> None:
@@ -235,7 +235,7 @@ def shown(text: str, longest: int = 40) -> str:
 
 
 def svg_of(draw: "Callable[[Figure], None]", height: float, description: str) -> str:
-    """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
+    """An ``<svg>`` element with unique ids, and a ``description`` for those who can't see it."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -253,7 +253,7 @@ def svg_of(draw: "Callable[[Figure], None]", height: float, description: str) ->
 
 
 def _inline(document: str, description: str) -> str:
-    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own."""
+    """The part of matplotlib's file for a page: no prologue, no xlink, no style of its own."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")

@@ -1,4 +1,4 @@
-"""Progress of long work: a live line in a terminal, an occasional line in a log, both with rate and time left."""
+"""Progress of long work: a live line in a terminal, occasional lines in a log, with rate and time left."""
 
 import math
 import sys
@@ -56,7 +56,7 @@ class ProgressLine:
         self._progress.advance(self._task, units)
         task, now = self._progress.tasks[0], time.monotonic()
         rate = left = ""
-        if speed := task.speed:  # of the last thousand times, the first of which began the count: workers had started
+        if speed := task.speed:  # of the last thousand counts; the first starts the clock, since workers had started
             rate = f"{speed:,.1f} {self._unit}/s"
             left = "" if task.remaining is None else f"{format_seconds(task.remaining / speed)} left"
         if self._live:

@@ -146,7 +146,7 @@ _SHOWN = 12  # characters of a fingerprint
 
 
 def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
-    """Where everything comes from: each artifact, what it was made from, and with which settings.
+    """The origin of everything: each artifact, what it was made from, and its settings.
 
     ``artifacts``: by the name each has in the report's settings.
     """
@@ -181,7 +181,7 @@ def folder_name(artifact: Artifact) -> str:
 
 
 def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    lead = "What each artifact is, what it was made from and with which settings."
+    lead = "Each artifact, what it was made from, and its settings."
     seconds = [float(run["seconds"]) for run in runs.values() if "seconds" in run]
     if seconds:
         lead += f" The {len(seconds)} stages listed took {format_seconds(sum(seconds))} together"

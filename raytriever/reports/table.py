@@ -30,9 +30,9 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for what a page or a terminal would obey instead of showing it, or can't hold.
+    """The text with U+FFFD for characters that a page or a terminal would interpret or can't show.
 
-    As long as it was, so that columns stay aligned.
+    The length stays the same, so that columns stay aligned.
     """
     return _NO_CHARACTER.sub("\ufffd", text)
 
@@ -65,10 +65,10 @@ class Table:
     text_columns: int = 1
 
     def lines(self, *, repeated: int | None = None, strong: str = " *") -> list[str]:
-        """A line for each row, columns two spaces apart; a strong cell is followed by ``strong``.
+        """A line for each row, columns two spaces apart. A strong cell is followed by ``strong``.
 
-        Columns that would exceed 100 characters go into further tables below, an empty line between them, each with
-        the first ``repeated`` columns (those of text) in front.
+        Columns beyond 100 characters go into further tables below, after an empty line. Each repeats the first
+        ``repeated`` columns (those of text).
         """
         first = self.text_columns if repeated is None else repeated
         columns = [_padded(column, number < self.text_columns, strong) for number, column in enumerate(self._columns())]
@@ -111,7 +111,7 @@ def _cell(cell: str | Cell) -> Cell:
 
 
 def _padded(column: Sequence[str | Cell], is_text: bool, strong: str) -> list[str]:
-    """Its cells, equally wide; where one has marks, the others keep room for them."""
+    """The column's cells, equally wide. If one has marks, the others keep room for them."""
     cells = [_cell(cell) for cell in column]
     marks = [(f" {cell.superscript}" if cell.superscript else "") + strong * cell.is_strong for cell in cells]
     room = max(map(len, marks))

@@ -20,10 +20,10 @@ from raytriever.errors import UserError
 
 
 class YamlLoader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; plain YAML takes the last and drops the others.
+    """YAML that refuses a key given twice. Plain YAML takes the last and drops the others.
 
-    Nor is 0123 read as an octal number, nor 1:30 as one of base 60: they stay text, of which a setting makes the number
-    123 where it wants one.
+    It doesn't read 0123 as an octal number, nor 1:30 as one of base 60. They stay text. A setting that wants a number
+    makes 123 of the first.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -141,8 +141,8 @@ def _require_bounded(value: Any) -> None:
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns ``settings`` with every ``a.b=value`` laid over it; values are read as YAML.
 
-    Raises ``UserError`` where an override has no ``=``, reaches below something that is no mapping, or is a text of
-    which YAML would read a part alone.
+    Raises ``UserError`` if an override has no ``=``, reaches below something that is no mapping, or is a text that YAML
+    would read only in part.
     """
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -168,8 +168,8 @@ def _override_value(override: str, key: str, text: str) -> Any:
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not text.startswith("!")  # as !!str 1
     if text and (node is None or (is_plain and isinstance(value, str) and value != text)):
         raise UserError(
-            f"--set {override!r}: YAML reads {value!r} and drops the rest, outer spaces and what follows ' #'. If it is"
-            f" part of the value, put it in quotes: --set {quoted}; else leave it out."
+            f"--set {override!r}: YAML reads {value!r} and drops the rest, outer spaces and what follows ' #'. If"
+            f" it is part of the value, put it in quotes: --set {quoted}. Otherwise leave it out."
         )
     return value
 
@@ -274,7 +274,7 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
 
 
 def kind_of(model: type[BaseModel]) -> Any:
-    """The tag by which a union tells the model, where it has one."""
+    """The model's tag in a union, if it has one."""
     field = model.model_fields.get("kind")
     return field.default if field else None
 

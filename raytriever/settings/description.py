@@ -71,7 +71,7 @@ def _described(model: type[BaseModel], prefix: str, indent: str, above: tuple[ty
 
 
 def _step(annotation: Any) -> str:
-    """What stands between the key of a field and those of the settings below it."""
+    """The text between the key of a field and those of the settings below it."""
     for part in (annotation, *get_args(annotation)):
         if get_origin(part) is dict:
             return ".NAME."
@@ -81,7 +81,7 @@ def _step(annotation: Any) -> str:
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    """The kind by which a union tells the model from others; None where it has none, or may be of several."""
+    """The model's kind in a union. None if it has no kind, or may have several."""
     field = model.model_fields.get("kind")
     is_one = field is not None and get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
     return str(kind_of(model)) if is_one else None
@@ -171,7 +171,7 @@ def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
 
 @cache
 def _dumped(name: str, value: str) -> str:
-    """Of a recipe's settings most are those of another stage too; ``value`` is JSON."""
+    """Cached, because most settings of a recipe occur in several stages. ``value`` is JSON."""
     return yaml.safe_dump({name: json.loads(value)}, sort_keys=False, allow_unicode=True)
 
 
@@ -185,7 +185,7 @@ def commented_recipe(output: str, stages: Mapping[str, tuple[str, BaseModel]]) -
     return "\n".join([*lines, ""])
 
 
-# The schema by which an editor completes and checks a recipe.
+# The schema that an editor uses to complete and check a recipe.
 
 
 def schema_text() -> str:
@@ -223,22 +223,22 @@ def recipe_schema() -> dict[str, Any]:
         "properties": {
             "description": {"type": "string", "description": "What the recipe is for."},
             "output": {"type": "string", "description": "Folder or URI for all artifacts of the run."},
-            "next": {"type": "string", "description": "What its user may do when it is done."},
-            "size": {"type": "string", "description": "Which of the sizes is run."},
+            "next": {"type": "string", "description": "What to do when the run is done."},
+            "size": {"type": "string", "description": "The size to run."},
             "sizes": {
                 "type": "object",
-                "description": "What differs in each size, by dotted key.",
+                "description": "The settings of each size that differ, by dotted key.",
                 "additionalProperties": {"type": ["object", "null"]},
             },
-            "resources": resources | {"description": "Of all stages that don't give their own."},
+            "resources": resources | {"description": "Resources of every stage that doesn't give its own."},
             "stages": {
                 "type": "object",
-                "description": "Settings of each stage by its name, in the order in which they run.",
+                "description": "Settings of each stage by its name, in running order.",
                 "additionalProperties": {"anyOf": stages},
             },
-            "based_on": {"type": "string", "description": "Another recipe, by name or path, whose stages these are."},
-            "until": {"type": "string", "description": "The last stage that is taken from that recipe."},
-            "set": {"type": "object", "description": "What differs from that recipe, by dotted key."},
+            "based_on": {"type": "string", "description": "Name or path of another recipe. Its stages are taken over."},
+            "until": {"type": "string", "description": "The last stage to take from that recipe."},
+            "set": {"type": "object", "description": "Changes to that recipe, by dotted key."},
             "suite": _suite(definitions),
         },
         "$defs": definitions,
@@ -252,7 +252,7 @@ def _suite(definitions: dict[str, Any]) -> dict[str, Any]:
         each = of_suite["properties"][key]
         each["additionalProperties"] = {"anyOf": [each["additionalProperties"], {"type": "null"}]}
         each.pop("minProperties")
-    base = {"type": "string", "description": "Another recipe, by name or path, over whose suite this is laid."}
+    base = {"type": "string", "description": "Name or path of another recipe. This suite changes that recipe's suite."}
     return {key: value for key, value in of_suite.items() if key != "required"} | {
         "properties": {"from": base, **of_suite["properties"]}
     }

@@ -1,4 +1,4 @@
-"""Recipes: a run as one YAML file, whose stages name each other as inputs, or as what differs from another recipe."""
+"""Recipes: a run as one YAML file. Stages name each other as inputs. A recipe can also change another recipe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run: where its artifacts go, and the settings of each stage in the order they run.
+    """A run: where its artifacts go, and the settings of each stage in running order.
 
-    A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input that is the name of
-    an earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next``: what its
-    user may do when it is done, ``{output}`` being that folder.
+    A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input with the name of an
+    earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next`` says what the
+    user can do when the run is done; ``{output}`` in it is the run's folder.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Recipe:
     next: str = ""
 
     def folder(self, stage: str) -> str:
-        """Where the stage's artifact goes."""
+        """The folder of the stage's artifact."""
         return self.placed.get(stage, f"{self.output.rstrip('/')}/{stage}")
 
     def names_until(self, last: str | None) -> list[str]:
@@ -115,7 +115,7 @@ def _find(name_or_path: str, folder: Path, problem: str) -> Path:
 
 
 def _name(path: Path) -> str:
-    """By which the recipe is found, with the folder among those that come along; of any other file its stem."""
+    """The recipe's name, with its folder if it comes with Raytriever, else the file's stem."""
     own, known = path.resolve(), recipes_folder().resolve()
     return own.relative_to(known).with_suffix("").as_posix() if own.is_relative_to(known) else path.stem
 
@@ -125,10 +125,10 @@ def _where(path: Path) -> str:
 
 
 def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What the file holds, its stages those of the recipe that it is based on with its own values laid over them.
+    """The file's content, with the stages of the recipe that it is based on and its own values laid over them.
 
-    A suite ``from`` another recipe has that one's collections, and its systems beside those of the recipe that the file
-    is based on. ``above``: the files that led here, each based on the next. Raises ``UserError``.
+    A suite ``from`` another recipe has that one's collections. Its systems are added to those of the recipe that the
+    file is based on. ``above``: the files that led here, each based on the next. Raises ``UserError``.
     """
     where = _where(path)
     values = read_yaml(path, where)
@@ -144,13 +144,13 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return values
     if "stages" in values:
         raise UserError(
-            f"{where}: 'based_on' takes another recipe's stages, and 'stages' gives its own. Leave one of the two out;"
-            " what is to differ from the other recipe's goes under 'set'."
+            f"{where}: 'based_on' takes another recipe's stages, and 'stages' gives its own. Leave one of the two"
+            " out. Changes to the other recipe go under 'set'."
         )
     base_path = _base_path(path, values["based_on"], (*above, path))
     base = _written_out(base_path, (*above, path))
     stages, last = _stages_of(base, _where(base_path)), values.get("until")
-    kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of what it is based on.")
+    kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of the recipe that it is based on.")
     stages = {name: stages[name] for name in kept}
     stages = _changed(stages, values.get("set"), f"{where}: set", _where(base_path))
     sized = {key: base[key] for key in ("size", "sizes") if key in base and last is None}
@@ -163,7 +163,7 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _up_to(names: list[str], last: Any, problem: str) -> list[str]:
-    """Those up to ``last``, all where it is None; else ``UserError``, led by ``problem``, where it is none of them."""
+    """The names up to ``last``, all if it is None. An unknown ``last`` raises ``UserError`` with ``problem``."""
     if last is None:
         return names
     if last not in names:
@@ -190,7 +190,7 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def _stages_of_suite(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Those that the suite comes to; a collection or a system that is null is left out."""
+    """The suite's stages. A collection or a system that is null is left out."""
     if values.get("suite") is None:
         return {}
     given = values["suite"]
@@ -242,7 +242,7 @@ def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict
 
 
 def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The stages with what the recipe's ``sizes`` say of its ``size``."""
+    """The stages with the settings of the recipe's ``size`` in its ``sizes``."""
     size, sizes = values.get("size"), values.get("sizes")
     if size is None and sizes is None:
         return stages

@@ -27,22 +27,23 @@ class _Column:
 
 
 class SuiteCollection(Settings):
-    """A collection: where it is, and what its judgments become in the table."""
+    """A collection: where it is, and its columns in the table."""
 
     source: dict[str, Any] | None = None
-    """As the job collect reads it; not needed where the suite has a ``folder``."""
+    """As the job collect reads it. Not needed where the suite has a ``folder``."""
     evaluate: dict[str, Any] = Field(default={})
-    """Settings of the job evaluate, laid over the suite's: ``split``, ``conventions``, ``measures``."""
+    """Settings of the job evaluate for this collection, such as ``split``. They override the suite's."""
     columns: dict[str, dict[str, Any] | None] = Field(default={})
-    """Columns of the table by name, where there are several (of several splits), each with more settings of evaluate,
-    and under ``search`` settings of search; null: none of this name; {}: one, by the collection's name."""
+    """Columns of the table by name, for collections with several splits. A column has further settings of evaluate, and
+    under ``search`` settings of search. null removes a column. {} gives one column with the collection's name."""
     group: str | None = None
-    """Collections of one group count as one in the mean over collections, by their own mean: CQADupStack's forums."""
+    """Collections of one group enter the mean over collections as one, by their own mean, as CQADupStack's forums
+    do."""
     encoder: dict[str, Any] = Field(default={})
-    """Settings laid over those of every encoder, such as ``query_prompt`` or ``query_prompt_name``."""
+    """Settings that override those of every encoder, such as ``query_prompt`` or ``query_prompt_name``."""
 
     def columns_of(self, name: str, shared: Mapping[str, Any]) -> list[_Column]:
-        """The columns; ``name``: of the collection; ``shared``: the suite's settings of evaluate."""
+        """The columns. ``name`` is the collection's, and ``shared`` are the suite's settings of evaluate."""
         found = []
         for column, own in (self.columns or {name: {}}).items():
             if own is not None:
@@ -56,7 +57,7 @@ class Fusion(Settings):
     """Reciprocal rank fusion of other systems of the suite."""
 
     systems: tuple[str, ...] = Field(min_length=2)
-    """Their names."""
+    """Names of the systems to fuse."""
     rank_constant: PositiveInt = 60
     """k in 1 / (k + rank)."""
 
@@ -65,38 +66,39 @@ class Reranking(Settings):
     """Another system's candidates, ranked by an encoder's inner products."""
 
     candidates: str
-    """The system whose ranking it is."""
+    """The system that gives the candidates."""
     by: str
-    """The system with the encoder."""
+    """The system that gives the encoder."""
 
 
 class SuiteSystem(Settings):
     """A row of the table: ``bm25``, an ``encoder``, ``files``, or what ``fuse`` or ``rerank`` makes of rows above."""
 
     bm25: dict[str, Any] | None = None
-    """Settings of BM25; {}: its defaults."""
+    """Settings of BM25. {} keeps its defaults."""
     encoder: dict[str, Any] | None = None
-    """Settings of an encoder, as the job embed has them: ``model`` is a folder, a hub name or a stage's name."""
+    """Settings of an encoder, as the job embed has them. ``model`` is a folder, a hub name or a stage's name."""
     fuse: Fusion | None = None
     """Reciprocal rank fusion."""
     rerank: Reranking | None = None
-    """Re-ranking."""
+    """Reranking."""
     files: dict[str, str] | None = None
-    """Rankings that another tool made, a file for each column."""
+    """Rankings of another tool, a file for each column."""
     documents: str | None = None
-    """Of an encoder of queries alone: the system whose documents it searches."""
+    """For an encoder of queries only: the system that has the documents' vectors."""
     context: dict[str, Any] | None = None
-    """Of a contextual encoder: settings of the job context, which is fitted to each collection; {}: its defaults."""
+    """For a contextual encoder: settings of the job context, which is fitted to each collection. {} keeps the
+    defaults."""
     index: dict[str, Any] = Field(default={})
-    """Of an encoder: settings of its index, such as ``factory``."""
+    """For an encoder: settings of its index, such as ``factory``."""
     search_parameters: str = ""
-    """Of an encoder: FAISS's, such as efSearch=128."""
+    """For an encoder: FAISS's search parameters, such as efSearch=128."""
     top_k: PositiveInt | None = None
-    """Results of each query; null: the suite's."""
+    """Results for each query. null: the suite's ``k``."""
     resources: dict[str, Any] | None = None
-    """Of the stages in which the encoder runs."""
+    """Resources of the stages that run the encoder."""
     published: str | None = None
-    """The row of a paper that is shown beside this one: paper/table/row."""
+    """The row of a paper to show beside this one: paper/table/row."""
 
     def _check(self) -> None:
         kinds = ("bm25", "encoder", "fuse", "rerank", "files")
@@ -108,20 +110,20 @@ class SuiteSystem(Settings):
 
 
 class Suite(Settings):
-    """Which systems are measured on which collections."""
+    """The systems to measure and the collections to measure them on."""
 
     collections: dict[str, SuiteCollection] = Field(min_length=1)
-    """By the names that they have in the table."""
+    """Collections by their names in the table."""
     systems: dict[str, SuiteSystem] = Field(min_length=1)
-    """By the names that they have in the table."""
+    """Systems by their names in the table."""
     evaluate: dict[str, Any] = Field(default={})
     """Settings of the job evaluate for all collections."""
     with_title: bool = True
     """Whether documents are read with their titles."""
     folder: str | None = None
-    """Where all collections lie as folders of their names in BEIR's form; null: where their ``source`` says."""
+    """Folder with all collections in BEIR's format, each in a folder of its name. null: each has a ``source``."""
     top_k: PositiveInt = 200
-    """Results of each query."""
+    """Results for each query."""
 
 
 def suite_stages(suite: Suite, where: str) -> dict[str, dict[str, Any]]:
@@ -178,7 +180,7 @@ def _source(suite: Suite, name: str, where: str) -> dict[str, Any]:
 
 
 def _run(suite: Suite, collection: str, system: str, folders: Mapping[str, str], column: str) -> str:
-    """The stage of a ranking, of the only column not named after that; or another tool's file.
+    """The stage of a ranking, or another tool's file. A single column is not part of the stage's name.
 
     Raises ``UserError`` for a column without a file.
     """
@@ -194,7 +196,7 @@ def _run(suite: Suite, collection: str, system: str, folders: Mapping[str, str],
 
 
 def _above(suite: Suite, system: str, other: str, key: str) -> str:
-    """``other``, a system that stands above ``system``, whose setting ``key`` names it. Raises ``UserError``."""
+    """``other``, a system above ``system`` that its setting ``key`` names. Raises ``UserError``."""
     names = list(suite.systems)
     above = names[: names.index(system)]
     if other not in above:
@@ -206,7 +208,7 @@ def _above(suite: Suite, system: str, other: str, key: str) -> str:
 def _index_stages(
     suite: Suite, collection: str, system: str, folders: Mapping[str, str], columns: Sequence[_Column]
 ) -> dict[str, dict[str, Any]]:
-    """What of a system comes before its rankings: vectors in their context, those of searched queries, and an index."""
+    """The stages before a system's rankings: vectors in their context, vectors of searched queries, and an index."""
     settings, place = suite.systems[system], f"{collection}/{folders[system]}"
     whole = f"{collection}/collection"
     if settings.bm25 is not None:

@@ -1,6 +1,6 @@
-"""What a job says of its own cost: how much it makes of what it reads, and what that takes.
+"""The cost of a job: the size of what it makes, and the time and memory it takes.
 
-Seconds are of one core, by constants measured as docs/reports/scale.md and docs/reports/benchmarks.md say.
+Seconds are of one core. Their constants were measured as docs/reports/scale.md and docs/reports/benchmarks.md say.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ BYTES_OF_A_WORD = 6
 
 @dataclass(frozen=True)
 class Size:
-    """What a stage reads or makes; 0 is unknown, or that there are none.
+    """The size of a stage's inputs or output. 0 is unknown, or none.
 
-    ``splits``: queries and judged pairs of each. ``pairs``, ``batches``: of an epoch, ``domains`` dividing the pairs.
-    ``rows``: of a batch; ``negatives``, ``candidates``: of one of its rows, or of a query. ``results``: of a run;
+    ``splits``: queries and judged pairs of each. ``pairs``, ``batches``: of an epoch. ``domains``: of the pairs.
+    ``rows``: of a batch. ``negatives``, ``candidates``: of one of its rows, or of a query. ``results``: of a run.
     ``shards``: of an index. ``disk``: bytes.
     """
 
@@ -37,7 +37,7 @@ class Size:
     disk: float = 0
 
     def queries(self, split: str | None = None) -> int:
-        """Of one split, or of all."""
+        """Number of queries in one split, or in all."""
         of_split = self.splits.get(split or "")
         return sum(queries for queries, _ in ([of_split] if of_split else self.splits.values()))
 
@@ -48,15 +48,17 @@ class Size:
 
     @property
     def epoch_bytes(self) -> float:
-        """Of an epoch's batches on disk."""
+        """Bytes of an epoch's batches on disk."""
         row = self.document_bytes * (1 + self.negatives) + self.query_bytes
         return self.pairs * (STORED * row + 12 * self.candidates)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """``work``: seconds of so many equal ``tasks``, 0 where it isn't known what is read; ``alone``: seconds of one that
-    all others wait for. ``made``: what the stage makes."""
+    """``work``: seconds of ``tasks`` equal tasks, 0 if the size of the inputs is unknown.
+
+    ``alone``: seconds of one task that all others wait for. ``made``: the size of the output.
+    """
 
     made: Size
     work: float = 0

@@ -44,10 +44,10 @@ NEGATIVES = Metric("gauge", "raytriever_training_negatives_per_query", "Negative
 
 
 def stage_labels(output: str) -> dict[str, str]:
-    """What a stage is called in logs and metrics, from the folder of its artifact.
+    """The stage's name in logs and metrics, from the folder of its artifact.
 
-    ``run`` is the name of the folder around it, which all stages of a recipe share; ``stage`` its own, in a recipe the
-    stage's name. Runs in folders of one name have one label.
+    ``run`` is the name of the folder around it, which all stages of a recipe share. ``stage`` is its own name, in a
+    recipe the stage's. Runs in folders of one name have one label.
     """
     run, stage = ["", *absolute(output).rstrip("/").split("/")][-2:]
     return {"run": run, "stage": stage}

@@ -1,4 +1,4 @@
-"""How many workers of which size the nodes of a cluster hold, and how many threads a worker has."""
+"""How many workers the nodes of a cluster hold, and how many threads a worker has."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,19 @@ _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
 
 class NodeRoom(NamedTuple):
-    """What a node hands out."""
+    """The CPUs and GPUs of a node."""
 
     cpus: int
     gpus: float = 0
 
     def workers(self, cpus: int, gpus: float) -> int:
-        """How many workers of so many CPUs and GPUs it holds."""
+        """Number of workers with this many CPUs and GPUs that fit on it."""
         held = self.cpus // cpus
         return min(held, int(self.gpus / gpus + _ROUNDING)) if gpus > 0 else held
 
 
 def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
-    """The even share, and a word to the user where the nodes that workers will run on are not there yet."""
+    """The even share. Logs a line if the nodes of the workers have not joined yet."""
     import ray
 
     nodes = [
@@ -34,17 +34,17 @@ def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
     if not any(node.workers(1, gpus_per_worker) for node in nodes):
         kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
         log.info(
-            f"  no node with {kind} for a worker is there yet, so each worker asks for 1 CPU;"
-            " resources.cpus_per_worker asks for more"
+            f"  no node has {kind} for a worker yet, so each worker requests 1 CPU; set resources.cpus_per_worker"
+            " to request more"
         )
     return even_share(nodes, workers, gpus_per_worker)
 
 
 def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float = 0) -> int:
-    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1.
+    """The most CPUs that each of ``workers`` can have at a time on a single node; at least 1.
 
-    Nodes without room for a worker's GPUs hold none. Where the GPUs are too few for all workers, the share is of as
-    many as they are enough for: fewer CPUs would bring in no more of them.
+    Nodes without room for a worker's GPUs hold none. If the GPUs are too few for all workers, the CPUs are divided
+    among as many as have GPUs, because fewer CPUs would not make room for more.
     """
     if gpus_per_worker > 0:
         workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
@@ -55,7 +55,7 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
 
 
 def workers_that_fit(cpus: float, gpus: float) -> int:
-    """How many workers of this size the cluster has room for."""
+    """Number of workers of this size that the cluster has room for."""
     import ray
 
     available = ray.cluster_resources()
@@ -64,7 +64,7 @@ def workers_that_fit(cpus: float, gpus: float) -> int:
 
 
 def tokenizing_threads(cpus: float) -> dict[str, str]:
-    """The variables of a worker with a GPU, which would wait for one thread: as many as it has CPUs."""
+    """Variables of a worker with a GPU: as many tokenizer threads as it has CPUs, so that the GPU doesn't wait."""
     return {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(max(1, int(cpus)))}
 
 

@@ -46,7 +46,7 @@ class RaySession:
     As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
     names, is used and left running. Raises ``UserError`` where that cluster can't be reached or refuses the token.
 
-    ``shards_here``: whether stages make their shards in this process; None: where workers wouldn't be faster.
+    ``shards_here`` says whether stages make their shards in this process. None: where workers wouldn't be faster.
     """
 
     def __init__(self, cpus: int | None = None, *, shards_here: bool | None = None) -> None:
@@ -72,10 +72,10 @@ class RaySession:
         return self._cpus or usable_cpus()
 
     def makes_here(self, seconds_saved: float, *, is_spread: bool) -> bool:
-        """Whether this process makes what Ray's workers would make in so many seconds less.
+        """Whether this process makes shards that take Ray's workers this many seconds less.
 
-        It does where these are fewer than workers take to start. On a cluster, and where the user says how the work
-        ``is_spread`` over workers, they always do it.
+        It does if workers take longer to start. On a cluster, and if the user's settings spread the work over workers
+        (``is_spread``), workers always make them.
         """
         if self._shards_here is not None:
             return self._shards_here
@@ -92,7 +92,7 @@ class RaySession:
             _make_token()
             for name, value in _NO_METRICS.items():
                 os.environ.setdefault(name, value)
-            # under `uv run`, Ray would start each worker by uv anew; they find this one's environment without
+            # under `uv run`, Ray would start each worker by uv again; they find this one's environment without
             os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
 
@@ -136,32 +136,31 @@ class RaySession:
         except AuthenticationError as error:
             raise UserError(
                 f"There is no token here for the cluster at RAY_ADDRESS={address}, or the cluster refuses it. Set"
-                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token that the cluster was started"
-                " with, or put that file at ~/.ray/auth_token (chmod 600). Unset RAY_ADDRESS to run on this machine"
-                " alone."
+                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token that the cluster was"
+                " started with. Or put that file at ~/.ray/auth_token (chmod 600). Unset RAY_ADDRESS to run on"
+                " this machine alone."
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
-                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
-                " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
-                " RAY_AUTH_TOKEN_PATH to the file with it."
+                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. If"
+                " lines above say InvalidAuthToken, the cluster answers and asks for its token: set"
+                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it."
             ) from error
 
 
 def _end_with_ray(node: Any, closing: threading.Event) -> None:
-    """Ends this process, and says so, where Ray can't go on because a process of its ``node`` has died.
+    """Ends this process with a message if Ray can't go on because a process of its ``node`` has died.
 
-    Ray's library would end it in 10 to 60 s by itself, without a word of what to do. ``closing``: set where Ray is shut
-    down.
+    Ray's library would end it in 10 to 60 s by itself, without a remedy. ``closing`` is set when Ray is shut down.
     """
     needed = [each.process for name in ("raylet", "gcs_server") for each in node.all_processes.get(name, [])]
     while not closing.wait(_WATCH_SECONDS):
         if all(process.poll() is None for process in needed) or closing.wait(_SIGNAL_SECONDS):
             continue
         log.error(
-            "raytriever: Ray's own process on this machine has died, killed perhaps for want of memory. Run the same"
-            " command again to go on from here."
+            "raytriever: Ray's own process on this machine has died, perhaps because memory ran out. Run the same"
+            " command again to resume."
         )
         node.kill_all_processes(check_alive=False)
         os._exit(1)  # the main thread waits inside of Ray's library
@@ -182,10 +181,10 @@ def open_board() -> Any:
 
 
 def check_output(output: str) -> None:
-    """Raises ``UserError`` for an ``output`` that is a file or below one, and for what a submitted job can't keep.
+    """Raises ``UserError`` for an ``output`` that is a file or below one, or that a submitted job would lose.
 
-    That is one that is relative, or in the job's own folder, a copy which Ray removes; a job that was sent none runs
-    wherever Ray was started.
+    A submitted job loses a relative path, and a path in its own folder, because Ray removes that copy. A job without a
+    sent folder runs wherever Ray was started.
     """
     if "://" in output:
         return
@@ -193,25 +192,25 @@ def check_output(output: str) -> None:
     submitted = SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
     if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
         raise UserError(
-            f"{output} is a relative path, and a submitted job's current folder is on one node, often a copy that is"
-            " removed afterwards. Give --output (of a single job: --set output=…; of doctor: --storage) as s3://…,"
-            " gs://…, or an absolute path on a file system that all nodes share."
+            f"{output} is a relative path. A submitted job's current folder is on one node and may be removed with"
+            " the job. Give --output as s3://…, gs://…, or an absolute path on a file system that all nodes share."
+            " A single job takes --set output=…, and doctor takes --storage."
         )
 
 
 def session_folder() -> Path:
-    """A folder that this user alone may enter, made where there is none, for Ray's own: Ray lets anybody write there.
+    """A private folder for Ray's own files, made if absent. Ray itself would let anybody write there.
 
     ``RAY_TMPDIR``, ``TMPDIR`` or ``/tmp`` itself where that is private, else ``raytriever-UID`` in it. Raises
-    ``UserError`` where somebody else has been there first.
+    ``UserError`` if another user owns it or can enter it.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     folder = base if is_private(base) else base / f"raytriever-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder):
         raise UserError(
-            f"Ray's sessions would lie in {folder}, which other users may enter, or own. Remove it, make it yours alone"
-            " (chmod 700), or name another folder by RAY_TMPDIR."
+            f"Ray's sessions would be in {folder}, which other users can enter, or own. Remove it, make it yours"
+            " alone (chmod 700), or name another folder by RAY_TMPDIR."
         )
     return folder
 

@@ -44,7 +44,7 @@ def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
 def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
     """Checks the stages of these ``names``: their settings, and the inputs that come from outside the run.
 
-    Returns those that are finished and will be reused, whose making has checked them. Raises ``UserError``.
+    Returns the finished stages that will be reused. These were checked when they were made. Raises ``UserError``.
     """
     finished: set[str] = set()
     for name in names:
@@ -52,7 +52,7 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
             check_output(stages[name].config.output)
             makers = _makers(stages[name], stages)
             if all(maker is None or maker in map(stages.get, finished) for maker in makers.values()):
-                with suppress(UserError):  # which is raised again, in its turn, where the stage is to be made
+                with suppress(UserError):  # raised again when the stage is to be made
                     if is_finished(stages[name]):
                         finished.add(name)
                         continue
@@ -62,14 +62,14 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
 
 
 def is_finished(stage: Stage[Any]) -> bool:
-    """Whether the artifact is there and made with these settings from these inputs, which are there themselves."""
+    """Whether the artifact exists and was made with these settings from these inputs, which exist too."""
     output = stage.config.output
     return is_artifact(output) and ArtifactWriter(output, stage.derivation(), replace=True).complete
 
 
 @contextmanager
 def _naming(stage: str) -> Iterator[None]:
-    """What the user can mend is led by the stage's name: its settings' keys begin with it."""
+    """Puts the stage's name before a ``UserError``, because its settings' keys begin with it."""
     try:
         yield
     except UserError as error:
@@ -78,17 +78,17 @@ def _naming(stage: str) -> Iterator[None]:
 
 
 def _makers(stage: Stage[Any], stages: Stages) -> dict[str, Stage[Any] | None]:
-    """By the dotted key of each input of ``stage`` the one of the run that makes it, or None."""
+    """For the dotted key of each input of ``stage``, the stage of the run that makes it, or None."""
     return {key: made_by(stages, path) for key, path in input_paths(stage.config).items()}
 
 
 def run_recipe(
     stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False, shards_here: bool | None = None
 ) -> None:
-    """Makes the stages of these ``names`` of ``recipe``, then says what came out.
+    """Makes the stages of these ``names`` of ``recipe``, then reports the results.
 
-    All are checked before the first begins, and what a later one reads as soon as it is made. ``force``: as
-    ``run_stage`` takes it; ``shards_here``: as ``RaySession``.
+    All are checked before the first begins. A later stage's inputs are checked as soon as they are made. ``force`` is
+    as in ``run_stage``, and ``shards_here`` as in ``RaySession``.
     """
     reused = check_before_run(stages, names)
     makers = {name: _makers(stages[name], stages) for name in names}
@@ -108,7 +108,7 @@ def run_recipe(
 
 
 def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
-    """What is said at the end: every stage's lines, then where results are; a table stands for what it is made of."""
+    """The lines at the end: every stage's, then where results are. A table replaces the lines of its inputs."""
     gathered = {path for stage, _ in stages if stage.shows_inputs for path in input_paths(stage.config).values()}
     gathered |= {
         path for stage, _ in stages if stage.config.output in gathered for path in input_paths(stage.config).values()
@@ -129,10 +129,10 @@ def run_stage(
     label: str = "",
     recipe: str | None = None,
 ) -> Artifact:
-    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept.
+    """Makes the stage's artifact, or reuses an existing one. Finished shards of an interrupted run are kept.
 
-    ``replace``: a different artifact is removed first, but for one that was made by another ``recipe``, which is
-    refused with a ``UserError``. ``force``: a lock that a run of another machine has left is taken over.
+    ``replace`` removes a different artifact first. One that another ``recipe`` made is refused with a ``UserError``.
+    ``force`` takes over a lock of another machine's run.
     """
     label = label or stage.command
     output = stage.config.output
@@ -157,10 +157,10 @@ def run_stage(
         with writer.making(force=force) as finished:
             if writer.differences:
                 more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
-                log.info(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
+                log.info(f"{label}: made again, the old artifact is removed ({writer.differences[0]}{more})")
             shards = [dataclasses.replace(shard, derivation=writer.derivation.digest) for shard in shards]
             if finished:
-                log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
+                log.info(f"{label}: {len(finished)} of {len(shards)} shards are finished already")
             with ProgressLine(label, stage.total_rows(), stage.unit, stage.reads()) as progress:
                 progress.start_at(sum(record.rows for record in finished.values()))
                 for phase in sorted({shard.phase for shard in shards}):
@@ -176,7 +176,7 @@ def run_stage(
 
 
 def _run_facts(seconds: float, recipe: str | None) -> dict[str, Any]:
-    """What ``run.json`` says of an artifact that this process has just made; ``recipe`` is None for a single job."""
+    """``run.json`` of an artifact that this process has just made. ``recipe`` is None for a single job."""
     return {
         "recipe": recipe,
         "seconds": round(seconds, 3),

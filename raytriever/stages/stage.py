@@ -32,16 +32,16 @@ BYTES_A_SECOND = 2e6  # of inputs that a process reads, and writes what it makes
 
 
 class Resources(Settings):
-    """Where and how wide a job runs; no result depends on it, but for the rounding of what OPQ and PCA learn."""
+    """Where a job runs and with how many workers. No result depends on it, except for the rounding in OPQ and PCA."""
 
     workers: int | None = None
-    """Workers; null: as many as the cluster's CPUs (or GPUs) allow, training one."""
+    """Number of workers. null: as many as the cluster's CPUs (or GPUs) allow, and one for training."""
     cpus_per_worker: float | None = None
-    """CPUs of a worker; null: 1, of training and of encoders on GPUs an even share of all."""
+    """CPUs of a worker. null: 1; for training, and for encoders on GPUs, an even share of all CPUs."""
     gpus_per_worker: float = 0
     """GPUs of a worker."""
     memory: ByteSize | None = Field(default=None, gt=0)
-    """Of joins and orders, '4GiB' say, which then spill to disk; null: half of the machine's."""
+    """Memory of joins and sorts, such as '4GiB'. What exceeds it spills to disk. null: half of the machine's memory."""
 
     @property
     def cpus(self) -> float:
@@ -50,12 +50,12 @@ class Resources(Settings):
 
 
 class StageConfig(Settings):
-    """What the configuration of every job holds."""
+    """The base of every job's configuration."""
 
     output: str
     """Folder or URI of the artifact."""
     resources: Resources = Resources()
-    """How wide the job runs."""
+    """Workers, and the CPUs, GPUs and memory they have."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ Config = TypeVar("Config", bound=StageConfig)
 
 
 class Stage(Generic[Config]):
-    """A job. Subclasses say what the artifact is derived from, and its phases: which tasks there are, what does one."""
+    """A job. Subclasses define what the artifact is derived from, its phases, their tasks and how one is done."""
 
     command: ClassVar[str]
     kind: ClassVar[str]
@@ -152,7 +152,7 @@ class Stage(Generic[Config]):
         self.measured = Counter[str]()  # numbers that add up over workers
 
     def __reduce__(self) -> Any:
-        """Workers get the configuration alone: what was found or loaded here, a model's path say, is not theirs."""
+        """Workers get only the configuration, not what was found or loaded here, such as a model's path."""
         return type(self), (self.config,)
 
     def resolved(self) -> dict[str, Any]:
@@ -165,20 +165,21 @@ class Stage(Generic[Config]):
         return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
 
     def check_settings(self, stages: "Stages") -> None:
-        """Looks at settings alone, its own and those of all ``stages`` of its recipe, before any of them begins.
+        """Checks settings alone, its own and those of all ``stages`` of its recipe, before any of them begins.
 
-        Nothing is refused that would work. Raises ``UserError``; a line that begins with "Warning:" goes to the log.
+        It refuses nothing that would work. Raises ``UserError``. A line that begins with "Warning:" goes to the log.
         """
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Looks into inputs that are ``there``, named by their dotted keys.
+        """Checks inputs that are ``there``, named by their dotted keys.
 
-        Called before a run with those that no stage of it makes, then with each as soon as it is made, and with all of
-        them before ``plan``; each time it is quick, so that nobody waits hours for a refusal. Raises ``UserError``.
+        Called before a run with the inputs that no stage of it makes. Then with each input as soon as it is made, and
+        with all of them before ``plan``. Each call must be quick, so that nobody waits hours for a refusal. Raises
+        ``UserError``.
         """
 
     def phases(self) -> list[Phase]:
-        """What is done in which order, once all inputs are there; ``UserError`` where those don't belong together."""
+        """The phases in running order, once all inputs exist. Raises ``UserError`` if inputs don't belong together."""
         raise NotImplementedError
 
     @cached_property
@@ -195,7 +196,7 @@ class Stage(Generic[Config]):
         return shards
 
     def cost(self, read: Size) -> Cost:
-        """What it takes to make what it makes of inputs of the size ``read``; by default a moment."""
+        """The cost of the stage for inputs of the size ``read``. By default a moment."""
         return Cost(replace(read, disk=0), tasks=min(1, read.documents))
 
     def load(self) -> None:
@@ -234,11 +235,11 @@ class Stage(Generic[Config]):
         """Logs what was ``measured`` by all workers."""
 
     def total_rows(self) -> int | None:
-        """Rows of all shards together, for the time left; None where only making them tells."""
+        """Rows of all shards together, for the time left. None if unknown before they are made."""
         return None
 
     def reads(self) -> str:
-        """What it reads first, in words: its inputs."""
+        """The inputs to read first, in words, for the progress line."""
         return ", ".join(Path(path).name for path in input_paths(self.config).values())
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
@@ -278,7 +279,7 @@ Stages = Mapping[str, Stage[Any]]  # the stages of a recipe by name, in the orde
 
 
 def made_by(stages: Stages, path: str) -> Stage[Any] | None:
-    """The one of ``stages`` whose folder ``path`` is, or is in."""
+    """The one of ``stages`` that makes ``path``, or a folder above it."""
     current = str(Path.cwd())
     here = _folder(path, current)
     for stage in stages.values():
@@ -295,7 +296,7 @@ def _folder(uri: str, current: str) -> str:  # noqa: ARG001  # a suite asks for 
 
 @contextmanager
 def warned_of_on_a_cluster() -> Iterator[None]:
-    """On a cluster a ``NotLocal`` in it is a warning: the machine that needs it is another one."""
+    """On a cluster it turns a ``NotLocal`` in it into a warning, because another machine needs the file."""
     try:
         yield
     except NotLocal as error:
@@ -341,7 +342,7 @@ class _ShardMaker:
             row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
         except UserError as error:
             row |= {"error_type": type(error).__name__, "error": str(error), "trace": traceback.format_exc()}
-        with _ONE_THREAD:  # other threads' records, too, which say of which shard they are
+        with _ONE_THREAD:  # other threads' records too; they name their shard
             logged = [vars(self._logged.popleft()) for _ in range(len(self._logged))]
             measured = self._stage.measured.copy()
             self._stage.measured.subtract(measured)

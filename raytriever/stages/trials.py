@@ -1,4 +1,4 @@
-"""The trials of a sweep on Ray: groups of stages side by side, each in a task of its own, their log at the driver."""
+"""The trials of a sweep on Ray: groups of stages side by side, each in its own task, with their log at the driver."""
 
 import logging
 import traceback
@@ -71,7 +71,7 @@ def make_groups(groups: Sequence[StageGroup], concurrent: int, recipe: str) -> d
 
 
 def _with_share(stage: Stage[Any], concurrent: int) -> Stage[Any]:
-    """Where trials run side by side, training takes an even share of the CPUs unless it is told how many."""
+    """Gives training an even share of the CPUs if trials run side by side, unless its settings say how many."""
     resources = stage.config.resources
     if concurrent == 1 or stage.command != "train" or resources.cpus_per_worker is not None:
         return stage

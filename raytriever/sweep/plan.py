@@ -105,7 +105,7 @@ class StageGroup:
 
 
 def depends_on(reads: Mapping[str, Collection[str]], keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Of each stage the keys that its artifact depends on: its own, and those of the stages that it ``reads``.
+    """For each stage the keys that its artifact depends on: its own, and those of the stages that it ``reads``.
 
     ``reads``: by stage, in the order they run.
     """

@@ -15,7 +15,7 @@ from raytriever.sweep.plan import short_keys
 from raytriever.sweep.results import Column, Spread, SweepResult, best_row
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
-_TEST_SPLIT = "Measured on the test split: a setting chosen by this table needs other queries for its final figure."
+_TEST_SPLIT = "Measured on the test split. Report the final figure of the setting that you choose on other queries."
 
 
 def sweep_lines(swept: SweepResult) -> list[str]:
@@ -108,7 +108,7 @@ def _measured(column: Column, spread: Spread | None) -> dict[str, Any]:
 def sweep_section(swept: SweepResult) -> Section:
     """Plots, the table, failures and the command's settings."""
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
-    times = "Time: of all stages that the values change; of one that was cut off and went on, the last attempt's."
+    times = "Time: all stages that the values change. A resumed stage counts its last attempt alone."
     caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds} {times}"
     blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):
@@ -138,7 +138,7 @@ def _lead(swept: SweepResult) -> str:
 
 
 def _plots(swept: SweepResult) -> list[Plot]:
-    """By how many keys are swept; none where there is but one setting, or nothing finished."""
+    """Plots by the number of swept keys. None for a single setting, or if nothing finished."""
     rows, keys = swept.rows, swept.keys
     columns = [column for column in swept.columns if best_row(rows, column) is not None]
     if len(rows) < 2 or not columns:

@@ -34,7 +34,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """One trial. ``seconds``: of all stages of its own, start-up included; of one that went on, the last attempt's."""
+    """One trial. ``seconds`` are of all stages of its own, with start-up; of a resumed one, the last attempt's."""
 
     name: str
     values: Values
@@ -85,9 +85,9 @@ def best_row(rows: Sequence[Row], column: Column) -> int | None:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A whole sweep: what was asked for (``settings``, plain JSON), what is compared and what came out.
+    """A whole sweep: its ``settings`` (plain JSON), what is compared and the results.
 
-    ``keys``: the swept ones without ``seed_key``; ``test_split``: whether anything compared is measured on a split
+    ``keys`` are the swept ones without ``seed_key``. ``test_split`` says whether a compared measure is of a split
     called "test".
     """
 
@@ -114,26 +114,26 @@ class SweepResult:
         return [result for result in self.results if result.failure]
 
     def title(self, column: Column) -> str:
-        """The measure, and of which evaluation where there are several."""
+        """The measure, with its evaluation if there are several."""
         several = len({other.evaluation for other in self.columns}) > 1
         return f"{column.evaluation}: {column.measure}" if several else column.measure
 
     def systems(self) -> str:
-        """Whose measures they are."""
+        """The system that is measured."""
         return ", ".join(f"'{system}'" for system in dict.fromkeys(column.system for column in self.columns))
 
 
 def choose_columns(trial: Trial, measures: Sequence[str], system: str | None) -> list[Column]:
-    """Which measures of which system are compared, from the recipe's evaluations; the first decides what is best.
+    """The measures and systems to compare, from the recipe's evaluations. The first measure picks the best setting.
 
-    Without ``measures`` all of an evaluation's, without ``system`` its first one that the swept values change. Raises
-    ``UserError`` where no stage evaluates, or none has these.
+    Without ``measures``, all of an evaluation's are compared. Without ``system``, it is the first one that the swept
+    values change. Raises ``UserError`` where no stage evaluates, or none has these.
     """
     evaluations = {name: stage for name, stage in trial.stages.items() if stage.kind == _EVALUATION}
     if not evaluations:
         raise UserError(
-            "A sweep compares evaluations, and the recipe has no stage with job: evaluate"
-            " (up to --until). Add one, or let the sweep go on until it."
+            "A sweep compares evaluations, and the recipe has no stage with job: evaluate (up to --until). Add"
+            " one, or give a later --until."
         )
     columns = []
     for name, stage in evaluations.items():
@@ -158,7 +158,7 @@ def _changed_system(trial: Trial, evaluate: Stage[Any]) -> str:
 
 
 def read_result(trial: Trial, name: str, columns: Sequence[Column]) -> Result:
-    """The result of a trial whose stages are all made."""
+    """The result of a finished trial."""
     made = {stage: Artifact(trial.stages[stage].config.output) for stage in trial.stages}
     own = [artifact for stage, artifact in made.items() if trial.depends[stage]]
     measures = {

@@ -1,4 +1,4 @@
-"""`raytriever sweep`: a recipe once for each setting of some of its values, side by side in a table and a plot."""
+"""`raytriever sweep`: runs a recipe for several values of settings, compared in a table and a plot."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ from raytriever.sweep.results import Column, Failure, Result, SweepResult, choos
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What the command was given."""
+    """The command's arguments."""
 
     recipe: str
     grid: Sequence[str] = ()
@@ -51,16 +51,20 @@ class SweepSettings:
 def sweep(
     recipe: RecipeArgument,
     grid: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B", help="May be repeated.")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation over the seeds.")
+    ] = None,
     overrides: SetOption = None,
     until: UntilOption = None,
-    measure: Annotated[list[str] | None, typer.Option(help="The first decides what is best; may be repeated.")] = None,
-    system: Annotated[str | None, typer.Option(help="The evaluated system that is compared.")] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="The first picks the best setting. May be repeated.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The evaluated system to compare.")] = None,
     concurrent: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
     output: OutputOption = None,
     print_config: PrintOption = False,
 ) -> None:
-    """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
+    """Runs a recipe for each setting of some values. Exits with 1 if a trial failed, after the others are done."""
     settings = SweepSettings(
         recipe, grid or [], seeds, overrides or [], until, measure or [], system, concurrent, output
     )
@@ -87,7 +91,7 @@ class Sweep:
     columns: list[Column]
 
     def described(self) -> dict[str, Any]:
-        """What would be made where, for ``--print-config``."""
+        """The plan as text: what would be made where, for ``--print-config``."""
         made = {group.name or "once": list(group.stages) for groups in groups_of(self.trials) for group in groups}
         compared = [f"{column.evaluation}: {column.measure} of {column.system}" for column in self.columns]
         return {"output": self.recipe.output, "compared": compared, "stages": made}
@@ -170,7 +174,7 @@ def _check(trials: Sequence[Trial]) -> None:
 
 
 def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[StageGroup]:
-    """Those to be made: not the finished ones, nor those that need what failed."""
+    """The groups to make: not the finished ones, nor those that need a failed one."""
     failed = [group for groups in groups_of(trials) for group in groups if group.name in failures]
     missing = []
     for group in groups:

@@ -66,9 +66,9 @@ def _record_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBa
 class ParquetRows:
     """Rows of several parquet files under one numbering, read by row group.
 
-    A file is opened (and copied from an object store) when a row of it is asked for, those asked for last stay open: a
-    process may have a thousand open, a collection more. ``counts``: the rows of each; None: all files are asked. Raises
-    ``UserError`` where a file has another number of rows.
+    A file is opened (and copied from an object store) when one of its rows is asked for. The last ones stay open,
+    because a process may have a thousand open, and a collection has more. ``counts`` are the rows of each file. None
+    reads them from all files. Raises ``UserError`` where a file has another number of rows.
     """
 
     def __init__(self, artifact: Artifact, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
@@ -76,7 +76,7 @@ class ParquetRows:
             found = pq.read_metadata(artifact.path(names[file]))
             if counts and found.num_rows != counts[file]:
                 raise UserError(
-                    f"{artifact.folder.describe(names[file])} has {found.num_rows:,} rows, where its manifest says"
+                    f"{artifact.folder.describe(names[file])} has {found.num_rows:,} rows, but its manifest says"
                     f" {counts[file]:,}: the artifact was not made as a whole. Make it again."
                 )
             return found
@@ -98,7 +98,7 @@ class ParquetRows:
         return int(self._starts[-1])
 
     def tables(self, columns: Sequence[str], groups: slice = slice(None)) -> Iterator[pa.Table]:
-        """Row group after row group, in order; ``groups``: of which, counted over all files."""
+        """Row group after row group, in order. ``groups`` selects some, counted over all files."""
         all_groups = ((file, group) for file in self._files for group in range(self._footer(file).num_row_groups))
         for file, group in islice(all_groups, groups.start, groups.stop):
             yield self._file(file).read_row_group(group, columns=list(columns))
@@ -127,7 +127,7 @@ def _by_stretch(places: NDArray[np.int64], starts: NDArray[np.int64]) -> Iterato
 
 
 class StoredCollection(Artifact):
-    """Opens a collection artifact. Row numbers follow the order in which the source gave documents and queries."""
+    """Opens a collection artifact. Row numbers follow the source's order of documents and queries."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri, COLLECTION)
@@ -145,14 +145,14 @@ class StoredCollection(Artifact):
         return int(self.manifest["counts"].get(part, 0))
 
     def texts(self, part: TextPart, rows: NDArray[np.int64], *, with_title: bool = True) -> list[str]:
-        """What an encoder reads: a query's text; a document's title and text, or its text alone."""
+        """Texts for an encoder: a query's text, or a document's title and text, or its text alone."""
         return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)
 
     def find(self, part: TextPart, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
-        """The row of each id (n,), -1 where it is not there.
+        """The row of each id (n,), -1 if the collection lacks it.
 
-        Ids of the collection are read in blocks of about as many as are looked for: beside one row group, memory is
-        that of what is asked, and time that of one pass.
+        The collection's ids are read in one pass, in blocks of about as many as are looked for. Memory is one row group
+        and what is asked for.
         """
         column = _column_of(ids).cast(pa.large_string())  # of more than 2 GiB too
         wanted = column.unique()
@@ -183,9 +183,8 @@ class StoredCollection(Artifact):
         if len(absent):
             first = ids[int(absent[0])].as_py()
             raise UserError(
-                f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as"
-                f" {first!r}. Is it of another collection, or are its ids written in another"
-                " way?"
+                f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as {first!r}. Does it belong"
+                " to another collection, or are its ids written in another way?"
             )
         return rows
 
@@ -241,7 +240,7 @@ def _column_of(ids: Sequence[str] | pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def texts_of(table: pa.Table, part: TextPart, *, with_title: bool = True) -> list[str]:
-    """What an encoder reads of each row; a document without a text is its title in either case."""
+    """The text of each row for an encoder. A document without a text is its title in either case."""
     texts: list[str] = table["text"].to_pylist()
     if part == "queries":
         return texts

@@ -17,16 +17,16 @@ _LARGEST_GROUP = 0.2  # of a new split
 
 
 class NewSplits(Settings):
-    """Splits 'dev' and 'test' for judgments that have none, taken from 'train' or from the only split there is.
+    """New splits 'dev' and 'test' for judgments without them, taken from 'train' or from the only split.
 
-    Queries that share a document stay together, so no document is trained on and tested. A split that is there stays as
-    it is.
+    Queries that share a document stay together, so no document is in training and in testing. An existing split stays
+    unchanged.
     """
 
     share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Queries of a new split over all; of small data more, up to 50 queries or a fifth."""
+    """Share of all queries in a new split. It has at least 50 queries, or a fifth of all if that is fewer."""
     most: PositiveInt = 1_000
-    """Queries of a new split at most."""
+    """Most queries in a new split."""
 
     def size(self, queries: int) -> int:
         """Queries that a new split of so many is to have."""
@@ -60,7 +60,7 @@ def _drawn(ids: Sequence[str], group_of: NDArray[np.integer], sizes: Mapping[str
     keys = string_hashes(f"held out {id_}" for id_ in ids)
     order = np.lexsort((keys, group_of))
     _, first, members = np.unique(group_of[order], return_index=True, return_counts=True)
-    group_keys = keys[order][first]  # of the member whose hash is least
+    group_keys = keys[order][first]  # the group's key is its least hash
     small = np.flatnonzero(members <= max(1.0, _LARGEST_GROUP * min(sizes.values())))
     by_key = small[np.argsort(group_keys[small], kind="stable")]
     filled = np.cumsum(members[by_key])

@@ -33,16 +33,16 @@ NOTHING: Stretch = (0, 0)
 
 
 class Limits(Settings):
-    """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
+    """The largest allowed pieces of a source. A larger one is damaged or malicious, or the limit must be raised."""
 
     line_bytes: PositiveInt = 64 << 20
-    """The longest line of a text file, without compression."""
+    """Bytes of the longest line of a text file, decompressed."""
     document_characters: PositiveInt = 20_000_000
-    """The longest text of a document or a query."""
+    """Characters of the longest text of a document or a query."""
 
 
 class Reading(NamedTuple):
-    """What ``reading_within`` was told."""
+    """The arguments of ``reading_within``."""
 
     limits: Limits = Limits()
     piece: Piece | None = None
@@ -71,7 +71,7 @@ def reading_within(
 
 
 def reading() -> Reading:
-    """How what is read now is to be read."""
+    """The limits and piece of the current reading."""
     return _reading.get()
 
 
@@ -109,11 +109,11 @@ class CrossValidation(Settings):
     """
 
     folds: int = Field(default=5, ge=2)
-    """Number of folds; of two, none is for training."""
+    """Number of folds. With two, none is left for training."""
     fold: NonNegativeInt
-    """The fold for testing ('test'); the next one is for validation ('dev'), the others for training ('train')."""
+    """The fold for testing ('test'). The next one is for validation ('dev'), the others for training ('train')."""
     split: str = "test"
-    """The split whose queries are shared out."""
+    """The split to divide into folds."""
 
     def _check(self) -> None:
         if self.fold >= self.folds:
@@ -127,20 +127,20 @@ class CrossValidation(Settings):
 
 
 class Policies(Settings):
-    """What to do with records that can't be used, and which queries are for what. Settings of a format extend this."""
+    """How unusable records are handled, and how queries are split. Settings of a format extend this."""
 
     empty_documents: Policy = "refuse"
-    """Documents with neither title nor text."""
+    """What to do with documents that have neither title nor text."""
     empty_queries: Policy = "refuse"
-    """Queries without a text."""
+    """What to do with queries without a text."""
     unknown_ids: Policy = "refuse"
-    """Judgments of documents or queries that are not there."""
+    """What to do with judgments of unknown documents or queries."""
     cross_validation: CrossValidation | None = None
-    """Folds, where a collection has too few queries for splits of its own."""
+    """Cross-validation folds, for a collection with too few queries for splits of its own."""
 
 
 class FolderSource(Policies):
-    """Settings of a format whose files are below one folder extend this."""
+    """Base of the settings of a format with files below one folder."""
 
     path: InputPath
     """The folder: local, in an object store or on the hub (hf://datasets/<owner>/<name>@<commit>)."""
@@ -164,7 +164,7 @@ class Record(NamedTuple):
     values: Mapping[str, Any]
 
     def required(self, key: str) -> Any:
-        """What is under the key, which must be there."""
+        """The value of the key. Raises ``UserError`` if it is absent."""
         if key not in self.values:
             keys = f"{sorted(self.values)}"
             raise UserError(f'{self.place} has no "{key}"; its keys are {keys:.300}. Every record needs one.')
@@ -208,8 +208,8 @@ class Record(NamedTuple):
             number = int(number)
         if not isinstance(number, int) or number not in INT32:
             raise UserError(
-                f'{self.place}: "{key}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0 where the'
-                " document is relevant; where every row is a positive, set relevance to null."
+                f'{self.place}: "{key}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0'
+                " where the document is relevant. If every row is a positive, set relevance to null."
             )
         return int(number)
 
@@ -262,16 +262,14 @@ AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord, JudgmentRecord)
 class Format(ABC):
     """A collection in some format, streamed: every generator can be started again and gives the same records.
 
-    ``repeats``: True where a record may come again (texts inlined in training examples, say), so that later ones are
-    skipped and repeated judgments merged, an id with another text being a mistake unless the format ``keeps_first``;
-    False where any repeated id or pair is a mistake.
-    ``in_pieces``: whether records of a part of the files are the same as in the whole, so that many tasks may read it.
-    ``cut_endings``: of files whose lines (row groups of parquet) can be read apart from each other, but for JSON lists.
-    ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages; that of judgments is ''
-    where the format has none, as a bare corpus.
-    ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
-    ``facts``: what a manifest is to say of the input, an interpreter's version, say; ``counts``: facts worth recording
-    of what was read, complete once all was.
+    ``repeats``: True if a record may come again, as texts in training examples do. Later ones are skipped and repeated
+    judgments merged. An id with another text is a mistake unless the format ``keeps_first``. False if any repeated id
+    or pair is a mistake. ``in_pieces``: whether part of the files gives the same records as in the whole, so that many
+    tasks can read them. ``cut_endings``: endings of files that can be read from any line (or row group of parquet),
+    except JSON lists. ``documents_name``, ``queries_name``, ``judgments_name``: places to read, for messages. That of
+    judgments is '' for a format without any, such as a bare corpus. ``left_out``: what the format leaves out by itself,
+    reason to number. Complete once the documents were read. ``facts``: facts of the input for the manifest, such as an
+    interpreter's version. ``counts``: facts of what was read, complete once everything was read.
     """
 
     repeats = False
@@ -312,7 +310,7 @@ class Format(ABC):
 
 
 class Source(NamedTuple):
-    """A format, and what is to become of records that can't be used."""
+    """A format, and the policies for unusable records."""
 
     format: Format
     policies: Policies
@@ -327,8 +325,8 @@ def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
         length = sum(len(value) for value in record if isinstance(value, str))
         if length > longest:
             raise UserError(
-                f"{record.place} holds {length:,} characters, above limits.document_characters ({longest:,}). If that"
-                " is one document, raise the limit; else cut the file into documents."
+                f"{record.place} holds {length:,} characters, above limits.document_characters ({longest:,}). If"
+                " that is one document, raise the limit. Otherwise cut the file into documents."
             )
         characters += length
         if len(chunk) == _RECORDS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
@@ -341,7 +339,7 @@ def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
 def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
     """Name, bytes and SHA-256 of each file: the fingerprint of formats made of files.
 
-    Of a repository of the hub at a commit, whose content never changes, the names alone: nothing is read.
+    For a repository of the hub at a commit, only the names. Nothing is read, because its content never changes.
     """
     if folder.is_of_hub and not folder.is_local:
         return {"repository": folder.uri, "files": list(names)}

@@ -55,7 +55,7 @@ def plain_name(name: str) -> str:
 
 
 def find_file(folder: Folder, name: str) -> str | None:
-    """``name`` as it is there: plain, or with ``.gz`` or ``.zst`` behind it; None where none of them is."""
+    """The existing file of ``name``: plain, or with ``.gz`` or ``.zst`` behind it. None if none exists."""
     return next((found for found in (name, *(name + ending for ending in _COMPRESSIONS)) if folder.exists(found)), None)
 
 
@@ -71,8 +71,8 @@ def find_files(folder: Folder, names: Sequence[str], setting: str) -> list[str]:
         files = [find_file(folder, plain) for plain in (sorted(matching) if "*" in name else [name])]
         if not files or None in files:
             raise UserError(
-                f"{setting}: {folder.describe(name)} is not there, neither plain nor with .gz or .zst behind the name."
-                f" Correct path or {setting}."
+                f"{setting}: {folder.describe(name)} does not exist, neither plain nor with .gz or .zst behind the"
+                f" name. Correct path or {setting}."
             )
         found += [file for file in files if file]
     return list(dict.fromkeys(found))
@@ -89,7 +89,7 @@ def open_decompressed(folder: Folder, name: str) -> io.BufferedReader:
         if name.endswith(ending):
             if not file.size():
                 raise UserError(
-                    f"{folder.describe(name)} has 0 bytes, but even an empty text is longer once it is compressed: the"
+                    f"{folder.describe(name)} has 0 bytes, but even an empty text is longer when compressed. The"
                     " file was cut off. Fetch it again."
                 )
             file = pa.CompressedInputStream(pa.BufferedInputStream(file, _BUFFER_BYTES), codec)
@@ -191,8 +191,8 @@ def _start(line: str) -> str:
 def json_records(folder: Folder, name: str) -> Iterator[Record]:
     """Every object in a file that is a JSON list or JSON lines, as its first character says.
 
-    In memory is one block of text and one object, however long the list. Raises ``UserError`` with the entry for what
-    is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
+    Memory holds one block of text and one object, however long the list. Raises ``UserError`` that names the entry for
+    invalid JSON, an entry that is no object, half a surrogate pair, bytes not in UTF-8, and a damaged file.
     """
     if stretch_of(name) is not None:  # lists are never cut
         yield from json_objects(folder, name)
@@ -207,8 +207,8 @@ def json_records(folder: Folder, name: str) -> Iterator[Record]:
         except (OSError, EOFError, ValueError, RecursionError) as error:
             if is_list:  # of anything else the lines tell more
                 raise UserError(
-                    f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is not whole,"
-                    " fetch it again; if it is not UTF-8, convert it."
+                    f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is"
+                    " incomplete, fetch it again. If it is not UTF-8, convert it."
                 ) from error
     if not is_list:
         yield from json_objects(folder, name)
@@ -236,7 +236,7 @@ def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
             continue
         else:
             is_cut = not character
-            problem = f"{character!r} stands where {' or '.join(allowed) or 'its end'} must" if character else _NO_END
+            problem = f"found {character!r} where {' or '.join(allowed) or 'its end'} must be" if character else _NO_END
         if len(text) - at > longest:
             raise ValueError(f"it is longer than limits.line_bytes, {longest:,}")
         # as much as is left at least, so that a long object is not read over and over
@@ -255,7 +255,7 @@ def _require_whole_characters(written: str, value: Any) -> None:
 
 
 class _QrelsForm(NamedTuple):
-    """How a line of judgments is split, into how many columns, and where query, document and grade stand."""
+    """A format of judgment lines: separator, number of columns, and the places of query, document and grade."""
 
     split: Callable[[str], list[str]]
     columns: int
@@ -264,11 +264,12 @@ class _QrelsForm(NamedTuple):
 
 
 def read_qrels(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
-    """Each judgment, as one of ``split``; blank lines are skipped.
+    """Each judgment, as one of ``split``. Blank lines are skipped.
 
-    The first line tells the form: BEIR's header ``query-id corpus-id score`` and columns between tabs; three such
-    columns without a header; or TREC's four, ``query iteration document grade``, between ASCII spaces or tabs. Raises
-    ``UserError`` for another form, a line with another number of columns, an empty id, a grade that is no whole number.
+    The first line tells the format. BEIR: header ``query-id corpus-id score`` and columns between tabs. The same three
+    columns without a header. TREC: four columns, ``query iteration document grade``, between ASCII spaces or tabs.
+    Raises ``UserError`` for another format, a line with another number of columns, an empty id, and a grade that is no
+    whole number.
     """
     with reading_within(reading().limits):  # of the file, whichever piece is read
         first = next(((place, text) for place, text in numbered_lines(folder, name) if text.strip()), None)

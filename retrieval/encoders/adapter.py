@@ -61,8 +61,8 @@ def _targets(transformer: nn.Module, wanted: list[str] | str) -> list[str]:
         ends = sorted({re.split(r"(?:^|\.)\d+\.", name)[-1] for name in linear})
         raise UserError(
             f"lora.targets {', '.join(map(repr, missing)) or 'is empty and'} names no linear module of"
-            f" {type(transformer).__name__}. It has, in its blocks and outside them: {', '.join(ends)}. Name those, or"
-            " the ends of their names, or set targets to 'all_linear'."
+            f" {type(transformer).__name__}. Its modules, in its blocks and outside them: {', '.join(ends)}. Name"
+            " those, or the ends of their names, or set targets to 'all_linear'."
         )
     return sorted({name for names in chosen.values() for name in names})
 
@@ -112,7 +112,7 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
     require_safetensors(folder)
     kind = read_json(folder / ADAPTER_CONFIG).get("peft_type")
     if kind != "LORA":
-        raise UserError(f"{folder / ADAPTER_CONFIG} is an adapter of kind {kind}; LORA alone is supported.")
+        raise UserError(f"{folder / ADAPTER_CONFIG} is an adapter of kind {kind}. Only LORA is supported.")
     try:
         config = PeftConfig.from_pretrained(str(folder))
         weights = load_file(folder / _WEIGHTS)

@@ -70,7 +70,7 @@ def _mask(transformer: nn.Module, features: Mapping[str, Tensor]) -> Tensor | di
 
 
 def _window(config: Any) -> int | None:
-    """How far tokens read both ways in the layers with a window; None of a family without."""
+    """How far tokens read in both directions in layers with a window. None for a family without windows."""
     if config.model_type == "gemma3_text" and config.use_bidirectional_attention:  # EmbeddingGemma
         return int(config.sliding_window) - 1
     return int(config.sliding_window) if config.model_type == "modernbert" else None

@@ -46,7 +46,7 @@ _NOT_EXPORTED = {
 
 
 class EncoderParts(NamedTuple):
-    """What a folder is written of: ``dense`` are ``DenseLayer``, in the order in which they follow the pooling."""
+    """The modules of a folder. ``dense`` are ``DenseLayer``, in their order after the pooling."""
 
     transformer: nn.Module
     tokenizer: Any
@@ -77,10 +77,9 @@ def write_routes(
 ) -> None:
     """Writes a Router, which takes queries through ``query``'s modules and documents through ``document``'s.
 
-    A transformer that both have is written once. ``document_pooling`` stands in for the encoder's own;
-    ``layer_weights``, by layer, are of documents that pool a weighted average of layers. sentence-transformers reads it
-    from release 5 on; over transformers 4, whose ModernBERT leaves its final norm out of ``hidden_states``, that
-    model's averages are others.
+    A shared transformer is written once. ``document_pooling`` replaces the encoder's own. ``layer_weights``, by layer,
+    are for documents that pool a weighted average of layers. sentence-transformers reads it from release 5. Averages of
+    ModernBERT differ over transformers 4, which leaves its final norm out of ``hidden_states``.
     """
     _begin(folder)
     types: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""A transformer that scores the candidates of a query together, from vectors that are there already.
+"""A transformer that scores the candidates of a query together, from stored vectors.
 
 The parametric scoring function of "CODER: An efficient framework for improving retrieval through COntextual Document
-Embedding Reranking" (Zerveas et al. 2022), eq. 2 and appendix A.4: blocks of self-attention over the candidates'
-vectors, without positions. A score depends on the whole list, so it orders a ranking's candidates, no index.
+Embedding Reranking" (Zerveas et al. 2022), eq. 2 and appendix A.4. It has blocks of self-attention over the candidates'
+vectors, without positions. A score depends on the whole list, so it can rerank candidates but not search an index.
 
 ``scoring.json`` (the form) and ``scoring.safetensors`` lie beside the query encoder that was trained with it.
 """
@@ -59,10 +59,9 @@ class ListAttentionBlock(nn.Module):
 class ListScorer(nn.Module):
     """Scores candidates by the inner product of the query with each, and by what a transformer adds to it.
 
-    score_i = q · (x_i + W h_i), where h_i is the state of candidate i behind blocks that read the query and all
-    candidates as one list without order. W begins as zeros, so that an untrained module ranks as the inner product
-    does (eq. 2) and training starts from there. ``seed``: of fresh weights. Raises ``UserError`` where ``heads`` don't
-    share the width.
+    score_i = q · (x_i + W h_i). h_i is the state of candidate i after blocks that read the query and all candidates as
+    one list without order. W starts at zero, so an untrained module ranks as the inner product does (eq. 2). ``seed``:
+    of new weights. Raises ``UserError`` where ``heads`` don't divide the width.
     """
 
     def __init__(self, form: ListScorerForm, dimension: int, seed: int = 0) -> None:
@@ -70,8 +69,8 @@ class ListScorer(nn.Module):
         width = form.width or dimension
         if width % form.heads:
             raise UserError(
-                f"The scoring module's width is {width}, which {form.heads} heads can't share. Set heads to a divisor"
-                " of it, or width, by default that of the vectors, to a multiple of heads."
+                f"The scoring module's width is {width}, which {form.heads} heads can't share equally. Set heads"
+                " to a divisor of the width, or width (default: that of the vectors) to a multiple of heads."
             )
         self.form = form
         self.dimension = dimension
@@ -131,12 +130,12 @@ def save_list_scorer(scorer: ListScorer, folder: Path) -> None:
 
 
 def load_list_scorer(folder: Path) -> ListScorer:
-    """What ``save_list_scorer`` wrote. Raises ``UserError`` where it isn't there, or not whole."""
+    """Reads what ``save_list_scorer`` wrote. Raises ``UserError`` if it is absent or incomplete."""
     found = _read_stored_form(folder)
     if found is None:
         raise UserError(
-            f"{folder} holds no scoring module ({SCORING_FILE}): its encoder was trained without one. Leave 'scoring'"
-            " out to rank by inner products, or train with objective.scoring.kind 'transformer'."
+            f"{folder} holds no scoring module ({SCORING_FILE}) because its encoder was trained without one. Leave"
+            " 'scoring' out to rank by inner products, or train with objective.scoring.kind 'transformer'."
         )
     scorer = ListScorer(*found)
     load_weights(scorer, dict(scorer.named_parameters()).keys(), folder / _WEIGHTS)
@@ -150,7 +149,7 @@ def list_scorer_beside(folder: Path) -> str | None:
 
 
 def _read_stored_form(folder: Path) -> tuple[ListScorerForm, int] | None:
-    """And the length of the vectors that it reads."""
+    """The stored form, and the length of the vectors that it reads."""
     path = folder / SCORING_FILE
     if not path.exists():
         return None

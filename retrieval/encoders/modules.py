@@ -39,7 +39,7 @@ _VOCABULARY = (
 TOKENIZER_FILES = (
     *_VOCABULARY,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    "config.json",  # of the model beside it, which may say of which class the tokenizer is
+    "config.json",  # settings of the model beside it, which may name the tokenizer's class
 )
 """All that may be read of a tokenizer's folder."""
 
@@ -53,7 +53,7 @@ POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
-# what older releases call them, in the order in which they put several behind one another
+# their names in older releases, in the order of concatenation
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -96,9 +96,9 @@ class Modules:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What a folder says of texts and vectors, None where nothing.
+    """A folder's settings of texts and vectors, None where it has none.
 
-    ``prompts``: by name; ``max_lengths``: of queries, of documents.
+    ``prompts``: by name. ``max_lengths``: of queries, of documents.
     """
 
     prompts: Mapping[str, str]
@@ -129,7 +129,7 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
 def has_two_towers(path: Path) -> bool:
     """Whether the folder encodes queries and documents by different modules.
 
-    One transformer of which documents have several layers or tokens, as the form beside it says, is one tower.
+    One transformer with several vectors for documents, by the form beside it, is one tower.
     """
     query, document = read_modules(path, "query"), read_modules(path, "document")
     return query.transformer != document.transformer or (query != document and not (path / FORM_FILE).exists())
@@ -151,8 +151,8 @@ def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     kinds = " ".join(kind for kind, _ in chain)
     if not _CHAIN.fullmatch(kinds):
         raise UserError(
-            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling (or"
-            f" {TABLE} in their place), any number of Dense, Normalize."
+            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling"
+            f" (or {TABLE} instead of both), any number of Dense, Normalize."
         )
     return chain
 
@@ -197,7 +197,7 @@ def reading(what: str, path: Path) -> Iterator[None]:
 
 
 def read_text_settings(modules: Modules) -> TextSettings:
-    """What an encoder's folder, and that of its transformer, say of texts.
+    """The settings of texts in an encoder's folder, and in that of its transformer.
 
     Raises ``UserError`` for settings that would change vectors unseen.
     """
@@ -208,8 +208,8 @@ def read_text_settings(modules: Modules) -> TextSettings:
         kinds = {kind for kind in settings.get("modality_config") or () if set(kind.split("+")) <= _MODALITIES}
     if not kinds <= {"text"}:
         raise UserError(
-            f"{transformer} has modality_config for other things than text: texts would pass through a chat template,"
-            " which is not supported. Save the model with the modality 'text' alone."
+            f"{transformer} has modality_config for other things than text, so texts would pass through a chat"
+            " template. That is not supported. Save the model with the modality 'text' alone."
         )
     unknown = [key for key, value in settings.items() if value and key not in _TRANSFORMER_SETTINGS]
     if unknown or settings.get("transformer_task", _TASK) != _TASK:
@@ -220,9 +220,9 @@ def read_text_settings(modules: Modules) -> TextSettings:
     default = config.get("default_prompt_name")
     if prompts.get(default) and default not in _ROLE_PROMPTS:
         warn_once(
-            f"{modules.folder}: default_prompt_name is {default!r}, but queries and documents have prompts of their own"
-            " or none, as in sentence-transformers' encode_query and encode_document. Set query_prompt_name or"
-            f" document_prompt_name to {default!r} where it is theirs."
+            f"{modules.folder}: default_prompt_name is {default!r}, but queries and documents have their own"
+            " prompts or none, as in sentence-transformers' encode_query and encode_document. Set"
+            f" query_prompt_name or document_prompt_name to {default!r} if one of them uses it."
         )
     general = settings.get("max_seq_length")
     lengths: list[int | None] = [settings.get(key) or general for key in ("query_length", "document_length")]
@@ -235,7 +235,7 @@ def read_text_settings(modules: Modules) -> TextSettings:
 
 
 def _transformer_settings(folder: Path) -> dict[str, Any]:
-    """The first that says something of the files by which families have had them; none may ask to run code."""
+    """The settings in the first file that has any; the file's name depends on the family. None may ask to run code."""
     found = (read_json(folder / f"sentence_{family}_config.json") for family in _FAMILIES)
     settings: dict[str, Any] = dict(next(filter(None, found), {}))
     for key, value in settings.items():
@@ -249,8 +249,8 @@ def read_pooling(modules: Modules) -> Pooling:
     folder = modules.pooling
     if folder is None:
         raise UserError(
-            f"{modules.folder} is a plain transformer without pooling settings. Say which pooling it was trained with:"
-            " set the encoder's pooling to mean, cls or last_token."
+            f"{modules.folder} is a plain transformer without pooling settings. Set the encoder's pooling to the"
+            " one it was trained with: mean, cls or last_token."
         )
     modes = _pooling_config(folder).get("pooling_mode", "mean")
     if isinstance(modes, str) and modes in POOLING_MODES:
@@ -258,7 +258,7 @@ def read_pooling(modules: Modules) -> Pooling:
     named = modes if isinstance(modes, str) else ", ".join(modes)
     raise UserError(
         f"{folder}/config.json asks for a pooling that is not supported: {named}. Supported is one of"
-        f" {', '.join(POOLING_MODES)}; set the encoder's pooling to use another than the folder says."
+        f" {', '.join(POOLING_MODES)}. Set the encoder's pooling to use another than the folder's."
     )
 
 
@@ -283,15 +283,15 @@ def require_safetensors(folder: Path) -> None:
     pickles = [*folder.glob("*.bin"), *folder.glob("*.pt")]
     if pickles and not list(folder.glob("*.safetensors")):
         raise UserError(
-            f"{folder} holds its weights as a pickle alone ({pickles[0].name}), which isn't read: it can run any code."
-            " Where you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
+            f"{folder} holds its weights only as a pickle ({pickles[0].name}), which isn't read because it can run any"
+            " code. If you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
         )
     listing = folder / "model.safetensors.index.json"
     with reading("The list of weights", listing):
         names = sorted(set(read_json(listing).get("weight_map", {}).values()))
     for name in names:
         if not name.endswith(".safetensors") or Path(name).name != name:
-            raise UserError(f"{listing} names {name!r}; weights are read from safetensors files beside it alone.")
+            raise UserError(f"{listing} names {name!r}; weights are read only from safetensors files beside it.")
 
 
 @cache
@@ -328,8 +328,8 @@ def named_base(path: Path) -> tuple[str, str | None]:
     name = config.get("base_model_name_or_path")
     if not name:
         raise UserError(
-            f"{listing} names no base_model_name_or_path. Say which model the adapter was trained on: set the encoder's"
-            " base_model."
+            f"{listing} names no base_model_name_or_path. Set the encoder's base_model to the model that the"
+            " adapter was trained on."
         )
     return str(name), config.get("revision")
 
@@ -343,8 +343,9 @@ def require_tokenizer(folder: Path) -> None:
     """Raises ``UserError`` where the folder holds no tokenizer's files."""
     if not has_tokenizer(folder):
         raise UserError(
-            f"{folder} holds no tokenizer (none of {', '.join(_VOCABULARY)}). Save the tokenizer beside the weights:"
-            " tokenizer.save_pretrained(folder). Or, of an encoder, name the folder that has it in 'tokenizer'."
+            f"{folder} holds no tokenizer (none of {', '.join(_VOCABULARY)}). Save the tokenizer beside the"
+            " weights: tokenizer.save_pretrained(folder). For an encoder you can also set 'tokenizer' to the"
+            " folder that has it."
         )
 
 
@@ -367,6 +368,6 @@ def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Seq
 
 
 def read_document_model(path: Path) -> str | None:
-    """Of an encoder of queries alone, the ``fingerprint`` of the contract of its documents' encoder; else None."""
+    """For an encoder of queries only, the ``fingerprint`` of its documents' encoder contract. Otherwise None."""
     found: str | None = read_json(path / DOCUMENT_MODEL_FILE).get("document_model")
     return found

@@ -1,7 +1,7 @@
 """Several vectors a document, from several layers or tokens of one transformer, and their reductions to one vector.
 
-"Investigating Multi-layer Representations for Dense Passage Retrieval" (MLR, Xie & Lukasiewicz 2025), with the two
-forms it is compared with: ME-BERT (Luan et al. 2021) and ColBERT (Khattab & Zaharia 2020, with one query vector).
+"Investigating Multi-layer Representations for Dense Passage Retrieval" (MLR, Xie & Lukasiewicz 2025). Also the two
+forms it is compared with: ME-BERT (Luan et al. 2021) and ColBERT (Khattab & Zaharia 2020) with one query vector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ class LayerStates:
     """Pooled states of ``layers`` (1 the first block, ascending, the last layer last) in one pass of ``transformer``.
 
     The numbers are Hugging Face's for ``hidden_states``: a layer's state is the output of its block, and the last
-    layer's is ``last_hidden_state``. So where a model ends in a norm (T5, ModernBERT, most decoders), the last layer
-    alone is normed.
+    layer's is ``last_hidden_state``. So where a model ends in a norm (T5, ModernBERT, most decoders), only the last
+    layer is normed.
 
-    The hooks stay on the blocks for good and are idle but in a call: a pass that is compiled takes them in once, and
-    one that is computed again in the backward pass (activation checkpointing) finds them idle.
+    The hooks stay on the blocks for good and are idle outside of a call. So a compiled pass captures them once. A pass
+    that activation checkpointing recomputes in the backward pass finds them idle.
     """
 
     def __init__(self, transformer: nn.Module, layers: Sequence[int]) -> None:
@@ -77,21 +77,15 @@ class MultiVectorEncoder(TextEncoder):
         self._layer_states = LayerStates(encoder.transformer, form.layers) if form.kind == "layers" else None
 
     def states(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """All m vectors of each text, before a reduction: float32 (n, m, dimension), and bool (n, m).
-
-        True is a vector; a text of fewer than m tokens lacks the others, which are zero. Layers ascend, so the last
-        layer is the last; the first token is the first.
-        """
+        """All m vectors of each text, before a reduction: float32 (n, m, dimension), and which exist, bool (n, m)."""
         states, present = self._pooled(features)
         return self._finish(states).masked_fill(~present.unsqueeze(-1), 0.0), present
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """What is stored and searched: float32 (n, dimension), or (n, m, dimension) without a reduction.
 
-        Of all tokens m is the length of ``features``.
-
-        Where a text has fewer than m tokens, its first vector stands in for the others: the best inner product with a
-        text's vectors stays the best one.
+        For all tokens m is the length of ``features``. A text with fewer than m tokens repeats its first vector,
+        because this doesn't change its best inner product.
         """
         states, present = self._pooled(features)
         if not self.form.reduced:
@@ -126,8 +120,8 @@ class MultiVectorEncoder(TextEncoder):
 def scalar_mix(states: Tensor, present: Tensor, alpha: Tensor) -> Tensor:
     """The average of a text's vectors weighted by softmax(alpha), Eq. 8 of MLR; equal alphas give the plain one.
 
-    ``states`` float32 (n, m, d); ``present`` bool (n, m), one True a row at least, over which the softmax goes;
-    ``alpha`` (m,). Returns (n, d).
+    ``states`` float32 (n, m, d). ``present`` bool (n, m): the vectors in the softmax, at least one a row. ``alpha``
+    (m,). Returns (n, d).
     """
     weights = alpha.to(states.dtype).expand(present.shape).masked_fill(~present, -torch.inf).softmax(dim=1)
     return (weights.unsqueeze(-1) * states.masked_fill(~present.unsqueeze(-1), 0.0)).sum(dim=1)
@@ -176,8 +170,8 @@ def require_one_contract(query: TextEncoder, document: TextEncoder, mine: str, t
     alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
     if differing := query.contract.differences(alone):
         raise UserError(
-            f"{mine} and {theirs} differ in more than their weights: {differing}. The two are stored as one encoder:"
-            " give both the same pooling, prompts, lengths and the like."
+            f"{mine} and {theirs} differ in more than their weights: {differing}. Give both the same pooling,"
+            " prompts, lengths and so on, because they are stored as one encoder."
         )
 
 

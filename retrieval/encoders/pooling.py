@@ -10,9 +10,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def pool(states: Tensor, attention_mask: Tensor, pooling: str) -> Tensor:
-    """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32.
+    """One vector (n, d) a text in float32, from token states (n, length, d) and a right-padded mask (n, length).
 
-    States in float64 stay so. 'weighted_mean' counts the first token once, the second twice and so on; 'mean_sqrt_len'
+    States in float64 stay so. 'weighted_mean' counts the first token once, the second twice and so on. 'mean_sqrt_len'
     divides the sum by the square root of the number of tokens.
     """
     states = at_least_float32(states)

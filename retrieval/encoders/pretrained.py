@@ -37,7 +37,7 @@ class PackagedModel:
 
     @property
     def name(self) -> str:
-        """As the package is installed."""
+        """The package's name for pip."""
         return self.package.replace("_", "-")
 
 
@@ -78,7 +78,7 @@ _WEIGHTS_A_SECOND = 1.5e11  # that a small encoder's tokens meet on a CPU
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """Where a model's files are on this machine, where they came from (for the user), and what they are."""
+    """A model's files on this machine, where they came from (for the user), and what they are."""
 
     path: Path
     origin: str
@@ -137,11 +137,11 @@ def locate_model(
 ) -> LocatedModel:
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
-    A hub name is looked up in the hub's mirror alone where there is one; else in the package of ``PACKAGED_MODELS``
-    where it is installed, then in the hub's local cache, then the hub. A model in ``PACKAGED_MODELS`` must have the
-    pinned SHA-256 from wherever it comes. Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the
-    hub's main. ``with_code``: Python files are wanted from the hub too. The fingerprint of a LoRA adapter covers its
-    base model too: ``base_model``, by default the one that the adapter names. Raises ``UserError``.
+    If the hub has a mirror here, a hub name is looked up only there. Otherwise it is looked up in an installed package
+    of ``PACKAGED_MODELS``, then in the hub's local cache, then on the hub. A model in ``PACKAGED_MODELS`` must have the
+    pinned SHA-256, wherever it comes from. Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the
+    hub's main. ``with_code`` also fetches Python files from the hub. ``base_model``: of a LoRA adapter, by default the
+    one that it names. The fingerprint covers it. Raises ``UserError``.
     """
     found = _find(model, revision, with_code)
     origin = found.origin
@@ -237,7 +237,7 @@ def check_weights(path: Path, expected: str) -> None:
     if found != expected:
         raise UserError(
             f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not"
-            " loaded. Reinstall the package or clear the hub's cache, or name another folder as the encoder's model."
+            " loaded. Reinstall the package, clear the hub's cache, or name another folder as the encoder's model."
         )
 
 
@@ -246,8 +246,8 @@ def _refuse_unlisted(path: Path, listed: set[str]) -> None:
     for file in _loaded(path, with_code=True):
         if str(file.relative_to(path)) not in listed:
             raise UserError(
-                f"{file} isn't listed in the model artifact's {MANIFEST}, so what would be loaded is not what was"
-                " trained. Remove it; to use the folder as it is, copy it without that manifest."
+                f"{file} isn't listed in the model artifact's {MANIFEST}, so the loaded model would differ from"
+                " the trained one. Remove it. To use the folder as it is, copy it without that manifest."
             )
 
 
@@ -279,8 +279,8 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         if tokenizer_only or _has_weights(found):
             return found
         reason = (
-            "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them,"
-            " load the model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
+            "it holds no safetensors there, and pickles aren't read because they can run any code. If you trust them,"
+            " load the model with transformers, save it and its tokenizer with save_pretrained, and give that folder"
         )
     packaged = PACKAGED_MODELS.get(model)
     raise UserError(
@@ -325,6 +325,6 @@ def _sha256_of_state(file: Path, size: int, changed: int) -> str:  # noqa: ARG00
 
 
 def _loaded(path: Path, with_code: bool) -> list[Path]:
-    """All files that loading may read; a model's own code is part of what it computes."""
+    """All files that loading may read. A model's own code is included, because it changes what is computed."""
     patterns = [*_LOADED_PATTERNS, _CODE] if with_code else _LOADED_PATTERNS
     return sorted(file for pattern in patterns for file in path.rglob(pattern) if file.is_file())

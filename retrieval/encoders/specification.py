@@ -35,16 +35,17 @@ class VectorForm(Settings):
     """Which vectors a document has; a query always has one, that of the last layer."""
 
     kind: Kind = "single"
-    """'single': the plain dual encoder; 'layers': pooled states of several layers (MLR, Xie & Lukasiewicz 2025);
-    'first_tokens': the last layer's first states (ME-BERT, Luan et al. 2021); 'all_tokens': all of them (ColBERT,
-    Khattab & Zaharia 2020)."""
+    """'single': one vector, the plain dual encoder. 'layers': pooled states of several layers (MLR, Xie & Lukasiewicz
+    2025). 'first_tokens': the last layer's first states (ME-BERT, Luan et al. 2021). 'all_tokens': all of its states
+    (ColBERT, Khattab & Zaharia 2020)."""
     layers: tuple[int, ...] = ()
-    """Of kind 'layers', ascending, the encoder's last among them; 1 is the first block, 0 would be the embeddings."""
+    """For kind 'layers': the layers, ascending, with the encoder's last. 1 is the first block; 0 would be the
+    embeddings."""
     tokens: NonNegativeInt = 0
-    """States of kind 'first_tokens'."""
+    """For kind 'first_tokens': the number of states."""
     reduction: Reduction = "none"
-    """'none' keeps them all; else they become one: the 'last' layer's or the first token's, their 'average', or a
-    'scalar_mix', an average with learnt weights."""
+    """'none' keeps all vectors. The others reduce them to one: the 'last' layer's or first token's, their 'average', or
+    a 'scalar_mix', an average with learnt weights."""
 
     def _check(self) -> None:
         for name, kind, example in (("layers", "layers", "[10, 12]"), ("tokens", "first_tokens", "8")):
@@ -54,7 +55,7 @@ class VectorForm(Settings):
             if self.kind != kind and value:
                 raise ValueError(f"{name} is {value}, which kind {self.kind!r} doesn't have: leave {name} out")
         if self.layers and (self.layers[0] < 1 or list(self.layers) != sorted(set(self.layers))):
-            raise ValueError(f"layers {list(self.layers)} must be ascending and distinct, from 1, the first block, on")
+            raise ValueError(f"layers {list(self.layers)} must be ascending and distinct, from 1, the first block")
         if self.kind == "single" and self.reduction != "none":
             raise ValueError(f"reduction is {self.reduction!r}, but kind 'single' has one vector already")
         if self.kind == "all_tokens" and self.reduction == "scalar_mix":
@@ -86,70 +87,70 @@ class VectorForm(Settings):
         """Raises ``UserError`` where the ``layers`` of ``setting`` don't end in the last of the model's ``count``."""
         if self.layers and self.layers[-1] != count:
             raise UserError(
-                f"{setting} is {list(self.layers)}. It must end in {count}, the last layer of {model}, whose vector"
-                f" queries have; before it, any of 1 to {count - 1}."
+                f"{setting} is {list(self.layers)}. It must end in {count}, the last layer of {model}, because"
+                f" queries use its vector. Before it, any of 1 to {count - 1} are allowed."
             )
 
 
 class ModelSettings(Settings):
-    """Which pretrained model."""
+    """The pretrained model."""
 
     model: InputPath
     """A folder, a model artifact or a hub name."""
     revision: str | None = None
     """Branch, tag or commit of a hub name."""
     base_model: InputPath | None = None
-    """Of a LoRA adapter, instead of the one that its folder names."""
+    """The base model of a LoRA adapter, instead of the one that its folder names."""
 
 
 class EncoderSettings(ModelSettings):
-    """Which encoder, and what overrides its own folder's settings (None or 'auto': as the folder says)."""
+    """The encoder, and settings that override those of its folder (None or 'auto': as the folder says)."""
 
     tokenizer: InputPath | None = None
-    """A folder, a model artifact or a hub name whose tokenizer is read, as of a model whose own folder has none."""
+    """A folder, a model artifact or a hub name to read the tokenizer from, for a model without one."""
     pooling: Literal[Pooling, "auto"] = "auto"
     """How the states of a text's tokens become one vector."""
     head: Head = "full"
-    """'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation, as the authors
-    of CDE use GTR (Morris & Rush 2024, released code)."""
+    """'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation. The authors of
+    CDE use GTR so (Morris & Rush 2024, released code)."""
     projection: Projection | None = None
-    """One more layer behind those: 'linear', a fresh one, for training alone; 'pooler', the weights of the model's own
-    pooler without its tanh, or with it. The trained model's folder then holds the layer itself."""
+    """One more layer after the folder's. 'linear': a new one, for training only. 'pooler': the weights of the model's
+    own pooler, without its tanh or with it. The trained model's folder then holds the layer itself."""
     normalize: bool | None = None
-    """Whether vectors have length 1."""
+    """Whether vectors are scaled to length 1."""
     query_prompt: str | None = None
-    """What is put before a query."""
+    """Text put before a query."""
     document_prompt: str | None = None
-    """What is put before a document."""
+    """Text put before a document."""
     prompts: dict[str, str] = Field(default={}, exclude_if=operator.not_)
-    """More prompts by name, beside and over those of the folder: sentence-transformers' ``prompts``."""
+    """More prompts by name. They override those of the folder, sentence-transformers' ``prompts``."""
     query_prompt_name: str | None = Field(default=None, exclude_if=operator.not_)
-    """Instead of ``query_prompt``: the name of one."""
+    """Name of the query prompt, instead of ``query_prompt``."""
     document_prompt_name: str | None = Field(default=None, exclude_if=operator.not_)
-    """Instead of ``document_prompt``: the name of one."""
+    """Name of the document prompt, instead of ``document_prompt``."""
     truncate_dim: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
-    """How many of a vector's numbers are kept, the first ones, before it gets its length: as ``objective.matryoshka``
-    trains them."""
+    """Keep this many of a vector's first numbers, before normalisation. ``objective.matryoshka`` trains such
+    vectors."""
     max_length: PositiveInt | None = None
-    """Tokens of the longest text, special tokens included."""
+    """Tokens of the longest text, special tokens included. Longer texts are cut."""
     append_eos: bool | Literal["auto"] = "auto"
-    """Whether texts end in the end-of-sequence token; 'auto': where the folder asks for it (``add_eos_token``), and
-    where the last token is pooled and the folder has no pooling settings."""
+    """Whether texts end in the end-of-sequence token. 'auto': where the folder asks for it (``add_eos_token``). 'auto'
+    also adds it if the last token is pooled and the folder has no pooling settings."""
     dtype: Literal[Dtype, "auto"] = "auto"
-    """Of weights and matrix products; 'auto': bfloat16 where the processor has it."""
+    """Data type of weights and matrix products. 'auto': bfloat16 where the processor has it."""
     attention: AttentionKernel = Field(default="auto", exclude_if=lambda kernel: kernel == "auto")
-    """Whose kernels compute attention: PyTorch's ('auto', 'sdpa'), or FlashAttention's, a package of its own that needs
-    a GPU and bfloat16; a contextual encoder's second stage has PyTorch's alone."""
+    """The attention kernels. 'auto' and 'sdpa': PyTorch's. FlashAttention's are a package of their own that needs a GPU
+    and bfloat16. A contextual encoder's second stage always uses PyTorch's."""
     bidirectional: bool = Field(default=False, exclude_if=operator.not_)
-    """Of a decoder: every token reads the whole text, as in an encoder (BehnamGhader et al. 2024). The trained model's
-    folder says so itself (``is_causal`` in its config.json, which transformers reads)."""
+    """For a decoder: every token reads the whole text, as in an encoder (BehnamGhader et al. 2024). The trained model's
+    folder records it (``is_causal`` in its config.json, which transformers reads)."""
     static: bool = Field(default=False, exclude_if=operator.not_)
-    """Its table of word embeddings alone: a text is the mean of its tokens' vectors, which trains in seconds on a CPU.
-    A folder that is such a table (sentence-transformers' StaticEmbedding, model2vec) needs no setting."""
+    """Use only the model's table of word embeddings: a text is the mean of its tokens' vectors, which trains in seconds
+    on a CPU. A folder with such a table (sentence-transformers' StaticEmbedding, model2vec) needs no setting."""
     trust_remote_code: bool = False
-    """Whether the model's own Python code is run."""
+    """Whether to run the model's own Python code."""
     form: VectorForm | None = None
-    """Which vectors a document has."""
+    """The vectors of a document."""
 
     def _check(self) -> None:
         for role in ROLES:
@@ -158,8 +159,8 @@ class EncoderSettings(ModelSettings):
             text, name = getattr(self, f"{role}_prompt"), getattr(self, f"{role}_prompt_name")
             if text is not None and name is not None:
                 raise ValueError(
-                    f"{role}_prompt is {text!r} and {role}_prompt_name {name!r}: keep one, and leave the other out (or"
-                    " null)"
+                    f"{role}_prompt is {text!r} and {role}_prompt_name {name!r}: set one of the two, and leave the"
+                    " other out (or null)"
                 )
 
     def __hash__(self) -> int:
@@ -169,7 +170,9 @@ class EncoderSettings(ModelSettings):
     def resolve_dimension(self, whole: int) -> int:
         """Numbers of a vector, of ``whole`` ones. Raises ``UserError`` where more are wanted."""
         if (self.truncate_dim or 0) > whole:
-            raise UserError(f"encoder.truncate_dim is {self.truncate_dim}; vectors have {whole} numbers: give less.")
+            raise UserError(
+                f"encoder.truncate_dim is {self.truncate_dim}, but vectors have {whole} numbers. Give less."
+            )
         return self.truncate_dim or whole
 
     def resolve_prompts(self, stated: Mapping[str, str]) -> dict[str, str]:
@@ -197,29 +200,29 @@ class LoraSettings(Settings):
     """
 
     rank: PositiveInt = 16
-    """Width of the two matrices."""
+    """Rank of the adapter: the width of its two matrices."""
     alpha: PositiveFloat = 32
-    """Weight of what they add, over their rank."""
+    """Scale of the adapter's output, divided by the rank."""
     dropout: PartialShare = 0.0
-    """Of what they read."""
+    """Dropout on the adapter's input."""
     targets: list[str] | Literal["attention", "all_linear"] = "attention"
-    """The matrices of the attention, those and the feed-forward ones, or modules by the ends of their names, such as
-    'query' or 'layer.0.attention.self.query'."""
+    """The matrices to adapt: those of the attention, or those and the feed-forward ones. Or modules by the ends of
+    their names, such as 'query' or 'layer.0.attention.self.query'."""
 
 
 class ListScorerForm(Settings):
-    """How large the transformer is; defaults as in the paper's appendix A.4 and table 3."""
+    """The size of the transformer. Defaults are those of the paper's appendix A.4 and table 3."""
 
     layers: PositiveInt = 2
-    """Blocks of attention and feed-forward layers."""
+    """Number of blocks of attention and feed-forward layers."""
     heads: PositiveInt = 8
-    """Heads of the attention."""
+    """Number of attention heads."""
     width: PositiveInt | None = None
-    """Width of its states; None: that of the vectors."""
+    """Width of the states. None: that of the vectors."""
     feed_forward: PositiveInt | None = None
-    """Width of the feed-forward layers; None: four times the other."""
+    """Width of the feed-forward layers. None: four times ``width``."""
     dropout: PartialShare = 0.1
-    """Of what attention and feed-forward layers add."""
+    """Dropout on the output of attention and feed-forward layers."""
 
     def __str__(self) -> str:
         width = "" if self.width is None else f", width {self.width}"
@@ -234,27 +237,27 @@ class ContextualForm(Settings):
     """
 
     context_documents: PositiveInt = 64
-    """J, how many documents the context has."""
+    """J, the number of documents in the context."""
     vectors_per_document: PositiveInt = 1
-    """k, vectors that each of them has."""
+    """k, the number of vectors of each of them."""
     prompts: NonNegativeInt = 0
-    """Learnt vectors between context and text."""
+    """Number of learnt vectors between context and text."""
     residual_head: bool = False
-    """Whether a perceptron follows the pooling, added to its input."""
+    """Whether a residual perceptron follows the pooling."""
     text_positions: Literal["from_zero", "behind_prefix"] = "from_zero"
-    """A text's first token stands at position 0, or as many places on as there are vectors before it; then the prompt
-    vectors have positions too."""
+    """'from_zero': a text's first token has position 0. 'behind_prefix': it comes after the vectors before it, and the
+    prompt vectors have positions too."""
     pooled: Literal["text", "all"] = "text"
-    """What is averaged: the text's tokens, or the vectors before it too."""
+    """What is averaged: the text's tokens, or also the vectors before it."""
     prefix_attends: Literal["all", "prefix"] = "all"
-    """The vectors before the text read the whole sequence, or only each other: then the layers' work on them is done
-    once for all texts; what a text is not to read, its context may still tell it in part."""
+    """What the vectors before the text read: the whole sequence, or only each other. 'prefix' computes them once for
+    all texts. They read each other, so a document that a text must not read can still reach it in part."""
 
     def _check(self) -> None:
         if self.prefix_attends == "prefix" and (self.prompts or self.pooled == "all"):
             raise ValueError(
-                f"prefix_attends 'prefix' goes without prompt vectors (prompts is {self.prompts}) and with the text's"
-                f" tokens pooled alone (pooled is {self.pooled!r}). Set prompts to 0 and pooled to 'text', or"
+                f"prefix_attends 'prefix' doesn't work with prompt vectors (prompts is {self.prompts}) or with more"
+                f" than the text pooled (pooled is {self.pooled!r}). Set prompts to 0 and pooled to 'text', or"
                 " prefix_attends to 'all'"
             )
 
@@ -283,29 +286,29 @@ class EncoderContract(Settings):
     """Everything that makes two vectors comparable; stored with vectors and indexes, compared where they meet."""
 
     model: str
-    """Fingerprint of weights (a LoRA adapter's base included), tokenizer and module settings."""
+    """Fingerprint of the weights (with a LoRA adapter's base), tokenizer and module settings."""
     revision: str | None = None
-    """As it was asked for; not compared, as ``model`` says exactly which files were loaded."""
+    """The revision as it was asked for. It is not compared, because ``model`` identifies the loaded files."""
     pooling: Pooling
     """How the states of a text's tokens became one vector."""
     head: Head = "full"
-    """'pooled' where the folder has dense layers and they were left out."""
+    """'pooled' where the folder's dense layers were left out."""
     projection: Projection | None = None
     """A layer that the folder doesn't have."""
     normalize: bool
     """Whether vectors have length 1."""
     query_prompt: str
-    """What is put before a query."""
+    """Text put before a query."""
     document_prompt: str
-    """What is put before a document."""
+    """Text put before a document."""
     prompts: dict[str, str] = Field(default={}, exclude_if=operator.not_)
-    """Others by name; not compared, as no text has one of them before it unless it is one of the two above."""
+    """Other prompts by name. They are not compared, because no text has one of them before it."""
     max_length: int
     """Tokens of the longest text."""
     append_eos: bool = False
     """Whether every text ends in the tokenizer's end-of-sequence token."""
     dtype: Dtype
-    """Of weights and matrix products."""
+    """Data type of weights and matrix products."""
     dimension: int
     """Length of a vector."""
     bidirectional: bool = False
@@ -313,13 +316,13 @@ class EncoderContract(Settings):
     form: str = "single"
     """A document's vectors: a ``VectorForm`` in words."""
     document_model: str | None = None
-    """Of an encoder of queries alone: ``fingerprint`` of its documents' contract."""
+    """For an encoder of queries only: ``fingerprint`` of its documents' contract."""
     list_scorer: str | None = None
     """The scoring module that an encoder of queries was trained with, in words."""
     architecture: str = "plain"
-    """Or a ``ContextualForm`` in words, or 'static'."""
+    """A ``ContextualForm`` in words, or 'static'."""
     context: str | None = None
-    """What a contextual encoder reads texts in: a fingerprint, 'null', 'none'."""
+    """The context that a contextual encoder reads: a fingerprint, 'null', 'none'."""
 
     @property
     def named_prompts(self) -> dict[str, str]:
@@ -343,21 +346,21 @@ class EncoderContract(Settings):
         if queries.list_scorer is not None and not by_list_scorer:
             raise UserError(
                 f"The encoder behind the queries of {theirs} was trained with a scoring module"
-                f" ({queries.list_scorer}), which ranks lists of candidates as a whole; inner products with its vectors"
-                " are not what it was trained for, so no index can be searched with them. Find candidates by another"
-                " ranking, and rank them by the module: 'raytriever rerank' with 'scoring' set to the trained model."
+                f" ({queries.list_scorer}), which ranks whole lists of candidates. No index can be searched with"
+                " its vectors, because it was not trained for inner products. Find candidates by another ranking,"
+                " and rerank them with the module: 'raytriever rerank' with 'scoring' set to the trained model."
             )
         if queries.document_model is None or queries.model == self.model:
             self.require_same(queries, mine, theirs)
         elif queries.document_model != self.fingerprint or queries.dimension != self.dimension:
             raise UserError(
                 f"The encoder behind the queries of {theirs} was trained for documents of another encoder"
-                f" ({queries.document_model[:12]}) than that behind {mine} ({self.fingerprint[:12]}). Search the index"
-                " of the documents that it was trained with (objective.documents of its training)."
+                f" ({queries.document_model[:12]}) than the one behind {mine} ({self.fingerprint[:12]}). Search"
+                " the index of the documents that it was trained with (objective.documents of its training)."
             )
 
     def require_same(self, other: "EncoderContract", mine: str, theirs: str) -> None:
-        """Raises ``UserError`` naming the fields in which the encoders behind two sets of vectors differ."""
+        """Raises ``UserError`` if two sets of vectors come from different encoders, naming the fields that differ."""
         if differing := self.differences(other):
             raise UserError(
                 f"The vectors of {mine} and {theirs} come from different encoders: {differing}. Embed both with the"
@@ -374,9 +377,8 @@ def require_prompt(prompts: Mapping[str, str], name: str, setting: str) -> str:
     """The prompt of that name. Raises ``UserError`` where there is none, naming those that there are."""
     if name not in prompts:
         raise UserError(
-            f"{setting} is {name!r}, but the encoder has no prompt of that name; it has"
-            f" {', '.join(sorted(prompts))}. Name one of those, or add it: encoder.prompts is a mapping from names to"
-            " texts."
+            f"{setting} is {name!r}, but the encoder has no prompt of that name. It has"
+            f" {', '.join(sorted(prompts))}. Name one of those, or add it: encoder.prompts maps names to texts."
         )
     return prompts[name]
 
@@ -396,7 +398,7 @@ def require_positions(wanted: int | None, positions: int, setting: str, model: s
     """Raises ``UserError`` where ``setting`` asks for longer texts than the ``model`` was made for."""
     if wanted is not None and wanted > positions:
         raise UserError(
-            f"{setting} is {wanted}, over the limit of {model}, {positions} tokens. Lower it, or choose another one."
+            f"{setting} is {wanted}, over the limit of {model}, {positions} tokens. Lower it, or choose another model."
         )
 
 
@@ -410,7 +412,7 @@ def resolve_dtype(dtype: Literal[Dtype, "auto"], *, gpu: bool = False) -> Dtype:
 def has_bfloat16(*, gpu: bool = False) -> bool:
     """Whether this machine's CPU (or GPU) has bfloat16 instructions; a GPU that only workers have counts as one.
 
-    It is torch's answer, for which torch is imported only where the system doesn't give it.
+    torch answers it, but is imported only if the system doesn't tell.
     """
     known = None
     if "torch" not in sys.modules:
@@ -459,6 +461,6 @@ def require_dtype(dtype: Dtype, host: str, *, gpu: bool = False) -> None:
     """Raises ``UserError`` on a worker that lacks what the driver resolved 'auto' to."""
     if dtype == "bfloat16" and not has_bfloat16(gpu=gpu):
         raise UserError(
-            f"The job runs in bfloat16, which the {'GPU' if gpu else 'CPU'} of {host} has no instructions for. Set the"
-            " encoder's dtype to float32, or keep the job on machines of one kind."
+            f"The job runs in bfloat16, but the {'GPU' if gpu else 'CPU'} of {host} has no instructions for it."
+            " Set the encoder's dtype to float32, or keep the job on machines of one kind."
         )

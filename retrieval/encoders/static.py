@@ -107,7 +107,7 @@ def load_table_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise UserError(f"{folder} has no tokenizer.json, by which the texts of a static encoder are read.")
+        raise UserError(f"{folder} has no tokenizer.json, which a static encoder needs to read texts.")
     with reading("The tokenizer", path):
         return PreTrainedTokenizerFast(tokenizer_file=str(path))
 
@@ -119,6 +119,6 @@ def stored_length(tokenizer: Any) -> int | None:
 
 
 def starts_of(mask: Tensor) -> Tensor:
-    """Where each text's tokens begin, int64 (n,), where a mask (n, length) keeps them all in one row."""
+    """The start of each text's tokens, int64 (n,), in one row of all tokens that a mask (n, length) keeps."""
     lengths = mask.sum(dim=1)
     return torch.cumsum(lengths, dim=0) - lengths

@@ -32,7 +32,7 @@ def place_module(module: nn.Module, device: torch.device | str, dtype: torch.dty
 
 
 def position_limit(transformer: nn.Module) -> int | None:
-    """Tokens for which the model has a learned position each; None for rotary and relative positions.
+    """Number of tokens with a learned position each; None for rotary and relative positions.
 
     RoBERTa's and MPNet's tables hold ``padding_idx + 1`` rows that no token uses: 512 positions of 514.
     """
@@ -49,7 +49,7 @@ def is_causal(transformer: nn.Module) -> bool:
 
 
 def is_bidirectional_decoder(transformer: nn.Module) -> bool:
-    """Whether this is a decoder whose configuration has its tokens read the whole text."""
+    """Whether this is a decoder, but by its configuration its tokens read the whole text."""
     return getattr(transformer.config, "is_causal", None) is False
 
 
@@ -66,8 +66,8 @@ def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
     blocks = _blocks_below(transformer)
     if not blocks:
         raise UserError(
-            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), one by one of which they could"
-            " be sharded, compiled or computed again. Leave out sharding, compile and activation_checkpointing."
+            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), so its blocks can't be"
+            " sharded, compiled or recomputed one by one. Leave out sharding, compile and activation_checkpointing."
         )
     return blocks
 
@@ -80,10 +80,10 @@ def _blocks_below(module: nn.Module) -> list[nn.Module]:
 
 
 def linear_parameters(transformer: nn.Module, *, with_head: bool = False) -> list[nn.Parameter]:
-    """What linear layers in its blocks, and no other modules, read: autocast multiplies by these in bfloat16.
+    """Weights of the linear layers in its blocks only. Autocast multiplies by these in bfloat16.
 
-    ``with_head``: and a language model's head (``lm_head``), unless that shares the embeddings' table. Embeddings and
-    normalisations are not among them.
+    ``with_head`` adds a language model's head (``lm_head``), unless that shares the embeddings' table. Embeddings and
+    normalisations are not included.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -116,7 +116,7 @@ def numbered_blocks(transformer: nn.Module) -> list[nn.Module]:
     blocks, count = transformer_blocks(transformer), config.num_hidden_layers
     if len(blocks) != count:
         raise UserError(
-            f"{type(transformer).__name__} has {count} layers but {len(blocks)} blocks for them (in some models they"
-            " share their weights), so single ones can't be read. Use the form single."
+            f"{type(transformer).__name__} has {count} layers but {len(blocks)} blocks for them (in some models"
+            " they share their weights), so single layers can't be read. Use the form single."
         )
     return blocks

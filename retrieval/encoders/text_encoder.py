@@ -85,7 +85,7 @@ def _cutting_at(length: int) -> Iterator[None]:
 
 
 Prompts = Sequence[str | None]
-"""What is put before each of some texts; None: what its role has."""
+"""The prompt before each of some texts. None: that of its role."""
 
 TokenIds = Sequence[int] | NDArray[np.int32]
 
@@ -129,7 +129,7 @@ class TextEncoder(nn.Module):
         return self.tokenizer.pad_token_id or 0  # masked, so any token will do where there is none
 
     def prompt(self, role: Role) -> str:
-        """What is put before a text of this role."""
+        """The prompt before a text of this role."""
         return self.contract.query_prompt if role == "query" else self.contract.document_prompt
 
     def tokenize_ids(
@@ -195,7 +195,7 @@ class TextEncoder(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors
 
     def parts(self) -> EncoderParts:
-        """What its folder is written of."""
+        """The parts that its folder is written from."""
         return EncoderParts(self.transformer, self.tokenizer, list(self.dense), self.contract)
 
     def save(self, folder: Path) -> None:
@@ -224,17 +224,17 @@ def load_encoder(
 ) -> TextEncoder:
     """Loads the encoder at ``path`` in float32 (``settings.dtype`` is for the caller to apply).
 
-    It gives every text one vector, the last layer's; ``load_towers`` gives documents the vectors that folder or
-    settings say. ``role``: whose encoder where the folder has two; None for the one of both.
+    It gives every text one vector, the last layer's. ``load_towers`` gives documents the vectors that folder or
+    settings ask for. ``role``: which encoder of a folder with two. None: the one for both.
 
-    A LoRA adapter is merged into its base model, whose pooling and further modules it takes where it has none.
-    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. ``fresh_seed``:
-    of a projection's fresh weights; None, where there is no training, refuses one that has some. Raises ``UserError``
-    where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
+    A LoRA adapter is merged into its base model. It takes the base model's pooling and further modules if it has none.
+    ``dropout``: the probability of every dropout in training. None: as the model's configuration says. ``fresh_seed``:
+    of a projection's new weights. None, outside of training, refuses a projection with new weights. Raises
+    ``UserError`` if the folder lacks weights, configuration or tokenizer, or asks for something unknown.
     """
     _quiet_libraries()
     if settings.form is not None:
-        raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
+        raise UserError("A form is allowed only for embedding. Here every text has one vector. Leave form out.")
     if settings.static or read_modules(path, role or "query").is_static:
         return _load_static(settings, path, fingerprint, role)
     return _load_with_transformer(settings, path, fingerprint, dropout, role, fresh_seed)
@@ -296,8 +296,8 @@ def _load_static(settings: EncoderSettings, path: Path, fingerprint: str, role: 
     for name in _NOT_STATIC:
         if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
             raise UserError(
-                f"encoder.{name} is {value!r}, but a static encoder is the mean of its tokens' vectors alone. Leave it"
-                " out."
+                f"encoder.{name} is {value!r}, but a static encoder is only the mean of its tokens' vectors. Leave"
+                " it out."
             )
     modules = read_modules(path, role or "query")
     if modules.is_static:
@@ -375,7 +375,7 @@ def _quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-_STANDARD_DEVIATION = 0.02  # of fresh weights, where the model's configuration names none
+_STANDARD_DEVIATION = 0.02  # of new weights, if the model's configuration names none
 
 
 def _projection(
@@ -391,8 +391,8 @@ def _projection(
         return DenseLayer(_copied_pooler(transformer, pooling, width), activation)
     if fresh_seed is None:
         raise UserError(
-            "The encoder's projection is 'linear': a fresh layer, whose vectors mean nothing before it is trained."
-            " Train with it, and give the trained model's folder, which holds the layer, without projection here."
+            "The encoder's projection is 'linear', a new layer that is useless before training. Train with it, and"
+            " give the trained model's folder, which holds the layer, without projection here."
         )
     config: Any = transformer.config
     deviation = getattr(config, "initializer_range", _STANDARD_DEVIATION)

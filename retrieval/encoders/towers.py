@@ -23,7 +23,7 @@ class Towers(nn.Module):
 
     @property
     def contract(self) -> EncoderContract:
-        """What makes their vectors comparable, the documents' form included."""
+        """The contract of comparable vectors, with the documents' form."""
         return self.document.contract
 
     def transformers(self) -> list[nn.Module]:
@@ -42,15 +42,15 @@ def load_towers(
 ) -> Towers:
     """Loads both encoders as ``load_encoder`` does, documents in the form that ``settings`` or the folder say.
 
-    ``fingerprint``: of the whole folder; ``fresh_seed``: of a projection's fresh weights, in training. Raises
-    ``UserError`` also for towers of different settings, and a form that the encoder of documents doesn't have. A
-    contextual encoder is that of both, and has no context yet.
+    ``fingerprint`` is of the whole folder. ``fresh_seed`` is of a projection's new weights, in training. Raises
+    ``UserError`` also for towers of different settings, and for a form that the document encoder doesn't have. A
+    contextual encoder serves both, and has no context yet.
     """
     if is_contextual(path):
         if settings.static:
             raise UserError(
-                f"{path} holds a contextual encoder, of two stages, of which no static one is made. Leave 'static' out,"
-                " or name another folder."
+                f"{path} holds a contextual encoder, which has two stages and can't be made static. Leave 'static'"
+                " out, or name another folder."
             )
         contextual = load_contextual(settings, path, fingerprint, dropout, fresh_seed)
         return Towers(contextual, contextual)

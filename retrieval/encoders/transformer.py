@@ -33,7 +33,7 @@ _ANY_TEXT = "UPPER and lower,  naïve 漢字\n\tdef f(a_b): 12"
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
 _ADDED = "{}: texts {} {} as tokenizer_config.json asks ({}), though tokenizer.json doesn't put it there."
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
-_OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
+_OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model's class held the encoder under this name
 
 OUTLINED = ContextVar[torch.device | None]("OUTLINED", default=None)
 """Where set, models are made on this device from their configurations alone: for estimates, which have no weights."""
@@ -66,8 +66,8 @@ def load_pretrained(
 ) -> tuple[nn.Module, set[str]]:
     """The Hugging Face model at ``path`` in float32, from safetensors, and the names of weights that the folder lacks.
 
-    ``loader``: the transformers class for a configuration, which it may change; ``what``: the model, for the user;
-    ``dropout``: the probability of every dropout, None: as the configuration says. Raises ``UserError``.
+    ``loader`` gives the transformers class for a configuration, which it may change. ``what`` names the model in
+    messages. ``dropout`` is the probability of every dropout. None: as the configuration says. Raises ``UserError``.
     """
     from transformers import AutoConfig
 
@@ -97,14 +97,14 @@ def load_pretrained(
 
 
 def set_dropout(config: Any, dropout: float) -> None:
-    """Every family names its dropouts differently: all numbers of the configuration whose name says so."""
+    """Sets all numbers with dropout in their name, because every family names its dropouts differently."""
     for name, value in config.to_dict().items():
         if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
             setattr(config, name, dropout)
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first."""
+    """The first line of an error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -117,8 +117,8 @@ def set_attention(transformer: nn.Module, settings: EncoderSettings) -> None:
     if settings.bidirectional:
         if has_own_code(model) or not (is_causal(model) or is_bidirectional_decoder(model)):
             raise UserError(
-                f"encoder.bidirectional is for a decoder of transformers' own; {type(model).__name__} is none. Leave it"
-                " out: an encoder's tokens read the whole text as they are."
+                f"encoder.bidirectional is for a decoder of transformers' own, and {type(model).__name__} is none."
+                " Leave it out: an encoder's tokens read the whole text already."
             )
         model.config.is_causal = False
     if is_bidirectional_decoder(model):
@@ -132,8 +132,8 @@ def set_attention(transformer: nn.Module, settings: EncoderSettings) -> None:
         model.set_attn_implementation(kernel)
     except (ImportError, ValueError) as error:
         raise UserError(
-            f"encoder.attention: {kernel} can't be had for this model on this machine: {first_line(error)} Install what"
-            " it needs on every node, or leave it out: 'auto' takes PyTorch's own kernels."
+            f"encoder.attention: {kernel} isn't available for this model on this machine: {first_line(error)}"
+            " Install what it needs on every node. Or leave it out, because 'auto' takes PyTorch's own kernels."
         ) from error
 
 
@@ -193,7 +193,7 @@ def compare_with_file(tokenizer: Any, file: Path) -> None:
     if stored.encode(_ANY_TEXT).ids != tokenizer(_ANY_TEXT)["input_ids"]:
         warn_once(
             f"{file} makes other tokens of {_ANY_TEXT!r} than {type(tokenizer).__name__} with the settings in"
-            " tokenizer_config.json. The latter's are read, as by transformers and sentence-transformers."
+            " tokenizer_config.json. The latter are used, as in transformers and sentence-transformers."
         )
 
 
@@ -202,18 +202,18 @@ def require_embeddings(tokenizer: Any, transformer: nn.Module, path: Path) -> No
     embeddings = transformer.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if len(tokenizer) > embeddings:
         raise UserError(
-            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model embeddings of {embeddings:,}. Name"
-            " the tokenizer that the model was trained with."
+            f"The tokenizer in {path} has {len(tokenizer):,} tokens, but the model has embeddings of"
+            f" {embeddings:,}. Name the tokenizer that the model was trained with."
         )
 
 
 def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bool, path: Path) -> bool:
     """Whether every text ends in the end-of-sequence token, after making it so where it is ``wanted``.
 
-    'auto': made so where the tokenizer puts nothing behind texts, and the folder asks for it (``add_eos_token``) or
-    the last token is pooled without the folder saying how (``may_need_eos``). Before texts stands what the folder asks
-    for, too (``add_bos_token``). The tokens become part of the tokenizer itself, so truncation keeps room for them and
-    an export carries them. Raises ``UserError`` where there is no such token, or no way to leave it out.
+    'auto' appends it if the tokenizer appends nothing and the folder asks for it (``add_eos_token``). It also does if
+    the last token is pooled without a pooling in the folder (``may_need_eos``). The folder's ``add_bos_token`` is
+    followed too. The tokens become part of the tokenizer itself, so truncation keeps room for them and an export
+    carries them. Raises ``UserError`` where there is no such token, or no way to leave it out.
     """
     stated = read_json(path / "tokenizer_config.json")
     bare, ids = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
@@ -223,7 +223,7 @@ def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bo
     eos = tokenizer.eos_token
     present = eos is not None and ids[-1] == tokenizer.eos_token_id
     if wanted is False and present:
-        raise UserError(f"append_eos is false, but the tokenizer in {path} itself ends every text in {eos!r}.")
+        raise UserError(f"append_eos is false, but the tokenizer in {path} ends every text in {eos!r} by itself.")
     if wanted == "auto":
         asked = stated.get("add_eos_token") is True
         wanted = (asked or may_need_eos) and ids[-len(bare) :] == bare
@@ -264,7 +264,7 @@ def require_first_token(tokenizer: Any, transformer: nn.Module, path: Path) -> N
     """
     bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"][:1] for special in (False, True))
     if is_causal(transformer):
-        problem = f"{type(transformer).__name__} is causal: its first token reads nothing of what is behind it"
+        problem = f"{type(transformer).__name__} is causal, so its first token reads nothing after it"
     elif bare == whole:
         problem = "its tokenizer puts no special token before a text, so this is the state of the first word"
     else:
@@ -286,10 +286,10 @@ def require_room_for_text(max_length: int, tokenizer: Any, setting: str) -> None
 
 
 def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.Module, tokenizer: Any) -> int:
-    """Tokens of the longest text: as ``wanted``, as the folder ``stated``, or what tokenizer and model were made for.
+    """Tokens of the longest text: as ``wanted``, as the folder ``stated``, or the limit of tokenizer and model.
 
-    Never more than have a learned position. Raises ``UserError`` where more are wanted than the model can take, for so
-    few that nothing of a text is left, and for several lengths in the folder.
+    It never exceeds the number of learned positions. Raises ``UserError`` if the model can't take so many, if so few
+    leave nothing of a text, and if the folder has several lengths.
     """
     positions, trained = position_limit(transformer), _longest_text(transformer)
     if wanted is not None:
@@ -299,8 +299,8 @@ def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.M
         return wanted
     if len(stated) > 1:
         raise UserError(
-            f"The encoder's folder cuts queries and documents at different lengths ({sorted(stated)} tokens); one limit"
-            " for both is supported: set the encoder's max_length."
+            f"The encoder's folder cuts queries and documents at different lengths ({sorted(stated)} tokens), but"
+            " only one limit for both is supported. Set the encoder's max_length."
         )
     known = stated or {n for n in (int(tokenizer.model_max_length), trained) if n and n < 10**6}
     length = min(known, default=_LENGTH_WITHOUT_LIMIT)

@@ -1,12 +1,12 @@
 """Whether a text contains an answer to a question, as open-domain question answering has judged it since DrQA and DPR.
 
-A **string** answer is found where its words and punctuation marks stand in the text in a row, whatever the case: both
-sides are decomposed (NFD), split into runs of letters, digits and marks and single other characters, and lower-cased.
-So "U.S." is found in "the u.s. army", "art" not in "party", and "café" in any of its encodings. A **regex** answer
-(CuratedTREC) is searched in the decomposed text, ignoring case, ``^`` and ``$`` meaning lines.
+A **string** answer is found if its words and punctuation marks occur in the text in a row, in any case. Both sides are
+decomposed (NFD) and lower-cased. They are split into runs of letters, digits and marks, and single other characters. So
+"U.S." is found in "the u.s. army", "art" not in "party", and "café" in any of its encodings. A **regex** answer
+(CuratedTREC) is searched in the decomposed text, ignoring case. ``^`` and ``$`` match at lines.
 
-These tokens are the published convention, by which numbers are compared; ``retrieval.words`` has the words of BM25. One
-difference from DPR: an answer without a word or a mark is found nowhere; there it is found in every text.
+Published numbers use these tokens; ``retrieval.words`` has the words of BM25. One difference from DPR: an answer
+without a word or a mark is never found. DPR finds it in every text.
 
 Top-k accuracy is DPR's measure: whether one of a query's first k documents holds an answer to it.
 """
@@ -74,7 +74,7 @@ def answer_matcher(answers: Sequence[str], match: Match = "string") -> Callable[
 
 
 def normalised(text: str, match: Match = "string") -> str:
-    """The form in which texts and answers are compared: of a string, its tokens with a space around each."""
+    """Texts and strings as they are compared: tokens with a space around each."""
     decomposed = unicodedata.normalize("NFD", text)
     if match == "regex":
         return decomposed

@@ -127,7 +127,9 @@ def compare_sources(
 def _require_alike(first: Artifact, other: Artifact) -> None:
     for name in ("collection", "qrels"):
         if first.manifest["inputs"].get(name) != other.manifest["inputs"].get(name):
-            raise UserError(f"{first.uri} and {other.uri} were judged by different {name}: their queries don't pair.")
+            raise UserError(
+                f"{first.uri} and {other.uri} were judged by different {name}, so their queries don't pair."
+            )
     for name in ("split", "conventions", "answer_match"):
         here, there = first.config.get(name), other.config.get(name)
         if here != there:
@@ -166,8 +168,8 @@ def _seed_tables(compared: Compared) -> list[Table]:
         for measure, means in by_measure.items()
     ]
     caption = (
-        "Systems of several seeds: mean and standard deviation (n - 1) of the seeds' means. All tests take each query's"
-        " mean over the seeds."
+        "Systems of several seeds: mean and standard deviation (n - 1) of the seeds' means. All tests use each"
+        " query's mean over the seeds."
     )
     header = ["system", "measure", "seeds", "mean", "lowest", "highest"]
     return [Table(header, rows, caption, text_columns=2)] if rows else []

@@ -1,4 +1,4 @@
-"""Why two tools give two numbers for one run: every switch by which they differ, and how four of them have it set."""
+"""Why two tools give two numbers for one run: every switch that differs, and its setting in four tools."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,23 +13,24 @@ Title = Literal["used", "left_out", "either"]
 
 
 class Conventions(Settings):
-    """How a ranking becomes a number; in settings single switches laid over those of ``like``, null leaves them.
+    """How a ranking becomes a number. Settings override single switches of ``like``; null keeps its switch.
 
-    All four tools agree on the rest: gains are the grades themselves, discounts log2, a grade from 1 on is relevant,
-    scores are compared as float32. (MTEB's reciprocal rank alone compares float64, and BEIR's keeps the order in
-    which equal scores came; neither shows where scores are float32 without ties.)
+    All four tools agree on the rest. Gains are the grades themselves, discounts log2. A grade of 1 or more is relevant.
+    Scores are compared as float32. There are two exceptions, invisible with float32 scores without ties: MTEB's
+    reciprocal rank compares float64, and BEIR's keeps the given order of equal scores.
     """
 
     ties: Ties | None = None
-    """The order of equal scores; ``run_order``: as the ranking's file has them."""
+    """How ties between equal scores are ordered. ``run_order``: as in the ranking's file."""
     missing_queries: Counting | None = None
-    """Judged queries that the ranking lacks. One that was searched and found nothing counts 0 in either case."""
+    """What to do with judged queries that the ranking lacks. A query that was searched and found nothing always counts
+    0."""
     queries_without_positives: Counting | None = None
-    """Judged queries without a grade above 0."""
+    """What to do with judged queries without a grade above 0."""
     self_hits: SelfHits | None = None
-    """Results whose document id is the query's own id. (BEIR searches one document deeper to make up for them.)"""
+    """What to do with results that have the query's own id. (BEIR searches one document deeper to make up for them.)"""
     title: Title | None = None
-    """Whether documents are read with their titles: a property of the ranking, which can only be checked here."""
+    """Whether documents were read with their titles. This is a property of the ranking, so it is only checked here."""
 
 
 # beir 2, retrieval/evaluation.py: ignore_identical_ids=True; pytrec_eval; the mean of the queries that it returned,
@@ -71,7 +72,7 @@ def describe_system(system: Mapping[str, Any]) -> str:
 
 
 def title_warning(name: str, system: Mapping[str, Any], title: Title | None, like: str) -> str | None:
-    """What to do where ranking ``name`` was made with titles and conventions leave them out, or the other way round.
+    """A remedy if ranking ``name`` was made with titles and conventions leave them out, or the other way round.
 
     None where they agree or nothing is known.
     """
@@ -81,6 +82,6 @@ def title_warning(name: str, system: Mapping[str, Any], title: Title | None, lik
     made, wanted = ("with", "leaves it out") if was_used else ("without", "uses it")
     setting = f"with_title={str(not was_used).lower()}"
     return (
-        f"'{name}' read documents {made} their titles, and '{like}' {wanted}: its number is another one. Set"
-        f" {setting} where they are embedded (for BM25: indexed) and search again."
+        f"'{name}' read documents {made} their titles, and '{like}' {wanted}, so the numbers differ. Set {setting}"
+        " where they are embedded (for BM25: indexed) and search again."
     )

@@ -23,7 +23,7 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Judgments:
-    """``qrels``: query id to document id to grade; ``name``: what they are called where results are shown."""
+    """``qrels``: query id to document id to grade. ``name``: their name in results."""
 
     name: str
     qrels: dict[str, dict[str, int]]
@@ -48,10 +48,10 @@ def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgm
 
 
 def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
-    """Those of a qrels file, TREC's or BEIR's.
+    """The judgments of a qrels file, TREC's or BEIR's.
 
-    Raises ``UserError``, naming file and line, for a line of another form, a pair with two grades, an empty file, and
-    for measures that need the documents' texts.
+    Raises ``UserError``, naming file and line, for a line of another format, a pair with two grades, and an empty file.
+    Also for measures that need the documents' texts.
     """
     by_answers = [name for name in measures if parse_measure(name).by_answers]
     if by_answers:
@@ -73,7 +73,7 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
 
 
 def made_with(path: str) -> dict[str, Any]:
-    """What a ranking's artifact says of the system that made it; nothing where it doesn't, or is a plain file."""
+    """The system that made a ranking, as its artifact records it. Empty if it doesn't, and for a plain file."""
     return StoredRanking(path).system if is_artifact(path) else {}
 
 
@@ -140,7 +140,7 @@ def judge_rankings(
 def per_query_accuracy(
     hits: Mapping[str, NDArray[np.bool_]], counted: Sequence[str], measures: Sequence[str], conventions: Conventions
 ) -> PerQuery:
-    """What ``answer_accuracy`` found as values of the ``counted`` queries, those of a ranking and those it lacks."""
+    """The results of ``answer_accuracy`` as values of the ``counted`` queries, also those that a ranking lacks."""
     missing = np.full(len(measures), 0.0 if conventions.missing_queries == "count_as_zero" else np.nan)
     values = np.array([hits.get(query, missing) for query in counted], dtype=np.float64)
     by_measure = {measure: values[:, place] for place, measure in enumerate(measures)}

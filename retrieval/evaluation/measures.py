@@ -47,7 +47,7 @@ class Measure:
 
     @property
     def takes_level(self) -> bool:
-        """Whether a lowest relevant grade means something: for binary ones, and nDCG, whose lower grades gain 0."""
+        """Whether the measure has a lowest relevant grade: binary ones do, and nDCG, where lower grades gain 0."""
         return _FAMILIES[self.family][1]
 
     @property
@@ -67,15 +67,15 @@ class PerQuery:
     query_ids: tuple[str, ...]
     values: dict[str, NDArray[np.float64]]
     missing_queries: int = 0
-    """Judged queries that the ranking does not have."""
+    """Number of judged queries that the ranking lacks."""
     queries_without_positive: int = 0
-    """Judged queries without a grade above 0."""
+    """Number of judged queries without a grade above 0."""
     unjudged_queries: int = 0
-    """Queries of the ranking that nobody judged; they are left out."""
+    """Number of queries in the ranking without judgments, which are left out."""
     self_hits: int = 0
-    """Results of the queries that count whose document id is the query's id."""
+    """Number of results with the query's own id, over the queries that count."""
     depth: int = 0
-    """The most documents that the ranking has of any query."""
+    """The most documents that the ranking has for any query."""
 
     def mean(self, measure: str) -> float:
         """The measure's mean over the queries that count for it; NaN where there are none."""
@@ -92,7 +92,7 @@ class PerQuery:
         return replace(self, query_ids=tuple(query_ids), values=spread)
 
     def joined(self, other: "PerQuery") -> "PerQuery":
-        """With the measures of ``other`` beside its own, over the queries of both."""
+        """Adds the measures of ``other``, over the queries of both."""
         query_ids = sorted({*self.query_ids, *other.query_ids})
         here = self.over(query_ids)
         return replace(here, values=here.values | other.over(query_ids).values)
@@ -106,18 +106,18 @@ def evaluate(
 ) -> PerQuery:
     """Judges ``ranking`` (query id to document id to score) by ``qrels`` (query id to document id to grade).
 
-    Measures have ir-measures' names: ``nDCG@10`` (gain is the grade, discount log2), ``RR@10``, ``AP``,
-    ``R@100``, ``P@5``, ``Success@5``, ``Rprec``, ``Judged@10``; ``(rel=2)`` before the cutoff sets the lowest
-    grade that counts as relevant, 1 where it isn't said (a query with no such grade then counts 0, as in
-    trec_eval). For nDCG grades below it gain 0, as in the strict reading of Zerveas et al. 2022 (CODER), appendix A.3.
+    Measures have ir-measures' names: ``nDCG@10`` (gain is the grade, discount log2), ``RR@10``, ``AP``, ``R@100``,
+    ``P@5``, ``Success@5``, ``Rprec``, ``Judged@10``. ``(rel=2)`` before the cutoff sets the lowest relevant grade, by
+    default 1. A query without such a grade counts 0, as in trec_eval. For nDCG, grades below it gain 0, as in the
+    strict reading of Zerveas et al. 2022 (CODER), appendix A.3.
 
     Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure. The libraries below
-    differ in this: ir-measures' own RR of tied scores may be another (.004 in a mean was seen). A query that the
-    ranking has without any document counts 0, and so does one whose grades are all 0 or below; a grade below 0 counts
-    as judged and as 0.
+    differ in this: ir-measures' own RR of tied scores may be another (.004 in a mean was seen). A query without any
+    result in the ranking counts 0. So does a query with grades of 0 or below only. A grade below 0 counts as judged and
+    as 0.
 
-    Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a ranking that has no query of
-    theirs.
+    Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a ranking without any of their
+    queries.
     """
     parsed = {name: (_lowest_gain(parse_measure(name)), _ir_measure(parse_measure(name))) for name in measures}
     judged = {query for query, grades in qrels.items() if grades}
@@ -161,9 +161,9 @@ def _calculated(
     ranking: Mapping[str, Mapping[str, float]],
     lowest: int,
 ) -> Iterator[Any]:
-    """What ir-measures says of each query, grades below ``lowest`` taken for 0.
+    """ir-measures' value for each query, with grades below ``lowest`` replaced by 0.
 
-    So none is below 0: trec_eval's code crashes at a query whose best grade is -2.
+    So no grade is below 0, because trec_eval's code crashes on a query with a best grade of -2.
     """
     import ir_measures
 

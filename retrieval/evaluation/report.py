@@ -47,7 +47,7 @@ class Evaluated:
         return list(self.metrics["measures"])
 
     def letter(self, system: str) -> str:
-        """What stands for the system in tables, as long as there are letters; '' for a later one."""
+        """The system's letter in tables. '' once there are no letters left."""
         return dict(zip(self.systems, LETTERS, strict=False)).get(system, "")
 
     def mean(self, system: str, measure: str) -> float:
@@ -161,9 +161,9 @@ def pair_table(evaluated: Evaluated) -> Table:
     margin = f"±{first['margin']:g}"
     header = ["measure", "pair", "diff.", f"{_confidence(evaluated)} interval", "d_z", "won", "equal", "lost"]
     caption = (
-        f"Differences of the means, with bootstrap intervals over queries; d_z: in units of the differences' standard"
-        f" deviation; queries won, equal and lost; p-values, Holm-corrected: paired t-test, permutation, equivalence"
-        f" (TOST: small where the difference is within {margin})."
+        "Differences of the means, with bootstrap intervals over queries. d_z is the difference in units of the"
+        " differences' standard deviation. Queries won, equal and lost. Holm-corrected p-values of the paired t-test,"
+        f" the permutation test and the equivalence test (TOST, small where the difference is within {margin})."
     )
     return Table([*header, "t-test", "permut.", f"in {margin}"], rows, caption, text_columns=2)
 
@@ -191,10 +191,9 @@ def _difference_plot(evaluated: Evaluated, baseline: str) -> Plot:
         panels[measure].append(interval)
     svg = interval_panels(panels, f"difference from '{baseline}'", "Differences of the means from the baseline")
     caption = (
-        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap"
-        f" interval over queries. Filled: significant at {evaluated.level:g} (paired t-test, Holm-corrected); hollow:"
-        " not. Tests and intervals speak of the choice of queries; how much another training seed would change is not"
-        " in them."
+        f"Mean difference from '{baseline}' with its {_confidence(evaluated)} bootstrap interval over queries. Filled:"
+        f" significant at {evaluated.level:g} (paired t-test, Holm-corrected). Hollow: not significant. Tests and"
+        " intervals cover the choice of queries. They don't cover what another training seed would change."
     )
     return Plot(svg, caption)
 
@@ -243,7 +242,7 @@ def notes(metrics: Metrics) -> list[str]:
         if count := metrics["self_hits"][name]:
             what = "kept" if conventions["self_hits"] == "keep" else "removed"
             what += " (MTEB removes them for single tasks, such as ArguAna and Quora)" if like == "mteb" else ""
-            found.append(f"'{name}' has {counted(count, 'result')} whose id is the query's own: {what}.")
+            found.append(f"'{name}' has {counted(count, 'result')} with the query's own id: {what}.")
         if 0 < (depth := metrics["depth"][name]) < deepest:
             found.append(
                 f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."
@@ -296,12 +295,12 @@ def examples_section(
             f"{differences[place]:+.2f}  {documents.query(query)}",
             Table(["", *header], rows, text_columns=len(header) + 1),
         ]
-    lead = f"Queries by which {mine} gained and lost most {measure} against {other}; +: judged relevant."
+    lead = f"Queries where {mine} gained and lost most {measure} against {other}; +: judged relevant."
     return Section("Examples", lead, blocks or ["No query differs."])
 
 
 class _FirstDocuments:
-    """What each ranking has first, of a collection whose ``split`` judges it."""
+    """The first results of each ranking, of a collection with judgments of ``split``."""
 
     def __init__(self, rankings: Mapping[str, StoredRanking], collection: StoredCollection, split: str) -> None:
         self._collection = collection
@@ -311,7 +310,7 @@ class _FirstDocuments:
         self._rows = {name: of.ranking().rows for name, of in rankings.items()}
 
     def query(self, query: str) -> str:
-        """Its text."""
+        """The query's text."""
         row = self._collection.require("queries", [query])
         return _short(self._collection.rows_of("queries").take(row, ["text"])["text"][0].as_py())
 

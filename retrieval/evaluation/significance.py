@@ -1,10 +1,10 @@
 """Is one system better than another? Paired tests over the queries that both were judged on.
 
-Everywhere the difference is ``a - b``, and tests are two-sided unless said otherwise. **Constant
-differences** (all queries differ by the same amount c, up to rounding) have no variance to test against. c = 0 gives
-t = 0, p = 1 and effect 0. Of another c, t and the effect are defined as the limit, ±inf; the limit of p would be 0,
-which two queries that both went from 0.5 to 1 can't show. So p is that of the exact randomisation of n signs, which
-needs no variance: all signs alike have probability 2^-n on either side.
+Everywhere the difference is ``a - b``, and tests are two-sided unless said otherwise. **Constant differences** (all
+queries differ by the same amount c, up to rounding) have no variance to test against. c = 0 gives t = 0, p = 1 and
+effect 0. For another c, t and the effect are the limit, ±inf. The limit of p would be 0, which two queries that both
+went from 0.5 to 1 can't show. So p is that of the exact randomisation of n signs, which needs no variance. All signs
+alike have probability 2^-n on either side.
 """
 
 import math
@@ -79,7 +79,7 @@ def _pairs_of_the_same_queries(
 
 
 def comparable_pairs(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of systems for which at least 2 queries count on every measure; of others there are means alone."""
+    """The pairs of systems with at least 2 queries that count on every measure. Other pairs have means only."""
     return [
         (a, b)
         for a, b in combinations(systems, 2)
@@ -95,13 +95,7 @@ def shared_values(systems: Mapping[str, PerQuery], a: str, b: str, measure: str)
 
 
 def compare(a: Values, b: Values, *, seed: int, margin: float = 0.05, confidence: float = 0.95) -> list[dict[str, Any]]:
-    """All that this module knows of each row of two arrays (pairs, queries) of the same queries, as plain values.
-
-    ``interval``: bootstrap interval of the mean difference, at ``confidence``. ``effect_size``: Cohen's d_z, the mean
-    difference in units of the differences' standard deviation (n - 1). ``equivalence``: paired TOST, a small p-value
-    says that the mean difference lies within ± ``margin``, above 0, in units of the measure. p-values are not
-    corrected. Raises ``UserError`` for fewer than 2 queries.
-    """
+    """Every statistic of this module for each row of two arrays (pairs, queries), as plain values."""
     queries = a.shape[1]
     if queries < 2:
         raise UserError(f"{counted(queries, 'query', 'queries')} can't be tested; at least 2 are needed.")
@@ -170,7 +164,7 @@ def stratified_z_test(differences: Sequence[Values], weights: Sequence[float]) -
     variance = sum(
         weight**2 * float(difference.var(ddof=1)) / len(difference)
         for difference, weight in zip(differences, weights, strict=True)
-        if not _is_constant(difference)  # whose variance rounding makes some 1e-34
+        if not _is_constant(difference)  # rounding makes their variance some 1e-34
     )
     if variance == 0.0:
         queries = sum(map(len, differences))
@@ -200,12 +194,12 @@ def equivalence_test(difference: Values, margin: float) -> SignificanceTest:
 
 
 def permutation_tests(differences: Values, *, seed: int, resamples: int = _RESAMPLES) -> list[SignificanceTest]:
-    """Fisher's paired randomisation test: were the signs of the differences random, how often is |mean| this large?
+    """Fisher's paired randomisation test: with random signs of the differences, how often is |mean| this large?
 
-    All 2^n sign patterns are tried where these are no more than ``resamples`` (the p-value is exact), else
-    ``resamples`` random ones, by which p = (hits + 1) / (resamples + 1) (Phipson and Smyth, 2010). The statistic is the
-    mean of a row of ``differences`` (tests, queries), all of which have the same signs: it is
-    ``scipy.stats.permutation_test`` as one product of matrices.
+    If there are at most ``resamples`` sign patterns, all 2^n are tried, and the p-value is exact. Otherwise
+    ``resamples`` random ones give p = (hits + 1) / (resamples + 1) (Phipson and Smyth, 2010). The statistic is the mean
+    of a row of ``differences`` (tests, queries). All rows get the same signs. It is ``scipy.stats.permutation_test`` as
+    one product of matrices.
     """
     queries = differences.shape[1]
     rounding = 1e-12 * np.abs(differences).sum(axis=1)

@@ -28,12 +28,12 @@ class StoredEvaluation(Artifact):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What ``metrics_of`` and ``how_it_was_measured`` say."""
+        """The results of ``metrics_of`` and ``how_it_was_measured``."""
         return dict(self.read_json(METRICS))
 
     @property
     def comparisons(self) -> list[dict[str, Any]]:
-        """What ``compare_systems`` says; infinite statistics are strings that ``float`` takes."""
+        """The results of ``compare_systems``. Infinite statistics are strings that ``float`` takes."""
         return list(self.read_json(COMPARISONS))
 
     @property
@@ -91,7 +91,7 @@ def how_it_was_measured(
     levels: Mapping[str, int],
     made_with: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What else decides the numbers, for metrics.json. ``judgments``: what judged, in words (split 'test')."""
+    """Everything else that decides the numbers, for metrics.json. ``judgments``: their name in words (split 'test')."""
     return {
         "judgments": judgments,
         "like": like,
@@ -120,11 +120,11 @@ def domains_of(collection: StoredCollection, query_ids: Sequence[str]) -> list[s
 def domain_means(
     systems: Mapping[str, PerQuery], measures: Sequence[str], domains: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Of each domain the number of its queries, and every system's mean of every measure over those that count.
+    """For each domain its number of queries, and every system's mean of every measure over those that count.
 
-    ``domains[i]``: of query i of each system, whose queries are the same. ``counted_queries``: how many count, by
-    system and measure; weighted by them the means of all domains give the overall mean. None: of the domain none
-    counts.
+    ``domains[i]``: of query i of each system; all systems have the same queries. ``counted_queries``: how many count,
+    by system and measure. Weighted by them, the means of all domains give the overall mean. None: no query of the
+    domain counts.
     """
     # objects: NumPy's own strings lose NULs at their end
     names, numbers, sizes = np.unique(np.array(domains, dtype=object), return_inverse=True, return_counts=True)

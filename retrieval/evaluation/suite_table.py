@@ -44,7 +44,7 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """What a row of a paper's table (one system) prints.
+    """The figures of one row (one system) in a paper's table.
 
     ``figures``: (collection, measure) to a fraction, in the order of the table's columns.
     """
@@ -88,9 +88,9 @@ Evaluations = Mapping[str, Mapping[str, PerQuery]]
 class MeasureTable:
     """A measure of all systems on all collections that have it.
 
-    ``columns``: of each the collections that it is the mean of, one where they make no group. ``values``: by system
-    and column; ``means``: by system, over the columns. ``comparisons``: of each pair of systems the difference of their
-    means, and p of the z-test, Holm-corrected.
+    ``columns``: for each the collections in its mean, a single one without a group. ``values``: by system and column.
+    ``means``: by system, over the columns. ``comparisons``: for each pair of systems the difference of their means, and
+    p of the z-test, Holm-corrected.
     """
 
     measure: str
@@ -101,7 +101,7 @@ class MeasureTable:
 
 
 def measure_tables(evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> list[MeasureTable]:
-    """A table for each measure, in the order in which collections have them. Raises as ``require_same_systems``."""
+    """A table for each measure, in the collections' order. Raises as ``require_same_systems``."""
     require_same_systems({name: list(systems) for name, systems in evaluations.items()}, groups)
     measures = dict.fromkeys(
         measure for systems in evaluations.values() for system in systems.values() for measure in system.values
@@ -118,7 +118,7 @@ def require_same_systems(systems: Mapping[str, Sequence[str]], groups: Mapping[s
     for other in others:
         if list(systems[other]) != list(systems[first]):
             here, there = (", ".join(systems[name]) for name in (first, other))
-            raise UserError(f"{first} has the systems {here}, and {other} {there}: evaluate the same ones on both.")
+            raise UserError(f"{first} has the systems {here}, and {other} {there}. Evaluate the same systems on both.")
 
 
 def _measure_table(measure: str, evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> MeasureTable:
@@ -205,7 +205,7 @@ def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], leve
 
 
 def published_rows(row: PublishedRow, figures: Mapping[str, float], ours: Mapping[str, float]) -> list[list[str]]:
-    """What the row prints and our difference from it, below our figures; '-' where it prints nothing."""
+    """The row's figures and our difference from them, below our figures; '-' for a missing one."""
     printed = [f"{figures[column]:.4f}" if column in figures else "-" for column in ours]
     differences = [signed(ours[column] - figures[column]) if column in figures else "-" for column in ours]
     return [[f"  {row.paper}, table {row.table}: {row.row}", *printed], ["  difference", *differences]]
@@ -230,7 +230,7 @@ _PUBLISHED_MEAN = "mean of mteb tasks"
 
 
 def summarize(model: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of tasks, each with ``task``, ``category`` and ``main_score``: all scores, a mean for each category, both means.
+    """All scores of ``tasks`` (``task``, ``category``, ``main_score``), a mean for each category, both means.
 
     ``mean`` is over tasks, ``mean_of_categories`` over those.
     """
@@ -248,14 +248,14 @@ def summarize(model: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def published_scores(row: PublishedRow, categories: Sequence[str]) -> dict[str, float]:
-    """What the row prints for these categories, and its mean over tasks. Raises ``UserError`` where that is nothing."""
+    """The row's figures for these categories, and its mean over tasks. Raises ``UserError`` if it has none."""
     printed = {collection: figure for (collection, _), figure in row.figures.items()}
     places = {category: f"mteb_{re.sub('(?<=[a-z])(?=[A-Z])', '_', category).lower()}" for category in categories}
     found = {category: printed[place] for category, place in places.items() if place in printed}
     if not found:
         raise UserError(
-            f"published is '{row.paper}/{row.table}/{row.row}', which prints {', '.join(printed)}: none of it is"
-            " MTEB's of these tasks. Choose another row, such as 'contextual/2/cde-small-v1 contextual'."
+            f"published is '{row.paper}/{row.table}/{row.row}', which prints {', '.join(printed)}, but none of"
+            " MTEB's scores on these tasks. Choose another row, such as 'contextual/2/cde-small-v1 contextual'."
         )
     return found | ({MEAN: printed[_PUBLISHED_MEAN]} if _PUBLISHED_MEAN in printed else {})
 

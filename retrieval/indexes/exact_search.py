@@ -1,14 +1,14 @@
 """Exact inner-product search: by torch, of anything on any device, and by FAISS, of stored vectors on the CPU.
 
-Both give the order of ``top_k`` to the last document, which a plain matrix product does not: BLAS rounds a pair's score
-differently with its place in the matrix and with the matrix's shape, so equal vectors would not tie, and shards,
-merged, would not be in the order of the whole.
+Both give the order of ``top_k`` to the last document. A plain matrix product does not, because BLAS rounds a pair's
+score differently with its place in the matrix and with the matrix's shape. So equal vectors would not tie, and merged
+shards would not have the order of the whole.
 
 ``exact_top_k`` gives every product one shape. ``search_stored`` fetches a few more documents than asked for by FAISS's
-blocked product, and scores every one of them anew by the same sum, whatever stands beside it. A bound on what the
-product may be off by proves that no document left unfetched belongs among the best. The queries for which it can't
-(documents close together at the cut, or one so long that the bound is wide) are searched once more for four times as
-many; those for which it still can't (many equal documents, say) have all documents scored so.
+blocked product. It scores each of them again by the same sum, whatever stands beside it. A bound on the product's error
+proves that no other document belongs among the best. Some queries can't be proved: documents are close together at the
+cut, or one is so long that the bound is wide. They are searched once more for four times as many documents. If that
+fails too (many equal documents, say), all documents are scored so.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from retrieval.indexes.top_k import (
 
 # Queries and documents of one product; its scores stay in the cache until the best are picked from them.
 _DOCUMENT_TILE = 1024
-_TILES_AT_ONCE, _TILES_ON_GPU = 4, 64  # from whose scores the best are picked together; the host waits each time
+_TILES_AT_ONCE, _TILES_ON_GPU = 4, 64  # the best are picked together from their scores; the host waits each time
 _QUERY_TILES = (64, 256, 1024)  # the smallest that holds all queries, else the largest
 _DOCUMENT_BYTES_AT_ONCE = 64 << 20  # float32 documents that all queries meet before the next are read
 _ROWS_CHECKED_AT_ONCE = 8192
@@ -65,14 +65,13 @@ def exact_top_k(
 ) -> Ranking:
     """The ``k`` documents with the largest inner product with each query, exactly and in the defined order.
 
-    ``queries`` (queries, d) and ``documents`` (documents, d), float16 or float32, products in float32.
-    ``documents`` may be memory-mapped: it is read once, block by block; memory is that of the queries, the
-    result and one block. ``first_row``: the row number of ``documents[0]``. ``device``: where torch
-    multiplies.
+    ``queries`` (queries, d) and ``documents`` (documents, d), float16 or float32, products in float32. ``documents``
+    may be memory-mapped, because it is read once, block by block. Memory holds the queries, the result and one block.
+    ``first_row``: the row number of ``documents[0]``. ``device``: where torch multiplies.
 
-    Every product has one width (a short tile is filled up and cut after), because BLAS rounds differently for
-    different shapes: so a pair's score does not depend on its neighbours, equal vectors have equal scores,
-    and a search of shards, merged, equals the search of the whole.
+    Every product has one width (a short tile is filled up and cut after), because BLAS rounds differently for different
+    shapes. So a pair's score does not depend on its neighbours, and equal vectors have equal scores. A merged search of
+    shards equals the search of the whole.
 
     Raises ``UserError`` where a vector holds NaN or infinity, or a product might exceed float32.
     """
@@ -163,7 +162,7 @@ def _search_block(
     best = best_candidates(exact, rows, k)
     if fetch == len(documents):
         return best, np.ones(len(queries), dtype=bool)
-    # twice the first-order bound on a float32 sum of d products, for the product and for the sum anew
+    # twice the first-order bound on a float32 sum of d products, for the product and for the second sum
     lengths = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))
     rounding = 4 * (queries.shape[1] + 8) * 2.0**-24 * lengths * longest
     return best, best.scores[:, -1] > products[:, -1] + rounding
@@ -200,7 +199,9 @@ def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: tor
     longest = float(squares.max()) ** 0.5 if len(squares) else 0.0
     if not longest <= _LONGEST:
         _require_finite(vectors, name, first_row)
-        raise UserError(f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise them.")
+        raise UserError(
+            f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise the vectors."
+        )
     return longest
 
 

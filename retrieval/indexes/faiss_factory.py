@@ -17,7 +17,7 @@ else:
     Index = Any
 
 _LIST_ID_BYTES = 8
-_OPQ_CLUSTERS = 256  # of the product quantizer by which a rotation is learnt, whatever comes behind it
+_OPQ_CLUSTERS = 256  # of the product quantizer that a rotation is learnt for, whatever follows it
 _SHARED_MEMORY = 48 << 10  # bytes of a GPU's block that FAISS holds the tables of one query's distances in
 _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantizer divide
 
@@ -25,7 +25,7 @@ _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantize
 def empty_index(dimension: int, factory: str) -> "Index":
     """The untrained, empty index of a factory string, comparing by inner product.
 
-    Raises ``UserError`` for a string that FAISS can't read, or whose index can't compare so.
+    Raises ``UserError`` for a string that FAISS can't read, or an index that can't compare by inner product.
     """
     faiss = import_faiss()
     _require_equal_parts(dimension, factory)
@@ -35,7 +35,7 @@ def empty_index(dimension: int, factory: str) -> "Index":
     if isinstance(inner, faiss.IndexHNSWPQ):
         return _compare_by_inner_product(index, inner)
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise UserError(f"FAISS can't build '{factory}' for inner products, by which all encoders here compare.")
+        raise UserError(f"FAISS can't build '{factory}' for inner products, which all encoders here use.")
     return index
 
 
@@ -49,7 +49,8 @@ def _require_equal_parts(dimension: int, factory: str) -> None:
         elif count and width % count:
             fitting = ", ".join(str(each) for each in range(1, width + 1) if width % each == 0)
             raise UserError(
-                f"'{factory}' cuts {width} numbers into {count} parts, which can't be equal. PQ takes one of {fitting}."
+                f"'{factory}' cuts {width} numbers into {count} parts, which can't be equal. PQ allows one of"
+                f" {fitting}."
             )
 
 
@@ -63,8 +64,8 @@ def index_of_any_dimension(factory: str) -> "Index | None":
 def fewest_to_learn_from(index: "Index") -> int:
     """Vectors below which FAISS refuses to train an index; 0 where it learns nothing.
 
-    Of the chain the clusters of inverted lists, of product quantizers and of OPQ count, and the dimensions of PCA; for
-    rarer quantizers FAISS's own refusal has to do.
+    It counts the clusters of inverted lists, of product quantizers and of OPQ, and the dimensions of PCA. For rarer
+    quantizers FAISS itself refuses.
     """
     faiss = import_faiss()
     transforms, inner = _parts(index)
@@ -111,7 +112,7 @@ def _parts(index: "Index") -> tuple[list[Any], Any]:
 
 
 def bytes_per_vector(factory: str, dimension: int) -> int:
-    """What a vector takes in an index: its code, its id in a list, its links in a graph.
+    """Bytes of a vector in an index: its code, its id in a list, its links in a graph.
 
     Raises ``UserError`` as ``empty_index``.
     """
@@ -161,7 +162,7 @@ def require_gpu_form(index: "Index", factory: str) -> None:
     """Raises ``UserError`` for an index that FAISS builds and searches on CPUs alone: the graph of HNSW."""
     if isinstance(innermost(index), import_faiss().IndexHNSW):
         raise UserError(
-            f"The index '{factory}' is a graph (HNSW), which FAISS builds and searches on CPUs alone. Set"
+            f"The index '{factory}' is a graph (HNSW), which FAISS builds and searches only on CPUs. Set"
             " resources.gpus_per_worker of that stage to 0, or choose an IVF index."
         )
 
@@ -171,16 +172,16 @@ def to_gpu(index: "Index") -> "Index":
     faiss = import_faiss()
     if not hasattr(faiss, "StandardGpuResources"):
         raise UserError(
-            "A GPU was asked for, but the FAISS that is installed has no GPU code. Replace faiss-cpu by the extra"
+            "A GPU was asked for, but the installed FAISS has no GPU code. Replace faiss-cpu by the extra"
             " raytriever[gpu] (or raytriever[cuvs], with NVIDIA's kernels), or set gpus_per_worker to 0."
         )
     if not faiss.get_num_gpus():
         import torch
 
         raise UserError(
-            f"A GPU was asked for, but FAISS sees none (torch sees {torch.cuda.device_count()}, being built for CUDA"
-            f" {torch.version.cuda or 'no GPU'}; FAISS's wheels need a driver for CUDA 12.6 or later). Check nvidia-smi"
-            " on the worker, or set gpus_per_worker to 0."
+            f"A GPU was asked for, but FAISS sees none. torch sees {torch.cuda.device_count()} and is built for"
+            f" CUDA {torch.version.cuda or 'no GPU'}. FAISS's wheels need a driver for CUDA 12.6 or later. Check"
+            " nvidia-smi on the worker, or set gpus_per_worker to 0."
         )
     options, pq = faiss.GpuClonerOptions(), getattr(innermost(index), "pq", None)
     # else FAISS refuses codes of more than 48 bytes
@@ -205,12 +206,12 @@ def import_faiss() -> Any:
 
             raise UserError(
                 f"FAISS for GPUs is installed, but can't be loaded: {error}. Its wheels are built for CUDA 12.6,"
-                f" whatever CUDA torch brings (here {torch.version.cuda or 'none'}): both sets of libraries are"
-                " installed side by side, as raytriever[gpu] does. Without a GPU use raytriever[cpu]."
+                f" and torch here is built for {torch.version.cuda or 'none'}. Install the libraries of both side"
+                " by side, as raytriever[gpu] does. Without a GPU use raytriever[cpu]."
             ) from error
         raise UserError(
-            "FAISS is not installed, and indexes need it. Install one of two extras, raytriever[cpu] or"
-            " raytriever[gpu]; not both, they bring the same module."
+            "FAISS is not installed, and indexes need it. Install raytriever[cpu] or raytriever[gpu], but not"
+            " both, because they bring the same module."
         ) from error
     return faiss
 
@@ -223,8 +224,8 @@ def explaining(problem: str) -> Iterator[None]:
     except RuntimeError as error:
         if "out of memory" in str(error):  # a GPU's: the host's is a MemoryError
             problem += (
-                ": the GPU's memory is full. A shard must fit it, beside 1.5 GiB for FAISS itself. Cut smaller ones"
-                " (index.shards, or a lower index.memory_budget), or store less of a vector: SQfp16 takes half of what"
-                " Flat takes, PQ less"
+                ": the GPU's memory is full. A shard must fit it, beside 1.5 GiB for FAISS itself. Make shards"
+                " smaller (index.shards, or a lower index.memory_budget), or store less of a vector: SQfp16 takes"
+                " half of what Flat takes, PQ less"
             )
         raise UserError(f"{problem}. FAISS says: {str(error).rpartition('.cpp:')[2].partition(': ')[2]}") from error

@@ -1,8 +1,8 @@
 """The one order that every ranking has.
 
-**The order**: score descending, then row ascending. Rows number the documents of a collection in the order in which
-its source has them, so equal scores are in that order, whatever the number of shards, workers or blocks. It holds at
-the cut as well: of documents that tie for the last place, the ones with the lowest rows are in.
+**The order**: score descending, then row ascending. Rows number the documents of a collection in its source's order. So
+equal scores are in that order, whatever the number of shards, workers or blocks. It holds at the cut as well: among
+documents that tie for the last place, the lowest rows are in.
 
 A score and a row are packed into one int64 **key**, so that sorting keys sorts by both.
 """
@@ -78,7 +78,7 @@ def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int
 
 
 def ordered_bits(bits: Any) -> Any:
-    """Whole numbers in the order of the float32 whose ``bits`` these are (int32, of NumPy or torch); its own inverse.
+    """Whole numbers in the order of the float32 with these ``bits`` (int32, of NumPy or torch). Its own inverse.
 
     Floats order as their bits do, negative ones reversed.
     """
@@ -86,9 +86,9 @@ def ordered_bits(bits: Any) -> Any:
 
 
 def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ranking:
-    """From a ranking of vectors to one of documents, of which each has ``vectors_per_document`` neighbouring rows.
+    """Ranks documents by their best vector. A document has ``vectors_per_document`` consecutive rows.
 
-    A document has the score of its best vector. Exact where ``ranking`` holds the best k · vectors_per_document.
+    Exact where ``ranking`` holds the best k · vectors_per_document.
     """
     found = Ranking.empty(len(ranking.rows), k)
     for block in query_blocks(len(ranking.rows), ranking.rows.shape[1]):

@@ -18,7 +18,7 @@ from retrieval.indexes.top_k import Ranking, best_candidates, best_of_documents,
 
 _ROWS_AT_ONCE = 16384
 _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
-_GPU_WIDTH = 4096  # vectors a query by which blocks for a GPU are sized at most: each block sends it the whole shard
+_GPU_WIDTH = 4096  # most vectors of queries in a block for a GPU: each block sends it the whole shard
 
 
 def set_threads(threads: int) -> None:
@@ -33,11 +33,10 @@ def set_threads(threads: int) -> None:
 def train(sample: NDArray[Any], factory: str, seed: int, *, gpu: bool = False) -> bytes:
     """The empty, trained index that every shard starts from, serialised.
 
-    ``sample`` (n, d), float16 or float32: FAISS wants at least 39 vectors for each centroid. A factory that
-    learns nothing (``Flat``, ``HNSW32``) gives its empty index. ``seed`` starts the k-means of IVF and PQ.
-    Equal samples, seeds and threads give equal bytes; the rotation of OPQ and PCA comes from LAPACK, whose
-    rounding depends on the number of threads. Raises ``UserError`` for a factory string that FAISS can't
-    read, or a sample that is too small.
+    ``sample`` (n, d), float16 or float32: FAISS wants at least 39 vectors for each centroid. A factory that learns
+    nothing (``Flat``, ``HNSW32``) gives its empty index. ``seed`` starts the k-means of IVF and PQ. Equal samples,
+    seeds and threads give equal bytes. The rotation of OPQ and PCA comes from LAPACK, so its rounding depends on the
+    number of threads. Raises ``UserError`` for a factory string that FAISS can't read, or a sample that is too small.
     """
     index = empty_index(sample.shape[1], factory)
     if not index.is_trained:
@@ -128,13 +127,12 @@ def search_shard(
     vectors_per_document: int = 1,
     gpu: bool = False,
 ) -> Ranking:
-    """The ``k`` best documents that the index finds for each query (queries, d); ``first_row``: the shard's
-    first document.
+    """The ``k`` best documents that the index finds for each query (queries, d).
 
-    Score descending, then row ascending, ties at the cut included: exact for ``Flat``, and for the other
-    indexes among what they find. A document of several vectors has the score of its best one; its vectors are
-    neighbours in the index. The best k·m vectors hold those of at least k documents, so asking for that many loses
-    nothing; they are held for a block of queries at a time.
+    ``first_row``: of the shard's first document. Score descending, then row ascending, ties at the cut included. Exact
+    for ``Flat``, and for other indexes among what they find. A document of several vectors has the score of its best
+    one, and its vectors are neighbours in the index. The best k·m vectors include those of at least k documents, so
+    asking for that many loses nothing. They are held for a block of queries at a time.
     """
     faiss = import_faiss()
     flat = faiss.downcast_index(index)
@@ -149,7 +147,7 @@ def search_shard(
 
 
 def _vectors_wanted(index: "Index", k: int, vectors_per_document: int) -> int:
-    """How many of the best vectors are asked for: those of at least ``k`` documents, or all there are."""
+    """Number of best vectors to ask for: those of at least ``k`` documents, or all."""
     return k if vectors_per_document == 1 else min(k * vectors_per_document, max(1, index.ntotal))
 
 

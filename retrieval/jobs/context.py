@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 class ContextConfig(StageConfig):
-    """Which documents of a collection are read, and by which encoder."""
+    """The collection to read documents from, and the encoder."""
 
     collection: InputPath
-    """Where the documents are."""
+    """The collection to draw documents from."""
     encoder: EncoderSettings
-    """A contextual encoder."""
+    """The contextual encoder."""
     documents: PositiveInt | None = None
-    """How many are read; None: as many as in training."""
+    """Number of documents in the context. None: as many as in training."""
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Only documents of these, '' is that of documents without one; None: of all."""
+    """Draw only documents of these domains. '' is the domain of documents without one. None: all domains."""
     with_title: bool = True
-    """Whether a document's title is read before its text, as when it is embedded."""
+    """Whether documents are read with their titles, as when they are embedded."""
     seed: NonNegativeInt = 0
-    """By which documents are drawn."""
+    """Seed of the draw."""
 
 
 class Context(ModelStage[ContextConfig]):
@@ -66,8 +66,8 @@ class Context(ModelStage[ContextConfig]):
         super().check_inputs(there)
         if self.has_model(there) and not is_contextual(self.located.path):
             raise UserError(
-                f"Encoder {self.config.encoder.model} reads no context. Embed with it as it is, or name an encoder that"
-                " the objective contextual trained."
+                f"Encoder {self.config.encoder.model} reads no context. Embed with it as it is, or name an encoder"
+                " that was trained with objective contextual."
             )
 
     def phases(self) -> list[Phase]:
@@ -77,8 +77,8 @@ class Context(ModelStage[ContextConfig]):
         total = collection.count("documents") if domains is None else len(rows_of_domains(collection, domains))
         if wanted is not None and wanted > total:
             raise UserError(
-                f"documents is {wanted}, but {collection.uri} has only {total}{self._of_domains()}. Lower it, or leave"
-                " it out: then a context has as many as in training, or all where there are fewer."
+                f"documents is {wanted}, but {collection.uri} has only {total}{self._of_domains()}. Lower it. Or"
+                " leave it out: then a context has as many as in training, or all if there are fewer."
             )
         return [Phase("all", WHOLE, self._draw, intermediate=False)]
 

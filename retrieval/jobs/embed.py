@@ -32,39 +32,40 @@ _OF_ALL_TOKENS = 16  # times fewer texts a shard where each token has a vector
 
 
 class EmbedConfig(StageConfig):
-    """What is embedded and by which encoder."""
+    """The texts to embed, and the encoder."""
 
     collection: InputPath
-    """The documents and queries."""
+    """The collection with documents and queries."""
     encoder: EncoderSettings
-    """What embeds them."""
+    """The encoder."""
     parts: tuple[TextPart, ...] = ("documents", "queries")
-    """Which of the two are embedded."""
+    """Whether to embed documents, queries or both."""
     splits: tuple[str, ...] = ()
-    """Of the queries only those that one of these splits judges; []: all."""
+    """Embed only the queries judged in one of these splits. []: all."""
     run: InputPath | None = None
-    """Only the queries of this ranking and the documents it found, for ranking them anew."""
+    """Embed only the queries and found documents of this ranking, for reranking it."""
     depth: PositiveInt = 100
-    """How many of the ranking's documents of each query."""
+    """Documents to embed for each query of the ranking."""
     with_title: bool = True
-    """Whether a document's title is read before its text."""
+    """Whether documents are read with their titles."""
     context: InputPath | None = None
-    """What a contextual encoder reads first: a context, or vectors or an index made with one."""
+    """For a contextual encoder: its context, or vectors or an index made with one."""
     without_context: Literal["null", "none"] | None = None
-    """Instead of a context: the encoder's null vector as often, or nothing."""
+    """For a contextual encoder without context: 'null' puts its null vector in the place of each document, 'none'
+    leaves them out."""
     foreign_context: bool = False
-    """Whether the context may be of another collection."""
+    """Whether the context may come from another collection."""
     texts_per_shard: NonNegativeInt = 0
-    """0: as suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off; where documents
-    or queries would have more than 4,096, shards are larger."""
+    """Texts in a shard. 0: as suits the processor. Larger shards pad less; smaller ones lose less when a run is
+    interrupted. Shards grow so that documents, and queries, have at most 4,096 each."""
     token_budget: NonNegativeInt = 0
-    """Padded tokens in one forward pass; 0: as suits the processor."""
+    """Padded tokens in one forward pass. 0: as suits the processor."""
 
     def _check(self) -> None:
         if self.context is not None and self.without_context is not None:
             raise ValueError("context and without_context exclude each other: leave one out")
         if self.run is not None and self.splits:
-            raise ValueError("run and splits both say which queries are embedded: leave one out")
+            raise ValueError("run and splits both say which queries to embed: leave one out")
 
 
 class Stretch(NamedTuple):
@@ -145,9 +146,9 @@ class Embed(ModelStage[EmbedConfig]):
         trained_for = read_document_model(self.located.path)
         if trained_for and "documents" in self.config.parts:
             raise UserError(
-                f"Encoder {self.config.encoder.model} was trained on queries alone, for documents as another encoder"
-                f" embeds them ({trained_for[:12]}). Embed queries with it, 'parts: [queries]', and search the index of"
-                " those documents."
+                f"Encoder {self.config.encoder.model} was trained on queries only, for the documents of another"
+                f" encoder ({trained_for[:12]}). Embed queries with it, 'parts: [queries]', and search the index"
+                " of those documents."
             )
 
     def _check_context(self) -> None:
@@ -156,10 +157,10 @@ class Embed(ModelStage[EmbedConfig]):
         if is_contextual(self.located.path):
             if context is None and config.without_context is None:
                 raise UserError(
-                    f"Encoder {config.encoder.model} reads some of the corpus before a text, and no context is given."
-                    " Fit one (raytriever context --set collection=… --set encoder.model=…) and set context to it. Or"
-                    " embed without: without_context 'null' puts the encoder's null vector in its place, 'none' leaves"
-                    " it out; vectors are then worse."
+                    f"Encoder {config.encoder.model} reads documents of the corpus before a text, and no context"
+                    " is given. Fit one (raytriever context --set collection=… --set encoder.model=…) and set"
+                    " context to it. Or embed without: without_context 'null' puts the encoder's null vector in"
+                    " its place, and 'none' leaves it out. Vectors are then worse."
                 )
         elif context is not None or config.without_context is not None:
             raise UserError(f"Encoder {config.encoder.model} reads no context. Leave out context and without_context.")

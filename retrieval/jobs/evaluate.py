@@ -34,53 +34,54 @@ from retrieval.rankings import StoredRanking, file_fingerprint, ranking_fingerpr
 
 
 class EvaluateConfig(StageConfig):
-    """Which rankings (artifacts or files of other tools, by their names in the table) are judged by what, and how.
+    """The rankings (artifacts or files of other tools, by their names in the table), the judgments, and the measures.
 
-    They are judged by a split of a collection, or by a file of ``qrels`` (TREC's or BEIR's form).
+    Judgments are a split of a collection, or a file of ``qrels`` (TREC's or BEIR's format).
     """
 
     collection: InputPath | None = None
-    """Whose judgments of ``split`` are taken; or ``qrels``."""
+    """The collection with the judgments of ``split``. Give this or ``qrels``."""
     qrels: InputPath | None = None
-    """A file of judgments, of TREC's or BEIR's form."""
+    """A file of judgments in TREC's or BEIR's format."""
     runs: NamedInputs = Field(min_length=1)
-    """Rankings by the name that each has in the table: artifacts, or files of other tools."""
+    """Rankings by their names in the table: artifacts, or files of other tools."""
     split: str = "test"
-    """Which judgments of the collection."""
+    """Split of the collection's judgments."""
     measures: tuple[str, ...] = Field(default=DEFAULT_MEASURES, min_length=1)
-    """By their names in ir-measures, and Accuracy@k."""
+    """Measures by their names in ir-measures, and Accuracy@k."""
     relevance_levels: dict[str, PositiveInt] = Field(default={})
-    """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures and nDCG are taken at each."""
+    """Lowest relevant grades by name, such as {lenient: 1, strict: 2}. Binary measures and nDCG are computed for
+    each."""
     like: Like = "trec"
-    """The tool whose number is wanted."""
+    """The tool to agree with."""
     conventions: Conventions = Conventions()
-    """Single conventions laid over those of ``like``."""
+    """Conventions that override those of ``like``."""
     answer_match: Match = "string"
-    """How Accuracy@k looks for an answer."""
+    """How Accuracy@k matches an answer."""
     significance_level: Level = 0.05
-    """Of the letters in the table."""
+    """Significance level of the letters in the table."""
     equivalence_margin: PositiveFloat = 0.05
-    """Differences within ± this count as none, in units of the measure."""
+    """Differences within ± this count as equivalent, in units of the measure."""
     by_domain: bool = False
-    """Means over the queries of each domain as well."""
+    """Whether to report means for each domain of queries too."""
     mine: str | None = None
-    """The run whose verdict is wanted: whether it is better than each of the others."""
+    """The run to compare with each of the others."""
     seed: NonNegativeInt = 0
-    """Of the permutations and of the bootstrap."""
+    """Seed of the permutations and of the bootstrap."""
 
     def _check(self) -> None:
         if self.mine is not None and self.mine not in self.runs:
             raise ValueError(f"'mine' is {self.mine!r}, which is none of the runs ({', '.join(self.runs)})")
         if (self.collection is None) == (self.qrels is None):
-            raise ValueError("Runs are judged by either a 'collection' or a file of 'qrels': name one of the two")
+            raise ValueError("Judgments come from a 'collection' or from a file of 'qrels': name one of the two")
         if self.qrels is not None and self.split != type(self).model_fields["split"].default:
             raise ValueError(
-                f"'split' ({self.split}) chooses among a collection's judgments, and a file of 'qrels' is read whole:"
-                " leave split out, or name a 'collection' instead"
+                f"'split' ({self.split}) chooses among a collection's judgments, but a file of 'qrels' is read"
+                " whole: leave split out, or name a 'collection' instead"
             )
         if self.by_domain and self.collection is None:
             raise ValueError(
-                "'by_domain' goes by the domains of a collection's queries, which 'qrels' don't have: name a"
+                "'by_domain' needs the domains of a collection's queries, which 'qrels' don't have: name a"
                 " 'collection' instead, or leave by_domain out"
             )
 
@@ -95,7 +96,7 @@ class Evaluate(Stage[EvaluateConfig]):
     unit = "runs"
 
     def resolved(self) -> dict[str, Any]:
-        """With every convention as it is followed and every measure as it is computed."""
+        """The settings, with every convention as it is followed and every measure as it is computed."""
         followed = {"measures": self._measures(), "conventions": self._conventions().model_dump()}
         return super().resolved() | followed
 
@@ -149,7 +150,7 @@ class Evaluate(Stage[EvaluateConfig]):
         systems = judge_rankings(config.runs, judged_by, measures, conventions, config.answer_match)
         pairs = comparable_pairs(systems, measures)
         if len(pairs) < math.comb(len(systems), 2):
-            log.info("  rankings that share fewer than 2 queries are not compared: that takes 2 at least")
+            log.info("  rankings that share fewer than 2 queries are not compared, because tests need at least 2")
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
@@ -161,7 +162,7 @@ class Evaluate(Stage[EvaluateConfig]):
         return writer.commit(len(systems), counts={"queries": metrics["queries"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """How each ranking was made (title, prompts), as far as its artifact says."""
+        """How each ranking was made (title, prompts), as far as its artifact records it."""
         return {"systems": {name: made_with(path) for name, path in self.config.runs.items()}}
 
     def summary(self, artifact: Artifact) -> str:

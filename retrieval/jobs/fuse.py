@@ -16,18 +16,18 @@ from retrieval.rankings import RANKING, StoredRanking, Tag, join_ranking_blocks,
 
 
 class FuseConfig(StageConfig):
-    """Which rankings are fused, and how."""
+    """The rankings to fuse, and how."""
 
     runs: NamedInputs = Field(min_length=2)
-    """The rankings by the name that each has in the manifest."""
+    """The rankings by their names in the manifest."""
     rank_constant: PositiveInt = 60
     """k in 1 / (k + rank)."""
     depth: PositiveInt = 200
-    """Results read of each ranking, and kept of the fusion."""
+    """Results read from each ranking and kept after fusion."""
     queries_per_shard: PositiveInt = 8192
-    """Queries whose rankings are fused in one task."""
+    """Queries fused in one task."""
     tag: Tag = "rrf"
-    """Names the system in the TREC file."""
+    """Name of the system in the TREC file."""
 
 
 class Fuse(Stage[FuseConfig]):
@@ -76,7 +76,7 @@ class Fuse(Stage[FuseConfig]):
         return write_ranking_block(writer, writer.name, query_ids[block], document_ids, fused, config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the ranking uses, and the one of its queries where that is another."""
+        """The collection of the ranking's row numbers, and that of its queries if it is another."""
         stored = {name: StoredRanking(path) for name, path in self.config.runs.items()}
         system = {"fusion": f"reciprocal rank, k = {self.config.rank_constant}, top {self.config.depth}"}
         # what all fused rankings share is true of the fusion as well
@@ -90,5 +90,5 @@ class Fuse(Stage[FuseConfig]):
 
 
 def _asked(ranking: StoredRanking) -> str:
-    """Fingerprint of the collection whose queries the ranking answers."""
+    """Fingerprint of the collection with the ranking's queries."""
     return origin(ranking, "queries") or require_same_origin("collection", ranking)

@@ -19,28 +19,28 @@ from retrieval.encoders.specification import EncoderContract
 from retrieval.vectors import VECTORS
 
 _ROWS_AT_ONCE = 1 << 13
-_FEWEST_COMPARED, _MOST_COMPARED = 32, 4096  # pairs by which the order of rows is judged
+_FEWEST_COMPARED, _MOST_COMPARED = 32, 4096  # pairs that test the order of rows
 _UNKNOWN: dict[str, Any] = {"pooling": "mean", "max_length": 0, "dtype": "float32"}  # that a contract has to state
 
 
 class ImportVectorsConfig(StageConfig):
-    """Which vectors, of which texts, and what is known of their encoder."""
+    """The vectors, their texts, and what is known of their encoder."""
 
     collection: InputPath
-    """The documents and queries."""
+    """The collection with documents and queries."""
     documents: InputPath | None = None
-    """Vectors of the documents: .npy with a row for each in the collection's order, or parquet with columns ``id`` and
-    ``vector`` in any."""
+    """Vectors of the documents: .npy with a row for each document in the collection's order, or parquet with columns
+    ``id`` and ``vector`` in any order."""
     queries: InputPath | None = None
-    """Those of the queries, likewise."""
+    """Vectors of the queries, in the same formats."""
     model: str
-    """A name of the encoder: vectors meet those of the same name, prompts and ``normalize`` alone."""
+    """A name for the encoder. Vectors match only vectors of the same name, prompts and ``normalize``."""
     query_prompt: str = ""
-    """What was put before a query."""
+    """Text that was put before a query."""
     document_prompt: str = ""
-    """What was put before a document."""
+    """Text that was put before a document."""
     normalize: bool = False
-    """Whether vectors have length 1."""
+    """Whether vectors are scaled to length 1."""
 
     def _check(self) -> None:
         if self.documents is None and self.queries is None:
@@ -91,7 +91,7 @@ class ImportVectors(Stage[ImportVectorsConfig]):
                     )
         if len({vectors.shape[1] for vectors in stored.values()}) > 1:
             shapes = {str(part): vectors.shape for part, vectors in stored.items()}
-            raise UserError(f"The vectors of the two sides differ in dimension: {shapes}. Make both by one encoder.")
+            raise UserError(f"The vectors of the two sides differ in dimension: {shapes}. Make both with one encoder.")
         _require_order(collection, stored)
         for part in stored:
             writer.add(f"{part}/00000.npy")
@@ -101,13 +101,13 @@ class ImportVectors(Stage[ImportVectorsConfig]):
         return writer.commit(sum(counts.values()), counts=counts, facts={"dimension": vectors.shape[1]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What is known of the encoder, checked wherever these vectors meet others."""
+        """The known facts of the encoder, checked wherever these vectors meet others."""
         known = self.config.model_dump(include={"model", "query_prompt", "document_prompt", "normalize"})
         return {"encoder": EncoderContract.model_validate(known | _UNKNOWN | records[0].facts).model_dump()}
 
 
 def _file(path: str) -> tuple[Folder, str]:
-    """Folder and name of a file that is there. Raises ``UserError``."""
+    """Folder and name of an existing file. Raises ``UserError``."""
     folder, _, name = absolute(path).rpartition("/")
     if not name.endswith((".npy", ".parquet")) or not Folder(folder).exists(name):
         raise UserError(f"There is no .npy or .parquet file {path}. Is the path right?")
@@ -139,9 +139,9 @@ def _blocks(path: str, collection: StoredCollection, part: TextPart) -> Iterator
             done += len(batch)
     except (ValueError, KeyError, TypeError, EOFError, pa.ArrowException, UserError) as error:
         raise UserError(
-            f"{path} can't be taken as vectors of the {count:,} {part} of {collection.uri}: {error}. Needed is .npy,"
-            " numbers of shape (texts, dimension) in their order, or parquet with columns id and vector (lists of as"
-            " many numbers each) in any order, one of each text."
+            f"{path} can't be used as vectors of the {count:,} {part} of {collection.uri}: {error}. Give .npy with"
+            " numbers of shape (texts, dimension) in the texts' order. Or give parquet with columns id and vector"
+            " (lists of equal length), one row for each text in any order."
         ) from error
 
 
@@ -165,7 +165,7 @@ def _require_order(collection: StoredCollection, stored: Mapping[TextPart, NDArr
     strange = np.einsum("nd,nd->n", queries, documents[random.permutation(len(documents))])
     if (own - strange).mean() < 2 * (own - strange).std() / np.sqrt(len(own)):
         raise UserError(
-            f"The vectors of a query and of a document that answers it are no more alike ({own.mean():.3f}) than those"
-            f" of strangers ({strange.mean():.3f}): their rows stand in another order than the texts, or the sides are"
-            " of different encoders. Embed the very lists of texts by one encoder."
+            f"The vectors of a query and of a document that answers it are no more alike ({own.mean():.3f}) than"
+            f" random ones ({strange.mean():.3f}). Either the rows are in another order than the texts, or the two"
+            " sides come from different encoders. Embed the texts in the collection's order with one encoder."
         )

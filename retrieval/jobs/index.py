@@ -38,7 +38,7 @@ INDEX = "index"
 _TRAINED = "trained.faiss"
 _COUNTS, _SUMMED = "counts", "sums/words.parquet"
 _COUNTED = ("counts", "indices", "indptr")
-_TEXTS_AT_ONCE = 1_000  # as many as a row group has
+_TEXTS_AT_ONCE = 1_000  # the rows of a row group
 _BLOCK_ROWS = 16_384
 _IDS_AT_ONCE = 1 << 19
 # FAISS's arrays double as they grow, and old and new are there at once
@@ -53,15 +53,15 @@ class VectorIndexSettings(Settings):
     vectors: InputPath
     """The documents' vectors."""
     factory: str = "Flat"
-    """A factory string of FAISS."""
+    """FAISS factory string."""
     shards: PositiveInt | None = None
-    """How many, runs of rows; None: as many as the memory budget asks for."""
+    """Number of shards; each is a run of rows. None: as many as the memory budget requires."""
     memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
-    """Of one worker: '512MiB', '4GiB'. An index takes a third of it, so much of a GPU that holds it, too."""
+    """Memory of one worker, such as '512MiB' or '4GiB'. An index takes a third of it, and as much of a GPU's memory."""
     training_sample: PositiveInt = 262_144
-    """Vectors that IVF and PQ learn from, at most."""
+    """Most vectors that IVF and PQ learn from."""
     seed: NonNegativeInt = 0
-    """Of that sample and of the k-means."""
+    """Seed of that sample and of k-means."""
 
 
 class LexicalIndexSettings(Settings):
@@ -70,24 +70,24 @@ class LexicalIndexSettings(Settings):
     kind: Literal["lexical"] = "lexical"
     """An index of words."""
     collection: InputPath
-    """The documents."""
+    """The collection with the documents."""
     with_title: bool = True
     """Whether documents are read with their titles."""
     bm25: BM25Settings = BM25Settings()
     """How texts are analysed and scored."""
     documents_per_shard: PositiveInt = 1 << 18
-    """Documents of a shard, runs of rows; fewer of long ones, as some 40 bytes a word are in memory."""
+    """Documents in a shard. Long documents make it fewer, because each word takes about 40 bytes of memory."""
 
 
 class IndexConfig(StageConfig):
-    """Which index."""
+    """The index to build."""
 
     index: Annotated[VectorIndexSettings | LexicalIndexSettings, Field(discriminator="kind")]
-    """Of vectors or of words, by ``kind``."""
+    """An index of vectors or of words, by ``kind``."""
 
 
 class Rows(NamedTuple):
-    """Those of the index's shard of this ``name``."""
+    """The rows of the index's shard of this ``name``."""
 
     name: str
     start: int
@@ -122,7 +122,7 @@ class Index(Stage[IndexConfig]):
             require_gpu_form(index, settings.factory)
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Documents whose ids no ranking can name, and too few to learn a quantizer from."""
+        """Refuses document ids that no ranking can hold, and too few documents to learn a quantizer from."""
         settings = self.config.index
         if not there:
             return
@@ -147,12 +147,12 @@ class Index(Stage[IndexConfig]):
         return Cost(replace(read, shards=shards, disk=size), 13e-9 * size, shards if size else 0)
 
     def phases(self) -> list[Phase]:
-        """What is found out of all documents, and a shard for each run of rows."""
+        """Facts of all documents, then a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             documents = StoredCollection(settings.collection).count("documents")
             if not documents:
-                raise UserError(f"{settings.collection} has no document for BM25. Collect one whose source has some.")
+                raise UserError(f"{settings.collection} has no document for BM25. Collect from a source that has some.")
             parts = _runs_of_rows([*range(0, documents, settings.documents_per_shard), documents])
             return [
                 Phase(_COUNTS, parts, self._count_words),
@@ -178,7 +178,7 @@ class Index(Stage[IndexConfig]):
         set_threads(max(1, int(self.config.resources.cpus)))
 
     def _train(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """What all shards share."""
+        """Makes what all shards share: the trained index."""
         from retrieval.indexes.vector_index import train
 
         settings = self.config.index
@@ -202,7 +202,7 @@ class Index(Stage[IndexConfig]):
         write_index(index, writer.path(f"shards/{name}.faiss"))
         writer.add(f"shards/{name}.faiss")
         if start == 0:
-            copy_context(StoredVectors(settings.vectors), writer)  # by which queries are to be embedded
+            copy_context(StoredVectors(settings.vectors), writer)  # the encoder for queries
         writer.add_table(f"ids/{name}.parquet", pa.table({"id": vectors.ids(start, stop)}))
         return writer.commit(stop - start, facts={"first_row": start})
 
@@ -227,7 +227,7 @@ class Index(Stage[IndexConfig]):
         return writer.commit(0)
 
     def _sum_words(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """Those of all parts."""
+        """Sums the words of all parts."""
         parts: list[Rows] = list(self._phases[_COUNTS].tasks)
         writer.add_table(_SUMMED, sum_frequencies(_table(writer, WORDS.format(part.name)) for part in parts))
         return writer.commit(0)
@@ -249,7 +249,7 @@ class Index(Stage[IndexConfig]):
         return writer.commit(stop - start, facts={"first_row": start})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """What the index belongs to: its collection, and the encoder whose queries it answers."""
+        """The index's collection, and the encoder of its queries."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             collection = StoredCollection(settings.collection).fingerprint
@@ -275,8 +275,8 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
     needed = fewest_to_learn_from(index)
     if found < needed:
         raise UserError(
-            f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, and the"
-            f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
+            f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, but the"
+            f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and set"
             " search_parameters of the stages that search it to null."
         )
 
@@ -297,8 +297,8 @@ def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:
     if rows < 1:
         needed = ByteSize(reading + _BUILDING_FACTOR * document * 1000).human_readable()
         raise UserError(
-            f"index.memory_budget is {settings.memory_budget.human_readable()}, which holds no shard of vectors of"
-            f" dimension {vectors.dimension}. Give at least {needed}."
+            f"index.memory_budget is {settings.memory_budget.human_readable()}, too little for a shard of vectors"
+            f" of dimension {vectors.dimension}. Give at least {needed}."
         )
     return int(rows)
 

@@ -1,7 +1,7 @@
-"""What jobs share whose workers load a pretrained model: it is found and checked before the run, and placed.
+"""Jobs with a pretrained model: it is found and checked before the run, and loaded and placed by workers.
 
-Before a run no weights of a model are read, but its configuration. What that doesn't state is checked when the model
-is loaded: a check here never refuses what would run.
+Before a run only a model's configuration is read, no weights. What the configuration doesn't state is checked when the
+model is loaded. A check here never refuses what would run.
 """
 
 import socket
@@ -57,7 +57,7 @@ def is_there(key: str, model: ModelSettings, there: Set[str]) -> bool:
 
 @cache
 def folder_of(key: str, model: ModelSettings) -> Path:
-    """Where the files of the model of the setting ``key`` are; a sweep's trials look for one and the same.
+    """The folder of the model of the setting ``key``. Cached, because a sweep's trials look for the same one.
 
     Raises ``NotLocal``.
     """
@@ -68,9 +68,9 @@ def folder_of(key: str, model: ModelSettings) -> Path:
 
 
 def check_model(settings: ModelSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
-    """A tokenizer, layers and lengths that the model in ``path`` lacks, as those who load it refuse them.
+    """Refuses a tokenizer, layers and lengths that the model in ``path`` lacks, as loading it would.
 
-    ``key``: of ``settings``; ``lengths``: tokens of a text, by the names of the settings that ask for them. Raises
+    ``key`` is the key of ``settings``. ``lengths`` are tokens of a text, by the settings that ask for them. Raises
     ``UserError``.
     """
     if isinstance(settings, EncoderSettings):
@@ -93,7 +93,7 @@ def prompts_ahead(settings: EncoderSettings, path: Path) -> dict[str, str] | Non
 
 @dataclass(frozen=True)
 class _EncoderFolder:
-    """What an encoder's folder says of it: where its transformer and that of its base are, and how it reads texts."""
+    """The settings in an encoder's folder: its transformer's folder, its base's, and how it reads texts."""
 
     transformer: Path
     base: Path
@@ -138,10 +138,10 @@ def _check_encoder(
 
 
 class ModelStage(Stage[Config], Generic[Config]):
-    """A stage whose workers are actors that load the model of one setting once.
+    """A stage with actors as workers, which load the model of one setting once.
 
-    ``model_setting``: its name; a ``ModelSettings`` with a ``dtype``, of which 'auto' is resolved here, by the driver,
-    so that every worker computes in the same way, and recorded.
+    ``model_setting`` names it, a ``ModelSettings`` with a ``dtype``. The driver resolves and records 'auto', so that
+    every worker computes in the same way.
     """
 
     model_setting: ClassVar[str] = "encoder"
@@ -169,7 +169,7 @@ class ModelStage(Stage[Config], Generic[Config]):
             check_model(source, folder_of(self.model_setting, source), self.model_setting, {})
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
-        """Of a forward pass of the model over all texts of its inputs."""
+        """Seconds of a forward pass of the model over all texts of its inputs."""
         own = f"{self.model_setting}."
         paths = [path for key, path in input_paths(self.config).items() if not key.startswith(own)]
         texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))
@@ -177,10 +177,10 @@ class ModelStage(Stage[Config], Generic[Config]):
         return seconds_of_tokens(self.located, model, _COMPRESSED * texts / BYTES_OF_A_TOKEN)
 
     def placement(self) -> "tuple[torch.device, torch.dtype]":
-        """Where this worker's model computes, and in which precision.
+        """The device and precision of this worker's model.
 
-        Raises ``UserError`` where torch finds no GPU for a worker that was given one, or where the processor lacks the
-        precision, which the driver chose.
+        Raises ``UserError`` where torch finds no GPU for a worker that was given one. Also where the processor lacks
+        the precision that the driver chose.
         """
         import torch
 

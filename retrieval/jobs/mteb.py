@@ -29,26 +29,26 @@ _ROLE = re.compile("-(query|document)$")
 
 
 class MtebConfig(StageConfig):
-    """Which encoder, on which tasks."""
+    """The encoder and the tasks."""
 
     encoder: EncoderSettings
-    """What is evaluated."""
+    """The encoder to evaluate."""
     benchmark: str | None = None
-    """The benchmark of MTEB that the tasks are of, in its languages and splits."""
+    """The MTEB benchmark that the tasks belong to, with its languages and splits."""
     tasks: tuple[str, ...] = ()
-    """Names of tasks; (): all of the benchmark."""
+    """Names of tasks. (): all of the benchmark."""
     task_prompts: dict[str, str] = Field(default={})
-    """Names of the encoder's prompts by the name or type of a task, or that with -query or -document behind it."""
+    """Names of the encoder's prompts, by the name or type of a task, optionally with -query or -document appended."""
     context_documents: PositiveInt | None = None
-    """Of a contextual encoder: documents of each task's context; null: as many as in training."""
+    """For a contextual encoder: number of documents in each task's context. null: as many as in training."""
     seed: NonNegativeInt = 0
-    """By which those are drawn."""
+    """Seed of their draw."""
     token_budget: PositiveInt | None = None
-    """Padded tokens in one forward pass; null: what suits the processor."""
+    """Padded tokens in one forward pass. null: as suits the processor."""
     name: str | None = None
-    """Under which MTEB files the results, organization/model; null: the encoder's."""
+    """Model name for MTEB's results, organization/model. null: the encoder's."""
     published: str | None = None
-    """The row of a paper that is shown beside the scores: paper/table/row."""
+    """The row of a paper to show beside the scores: paper/table/row."""
 
     def _check(self) -> None:
         if self.benchmark is None and not self.tasks:
@@ -84,7 +84,7 @@ class Mteb(ModelStage[MtebConfig]):
         places = sorted({*self._tasks, *types, *parts})
         for key in self.config.task_prompts:
             if _ROLE.sub("", key) not in places:
-                raise UserError(f"task_prompts.{key} is of no task here, nor of a type.{did_you_mean(key, places)}")
+                raise UserError(f"task_prompts.{key} names neither a task here nor a type.{did_you_mean(key, places)}")
         if self.config.published is not None:
             published_scores(published_row(self.config.published), sorted(types))
 
@@ -108,12 +108,12 @@ class Mteb(ModelStage[MtebConfig]):
         form, _ = resolve_form(encoder.form, path)
         if not form.reduced:
             raise UserError(
-                f"Encoder {encoder.model} has {form}, which MTEB's own search doesn't know. Take a form with a"
-                " reduction, or evaluate by a suite of collections."
+                f"Encoder {encoder.model} has {form}, which MTEB's own search doesn't support. Choose a form with"
+                " a reduction, or evaluate by a suite of collections."
             )
 
     def resolved(self) -> dict[str, Any]:
-        """With the version of MTEB, which pins the data sets, and the tasks; without what is only shown."""
+        """The settings with the version of MTEB, which pins the data sets, and the tasks. Without display settings."""
         values = super().resolved()
         del values["published"]
         return values | {"tasks": list(self._tasks), "mteb_version": mteb_version()}

@@ -1,4 +1,4 @@
-"""`raytriever rerank`: the best of a first stage, ranked anew by an encoder's vectors or a module over them."""
+"""`raytriever rerank`: a first stage's best candidates, reranked by an encoder's vectors or a module over them."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -21,26 +21,26 @@ from retrieval.vectors import StoredVectors
 
 
 class RerankConfig(StageConfig):
-    """Which ranking, and the vectors by which its candidates are scored."""
+    """The ranking, and the vectors that score its candidates."""
 
     run: InputPath
-    """The ranking whose candidates are scored anew: an artifact, or a file of another tool."""
+    """The ranking to rerank: an artifact, or a file of another tool."""
     vectors: InputPath
-    """The documents' vectors: those behind its index, or another encoder's."""
+    """The documents' vectors: those of its index, or another encoder's."""
     query_vectors: InputPath | None = None
-    """The queries', where ``vectors`` has none, as of an encoder of queries alone."""
+    """The queries' vectors, where ``vectors`` has none (for an encoder of queries only)."""
     scoring: InputPath | None = None
-    """A model trained with a module that scores whole lists; None: inner products."""
+    """A model trained with a module that scores whole lists. None: inner products."""
     collection: InputPath
-    """Of the ranking and the vectors."""
+    """The collection of the ranking and the vectors."""
     depth: PositiveInt = 100
-    """Candidates read of each query; the others are left out."""
+    """Candidates to rerank for each query. The others are dropped."""
     top_k: PositiveInt | None = None
-    """How many of them are kept; None: all."""
+    """Results kept for each query. None: all."""
     queries_per_shard: PositiveInt = 1024
-    """Queries that are scored in one task."""
+    """Queries scored in one task."""
     tag: Tag = "reranked"
-    """Names the system in the TREC file."""
+    """Name of the system in the TREC file."""
 
 
 class Rerank(Stage[RerankConfig]):
@@ -58,7 +58,7 @@ class Rerank(Stage[RerankConfig]):
         return locate_model(self.config.scoring) if self.config.scoring else None
 
     def input_fingerprints(self) -> dict[str, str]:
-        """Those of the artifacts, and the scoring module's model, which may be any folder."""
+        """Fingerprints of the artifacts, and of the scoring module's model, which may be any folder."""
         found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
         run = {"run": ranking_fingerprint("run", found.pop("run"))}
         fingerprints = run | {key: Artifact(path).fingerprint for key, path in found.items()}
@@ -85,7 +85,7 @@ class Rerank(Stage[RerankConfig]):
             _require_scorer_of(self.config.scoring, self._scoring, asked, vectors)
         queries = len(given.ranking().rows)
         if not queries:
-            raise UserError(f"{given.uri} answers no query; there is nothing to rank anew.")
+            raise UserError(f"{given.uri} answers no query, so there is nothing to rerank.")
         vectors.part("documents")  # refused here where absent, as the queries are
         asked.part("queries")
         starts = range(0, queries, self.config.queries_per_shard)
@@ -96,7 +96,7 @@ class Rerank(Stage[RerankConfig]):
         return StoredVectors(self.config.query_vectors or self.config.vectors)
 
     def _widths(self, ranking: Ranking) -> tuple[int, int]:
-        """How many of a query's candidates are read, and how many are kept."""
+        """Numbers of a query's candidates that are read and kept."""
         depth = min(self.config.depth, ranking.rows.shape[1])
         return depth, min(depth, self.config.top_k or depth)
 
@@ -128,7 +128,7 @@ class Rerank(Stage[RerankConfig]):
         return write_ranking_block(writer, writer.name, ids, given.document_ids(), ranking, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the ranking uses, and what made it."""
+        """The collection of the ranking's row numbers, and what made it."""
         vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
         made_first = made_with(self.config.run)
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
@@ -150,8 +150,8 @@ def _require_scorer_of(model: str, located: LocatedModel, queries: StoredVectors
     trained_for = queries.contract.document_model
     if (queries.contract.model, trained_for) != (located.fingerprint, documents.contract.fingerprint):
         raise UserError(
-            f"The scoring module of {model} was trained with the query encoder beside it, over the documents that its"
-            f" training names (objective.documents); the queries of {queries.uri} or the documents of {documents.uri}"
-            f" are of other encoders. Embed the queries with encoder.model {model} and 'parts: [queries]', name the"
-            " result in query_vectors, and those documents in vectors."
+            f"The scoring module of {model} was trained with the query encoder beside it and the documents of its"
+            f" training (objective.documents). The queries of {queries.uri} or the documents of {documents.uri}"
+            f" are of other encoders. Embed the queries with encoder.model {model} and 'parts: [queries]' and name"
+            " the result in query_vectors. Name those documents in vectors."
         )

@@ -35,28 +35,28 @@ from retrieval.vectors import StoredVectors
 
 
 class SearchConfig(StageConfig):
-    """Which queries are searched where."""
+    """The queries and the index."""
 
     index: InputPath
-    """Of vectors or of words."""
+    """An index of vectors or of words."""
     collection: InputPath
-    """Whose documents are indexed and whose queries are searched."""
+    """The collection of the indexed documents and of the queries."""
     queries: InputPath | None = None
-    """Another collection, whose queries are searched instead."""
+    """Another collection to take the queries from."""
     vectors: InputPath | None = None
     """The queries' vectors, for an index of vectors."""
     split: str | None = "test"
-    """The queries that it judges; null: every query."""
+    """Search only the queries judged in this split. null: every query."""
     domain: str | None = None
-    """Of those the ones of this domain; null: of any."""
+    """Search only queries of this domain. null: any."""
     top_k: PositiveInt = 100
-    """Results of each query."""
+    """Results for each query."""
     search_parameters: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
-    """As FAISS writes them: nprobe=64, efSearch=128; null: none."""
+    """FAISS search parameters, such as nprobe=64 or efSearch=128. null: none."""
     queries_per_shard: PositiveInt = 8192
-    """Queries that are searched in one task."""
+    """Queries searched in one task."""
     tag: Tag = "raytriever"
-    """Names the system in the TREC file."""
+    """Name of the system in the TREC file."""
 
 
 class Partial(NamedTuple):
@@ -137,7 +137,7 @@ class Search(Stage[SearchConfig]):
         ]
 
     def _asked(self) -> StoredCollection:
-        """The collection whose queries are searched."""
+        """The collection of the queries."""
         return StoredCollection(self.config.queries or self.config.collection)
 
     def _searched(self) -> NDArray[np.int64]:
@@ -190,7 +190,7 @@ class Search(Stage[SearchConfig]):
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the ranking uses, and what made it."""
+        """The collection of the ranking's row numbers, and what made it."""
         index = Artifact(self.config.index, INDEX)
         settings, facts = index.config["index"], index.manifest["facts"]
         system = {"with_title": facts["with_title"], "top_k": self.config.top_k}

@@ -28,16 +28,16 @@ RESULTS, PAGE = "results.json", "table.html"
 
 
 class TableConfig(StageConfig):
-    """Which evaluations, and what is shown beside them."""
+    """The evaluations, and what is shown beside them."""
 
     evaluations: NamedInputs = Field(min_length=1)
-    """Evaluations of the same systems by the name that each has in the table."""
+    """Evaluations of the same systems by their names in the table."""
     groups: dict[str, tuple[str, ...]] = Field(default={})
-    """Evaluations that make one column, their mean, by its name."""
+    """Names of evaluations that become one column, their mean, by the column's name."""
     published: dict[str, str] = Field(default={})
-    """The row of a paper that is shown beside a system: paper/table/row, such as revela/1/BM25."""
+    """The row of a paper to show beside a system: paper/table/row, such as revela/1/BM25."""
     significance_level: Level = 0.05
-    """Of the letters."""
+    """Significance level of the letters."""
 
 
 class SuiteTable(Stage[TableConfig]):
@@ -51,7 +51,7 @@ class SuiteTable(Stage[TableConfig]):
     shows_inputs = True
 
     def check_settings(self, stages: Stages) -> None:
-        """A published row that there is not, or of which no figure is measured here."""
+        """Refuses a published row that doesn't exist, or has no figure that is measured here."""
         evaluations = {name: made_by(stages, path) for name, path in self.config.evaluations.items()}
         measured = {name: stage.resolved()["measures"] for name, stage in evaluations.items() if stage is not None}
         group_of = {member: group for group, members in self.config.groups.items() for member in members}
@@ -62,8 +62,8 @@ class SuiteTable(Stage[TableConfig]):
             if len(measured) == len(evaluations) and columns.isdisjoint(row.figures):
                 printed = ", ".join(dict.fromkeys(f"{measure} on {column}" for column, measure in row.figures))
                 raise UserError(
-                    f"published.{system} is '{name}', which prints {printed}: none of it is measured here. Choose"
-                    " another row, or add its measure to those of evaluate."
+                    f"published.{system} is '{name}', which prints {printed}, but nothing of it is measured here."
+                    " Choose another row, or add its measure to those of evaluate."
                 )
             for stage in evaluations.values():
                 if stage is not None and system not in stage.config.runs:

@@ -105,7 +105,7 @@ def test_a_changed_setting_runs_that_stage_and_later_ones(finished, tmp_path):
     assert done.exit_code == 0, done.output
     reused = [line.split(":")[0] for line in done.stderr.splitlines() if ": reused, " in line]
     assert reused == ["collection", "pairs"]
-    said = "lexical: made anew, what was there is removed (config.index.bm25.k1: 0.9 there, 1.2 now)"
+    said = "lexical: made again, the old artifact is removed (config.index.bm25.k1: 0.9 there, 1.2 now)"
     assert said in done.stderr.splitlines()
 
 

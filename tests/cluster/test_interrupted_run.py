@@ -75,7 +75,7 @@ def killed(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     run_until_killed(tiny_encoder, output, "model/checkpoints/*/checkpoint.json")  # the first of twenty
     log = run(tiny_encoder, output)
     assert log.count(": reused") == 6  # what is before the model
-    assert "goes on from the checkpoint after" in log
+    assert "resumes from the checkpoint after" in log
     return output
 
 

@@ -128,8 +128,8 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, kil
             process.kill()  # its end would be waited for, which is not allowed yet
     assert process.returncode == 1
     assert "Ray's own process on this machine has died" in said
-    assert "Run the same command again to go on from here." in " ".join(said.split())
+    assert "Run the same command again to resume." in " ".join(said.split())
     (tmp_path / "allowed").touch()
     again = subprocess.run(command, **settings, check=True, timeout=120)
-    assert " of 4 shards are there already" in " ".join(again.stderr.split())
+    assert " of 4 shards are finished already" in " ".join(again.stderr.split())
     assert {path.name for path in output.iterdir() if path.name.startswith(".tmp-")} == set()

@@ -58,7 +58,7 @@ def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_pa
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "numbers").iterdir()}
     capsys.readouterr()
     run_stage(Count(CountConfig(output=output)), session)
-    assert f"{len(finished)} of 4 shards are there already" in " ".join(capsys.readouterr().err.split())
+    assert f"{len(finished)} of 4 shards are finished already" in " ".join(capsys.readouterr().err.split())
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert hashes(tmp_path / "out") == expected
 

@@ -113,7 +113,7 @@ def test_what_the_first_rank_finds_ends_both(of_two) -> None:
     first, second = of_two["refusals"]
     assert first == second
     assert "has 2 hard negatives; a triplet has exactly one" in first[0]
-    assert "tracking.trackers names wandb, whose package isn't installed" in first[1]
+    assert "tracking.trackers names wandb, but its package isn't installed" in first[1]
 
 
 def test_a_line_of_any_text_arrives_as_one(of_two) -> None:

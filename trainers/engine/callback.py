@@ -1,4 +1,4 @@
-"""What a run reports as it goes on, and to whom."""
+"""What a run reports while it trains, and the receivers."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -24,13 +24,13 @@ class Callback:
     def on_step(self, point: Mapping[str, Any]) -> None:
         """One step, all ranks taken together: a flat mapping.
 
-        ``step`` counts from 1, ``epoch`` from 0; ``learning_rate``; what ``compute_gradients`` measured; ``seconds``,
-        wall-clock, and ``waiting_seconds``, the part of them spent waiting for data; on GPUs that are known
-        ``peak_seconds``, what its arithmetic would take at their peak.
+        ``step`` counts from 1, ``epoch`` from 0. ``learning_rate``. The figures of ``compute_gradients``. ``seconds``:
+        wall-clock. ``waiting_seconds``: the part spent waiting for data. ``peak_seconds``, on known GPUs: what the
+        step's arithmetic would take at their peak.
         """
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """What validation measured."""
+        """Called with the measures of validation."""
 
     def on_checkpoint(self, steps: int) -> None:
         """The steps done, just before the checkpoint is written."""

@@ -93,7 +93,7 @@ class Checkpoints:
                 hashes[name] = sha256_of(scratch / name)
                 self.folder.put(f"{_step_folder(state.steps)}/{name}", scratch / name)
         record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
-        # unsorted: measures come back in the order in which an undisturbed run writes them out
+        # unsorted: measures come back in the order of an undisturbed run
         self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
         # damaged ones have a record too: they would count as the newest, and good ones would go in their place
         for steps in self._passed_over - {state.steps}:  # that one is whole again
@@ -110,23 +110,20 @@ class Checkpoints:
         for steps in reversed(present):
             record, problem = self._verified(steps)
             if record is None:
-                log.info(
-                    f"Checkpoint {self.folder.describe(_step_folder(steps))} {problem}; passed over for an older one."
-                )
+                log.info(f"Checkpoint {self.folder.describe(_step_folder(steps))} {problem}; an older one is used.")
                 continue
             differences = self._derivation.differences(record["derivation"])
             if differences:
                 raise UserError(
-                    f"{self.folder.uri} holds checkpoints of a different run: {'; '.join(differences)}. Going"
-                    " on from them would be neither run. Give the settings back their values, or train into"
-                    " another folder."
+                    f"{self.folder.uri} holds checkpoints of a run with other settings: {'; '.join(differences)}."
+                    " Resuming would mix both runs. Set these settings back, or train into another folder."
                 )
             named = trainable_parameters(module)
             self._load_weights(steps, record["files"], named)
             _restore_optimizer(optimizer, named, self._read(steps, record["files"], _OPTIMIZER))
             evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
             self._passed_over = {later for later in present if later > steps}
-            log.info(f"  goes on from the checkpoint after {counted(steps, 'step')}")
+            log.info(f"  resumes from the checkpoint after {counted(steps, 'step')}")
             return State(steps, evaluations, record["best_step"])
         self._passed_over = set(present)
         return State(0)
@@ -183,7 +180,7 @@ class Checkpoints:
                 parameter.copy_(like(parameter, weights[name]))
 
     def _read(self, steps: int, files: Mapping[str, str], name: str) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))  # whose hash is as recorded
+        tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))  # a file with the recorded hash
         return tensors
 
     def _prune(self, best_step: int | None) -> None:
@@ -209,8 +206,8 @@ def require_common_start(start: int, total_steps: int, device: torch.device) -> 
         )
     if start > total_steps:
         raise UserError(
-            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Give it as many"
-            " (epochs, max_steps), or another folder of checkpoints."
+            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Raise the"
+            " number of steps (epochs, max_steps), or give another folder of checkpoints."
         )
 
 

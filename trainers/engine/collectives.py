@@ -1,10 +1,10 @@
 """What ranks do together, and the one place that says how their gradients become one.
 
-A step's loss is the mean over its stored batches. Every rank backpropagates its own share of that mean,
-*already divided by the number of pieces in the whole step*, and ``GradientSum`` adds the shares up. Nothing
-is averaged over ranks and no other code multiplies by a world size, so one process with twice the batches and
-two processes get the same gradients. ``DistributedDataParallel`` would divide by the world size. Communication hides
-behind the last backward pass, of a gradient cache behind its last chunk: no gradient is complete earlier.
+A step's loss is the mean over its stored batches. Every rank backpropagates its own share of that mean, *already
+divided by the number of pieces in the whole step*, and ``GradientSum`` adds the shares up. Nothing is averaged over
+ranks and no other code multiplies by a world size. So one process with twice the batches and two processes get the same
+gradients. ``DistributedDataParallel`` would divide by the world size. Communication hides behind the last backward
+pass, with a gradient cache behind its last chunk: no gradient is complete earlier.
 
 Without a process group every function here is the identity of a single rank.
 """
@@ -78,10 +78,9 @@ def exchange(numbers: Sequence[int], device: torch.device, group: dist.ProcessGr
 def gather(tensor: Tensor, group: dist.ProcessGroup | None = None, counts: Sequence[int] | None = None) -> Tensor:
     """The rows of all ranks in rank order: (rows of all ranks, …) from (own rows, …); row counts may differ.
 
-    ``counts``: the rows of every rank; None: the ranks ``exchange`` them.
-    Differentiable: what each rank's loss says of a row is summed over the ranks and given to the row's owner.
-    All ranks call it together, and where one of them needs the backward pass, all do: give it a tensor that
-    requires a gradient on every rank or on none.
+    ``counts``: the rows of every rank. None: the ranks ``exchange`` them. Differentiable: the gradients of all ranks'
+    losses for a row are summed and given to the row's owner. All ranks call it together. If one of them needs the
+    backward pass, all do. So give it a tensor that requires a gradient on every rank or on none.
     """
     if world_size(group) == 1:
         return tensor
@@ -130,13 +129,13 @@ def sum_across_ranks(tensor: Tensor) -> Tensor:
 class GradientSum:
     """Replaces every ``.grad`` by its sum over the ranks where its ``with`` block ends.
 
-    ``start`` it within, before the step's last backward pass: what is complete is sent while that goes on, the last
-    parameters first. Always in one order, and in a process group of its own, as ranks may differ in when they send what
-    else. ``dtype``: what is sent and added up; None: as the gradients are.
+    ``start`` it within, before the step's last backward pass. Complete gradients are sent while that runs, the last
+    parameters first. The order is fixed and the process group its own, because ranks may send other things at different
+    times. ``dtype``: of what is sent and summed. None: as the gradients are.
 
-    ``parameters`` come in the same order on every rank. A parameter that only some ranks used counts as zero
-    on the others; one that no rank used keeps no gradient, as in a single process. Those that are shared out over
-    the ranks are left alone: their backward pass has summed them already (``trainers.engine.sharding``).
+    ``parameters`` come in the same order on every rank. A parameter that only some ranks used counts as zero on the
+    others. One that no rank used keeps no gradient, as in a single process. Sharded parameters are left alone, because
+    their backward pass has summed them already (``trainers.engine.sharding``).
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype | None = None) -> None:
@@ -229,10 +228,10 @@ def barrier() -> None:
 
 
 def check_ranks_agree(module: nn.Module, batches: str, steps: int) -> None:
-    """Raises ``UserError`` on every rank where ranks differ in what a training needs alike, naming who has what.
+    """Raises ``UserError`` on every rank if ranks differ in what training needs to be equal, naming who has what.
 
-    It asks before the first step, while a difference still has a name; all ranks call it. ``batches``: their
-    fingerprint, ``steps``: of the whole run; the trainable parameters and the version of torch are asked for too.
+    All ranks call it before the first step, because later a difference could not be named. ``batches``: their
+    fingerprint. ``steps``: of the whole run. The trainable parameters and the version of torch are compared too.
     """
     named = trainable_parameters(module)
     device = next(iter(named.values())).device

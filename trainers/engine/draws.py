@@ -1,6 +1,6 @@
-"""What is drawn at random in training, as functions of seed, epoch and texts: keys, and an epoch's hard negatives.
+"""Random draws in training, as functions of seed, epoch and texts: keys, and an epoch's hard negatives.
 
-So ranks that share a batch draw alike, whoever holds which text, and a resumed run goes on as it would have.
+So ranks that share a batch draw the same, whoever holds which text. A resumed run draws as it would have.
 """
 
 from collections.abc import Sequence
@@ -44,19 +44,19 @@ _READ = ("query_id", "hard_negatives", "masked")
 def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa.Table:
     """A stored batch with ``count`` hard negatives a row, drawn without replacement from the row's pool.
 
-    Every set of ``count`` is equally likely, and which one is drawn depends on (``seed``, ``epoch``, the row's
-    ``query_id``) alone: not on the batch or the place in it, so every rank and every resumed run draws the same.
-    Drawn ones stay in the pool's order; a pool of ``count`` or fewer is kept whole.
+    Every set of ``count`` is equally likely. The draw depends on (``seed``, ``epoch``, the row's ``query_id``) alone,
+    not on the batch or the place in it. So every rank and every resumed run draws the same. Drawn ones stay in the
+    pool's order; a pool of ``count`` or fewer is kept whole.
 
-    ``rows``: a whole stored batch. Whatever columns it has for each hard negative are drawn with ``hard_negatives``;
-    ``masked``, whose columns are the batch's documents and then all rows' hard negatives in row order, is
-    remapped and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing.
+    ``rows``: a whole stored batch. All columns with a value for each hard negative are drawn with ``hard_negatives``.
+    The columns of ``masked`` are the batch's documents and then all rows' hard negatives in row order. It is remapped,
+    and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing.
     """
     missing = [name for name in _READ if name not in rows.column_names]
     if missing:
         raise UserError(
-            f"Hard negatives are drawn anew each epoch, which needs the column {', '.join(missing)}; the batches have"
-            f" {', '.join(rows.column_names)}. Make batches of pairs, or leave out training.hard_negatives."
+            f"Hard negatives are drawn anew each epoch, which needs the column {', '.join(missing)}, but the batches"
+            f" have {', '.join(rows.column_names)}. Make batches of pairs, or leave out training.hard_negatives."
         )
     sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy().astype(np.int64)
     drawn = _drawn(text_keys(rows["query_id"].to_pylist(), f"{seed} {epoch} "), sizes, count)
@@ -72,7 +72,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
 
 
 def _drawn(keys: Tensor, sizes: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Of each row's pool, all pools laid end to end, the ``count`` with the smallest of their random numbers."""
+    """For each row's pool, all pools laid end to end, the ``count`` with the smallest of their random numbers."""
     row = np.repeat(np.arange(len(sizes)), sizes)
     place = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
     numbers = next_random(keys[torch.from_numpy(row)], torch.from_numpy(place + 1)).numpy().view(np.uint64)

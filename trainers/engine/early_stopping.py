@@ -1,4 +1,4 @@
-"""What a run measured on the way, which of its states is the best, and when to stop: pure functions of evaluations."""
+"""The evaluations of a run, its best state, and when to stop: pure functions of evaluations."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What validation measured after ``step`` steps, by name; ``seconds`` are wall-clock."""
+    """The measures of validation after ``step`` steps, by name; ``seconds`` are wall-clock."""
 
     step: int
     measures: dict[str, float]
@@ -43,7 +43,7 @@ class DecidingValue(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What a run knows besides its weights: the steps done, what was measured on the way, and when it was best."""
+    """The state of a run besides its weights: the steps done, its evaluations, and its best step."""
 
     steps: int
     evaluations: tuple[Evaluation, ...] = ()
@@ -62,9 +62,9 @@ class State:
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of a run of ``total_steps``: its last state, and the criteria that judged its evaluations.
+    """The result of a run of ``total_steps``: its last state, and the criteria that judged its evaluations.
 
-    Where it was validated, it ended as it was after ``state.best_step`` steps.
+    With validation, it ended as it was after ``state.best_step`` steps.
     """
 
     total_steps: int
@@ -78,7 +78,7 @@ class Trained:
 
     @property
     def start(self) -> dict[str, float]:
-        """What was measured before the first step; empty without validation."""
+        """Measures before the first step. Empty without validation."""
         return next((evaluation.measures for evaluation in self.state.evaluations if evaluation.step == 0), {})
 
     @property
@@ -113,7 +113,7 @@ def best_evaluation(evaluations: Sequence[Evaluation], criteria: Sequence[Criter
 
 
 def evaluations_without_improvement(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> int:
-    """How many evaluations have come after the best one."""
+    """Number of evaluations after the best one."""
     best = best_evaluation(evaluations, criteria)
     return 0 if best is None else sum(evaluation.step > best.step for evaluation in evaluations)
 
@@ -124,6 +124,6 @@ def should_stop(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]
 
 
 def deciding_values(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[DecidingValue]:
-    """Of each evaluation what decided then."""
+    """The deciding value of each evaluation."""
     deciding = [(evaluation, criterion_at(criteria, evaluation.step)) for evaluation in evaluations]
     return [DecidingValue(e.step, e.measures[criterion.measure], criterion) for e, criterion in deciding]

@@ -1,17 +1,16 @@
 """The gradient cache: large contrastive batches in the activation memory of one chunk.
 
-GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") encodes
-without a graph, takes the loss's gradient at the vectors, and encodes each chunk again with it. Encoding
-every chunk under ``torch.utils.checkpoint`` is the same computation with autograd in charge, so it holds for
-any composition: towers that share weights, stages that feed each other, frozen weights with LoRA beside them.
-Until the backward pass reaches a chunk only its inputs and its vectors are kept; its random state is stored,
-so the second encoding draws the same dropout and the gradient is exact.
+GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") encodes without a
+graph, takes the loss's gradient at the vectors, and encodes each chunk again with it. Encoding every chunk under
+``torch.utils.checkpoint`` is the same computation with autograd in charge. So it holds for any composition: towers that
+share weights, stages that feed each other, frozen weights with LoRA beside them. Until the backward pass reaches a
+chunk, only its inputs and its vectors are kept. Its random state is stored, so the second encoding draws the same
+dropout and the gradient is exact.
 
-Data parallel training: a module that encodes in chunks may stand inside ``DistributedDataParallel`` as long
-as one forward call is followed by one backward call, that is, the wrapper is put around the whole objective
-and not around the encoder. Every weight then gets its complete gradient once, whatever the number of chunks;
-plain, ``find_unused_parameters=True`` and ``static_graph=True`` all give the same gradients. The training
-loop needs none of them (see ``trainers.engine.collectives.GradientSum``).
+In data parallel training, a module that encodes in chunks may stand inside ``DistributedDataParallel``. One forward
+call must be followed by one backward call, so wrap the whole objective and not the encoder. Every weight then gets its
+complete gradient once, whatever the number of chunks. Plain, ``find_unused_parameters=True`` and ``static_graph=True``
+all give the same gradients. The training loop needs none of them (see ``trainers.engine.collectives.GradientSum``).
 """
 
 from collections.abc import Callable, Mapping
@@ -53,9 +52,9 @@ def cut_by_length(
 ) -> Chunks:
     """Sorts texts by length, longest first, and cuts them into chunks, each trimmed to its own longest text.
 
-    ``features``: right-padded tensors (texts, length), ``attention_mask`` among them. ``chunk_size``: texts a
-    chunk; ``chunk_tokens``: instead of it, tokens a chunk, padding included, but one text at least; None: one chunk.
-    ``rows``: int64 (n,), the text that each result row wants (by default every text once).
+    ``features``: right-padded tensors (texts, length), ``attention_mask`` among them. ``chunk_size``: texts in a chunk.
+    ``chunk_tokens``: instead, tokens in a chunk, padding included, but at least one text. None: one chunk. ``rows``:
+    int64 (n,), the text of each result row (by default every text once).
     """
     mask = features["attention_mask"]
     lengths = mask.sum(dim=1).cpu().numpy()
@@ -79,18 +78,18 @@ def cut_by_length(
 def encode_chunks(encode: Encode, chunks: Chunks, *, cached: bool) -> Tensor:
     """Vectors (n, d) of texts that are already cut; ``cached`` turns the gradient cache on.
 
-    Tensors that every chunk needs whole, such as a first stage's output, are best closed over by ``encode``; gradients
-    reach them as they reach its weights. Chunks must already be on the encoder's device: the random state that is
-    restored is that of the device they are on.
+    Tensors that every chunk needs whole, such as a first stage's output, are best closed over by ``encode``. Gradients
+    reach them as they reach its weights. Chunks must already be on the encoder's device, because that device's random
+    state is restored.
     """
     vectors = torch.cat([_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks])
     return vectors.index_select(0, chunks.order)
 
 
 def encode_several(encode: EncodeSeveral, chunks: Chunks, *, cached: bool) -> tuple[Tensor, Tensor]:
-    """As ``encode_chunks`` where a text has several vectors: (n, m, d), and bool (n, m) whether there is one.
+    """As ``encode_chunks`` for several vectors a text: (n, m, d), and bool (n, m) for existing ones.
 
-    m is the largest of any chunk; what a chunk has fewer is absent, and zero.
+    m is the largest of any chunk. Missing vectors are zero.
     """
     encoded = [_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks]
     most = max(vectors.shape[1] for vectors, _ in encoded)

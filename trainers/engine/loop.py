@@ -30,8 +30,8 @@ _MEASURES_SHOWN = 4
 class Validation(Protocol):
     """Measures an objective on data that it isn't trained on, on all ranks together.
 
-    ``every``: steps from one evaluation to the next; ``patience``: evaluations in a row without improvement that end
-    the run, None for no end; ``criteria``: what decides, from which step on.
+    ``every``: steps between evaluations. ``patience``: evaluations in a row without improvement before the run ends,
+    None for no end. ``criteria``: the deciding measures, with their first steps.
     """
 
     @property
@@ -52,10 +52,10 @@ def train(
     checkpoints: Checkpoints | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
-    """Trains ``objective`` in place on its own device, from the last checkpoint on if there is one.
+    """Trains ``objective`` in place on its own device. Resumes from the last checkpoint if there is one.
 
     With ``validation`` it ends as it was at its best evaluation, which needs ``checkpoints``. Every rank of the default
-    process group (if any) calls it with the same arguments but for ``callbacks``, which are those of the rank. Raises
+    process group (if any) calls it with the same arguments, except ``callbacks``, which are the rank's own. Raises
     ``UserError`` for settings that don't fit one another, batches that don't fit the objective, checkpoints of a
     different run, and a loss that is not finite.
     """
@@ -107,7 +107,7 @@ def train(
 
 def _check_settings(settings: TrainingSettings, total_steps: int, *, evaluated: bool) -> None:
     if settings.bf16 == "auto":
-        raise UserError("bf16 is still 'auto' where training starts: resolve it for all ranks, or set true or false.")
+        raise UserError("bf16 is still 'auto' when training starts: resolve it for all ranks, or set true or false.")
     require_evaluations(settings.schedule, evaluated=evaluated)
     require_room_for_warmup(settings.schedule, total_steps)
 

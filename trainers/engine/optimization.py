@@ -22,16 +22,16 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not named:
         raise UserError(
-            f"{type(module).__name__} has no parameter that requires a gradient: everything is frozen, so"
-            " there is nothing to train. Unfreeze an encoder or give it LoRA adapters."
+            f"{type(module).__name__} has no parameter that requires a gradient, so there is nothing to train:"
+            " everything is frozen. Unfreeze an encoder or give it LoRA adapters."
         )
     return named
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer over what requires gradients; the caller sets each step's learning rate.
+    """The optimizer over all parameters that require gradients; the caller sets each step's learning rate.
 
-    Raises ``UserError`` for settings that a token table, whose gradient is sparse, can't be trained with.
+    Raises ``UserError`` for settings that don't work with a token table, because its gradient is sparse.
     """
     if trains_table(module):
         return _lazy_adam(module, settings)
@@ -41,9 +41,9 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
     if in_8_bits is not None:
         if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
             raise UserError(
-                "An optimizer in 8 bits can't update weights that are shared out over ranks: its blocks of numbers"
-                " would depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
-                " training.optimizer.kind to adamw, or train without sharding."
+                "An 8-bit optimizer can't update weights that are sharded over ranks, because its blocks of"
+                " numbers would depend on the number of ranks. Sharding divides the optimizer's memory by the"
+                " ranks anyway: set training.optimizer.kind to adamw, or train without sharding."
             )
         return cast(torch.optim.Optimizer, in_8_bits.AdamW8bit(groups, **options))
     if settings.kind != "radam":
@@ -58,16 +58,16 @@ def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Op
     named = trainable_parameters(module)
     if len(named) > 1:
         raise UserError(
-            "A static encoder trains its table of token vectors alone, and there are other weights to train:"
-            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive, and"
-            " an encoder without dense layers."
+            "A static encoder trains only its table of token vectors, but there are other weights to train:"
+            f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive,"
+            " and an encoder without dense layers."
         )
     options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     return torch.optim.SparseAdam(list(named.values()), **options)
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """By weight decay, and those that are shared out over ranks apart: one fused update can't mix them with others."""
+    """Parameters by weight decay. Sharded ones are apart, because one fused update can't mix them with others."""
     exempt = _exempt_from_decay(module)
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in trainable_parameters(module).items():
@@ -95,10 +95,10 @@ def learning_rate(
 ) -> float:
     """The rate of ``step`` (0-based) in a run of ``total_steps``.
 
-    Warm-up: peak (step + 1) / warm-up steps, so its last step is at the peak and none is wasted at zero. After
-    it, with t = step - warm-up steps: constant is peak, linear is peak (1 - (1 - minimum) t / (total_steps -
-    warm-up steps)), exponential is peak decay^t, plateau is peak times ``plateau_fraction`` of those of
-    ``evaluations`` (in order of their steps) that were made before the step.
+    Warm-up: peak (step + 1) / warm-up steps, so its last step is at the peak and none is wasted at zero. After it, let
+    t = step - warm-up steps. constant is peak. linear is peak (1 - (1 - minimum) t / (total_steps - warm-up steps)).
+    exponential is peak decay^t. plateau is peak times ``plateau_fraction`` of the ``evaluations`` before the step, in
+    order of their steps.
     """
     warmup = settings.steps_of_warmup(total_steps)
     if step < warmup:

@@ -1,9 +1,9 @@
 """Which stored batches each step consumes on each rank: a pure function of position, whatever the world size.
 
-Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``; ``group_by_length`` joins
-those of equal lengths. With W <= G ranks each takes G / W of them one after the other, dealt out so that ranks take
-equally long; with W > G each batch is cut into W / G slices of consecutive rows. Where all batches of a step are one
-loss, a rank takes its G / W batches together.
+Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``. ``group_by_length`` joins
+batches of equal lengths. With W <= G ranks each takes G / W of them one after the other, divided so that ranks take
+equally long. With W > G each batch is cut into W / G slices of consecutive rows. If all batches of a step are one loss,
+a rank takes its G / W batches together.
 """
 
 import heapq
@@ -38,7 +38,7 @@ GROUPED_STEPS = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """What one forward pass takes: whole stored ``batches``, or slice ``part`` of ``parts`` of a single one."""
+    """The input of one forward pass: whole stored ``batches``, or slice ``part`` of ``parts`` of a single one."""
 
     batches: tuple[int, ...]
     part: int = 0
@@ -68,11 +68,11 @@ def can_share(batches_per_step: int, workers: int) -> bool:
 class Order:
     """The steps of a run. ``batches_in_epoch``: stored batches of each epoch, in epoch order.
 
-    ``joined``: all batches of a step are one loss. A step is made of ``pieces_per_step`` losses over all ranks, each
-    of which ``ranks_per_loss`` consecutive ranks share. ``lengths`` guesses how long a batch takes, by its epoch and
-    number, in any unit; None: all take equally long. ``group_by_length``: steps are made of batches that take about as
-    long as one another. Raises ``UserError`` where ``batches_per_step`` and ``world_size`` don't divide one another, or
-    an epoch is too small for a single step.
+    ``joined``: all batches of a step are one loss. A step has ``pieces_per_step`` losses over all ranks, and
+    ``ranks_per_loss`` consecutive ranks share one. ``lengths`` guesses how long a batch takes, by its epoch and number,
+    in any unit. None: all take equally long. ``group_by_length``: a step has batches that take about equally long.
+    Raises ``UserError`` where ``batches_per_step`` and ``world_size`` don't divide one another, or an epoch is too
+    small for a single step.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Order:
     ) -> None:
         if not can_share(batches_per_step, world_size):
             raise UserError(
-                f"batches_per_step {batches_per_step} and {world_size} ranks don't divide one another, so a"
-                " step can't be shared out evenly. Set batches_per_step to a multiple of the ranks, or to a"
-                " divisor of them (each batch is then cut into slices)."
+                f"batches_per_step {batches_per_step} and {world_size} ranks don't divide one another, so a step"
+                " can't be divided evenly. Set batches_per_step to a multiple of the ranks, or to a divisor of"
+                " them (each batch is then cut into slices)."
             )
         for epoch, count in enumerate(batches_in_epoch):
             if count < batches_per_step:
@@ -154,7 +154,7 @@ class Order:
         return Step(number, epoch, step, batches, tuple(self.piece(batches, place) for place in places), places)
 
     def _places(self, epoch: int, batches: Sequence[int]) -> tuple[int, ...]:
-        """Those of this rank's pieces."""
+        """Places of this rank's pieces."""
         if self._dealt_by is None:
             return tuple(self._own)
         return deal([self._dealt_by(epoch, batch) for batch in batches], self._world_size)[self._rank]
@@ -169,10 +169,10 @@ class Order:
 
 
 def group_by_length(drawn: NDArray[np.int64], lengths: NDArray[np.int64], batches_per_step: int) -> NDArray[np.int64]:
-    """The batches in ``drawn`` (n,) in an order in which those of a step have about the same of ``lengths`` (n,).
+    """Orders the batches in ``drawn`` (n,) so that those of a step have about the same of ``lengths`` (n,).
 
-    Batches change places within ``GROUPED_STEPS`` steps, so early ones stay early; steps come in the order in which
-    the first of their batches was drawn. What is left over after the last whole step stays that.
+    Batches change places within ``GROUPED_STEPS`` steps, so early ones stay early. Steps are ordered by the first draw
+    among their batches. The remainder after the last whole step stays the remainder.
     """
     whole = len(drawn) // batches_per_step * batches_per_step
     grouped = drawn.copy()
@@ -185,9 +185,9 @@ def group_by_length(drawn: NDArray[np.int64], lengths: NDArray[np.int64], batche
 
 
 def deal(lengths: Sequence[int], shares: int) -> list[tuple[int, ...]]:
-    """Places of ``lengths`` in so many shares, equally many in each, whose sums come near one another.
+    """Divides places of ``lengths`` into shares of equal number and nearly equal sum.
 
-    The longest first, each goes to the share that has least so far, of those that still lack some.
+    The longest first, each goes to the share with the lowest sum so far, among those that are not full.
     """
     size = len(lengths) // shares
     least = [(0, share) for share in range(shares)]

@@ -1,4 +1,4 @@
-"""In which precision a run computes."""
+"""The precision of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from trainers.engine.settings import TrainingSettings
 
 @contextmanager
 def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[None]:
-    """How a step computes: on a GPU with TensorFloat-32 and deterministic kernels as ``training`` says.
+    """Sets a step's precision: on a GPU with TensorFloat-32 and deterministic kernels as ``training`` says.
 
-    On a CPU attention's kernel is the fastest. Afterwards all is as before.
+    On a CPU it picks the fastest kernel of attention. Afterwards everything is as before.
 
-    Searching and clustering, which rank by bounds on the errors of float32 products, never run in it. Raises
-    ``UserError`` where deterministic kernels are wanted and one has no such form.
+    Searching and clustering never run in it, because they rank by bounds on the errors of float32 products. Raises
+    ``UserError`` if deterministic kernels are wanted and one has no such form.
     """
     if device.type != "cuda":
         with fastest_attention():

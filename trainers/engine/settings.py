@@ -22,21 +22,22 @@ class OptimizerSettings(Settings):
     """The optimizer, its peak learning rate and the limit on the gradient.
 
     'adamw_8bit' keeps its two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
-    Quantization"), for weights of 4,096 numbers or more, and needs the extra ``optimizers``; without decay it is Adam.
+    Quantization"). It does so for weights of 4,096 numbers or more, and needs the extra ``optimizers``. Without decay
+    it is Adam.
     """
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit"] = "adamw"
-    """Which optimizer."""
+    """Kind of optimizer."""
     learning_rate: PositiveFloat = 2e-5
-    """At the peak of the schedule."""
+    """Learning rate at the peak of the schedule."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled, but of adam an L2 penalty; biases, normalisation layers and single numbers are exempt."""
+    """Decoupled weight decay; for adam an L2 penalty. Biases, normalisation layers and single numbers are exempt."""
     betas: tuple[PartialShare, PartialShare] = (0.9, 0.999)
-    """How much of the two running means a step keeps."""
+    """Decay rates of the two running means."""
     epsilon: PositiveFloat = 1e-8
-    """Added to the denominator of an update."""
+    """Epsilon, added to the denominator of an update."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """The global norm that gradients are scaled down to; None: no limit."""
+    """Gradients with a larger global norm are scaled down to it. None: no limit."""
 
 
 _BELONGS_TO = {
@@ -52,32 +53,32 @@ class ScheduleSettings(Settings):
     """How the learning rate moves: up in a warm-up, then level, towards zero, by a factor a step, or on a plateau."""
 
     kind: Literal["constant", "linear", "exponential", "plateau"] = "linear"
-    """What follows the warm-up; a plateau goes by the evaluations of the run."""
+    """What follows the warm-up. A plateau depends on the run's evaluations."""
     warmup_steps: NonNegativeInt = 0
     """Steps until the peak."""
     warmup_ratio: PartialShare | None = None
-    """The same as a share of the run's steps, rounded up."""
+    """Steps until the peak as a share of the run's steps, rounded up."""
     decay: PositiveShare | None = None
-    """The factor a step of kind 'exponential'."""
+    """For kind 'exponential': the factor at each step."""
     minimum: Share = 0.0
-    """The share of the peak that 'linear' ends at and 'plateau' stays above."""
+    """Lowest rate, as a share of the peak. 'linear' ends there, and 'plateau' stays above it."""
     factor: Level = 0.5
-    """What 'plateau' multiplies the rate by."""
+    """For kind 'plateau': the factor at each reduction."""
     patience: NonNegativeInt = 3
-    """It does after more than so many evaluations in a row without improvement."""
+    """For kind 'plateau': evaluations in a row without improvement that are tolerated before a reduction."""
     threshold: NonNegativeFloat = 1e-4
-    """An improvement is by more than this share of the best."""
+    """For kind 'plateau': an improvement is larger than this share of the best."""
 
     def _check(self) -> None:
         if self.kind == "exponential" and self.decay is None:
-            raise ValueError("kind 'exponential' needs decay, the factor a step (0.9999, say)")
+            raise ValueError("kind 'exponential' needs decay, the factor at each step, such as 0.9999")
         for name, kinds in _BELONGS_TO.items():
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to kind {' or '.join(map(repr, kinds))}, not to {self.kind!r}")
         if self.warmup_steps and self.warmup_ratio is not None:
             raise ValueError(
-                "warmup_steps and warmup_ratio both say how long the warm-up is: give one of them, and set the other to"
-                " 0 (warmup_steps) or null (warmup_ratio)"
+                "warmup_steps and warmup_ratio both set the length of the warm-up: give one of them, and set the"
+                " other to 0 (warmup_steps) or null (warmup_ratio)"
             )
 
     @property
@@ -91,50 +92,50 @@ class ScheduleSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """How long to train, on how much at once, with which optimizer.
+    """Length of the training, batches in a step, and the optimizer.
 
     A step's loss is the mean over its batches.
     """
 
     epochs: PositiveInt = 1
-    """Epochs of the stored batches, each packed by itself."""
+    """Epochs of the stored batches to train on. Each was packed by itself."""
     max_steps: PositiveInt | None = None
-    """Ends the run earlier than its epochs would."""
+    """Most steps. Ends the run before its epochs do."""
     batches_per_step: PositiveInt = 1
-    """Over all ranks."""
+    """Batches in a step, over all ranks."""
     group_by_length: bool = False
-    """Steps of batches that take equally long, so that ranks wait less for one another."""
+    """Whether a step has batches that take equally long, so that ranks wait less for one another."""
     hard_negatives: NonNegativeInt | None = None
-    """Hard negatives drawn from each row's stored ones, anew every epoch; null: all of them."""
+    """Hard negatives to draw from each row's stored ones in every epoch. null: use all of them."""
     bf16: bool | Literal["auto"] = "auto"
-    """Bfloat16 autocast; 'auto': where the processor has it."""
+    """Bfloat16 autocast. 'auto': where the processor has it."""
     exchange_bf16: bool = False
-    """Ranks send one another gradients in bfloat16 and add them up so: half the bytes, for many nodes. Where one rank
-    after another adds its own, more than a hundred or so lose what is small beside the sum."""
+    """Whether ranks exchange and sum gradients in bfloat16. This halves the bytes, for many nodes. In a sum over more
+    than about a hundred ranks, one after another, small values are lost."""
     tf32: bool = False
-    """On a GPU, a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor); searches and
-    clusterings are not touched."""
+    """On a GPU: compute a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor). Searches
+    and clusterings keep float32."""
     deterministic: bool = False
-    """On a GPU, the kernels that add up in one order, so that equal runs on equal machines give equal bits; slower."""
+    """On a GPU: use kernels that sum in a fixed order, so that equal runs on equal machines give equal bits. Slower."""
     checkpoint_every: PositiveInt = 500
-    """Steps; the last one makes a checkpoint too."""
+    """Steps between checkpoints. The last step makes one too."""
     seed: NonNegativeInt = 0
-    """Of the order of batches and of whatever is drawn."""
+    """Seed of the order of batches and of all draws."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer and its peak learning rate."""
     schedule: ScheduleSettings = ScheduleSettings()
-    """How the learning rate moves."""
+    """The schedule of the learning rate."""
 
     @property
     def exchanged(self) -> "torch.dtype | None":
-        """In what the ranks add up gradients; None: in their own precision."""
+        """The data type of exchanged gradients. None: their own precision."""
         import torch
 
         return torch.bfloat16 if self.exchange_bf16 else None
 
     @property
     def precision(self) -> str:
-        """In words, of what is resolved."""
+        """The resolved precision in words."""
         return "bfloat16 autocast" if self.bf16 else "TensorFloat-32" if self.tf32 else "float32"
 
     def resolved(self, *, gpu: bool = False) -> "TrainingSettings":
@@ -151,10 +152,10 @@ class TrainingSettings(Settings):
 
 
 def require_precision(training: TrainingSettings, device: "torch.device") -> None:
-    """Warns where a CPU computes in the run's precision slowly. A worker calls it before it trains.
+    """Warns if a CPU computes slowly in the run's precision. A worker calls it before it trains.
 
-    ``training.bf16`` is resolved: the driver chose it for all workers, whose processors it may not have seen. Raises
-    ``UserError`` where it is on and the GPU has no bfloat16 instructions, so that it would emulate them.
+    ``training.bf16`` is resolved: the driver chose it for all workers, perhaps without seeing their processors. Raises
+    ``UserError`` if it is on and the GPU has no bfloat16 instructions, because it would emulate them.
     """
     if training.bf16 is not True or device.type not in ("cuda", "cpu") or has_bfloat16(gpu=device.type == "cuda"):
         return
@@ -163,9 +164,9 @@ def require_precision(training: TrainingSettings, device: "torch.device") -> Non
         import torch
 
         raise UserError(
-            f"training.bf16 is on (by 'auto' where a GPU is asked for), but the {torch.cuda.get_device_name(device)} of"
-            f" {host} has no bfloat16 instructions and would emulate them. Set training.bf16 to false, or train on GPUs"
-            " that have them (compute capability 8.0 or higher: A100, L4, H100 and the like)."
+            "training.bf16 is on (by 'auto' where a GPU is asked for), but the"
+            f" {torch.cuda.get_device_name(device)} of {host} has no bfloat16 instructions and would emulate them."
+            " Set training.bf16 to false, or train on GPUs of compute capability 8.0 or higher (A100, L4, H100)."
         )
     log.info(
         f"  Warning: training.bf16 is on, but the CPU of {host} has no bfloat16 instructions and emulates them, which"
@@ -177,9 +178,9 @@ def require_sparse(settings: OptimizerSettings) -> None:
     """Raises ``UserError`` for what ``torch.optim.SparseAdam``, which trains static encoders, doesn't do."""
     if settings.kind not in ("adam", "adamw") or settings.weight_decay:
         raise UserError(
-            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static encoder's"
-            " step updates the vectors of a batch's tokens alone, by Adam without decay. Set kind to adam or adamw, and"
-            " weight_decay to 0."
+            f"training.optimizer is {settings.kind} with weight_decay {settings.weight_decay:g}, but a static"
+            " encoder's step updates only the vectors of a batch's tokens, by Adam without decay. Set kind to adam"
+            " or adamw, and weight_decay to 0."
         )
 
 
@@ -191,8 +192,8 @@ def require_package(settings: OptimizerSettings) -> Any:
         return import_module("bitsandbytes.optim")
     except ImportError as error:
         raise UserError(
-            f"training.optimizer.kind is {settings.kind}, which comes with the package bitsandbytes, and that is not"
-            " installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
+            f"training.optimizer.kind is {settings.kind}, which needs the package bitsandbytes: pip install"
+            " 'raytriever[optimizers]'. Or set it to adamw."
         ) from error
 
 
@@ -211,18 +212,18 @@ def require_evaluations(settings: ScheduleSettings, *, evaluated: bool) -> None:
     """Raises ``UserError`` where the rate goes by evaluations and the run makes none."""
     if settings.kind == "plateau" and not evaluated:
         raise UserError(
-            "training.schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too."
+            "training.schedule.kind 'plateau' depends on evaluations, but the run has none: set validation too."
         )
 
 
 IN_TRAINING = (
-    "With these the run goes on from its checkpoint, the cheapest first: objective.gradient_cache true, by which memory"
-    " grows with the chunk and not with the batch; activation_checkpointing true; sharding 'sharded' on several GPUs."
-    " With these it begins anew, by --force or in another folder: a smaller objective.chunk_tokens (or chunk_size) with"
-    " objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the encoder's max_length), or"
-    " smaller batches and more of them a step (training.batches_per_step)."
+    "The run can resume from its checkpoint with these, the cheapest first: objective.gradient_cache true, so that"
+    " memory grows with the chunk and not with the batch; activation_checkpointing true; sharding 'sharded' on"
+    " several GPUs. It must start again (--force, or another folder) with these: a smaller objective.chunk_tokens"
+    " (or chunk_size) with objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the"
+    " encoder's max_length); smaller batches and more of them a step (training.batches_per_step)."
 )
-"""What saves memory in training: first what changes no weight, but by a GPU's rounding, or lets a checkpoint go on."""
+"""Remedies for full memory in training. First those that keep the weights, up to a GPU's rounding, or a checkpoint."""
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""Transformers whose weights, gradients and optimizer states are shared out over the ranks (FSDP2).
+"""Transformers with weights, gradients and optimizer states sharded over the ranks (FSDP2).
 
-Every block is one unit: its weights are gathered just before it runs and given up afterwards, or at the end of the
-step; its gradient is summed over the ranks and each keeps its own part. What lies outside the transformers (a head,
-scalar weights) is small and stays whole on every rank, where ``collectives.GradientSum`` sums it.
+Every block is one unit. Its weights are gathered just before it runs, and freed afterwards or at the end of the step.
+Its gradient is summed over the ranks, and each rank keeps its own part. Parameters outside the transformers (a head,
+scalar weights) are small and stay whole on every rank, where ``collectives.GradientSum`` sums them.
 
-A unit communicates in every forward and backward pass, so all ranks must make equally many: in training
-``equal_passes`` sees to that, elsewhere ``whole_weights`` takes the communication out.
+A unit communicates in every forward and backward pass, so all ranks must make the same number of passes. In training
+``equal_passes`` ensures that. Elsewhere ``whole_weights`` removes the communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +32,15 @@ _RESHARDS = "_reshards_after_forward"
 
 
 def shard(module: nn.Module, *, bf16: bool = False, whole_in_step: bool = False) -> None:
-    """Shares out every transformer in ``module``, in place; nothing where there is no process group.
+    """Shards every transformer in ``module``, in place. Does nothing without a process group.
 
-    ``bf16``: whether it runs under bfloat16 autocast alone. Blocks then gather what their linear layers multiply by as
-    autocast would round it, so in half the bytes and without a copy in each pass; their other weights (normalisations,
-    biases of positions) are few and stay whole in float32. Gradients are summed in float32, over chunks and ranks.
+    ``bf16``: whether it runs only under bfloat16 autocast. Blocks then gather the weights of their linear layers as
+    autocast would round them. This halves the bytes, and avoids a copy in each pass. Their other weights
+    (normalisations, biases of positions) are few and stay whole in float32. Gradients are summed in float32, over
+    chunks and ranks.
 
-    ``whole_in_step``: weights are gathered once a step and kept until ``end_step``, not for each pass (ZeRO-2:
-    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
+    ``whole_in_step``: weights are gathered once a step and kept until ``end_step``, not for each pass. This is ZeRO-2
+    (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
 
     All ranks call it together, with the module on its device and before the optimizer is built. They start from the
     first rank's trainable weights. Gradients are summed over the ranks, never averaged. Raises ``UserError`` where
@@ -165,7 +166,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 
 
 def _with_one_part(parameter: nn.Parameter) -> Tensor:
-    """Its gradient; of a sparse one a row has one part, not one of queries and another of documents."""
+    """The parameter's gradient. A sparse one gets one part a row, not one for queries and another for documents."""
     assert parameter.grad is not None
     if parameter.grad.is_sparse:
         parameter.grad = parameter.grad.coalesce()

@@ -1,4 +1,4 @@
-"""One step: the gradients of its pieces, summed over the ranks, and what the step says of itself."""
+"""One step: the gradients of its pieces, summed over the ranks, and the figures of the step."""
 
 import math
 from collections.abc import Sequence
@@ -80,8 +80,8 @@ def _not_finite(what: str, batches: Sequence[int], step: Step, uri: str) -> str:
     remedy = "lower training.optimizer.learning_rate, lengthen the warm-up, or train into another folder without bf16"
     if step.number == 0:
         remedy = (
-            "no update has been made, so it is the model's weights (are all of them finite?), a temperature of the"
-            " objective's that is too small (objective.similarity_temperature), or training.bf16"
+            "no update has been made yet, so check the model's weights (are all of them finite?), the objective's"
+            " temperature (is objective.similarity_temperature too small?) and training.bf16"
         )
     return (
         f"Training stopped at step {step.number + 1}: the {what} for {listed} of epoch {step.epoch}. The weights were"

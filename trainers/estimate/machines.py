@@ -126,8 +126,9 @@ def flops_per_token(module: nn.Module) -> float:
 
 
 def seconds_at_peak(module: nn.Module, settings: TrainingSettings) -> float | None:
-    """What the arithmetic of a token takes where all ranks' GPUs, were they this one, work at their peak in the run's
-    precision; None where nothing is known of them, as on CPUs.
+    """Seconds of a token's arithmetic at the peak of all ranks' GPUs, in the run's precision.
+
+    The GPUs are taken to be like this one. None if it is unknown, as on CPUs.
     """
     device = next(module.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -62,42 +62,44 @@ TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
 
 
 class ProbeConfig(StageConfig):
-    """Which batches are compared, and how the encoders are trained and measured."""
+    """The batches to compare, and how the encoders are trained and measured."""
 
     batches: NamedInputs = Field(min_length=2)
-    """Batches of the same pairs made in several ways, by the names they have in the table; the simplest first."""
+    """Batches of the same pairs made in several ways, by their names in the table. The simplest comes first."""
     packings: NamedInputs = Field(default={})
-    """What they were made of, by the same names: the recommendation then has the settings of `pack` too, and is never
-    one of those that aren't here."""
+    """The packings that the batches were made from, by the same names. The recommendation then includes settings of
+    `pack`, and only ways with a packing are recommended."""
     collection: InputPath
-    """Of the pairs, with held-out queries."""
+    """The collection of the pairs, with held-out queries."""
     split: str = "test"
-    """Of the held-out queries."""
+    """Split of the held-out queries."""
     encoder: EncoderSettings
-    """Whose tokenizer and word embeddings the static encoders begin with."""
+    """A model. Static encoders use its tokenizer and word embeddings."""
     start: Literal["embeddings", "random"] = "embeddings"
-    """What token vectors begin as."""
+    """Initial token vectors."""
     epochs: PositiveInt = 4
-    """Passes over as many pairs as an epoch has; of batches with fewer epochs, these again and again."""
+    """Passes over as many pairs as an epoch has. Batches with fewer epochs are repeated."""
     seeds: int = Field(default=3, gt=1)
-    """Encoders of each way, which see the batches in different orders."""
+    """Encoders for each way, which see the batches in different orders."""
     learning_rate: PositiveFloat = 1e-3
-    """Of lazy Adam."""
+    """Learning rate of lazy Adam."""
     temperature: PositiveFloat = 0.05
     """Divides similarities."""
     max_length: PositiveInt = 64
     """Tokens of a text, without special ones."""
     measure: str = "nDCG@10"
-    """What decides."""
+    """The measure that decides."""
     significance_level: Level = 0.05
-    """Below which two ways differ."""
+    """Significance level of a difference between two ways."""
     recipe: str = "contextual_batches"
-    """Which recipe the recommended settings are for."""
+    """The recipe that the recommended settings are for."""
 
     def _check(self) -> None:
         for name in self.packings:
             if name not in self.batches:
-                raise ValueError(f"'packings' has {name!r}, and 'batches' {', '.join(self.batches)}: name one of these")
+                raise ValueError(
+                    f"'packings' has {name!r}, but 'batches' has {', '.join(self.batches)}: name one of these"
+                )
 
 
 class Trial(NamedTuple):
@@ -130,7 +132,7 @@ class Probe(Stage[ProbeConfig]):
         return load_encoder(settings, self._located.path, self._located.fingerprint)
 
     def input_fingerprints(self) -> dict[str, str]:
-        """Those of the artifacts, and the encoder's."""
+        """Fingerprints of the artifacts, and of the encoder."""
         artifacts = {key: path for key, path in input_paths(self.config).items() if not key.startswith("encoder.")}
         found = {key: Artifact(path).fingerprint for key, path in artifacts.items()}
         return found | {"encoder.model": self._located.fingerprint}
@@ -146,7 +148,9 @@ class Probe(Stage[ProbeConfig]):
                 reader = BatchReader(path)
                 require_same_origin("collection", collection, reader.artifact)
                 if reader.layout != "pairs":
-                    raise UserError(f"batches.{name} has batches of {reader.layout}; only those of pairs are compared.")
+                    raise UserError(
+                        f"batches.{name} has batches of {reader.layout}, but only those of pairs can be compared."
+                    )
 
     def phases(self) -> list[Phase]:
         """Tokens, trials, the table."""
@@ -163,7 +167,7 @@ class Probe(Stage[ProbeConfig]):
         ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
-        """Of reading the texts, then of the trials' steps."""
+        """Seconds of reading the texts, then of the trials' steps."""
         trials = [shard for shard in pending if isinstance(shard.task, Trial)]
         batches = BatchReader(next(iter(self.config.batches.values())))
         pairs = batches.number_of_batches(0) * batches.batch_size * self.config.epochs
@@ -208,7 +212,7 @@ class Probe(Stage[ProbeConfig]):
         return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
 
     def _epochs(self, name: str, judged: Mapping[str, object]) -> "list[EpochRows]":
-        """Of the batches of this name, whose trials follow one another."""
+        """The trials of the batches with this name, one after the other."""
         from trainers.probe.trial import read_epoch
 
         if self._read is None or self._read[0] != name:
@@ -302,8 +306,8 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return found
     if len({trial["loss"] for trial in trials}) == 1:
         raise UserError(
-            f"The encoders of '{way}' agree to the last digit over all seeds: nothing in them is drawn at random, as"
-            " where an epoch has one batch. Lower the batch size."
+            f"The encoders of '{way}' agree to the last digit over all seeds, because nothing in them is drawn at"
+            " random. This happens if an epoch has one batch. Lower the batch size."
         )
     found["deviation"] = float(np.std(means, ddof=1))
     for name in ("pairs", "masked", "loss", "seconds"):
@@ -312,10 +316,10 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequence[Mapping[str, Any]]) -> None:
-    """Gives every other way ``over``: its difference from the ``first`` way of batches, over seeds and over queries.
+    """Compares every other way with the ``first`` way of batches: differences over seeds and over queries.
 
-    ``mean``, ``low``, ``high``: of the differences between encoders of one seed, and their 95 % interval of Student's
-    t; ``p``: of the t-test over queries, as Holm corrects it.
+    ``mean``, ``low``, ``high``: of the differences between encoders of one seed, with a 95 % interval of Student's t.
+    ``p``: of the t-test over queries, Holm-corrected.
     """
     from scipy.special import stdtrit
 
@@ -365,7 +369,7 @@ def recommend(
 
 
 def ways_table(ways: Mapping[str, Any], measure: str) -> Table:
-    """Of each way the measure over seeds, and what it took."""
+    """For each way the measure over seeds, and its cost."""
     rows = [[UNTRAINED, f"{ways[UNTRAINED]['mean']:.4f}", *[""] * 5]]
     for name, found in ways.items():
         if name != UNTRAINED:

@@ -29,7 +29,7 @@ REPORT = "report.html"
 
 
 class ReportConfig(StageConfig):
-    """What the report is about: any of the artifacts, at least one; what is absent is left out of it.
+    """The inputs of the report: any of the artifacts, at least one. It leaves out what is absent.
 
     ``chunks``: the collection that `raytriever chunk` made, of ``collection`` or what ``collection`` was made from.
     ``batches``: of any layout.
@@ -40,31 +40,31 @@ class ReportConfig(StageConfig):
     chunks: InputPath | None = None
     """The collection of chunks that `chunk` made."""
     pairs: InputPath | None = None
-    """Its training pairs."""
+    """The training pairs."""
     vectors: InputPath | None = None
-    """Vectors of its documents and queries, for how hard batches are."""
+    """Vectors of documents and queries, to measure how hard batches are."""
     clusters: InputPath | None = None
-    """The pairs' clusters."""
+    """The clusters of the pairs."""
     packing: InputPath | None = None
-    """Their packing."""
+    """The packing of the pairs."""
     batches: InputPath | None = None
     """Batches of any layout."""
     model: InputPath | None = None
     """The trained model."""
     candidates: InputPath | None = None
-    """What mining made."""
+    """The mined candidates."""
     evaluation: InputPath | None = None
-    """The evaluation of its rankings."""
+    """The evaluation of the rankings."""
     runs: NamedInputs = Field(default={})
-    """Rankings of the evaluation by its names, of which examples are shown."""
+    """Rankings of the evaluation, by its names, to show examples of."""
     title: str | None = None
-    """Of the page; null: the name of the folder that holds the output, which is the run's."""
+    """Title of the page. null: the name of the run's folder."""
     baseline: str | None = None
-    """The system that others are compared with; null: the evaluation's first."""
+    """The system that others are compared with. null: the evaluation's first."""
     sampled_batches: PositiveInt = 1_000
-    """At most, for what is measured batch by batch."""
+    """Most batches to measure one by one."""
     seed: NonNegativeInt = 0
-    """Of the sample."""
+    """Seed of their sample."""
 
     def _check(self) -> None:
         if not input_paths(self):
@@ -72,8 +72,8 @@ class ReportConfig(StageConfig):
             raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}")
         if self.runs and (len(self.runs) < 2 or not self.evaluation or not self.collection):
             raise ValueError(
-                "runs are two rankings or more of the 'evaluation', over the 'collection': name them all, or leave runs"
-                " out"
+                "runs are two or more rankings of the 'evaluation', over the 'collection': name them all, or leave"
+                " runs out"
             )
 
 

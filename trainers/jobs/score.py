@@ -26,20 +26,20 @@ class ScoringModelSettings(LanguageModelSettings):
     """A language model that only scores."""
 
     dtype: Literal[Dtype, "auto"] = "auto"
-    """Of its weights; 'auto': bfloat16 where the processor has it."""
+    """Data type of its weights. 'auto': bfloat16 where the processor has it."""
 
 
 class ScoreConfig(StageConfig):
-    """Which batches of chunks, and the language model that reads them."""
+    """The batches of chunks, and the language model that reads them."""
 
     batches: InputPath
-    """Of layout chunks."""
+    """Batches of layout chunks."""
     language_model: ScoringModelSettings
-    """What reads them."""
+    """The language model that scores chunks."""
     separator: str = "\n\n"
-    """Stands between a chunk and the one that it is to predict."""
+    """Text between a chunk and the chunk to predict."""
     batches_per_shard: PositiveInt = 64
-    """Batches that are scored and stored together."""
+    """Batches scored and stored in one task."""
 
 
 class Score(ModelStage[ScoreConfig]):
@@ -71,8 +71,8 @@ class Score(ModelStage[ScoreConfig]):
         batches = BatchReader(self.config.batches)
         if batches.layout != "chunks":
             raise UserError(
-                f"{batches.uri} holds batches of layout '{batches.layout}'; scores are of chunks. Make batches of"
-                " chunks (raytriever chunk, then group)."
+                f"{batches.uri} holds batches of layout '{batches.layout}', but scores need chunks. Make batches"
+                " of chunks (raytriever chunk, then group)."
             )
 
     def _require_positions(self, model: "nn.Module") -> None:
@@ -81,7 +81,7 @@ class Score(ModelStage[ScoreConfig]):
         settings, positions = self.config.language_model, position_limit(model)
         if positions is not None and 2 * settings.max_length + _SEPARATOR_TOKENS > positions:
             raise UserError(
-                f"language_model.max_length is {settings.max_length}, and a chunk is read behind another, but"
+                f"language_model.max_length is {settings.max_length}. A chunk is read after another, but"
                 f" {settings.model} has positions for {positions} tokens in all. Lower max_length to"
                 f" {(positions - _SEPARATOR_TOKENS) // 2}, or choose a model without such a limit."
             )
@@ -145,7 +145,7 @@ class Score(ModelStage[ScoreConfig]):
             tokenizer(self.config.separator, add_special_tokens=False)["input_ids"] if self.config.separator else []
         )
         contexts = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
-        if tokenizer.eos_token_id is not None:  # the text goes on: nothing ends before the target
+        if tokenizer.eos_token_id is not None:  # no end of the text before the target
             contexts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in contexts]
         return [[*ids, *behind] for ids in contexts], targets
 

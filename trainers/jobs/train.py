@@ -40,12 +40,12 @@ class TrainConfig(RunSettings, StageConfig):
     """A run of training, where it can be watched, and how it is spread."""
 
     tracking: TrackingSettings = TrackingSettings()
-    """Where the run can be watched."""
+    """Experiment trackers that show the run."""
     fewest_workers: PositiveInt | None = None
-    """The run goes on with as few as this when machines are lost, and takes in those that come; None: always with
+    """When machines are lost, the run resumes with this many workers or more, and takes new ones in. None: always
     ``resources.workers``."""
     failures_survived: NonNegativeInt = 3
-    """Lost workers, each costing the steps since the last checkpoint."""
+    """Lost workers to tolerate. Each costs the steps since the last checkpoint."""
 
     def _check(self) -> None:
         super()._check()
@@ -104,9 +104,10 @@ class Train(Stage[TrainConfig]):
         evaluations = (stage.config for stage in stages.values() if isinstance(stage, Evaluate))
         if (validation.collection, validation.split) in ((config.collection, config.split) for config in evaluations):
             log.warning(
-                f"Warning: the dev set is also a test set of this run: split '{validation.split}' of one collection"
-                " decides when training stops and which state is kept, and is evaluated at the end. The reported"
-                " numbers are then too high. Hold out queries for validation, and name that split in validation.split."
+                f"Warning: the dev set is also a test set of this run. Split '{validation.split}' of one"
+                " collection decides when training stops and which state is kept. It is also evaluated at the end,"
+                " so the reported numbers are too high. Hold out queries for validation, and name that split in"
+                " validation.split."
             )
 
     def check_inputs(self, there: Set[str]) -> None:
@@ -144,7 +145,7 @@ class Train(Stage[TrainConfig]):
         return min(steps, training.max_steps or steps)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Trains on one worker or on Ray Train's, of which the first exports, or in this process."""
+        """Trains in this process, on one worker, or on Ray Train's workers; the first of these exports."""
         if not pending:
             return
         if self.is_made_here(pending, session):
@@ -161,11 +162,11 @@ class Train(Stage[TrainConfig]):
             log_estimate.remote(stage, gpus_of_cluster(), board)
         fit = fit_alone
         if (config.resources.workers or 1) > 1 or config.sharding != "replicated":  # weights are shared out by a group
-            from trainers.jobs.workers import fit_on_workers as fit  # Ray Train, whose start takes 8 s
+            from trainers.jobs.workers import fit_on_workers as fit  # start of Ray Train: 8 s
         yield outcome_of(lambda: fit(arguments, spread), board, progress)
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
-        """Of the passes of a step, forward and twice as much backward, over all texts of the batches."""
+        """Seconds of a step's passes, forward and twice as much backward, over all texts of the batches."""
         batches = BatchReader(self.config.batches)
         steps = self._steps(batches) * self.config.training.batches_per_step
         objective = self.config.objective
@@ -208,7 +209,7 @@ class Train(Stage[TrainConfig]):
         return said
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """Where no state that was measured is as good as the encoder was before training."""
+        """A warning if no measured state is as good as the encoder before training."""
         facts = artifact.manifest["facts"]
         best = facts.get("best")
         if best is None or best["start"] is None:
@@ -219,7 +220,7 @@ class Train(Stage[TrainConfig]):
             return []
         return [
             "",
-            f"{artifact.uri}: training made the encoder worse on what validation measures: {best['measure']} was"
-            f" {best['start']:.4f} before it and is {best['value']:.4f} at its best. A lower learning rate or other"
-            " negatives may help; the encoder as it was may be the better one.",
+            f"{artifact.uri}: training made the encoder worse on validation: {best['measure']} was"
+            f" {best['start']:.4f} before training and is {best['value']:.4f} at its best. A lower learning rate"
+            " or other negatives may help. The untrained encoder may be the better one.",
         ]

@@ -1,4 +1,4 @@
-"""What can be known of a training before the stages begin whose artifacts it reads."""
+"""Checks of a training before the stages that make its inputs."""
 
 from collections.abc import Hashable, Set
 from typing import cast
@@ -25,21 +25,25 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
     """The workers, and any number of them that may be left, must be able to share a step, each on a GPU or none."""
     most = workers or 1
     if gpus > 1 or (most > 1 and 0 < gpus < 1):
-        why = "a worker trains on one, and the others would idle"
+        why = "a worker trains on one GPU, and the others would idle"
         if gpus < 1:
-            why = f"NCCL, by which the {most} workers (resources.workers) exchange gradients, refuses two on one GPU"
+            why = (
+                f"NCCL refuses two workers on one GPU, and {most} workers (resources.workers) exchange gradients by it"
+            )
         raise UserError(
-            f"resources.gpus_per_worker is {gpus:g}, but {why}. Set it to 1, and resources.workers to the number of"
-            " GPUs; a part of a GPU can be one worker's alone."
+            f"resources.gpus_per_worker is {gpus:g}, but {why}. Set it to 1, and resources.workers to the number"
+            " of GPUs. Only a single worker can have a part of a GPU."
         )
     if fewest is not None and fewest > most:
-        raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
+        raise UserError(
+            f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise resources.workers."
+        )
     for left in range(most if fewest is None else fewest, most + 1):
         if not can_share(batches_per_step, left):
             which, multiple = _which(fewest, most)
             raise UserError(
-                f"training.batches_per_step {batches_per_step} can't be shared by {left} workers{which}. Set it to"
-                f" {multiple}, or to a divisor (each batch is then cut into slices)."
+                f"training.batches_per_step {batches_per_step} can't be divided among {left} workers{which}. Set"
+                f" it to {multiple}, or to a divisor (each batch is then cut into slices)."
             )
 
 
@@ -80,9 +84,9 @@ def require_epochs(wanted: int, stored: int, batches: str) -> None:
 
 
 def check_models(config: RunSettings, there: Set[str], workers: int) -> None:
-    """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them.
+    """Raises ``UserError`` for models of the inputs ``there`` that are missing, or lack requested layers or lengths.
 
-    And for what the run, or so many ``workers``, ask of a static encoder.
+    It also checks what the run, or so many ``workers``, need of a static encoder.
     """
     for key, model in named_models(config).items():
         if is_there(key, model, there):
@@ -109,7 +113,7 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
 
 
 def check_batches(config: RunSettings, stages: Stages) -> None:
-    """Epochs that are not packed, and negatives that are not there: ``UserError``."""
+    """Raises ``UserError`` for epochs that are not packed, and for missing negatives."""
     maker = made_by(stages, config.batches)
     if maker is None:
         return
@@ -147,7 +151,7 @@ def number_of_maker(name: str, path: str, stages: Stages) -> int | None:
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:
-    """What only some settings need, and an installation may lack; workers need it, not the driver. ``UserError``."""
+    """Raises ``UserError`` for missing packages that only some settings need. Workers need them, not the driver."""
     with warned_of_on_a_cluster():
         try:
             require_package(optimizer)
@@ -157,7 +161,7 @@ def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> 
 
 
 def training_set_warnings(settings: RetrievalValidationSettings, trained: BatchReader) -> list[str]:
-    """What to know where queries of the split that validation searches are in some of the batches ``trained``."""
+    """A warning if queries of the validation split are in some of the batches ``trained``."""
     collection = StoredCollection(settings.collection)
     if "query_id" not in trained.columns or origin(trained.artifact, "collection") != collection.fingerprint:
         return []
@@ -167,8 +171,8 @@ def training_set_warnings(settings: RetrievalValidationSettings, trained: BatchR
     if not found:
         return []
     return [
-        f"the dev set is trained on: {len(found):,} of {len(queries):,} queries in batches of {trained.uri} that were"
-        f" looked at, such as {min(found)!r}, are of split '{settings.split}', by which validation decides when"
-        " training stops and which state is kept. Its numbers are then too high. Hold out queries for validation, and"
-        " name that split in validation.split."
+        f"the dev set is trained on: {len(found):,} of {len(queries):,} queries in the batches of {trained.uri}"
+        f" that were checked, such as {min(found)!r}, are of split '{settings.split}'. This split decides when"
+        " training stops and which state is kept, so its numbers are too high. Hold out queries for validation,"
+        " and name that split in validation.split."
     ]

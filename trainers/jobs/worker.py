@@ -56,9 +56,9 @@ class Spread(NamedTuple):
 
 @ray.remote(num_cpus=0, max_calls=1)  # type: ignore[untyped-decorator]
 def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
-    """What the run takes on its GPUs, as far as it can be said. ``gpus``: which they are.
+    """Logs the estimated cost of the run on its ``gpus``, if it can be estimated.
 
-    In a process of its own, as an estimate replaces torch's attention for all of its process.
+    It runs in a process of its own, because an estimate replaces torch's attention for its whole process.
     """
     from trainers.estimate.recipe import estimate_of_run
 
@@ -66,13 +66,13 @@ def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
         try:
             log.info(f"  {estimate_of_run(stage, gpus)}")
         except Exception as error:  # which is none of training's
-            log.info(f"  what a step takes can't be estimated: {type(error).__name__}: {error}")
+            log.info(f"  the cost of a step can't be estimated: {type(error).__name__}: {error}")
 
 
 def run_on_worker(
     arguments: Mapping[str, Any], device: torch.device, rank: int = 0, callbacks: Sequence[Callback] = ()
 ) -> ShardRecord | None:
-    """What each worker does: the run on ``device``, and on the first rank its record and the export.
+    """The work of each worker: the run on ``device``, and on the first rank its record and the export.
 
     ``callbacks`` are those of any rank. Raises ``UserError``.
     """
@@ -86,7 +86,7 @@ def run_on_worker(
 
 
 def returned_to_driver(run: Callable[[], ShardRecord | None]) -> str:
-    """What ``run`` gave as JSON: on the first rank the shard's ``record``, or the ``error`` for the user."""
+    """The result of ``run`` as JSON: on the first rank the shard's ``record``, or the ``error`` for the user."""
     try:
         record = run()
     except UserError as error:
@@ -95,14 +95,14 @@ def returned_to_driver(run: Callable[[], ShardRecord | None]) -> str:
 
 
 def size_of_worker(resources: Resources) -> tuple[float, dict[str, str]]:
-    """How many CPUs each worker has, and the variables that its process is started with."""
+    """The number of CPUs of each worker, and the variables of its process."""
     gpus = resources.gpus_per_worker
     cpus = resources.cpus_per_worker or cpus_of_a_worker(resources.workers or 1, gpus)
     return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else KEEPS_MEMORY
 
 
 def fit_alone(arguments: Mapping[str, Any], spread: Spread) -> str:
-    """What the run of a single worker returned, in a process that Ray starts anew where it is lost."""
+    """The result of the run of a single worker. Ray restarts its process if it is lost."""
     gpus = spread.resources.gpus_per_worker
     cpus, variables = size_of_worker(spread.resources)
     task = train_alone.options(
@@ -136,14 +136,14 @@ class RelayedProgress(Callback):
 
 
 class RayMetrics(Callback):
-    """Ray's metrics of the run whose model goes to ``output``, by its first rank."""
+    """Ray's metrics of the run that makes ``output``, recorded by its first rank."""
 
     def __init__(self, output: str) -> None:
         self._metrics = StageMetrics(output)
         self._negatives: float | None = None
 
     def on_start(self, ledger: Mapping[str, Any]) -> None:
-        """What is constant over the run."""
+        """Records the constants of the run."""
         self._negatives = negatives_per_query(ledger)
 
     def on_step(self, point: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from raytriever.stages.ray_session import session_folder
 from trainers.engine.callback import Callback
 from trainers.jobs.worker import Spread, returned_to_driver, run_on_worker, size_of_worker
 
-# Interfaces by which ranks of one machine meet: they ask for no token, so nobody else may reach them
+# Interfaces for the ranks of one machine: they ask for no token, so nobody else may reach them
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -29,14 +29,14 @@ def _is_one_machine() -> bool:
 
 
 class _OneMachine(TorchConfig):  # type: ignore[misc]
-    """A process group whose ranks meet at a file of this user's alone.
+    """A process group that meets at a file of this user's alone.
 
-    PyTorch's store, by which they meet otherwise, listens on all of the machine's addresses and lets anybody write.
+    PyTorch's default store listens on all of the machine's addresses and lets anybody write.
     """
 
     @property
     def backend_cls(self) -> type[Any]:
-        """What starts the process group."""
+        """The class that starts the process group."""
         return _MeetingAtAFile
 
 
@@ -86,7 +86,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
 
 
 def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
-    """What a run of several workers under Ray Train returned.
+    """The result of a run of several workers under Ray Train.
 
     Raises ``UserError`` where one of them refused the run, and where the controller has died.
     """
@@ -94,8 +94,8 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
         return str(trainer_of(train_on_worker, arguments, spread).fit().return_value)
     except ray.exceptions.RayActorError as error:
         raise UserError(
-            f"Ray Train's controller, a process beside this one, has died ({str(error).splitlines()[0]}). Checkpoints"
-            " are kept: run the same command again, it goes on from the last one."
+            f"Ray Train's controller, a process on this machine, has died ({str(error).splitlines()[0]})."
+            " Checkpoints are kept. Run the same command again to resume from the last one."
         ) from error
     except (ControllerError, WorkerGroupError) as error:
         refused = refusal_of(error)
@@ -105,10 +105,10 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
 
 
 def train_on_worker(arguments: dict[str, Any]) -> str:
-    """What each worker does: the run. Returns ``returned_to_driver``.
+    """The work of each worker: the run. Returns ``returned_to_driver``.
 
-    Raises what several workers refuse: others may wait for this rank, and Ray Train stops them; where one returns, it
-    waits with them.
+    Raises what several workers refuse. Others may wait for this rank, and Ray Train stops them. If one returned, it
+    would wait with them.
     """
     context, device = ray.train.get_context(), get_device()
 
@@ -144,7 +144,7 @@ class EndAtMistakes(UserCallback):  # type: ignore[misc]
 
 
 def refusal_of(raised: BaseException | None) -> UserError | None:
-    """What a worker refused, as far as that is why Ray Train ended the run with ``raised``; else None."""
+    """A worker's refusal, if that is why Ray Train ended the run with ``raised``. Otherwise None."""
     ended_by: list[Exception] = []
     if isinstance(raised, ControllerError):
         ended_by = [raised.controller_failure]

@@ -35,8 +35,8 @@ def in_batch_residuals(
 ) -> tuple[Tensor, Tensor]:
     """l_ij = phi(q_i, d+_i) - phi(q_i, d-_j) - t_ij, and t_ij, each (n, m): eq. 1 or 2 with d-_j for d-_i, as in eq. 5.
 
-    ``triplets``: rows i, the n of this loss; ``batch``: rows j, all m of the batch, these among them. ``pairing``
-    "released" takes phi(q_j, d+_j) for phi(q_i, d+_i).
+    ``triplets``: rows i, the n of this loss. ``batch``: rows j, all m of the batch, including these. ``pairing``
+    "released" uses phi(q_j, d+_j) instead of phi(q_i, d+_i).
     """
     queries, positives, _ = triplets if pairing == "paper" else batch
     similarity = cosine(queries, positives).unsqueeze(1 if pairing == "paper" else 0)
@@ -74,8 +74,8 @@ class AdaptiveMargin(TripletObjective[AdaptiveMarginSettings]):
     """Trains one encoder for queries and documents by the margins of triplets.
 
     Nothing is detached and no false negative is left out, as in the paper. The loss is computed in float32 (float64 for
-    float64 vectors) whatever autocast says. A batch may be cut over ranks; one of a single row has but its own negative
-    in batch, so that its distributed target is the adaptive one.
+    float64 vectors) whatever autocast says. A batch may be cut over ranks. A batch of one row has only its own
+    negative, so its distributed target is the adaptive one.
     """
 
     similarity = "cosine"

@@ -17,7 +17,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class LanguageModelSettings(ModelSettings):
-    """Which language model, and how much of a chunk it reads."""
+    """The language model, and how much of a chunk it reads."""
 
     max_length: int = Field(default=160, ge=2)
     """Tokens of a chunk, special tokens included; 160 in Revela, section 4.1."""
@@ -27,17 +27,17 @@ class TrainedModelSettings(LanguageModelSettings):
     """A language model that is trained beside the retriever, whole or by LoRA, unless it is ``frozen``."""
 
     lora: LoraSettings | None = None
-    """Adapters to train in place of its weights; None: all of its weights."""
+    """LoRA adapters to train instead of its weights. None: train all of its weights."""
     frozen: bool = False
-    """Trains nothing of it."""
+    """Whether its weights are frozen."""
     dropout: PartialShare | None = None
-    """Of its attention within documents; None: as its configuration says."""
+    """Kernels of its attention within documents. None: as its configuration says."""
     activation_checkpointing: bool = False
-    """Computes its layers again in the backward pass, to save memory."""
+    """Whether to recompute its layers in the backward pass, to save memory."""
 
     def _check(self) -> None:
         if self.frozen and self.lora is not None:
-            raise ValueError("frozen trains nothing of the language model, lora a part of it: leave one out")
+            raise ValueError("frozen trains nothing of the language model, but lora trains a part of it: leave one out")
 
 
 class RevelaSettings(ChunkSettings):
@@ -53,16 +53,16 @@ class RevelaSettings(ChunkSettings):
 
     kind: Literal["revela"] = "revela"
     language_model: TrainedModelSettings
-    """What predicts the tokens of the chunks."""
+    """The language model that predicts the tokens of the chunks."""
     similarity_temperature: PositiveFloat = 1e-4
-    """Divides the cosines; 0.0001 is the paper's."""
+    """Temperature of the cosines. 0.0001 is the paper's."""
     similarity_precision: Precision = "float32"
-    """Of the cosines; in 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
+    """Data type of the cosines. In 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
     value_normalization: bool = True
-    """Eq. 6, without which longer value vectors count for more whatever the similarity."""
+    """Eq. 6: normalise value vectors. Without it longer value vectors count for more, whatever the similarity."""
 
     def shaping(self) -> dict[str, Any]:
-        """As of any objective, without what saves memory alone."""
+        """As for any objective, without settings that only save memory."""
         values = super().shaping()
         del values["language_model"]["activation_checkpointing"]
         return values
@@ -81,20 +81,21 @@ class ReplugSettings(ChunkSettings):
 
     kind: Literal["replug"] = "replug"
     scores: InputPath
-    """How well each chunk predicts each other, of the batches that are trained on (raytriever score)."""
+    """Scores of how well each chunk predicts each other, of the training batches (raytriever score)."""
     similarity_temperature: PositiveFloat = 1e-3
-    """Of the retriever's distribution (tau_r; 0.001 in Revela's appendix A.3)."""
+    """Temperature of the retriever's distribution (tau_r; 0.001 in Revela's appendix A.3)."""
     likelihood_temperature: PositiveFloat = 1e-3
-    """Of the language model's distribution (eta_m; 0.001 in Revela's appendix A.3)."""
+    """Temperature of the language model's distribution (eta_m; 0.001 in Revela's appendix A.3)."""
     token_reduction: Literal["mean", "sum"] = "mean"
-    """Of a chunk's log-likelihood; at a temperature of 0.001 the sum leaves one chunk all the weight."""
+    """Mean or sum of a chunk's log-likelihood over its tokens. At a temperature of 0.001 the sum gives one chunk all
+    the weight."""
     include_self: bool = False
-    """Whether a chunk predicts itself too, and best, as in the formula as printed."""
+    """Whether a chunk also predicts itself, which it does best, as in the formula as printed."""
 
     def check_run(self, run: Run) -> None:
         """The scores are those of the batches that are trained on."""
         if isinstance(run.validation, BatchValidationSettings):
             raise UserError(
-                "validation of kind batches has no scores of the language model: objective.scores are of the batches"
-                " that are trained on. Validate by retrieval, or leave validation out"
+                "validation of kind batches has no scores of the language model, because objective.scores are of"
+                " the training batches. Validate by retrieval, or leave validation out"
             )

@@ -1,7 +1,7 @@
-"""What objectives over batches of chunks share: a retriever that compares every chunk of a batch with every other.
+"""The base of objectives over batches of chunks: a retriever compares every chunk of a batch with every other.
 
-Each chunk is encoded twice, as a query (with the query prompt, perhaps its first half alone) and as a passage (with the
-document prompt), so the matrix of their similarities is not symmetric; or once, as a passage.
+Each chunk is encoded twice: as a query (with the query prompt, perhaps only its first half) and as a passage (with the
+document prompt). So the matrix of their similarities is not symmetric. Or it is encoded once, as a passage.
 """
 
 import re
@@ -32,7 +32,7 @@ _WORD = re.compile(r"\S+")
 class EncodedTwice:
     """B chunks as the retriever reads them. ``queries``: None where passages are compared with passages.
 
-    ``sources``: int64 (B,), equal where two chunks are of one document; ``tokens``: of all texts, without padding.
+    ``sources``: int64 (B,), equal for chunks of one document. ``tokens``: of all texts, without padding.
     """
 
     passages: Chunks
@@ -68,8 +68,8 @@ class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
         """
         if batches.batch_size < _FEWEST_CHUNKS:
             raise UserError(
-                f"The batches in {batches.uri} have {batches.batch_size} chunks; with fewer than {_FEWEST_CHUNKS} the"
-                " similarities have no choice to make and the retriever learns nothing. Group more chunks"
+                f"The batches in {batches.uri} have {batches.batch_size} chunks. With fewer than {_FEWEST_CHUNKS}"
+                " the similarities have no choice to make and the retriever learns nothing. Group more chunks"
                 " (grouping.batch_size; the paper has 16)."
             )
         if isinstance(self.settings.first_half, list):
@@ -125,7 +125,7 @@ class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
 
 @torch.no_grad()
 def same_source_share(weights: Tensor, sources: Tensor) -> Tensor:
-    """How much of each chunk's weight is on chunks of its own document: the mean over rows, a scalar.
+    """The share of each chunk's weight on chunks of its own document: the mean over rows, a scalar.
 
     ``weights`` (B, B) with rows that sum to 1 and nothing on the diagonal; ``sources`` int64 (B,).
     """

@@ -1,7 +1,7 @@
 """Contextual training: the masked contrastive loss of vectors that were read in a context drawn from their own batch.
 
-Morris & Rush 2024, "Contextual Document Embeddings". Both stages are encoded in chunks: a gradient passes the second
-stage's chunks, gathers in the context's vectors, and goes on through the chunks of the first.
+Morris & Rush 2024, "Contextual Document Embeddings". Both stages are encoded in chunks. A gradient passes the second
+stage's chunks, is gathered in the context's vectors, and goes on through the chunks of the first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +63,10 @@ def dropped_places(texts: Tensor, slots: Tensor, probability: float) -> Tensor:
 def contextual_encoder(
     encoder: TextEncoder, settings: ContextualSettings, first_stage: TextEncoder | None, seed: int
 ) -> ContextualEncoder:
-    """What is trained: an encoder that is contextual already, else a fresh one whose second stage is ``encoder``.
+    """The encoder to train: an existing contextual one, or a new one with ``encoder`` as its second stage.
 
-    ``seed``: of fresh weights. Raises ``UserError`` where the settings ask for another form or first stage than the
-    encoder has.
+    ``seed``: of new weights. Raises ``UserError`` if the settings ask for another form or first stage than the encoder
+    has.
     """
     if not isinstance(encoder, ContextualEncoder):
         return contextual_from(
@@ -83,8 +83,8 @@ def contextual_encoder(
     if first_stage is not None or settings.first_stage_layers is not None or own != form:
         raise UserError(
             f"The encoder is contextual already ({own}) and keeps both its stages, but the objective asks for"
-            f" '{form}'{', a first stage or a number of its layers' if own == form else ''}. Leave out first_stage and"
-            " first_stage_layers, and set variant, vectors_per_document and prefix_attends as it was trained."
+            f" '{form}'{', a first stage or a number of its layers' if own == form else ''}. Leave out first_stage"
+            " and first_stage_layers, and set variant, vectors_per_document and prefix_attends as in its training."
         )
     encoder.resize_context(own, settings.context_max_length)
     return encoder
@@ -135,8 +135,8 @@ class Contextual(PairObjective[ContextualSettings]):
             found = models[_FIRST_STAGE]
             if is_contextual(found.path):
                 raise UserError(
-                    f"{_FIRST_STAGE} is {settings.first_stage.model}, which is a contextual encoder with two stages of"
-                    " its own. Name a plain encoder, or train that one on as the encoder."
+                    f"{_FIRST_STAGE} is {settings.first_stage.model}, which is a contextual encoder with two"
+                    " stages of its own. Name a plain encoder, or train that contextual encoder itself (encoder)."
                 )
             first = load_encoder(settings.first_stage, found.path, found.fingerprint, run.dropout)
         encoder = contextual_encoder(towers.query, settings, first, run.training.seed)
@@ -148,8 +148,8 @@ class Contextual(PairObjective[ContextualSettings]):
         """Around the encoder that ``prepare`` made."""
         if not isinstance(towers.query, ContextualEncoder):
             raise UserError(
-                "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual"
-                " first (contextual_encoder); a training run does so."
+                "The objective contextual trains an encoder of two stages, but this one has one. Make it"
+                " contextual first (contextual_encoder). A training run does so by itself."
             )
         return cls(towers.query, settings)
 
@@ -171,10 +171,10 @@ class Contextual(PairObjective[ContextualSettings]):
         if whole or settings.own_documents_in_context or settings.context_documents <= rows * _MOST_OF_A_BATCH:
             return
         log.info(
-            f"  objective.context_documents is {settings.context_documents} of batches of {rows}, and a pair's own"
-            " document is left out of its context: most pairs can be told by what they lack, which lowers the loss and"
-            f" not the ranking. Set context_documents to {max(rows // 4, 1)} or fewer, or own_documents_in_context to"
-            " true."
+            f"  objective.context_documents is {settings.context_documents} with batches of {rows}, and a pair's"
+            " own document is left out of its context. Most pairs can then be identified by the missing document,"
+            f" which lowers the loss but doesn't improve the ranking. Set context_documents to {max(rows // 4, 1)}"
+            " or fewer, or own_documents_in_context to true."
         )
 
     def read_corpus(self, documents: Sequence[str]) -> None:
@@ -195,11 +195,11 @@ class Contextual(PairObjective[ContextualSettings]):
         return ContextualBatch(**vars(pairs), candidates=self._candidates(rows, rows["epoch"][0].as_py()))
 
     def tokenize(self, texts: Sequence[str], prompts: Sequence[str | None], role: Role) -> dict[str, Tensor]:
-        """As of all pairs, with the key of each text."""
+        """As for all pairs, with the key of each text."""
         return super().tokenize(texts, prompts, role) | {_KEY: text_keys(texts)[:, None]}
 
     def _candidates(self, rows: pa.Table, epoch: int) -> ContextCandidates:
-        """Those of this rank's documents that are drawn where no other rank has a smaller number.
+        """This rank's documents that are drawn if no other rank has a smaller number.
 
         A text that two domains read behind different prompts may be drawn once for each.
         """
@@ -217,7 +217,7 @@ class Contextual(PairObjective[ContextualSettings]):
         return ContextCandidates(features, numbers[places], text_keys(texts), *self._cut_context(features))
 
     def _cut_context(self, features: dict[str, Tensor]) -> tuple[Chunks, int]:
-        """Chunks for the first stage, and their tokens; of no document a chunk whose vectors nothing reads."""
+        """Chunks for the first stage, and their tokens. Documents with vectors that nothing reads are in no chunk."""
         if len(features["input_ids"]):
             return self.settings.cut(features, self.contextual), int(features["attention_mask"].sum())
         one = torch.ones(1, 1, dtype=torch.int64, device=features["input_ids"].device)
@@ -255,7 +255,7 @@ class Contextual(PairObjective[ContextualSettings]):
         )
 
     def _draw_together(self, own: ContextCandidates) -> tuple[ContextCandidates, list[int]]:
-        """What is drawn of all ranks' candidates, with this rank's tokens alone, and how many each rank has of it."""
+        """The draw from all ranks' candidates, with only this rank's tokens, and how many each rank has of it."""
         counts, device = self.counts_of_slices(len(own.draws)), own.draws.device
         table = self.gather(torch.stack([own.draws, own.keys], dim=1), counts).cpu()
         places = drawn_places(table[:, 0], self.settings.context_documents)
@@ -271,7 +271,7 @@ class Contextual(PairObjective[ContextualSettings]):
     def _read_own(self, chunks: Chunks) -> Tensor:
         """Vectors (n, k, width) of this rank's documents in the context; of none too: a gather has a backward pass."""
         settings, null = self.settings, self.contextual.null
-        if not len(chunks.order) and not is_sharded(self):  # ranks that share weights make as many passes
+        if not len(chunks.order) and not is_sharded(self):  # ranks that share weights make the same number of passes
             shape = (0, settings.vectors_per_document, len(null))
             return null.new_zeros(shape, requires_grad=torch.is_grad_enabled())
         return encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)

@@ -20,11 +20,11 @@ _METRIC_ROWS = 1024  # rows of similarities that are looked at together
 def batch_metrics(similarities_of: Callable[[Tensor], Tensor], mask: Tensor, positives: Tensor) -> dict[str, Tensor]:
     """In-batch accuracy and the like: means over the n queries of a batch with M candidates, as scalars.
 
-    ``positive_rank``: place of the positive among the documents that are not left out, from 1, behind equals;
-    ``accuracy``: share of queries whose positive is first; similarity of the positives and of the other documents.
+    ``positive_rank``: place of the positive among the documents that are not left out, from 1, behind equals.
+    ``accuracy``: share of queries with the positive first. The similarity of the positives and of the other documents.
 
-    ``similarities_of`` takes rows, int64 (k,), and gives their similarities (k, M): not all are in memory at once.
-    ``mask`` bool (n, M), True is left out; ``positives`` int64 (n,), each query's column.
+    ``similarities_of`` takes rows, int64 (k,), and gives their similarities (k, M), so not all are in memory at once.
+    ``mask`` bool (n, M), True is left out. ``positives`` int64 (n,), each query's column.
     """
     ranks, positive_similarity, negative_similarity = [], [], []
     for rows in torch.split(torch.arange(len(positives), device=positives.device), _METRIC_ROWS):
@@ -79,7 +79,7 @@ class Contrastive(PairObjective[ContrastiveSettings]):
         return cls(towers.query, settings, towers.document)
 
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of cosines or inner products."""
+        """The loss of cosines or inner products."""
         settings, mask, positives = self.settings, candidates.mask, candidates.positives
         if settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))

@@ -62,8 +62,8 @@ class MarginMse(TripletObjective[MarginMseSettings]):
         if unknown.any():
             query = rows["query"][int(np.argmax(unknown))].as_py()
             raise UserError(
-                f"Query {query[:60]!r} has a teacher score that is no finite number. Make the batches again with scores"
-                " of the teacher for every packed document and its hard negatives."
+                f"Query {query[:60]!r} has a teacher score that is not a finite number. Make the batches again"
+                " with the teacher's scores for every packed document and its hard negatives."
             )
         return ScoredTriplets(
             **vars(triplets), positive_scores=torch.tensor(positive), negative_scores=torch.tensor(negative)

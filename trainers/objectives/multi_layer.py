@@ -1,7 +1,7 @@
 """Multi-layer representations: documents with a vector for each of several layers, and their reduction to one.
 
-Xie & Lukasiewicz 2025, "Investigating Multi-layer Representations for Dense Passage Retrieval", whose equations are
-cited below, and under the same switch what it is compared with: vectors of tokens (ME-BERT, ColBERT with one query
+Xie & Lukasiewicz 2025, "Investigating Multi-layer Representations for Dense Passage Retrieval". Equations cited below
+are theirs. The same switch offers what they compare it with: vectors of tokens (ME-BERT, ColBERT with one query
 vector), average and scalar mix, and the plain dual encoder. Nothing is detached.
 """
 
@@ -94,8 +94,9 @@ def _cross_entropy(scores: Tensor, mask: Tensor, positives: Tensor) -> Tensor:
 class MultiLayer(PairObjective[MultiLayerSettings]):
     """Trains a query encoder of one vector and a document encoder of several; they may share their weights.
 
-    Negatives of a query are all other documents and hard negatives of its batch, 2 (B - 1) + 1 with one hard negative
-    a row, less those in ``masked``. Raises ``UserError`` where the document encoder's form is not what is trained.
+    Negatives of a query are all other documents and hard negatives of its batch, except those in ``masked``. With one
+    hard negative a row these are 2 (B - 1) + 1. Raises ``UserError`` where the document encoder's form is not what is
+    trained.
     """
 
     def __init__(self, query_encoder: TextEncoder, document_encoder: TextEncoder, settings: MultiLayerSettings) -> None:
@@ -111,7 +112,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         return cls(towers.query, towers.document, settings)
 
     def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
-        """As of all pairs; where a document has several vectors: (n + h, m, d), and which are there (n + h, m)."""
+        """As for all pairs. If a document has several vectors: (n + h, m, d), and which of them exist (n + h, m)."""
         if self._one_vector:
             return super().encode(batch)
         cached = self.settings.gradient_cache
@@ -120,7 +121,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         return queries, encode_several(encoder.states, batch.documents, cached=cached)
 
     def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
-        """As of all pairs; several vectors are padded to the most of any rank."""
+        """As for all pairs. Several vectors are padded to the most of any rank."""
         if self._one_vector or self.batch_group is None:
             return super().gather_documents(documents, candidates)
         vectors, present = documents
@@ -149,7 +150,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
 
     @torch.no_grad()
     def _metrics(self, similarities: Tensor, candidates: Candidates) -> dict[str, Tensor]:
-        """Those of the similarities that a search would see, and the share of positives that each vector won."""
+        """Metrics of the similarities that a search would see, and the share of positives that each vector won."""
         winner = best_vector(positive_similarities(similarities, candidates.positives), self._reduced)
         if self._form.kind == "layers":
             shares = {f"won_by_layer_{layer}": winner == place for place, layer in enumerate(self._form.layers)}

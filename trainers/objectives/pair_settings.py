@@ -1,4 +1,4 @@
-"""The settings of every objective over pairs: which loss, of which paper, and what it asks of a run."""
+"""The settings of every objective over pairs: its loss, its paper, and what it asks of a run."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -35,16 +35,16 @@ class ContrastiveSettings(PairSettings):
 
     kind: Literal["contrastive"] = "contrastive"
     similarity: Literal["cosine", "inner_product"] = "cosine"
-    """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
+    """Similarity in the loss. A search ranks by inner products, so use cosines with an encoder that normalises."""
     directions: Literal["query_to_document", "all"] = "query_to_document"
     """What a pair is told apart from: its query's other documents, or also other queries and documents beside either of
     the two (GTE, Li et al. 2023)."""
     similarity_temperature: PositiveFloat = 0.05
-    """Divides the similarities."""
+    """Temperature: divides the similarities."""
 
 
 class AdaptiveMarginSettings(PairSettings):
-    """Which margin a triplet should have, and how the difference from it is punished."""
+    """The margin of a triplet, and how the difference from it is punished."""
 
     paper: ClassVar = Paper(
         "Gienapp, Deckers, Potthast & Scells",
@@ -59,11 +59,12 @@ class AdaptiveMarginSettings(PairSettings):
     target: Literal["static", "adaptive", "distributed"] = "distributed"
     """One margin (eq. 1), the scaled similarity of document and negative (eq. 2), or those of all negatives (eq. 3)."""
     margin: float | None = Field(default=None, ge=0, le=2)
-    """Epsilon of the static target: 1 is the paper's baseline, its tuned values are 0.1 to 0.6."""
+    """Epsilon of the static target. 1 is the paper's baseline; its tuned values are 0.1 to 0.6."""
     in_batch: bool | None = None
-    """Whether other triplets' negatives count too; None: where the target is distributed, which needs them."""
+    """Whether other triplets' negatives count too. None: only for the distributed target, which needs them."""
     pairing: Pairing = "paper"
-    """In-batch residuals by the equations, or as their code pairs them: row i's negative j with row j's positive."""
+    """How in-batch residuals are paired: by the equations, or as in their code, row i's negative j with row j's
+    positive."""
     error: ErrorFunction = "squared"
     """The square (eq. 4, 5), or |l| or log(1 + exp(-l)), options of the authors' code."""
 
@@ -76,13 +77,13 @@ class AdaptiveMarginSettings(PairSettings):
         super()._check()
         if (self.target == "static") != (self.margin is not None):
             raise ValueError(
-                "margin is given exactly where target is 'static': 1 is the paper's untuned baseline, its tuned values"
-                " are 0.1 to 0.6"
+                "margin is needed with target 'static' and not allowed with others. 1 is the paper's untuned"
+                " baseline; its tuned values are 0.1 to 0.6"
             )
         if self.target == "distributed" and self.in_batch is False:
             raise ValueError(
-                "target 'distributed' spreads targets over the batch's negatives, so it has no form without them; leave"
-                " in_batch out, or set target to 'adaptive'"
+                "target 'distributed' spreads targets over the batch's negatives, so it needs them: leave in_batch"
+                " out, or set target to 'adaptive'"
             )
         if self.share_negatives == "step" and not self.uses_batch:
             raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
@@ -102,23 +103,26 @@ class MarginMseSettings(PairSettings):
 
     kind: Literal["margin_mse"] = "margin_mse"
     similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
+    """Similarity of the student. Inner products can reach a cross-encoder's scores, as in the paper; cosines can't."""
     teacher_scale: PositiveFloat = 1.0
-    """Multiplies the teacher's margins: below 1 for cosines."""
+    """Factor on the teacher's margins. Use less than 1 for cosines."""
 
     def _check(self) -> None:
         super()._check()
         if self.share_negatives == "step":
-            raise ValueError("share_negatives 'step' has no negatives to share: a row is compared with its own alone")
+            raise ValueError(
+                "share_negatives 'step' has no negatives to share, because a row is compared only with its own"
+            )
 
 
 class MultiLayerSettings(PairSettings):
     """How documents of several vectors (the encoder's ``form`` says which) are trained.
 
-    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3); 'self_contrastive' the same, but a
-    query's positive by the last layer (or first token), which is what is searched then (Eq. 7); 'last_reg' (released
-    code only) all documents by the last layer, with the same regularisation; 'average' and 'scalar_mix' score the one
-    vector that the encoder's reduction of that name gives (Eq. 8); 'dual_encoder' that of the last layer (first token).
+    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3). 'self_contrastive' does the same,
+    but scores a query's positive by the last layer (or first token), which is then searched (Eq. 7). 'last_reg'
+    (released code only) scores all documents by the last layer, with the same regularisation. 'average' and
+    'scalar_mix' score the one vector of the encoder's reduction of that name (Eq. 8). 'dual_encoder' scores that of the
+    last layer (first token).
     """
 
     paper: ClassVar = Paper(
@@ -132,16 +136,16 @@ class MultiLayerSettings(PairSettings):
 
     kind: Literal["multi_layer"] = "multi_layer"
     training_form: TrainingForm
-    """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
+    """How a document is scored in training from its vectors (Eq. 3, 7, 8)."""
     regularisation: NonNegativeFloat | None = None
-    """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
+    """Lambda of Eq. 7. Only for self_contrastive and last_reg."""
     similarity_temperature: PositiveFloat = 1.0
-    """Divides the inner products, those of Eq. 6 too."""
+    """Temperature of the inner products, also in Eq. 6."""
 
     def _check(self) -> None:
         super()._check()
         if self.matryoshka:
-            raise ValueError("matryoshka is of objectives with one vector a document: leave it out")
+            raise ValueError("matryoshka needs an objective with one vector a document: leave it out")
         if (self.regularisation is not None) != (self.training_form in _REGULARISED):
             right = "a number, 0 for none" if self.training_form in _REGULARISED else "null"
             raise ValueError(
@@ -164,7 +168,7 @@ class MultiLayerSettings(PairSettings):
     ) -> None:
         """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise.
 
-        ``key``: the setting of the encoder of documents; ``problem``: why they have a single vector.
+        ``key`` is the setting of the document encoder. ``problem`` says why documents have a single vector.
         """
         if form.kind == "single" and self.training_form == "dual_encoder":
             return
@@ -185,10 +189,10 @@ class MultiLayerSettings(PairSettings):
 class ContextualSettings(PairSettings):
     """What the context is, what it is drawn from, and the loss over cosines.
 
-    A context's documents are drawn anew each epoch from the documents of what is one loss: a batch, or with
-    ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own document, nor
-    a query its answers, unless ``own_documents_in_context``. Left out, it marks its pair: no other texts lack just that
-    vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
+    A context's documents are drawn anew each epoch from the documents of one loss: a batch, or with ``share_negatives``
+    'step' a step. If there are fewer, all are taken. A text does not read its own document, nor a query its answers,
+    unless ``own_documents_in_context``. But a missing document identifies its pair, because no other texts lack just
+    that vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
 
     An encoder that is contextual already keeps both stages, and all of its form but ``context_documents``.
     """
@@ -199,27 +203,27 @@ class ContextualSettings(PairSettings):
 
     kind: Literal["contextual"] = "contextual"
     similarity_temperature: PositiveFloat = 0.02
-    """Divides the cosines; 0.02 is the paper's."""
+    """Temperature of the cosines. 0.02 is the paper's."""
     context_documents: PositiveInt = 64
     """Documents in a context (J)."""
     vectors_per_document: PositiveInt = 1
-    """Of the first stage, of each document in the context."""
+    """Vectors of the first stage for each document in the context."""
     context_max_length: PositiveInt | None = None
-    """Tokens of a document in the context; None: as the first stage says."""
+    """Tokens of a document in the context. None: as the first stage says."""
     own_documents_in_context: bool = False
     """Whether a text may read its own document, as in the paper."""
     sequence_dropout: PartialShare = 0.005
-    """Probability that the null vector stands in for a context vector."""
+    """Probability of replacing a context vector by the null vector."""
     first_stage: EncoderSettings | None = None
-    """Where the first stage begins; None: at a copy of the encoder."""
+    """Initial weights of the first stage. None: a copy of the encoder."""
     first_stage_layers: PositiveInt | None = None
-    """The first so many of the first stage's layers; None: all."""
+    """Number of the first stage's layers to keep, from the first. None: all."""
     variant: Literal["paper", "released"] = "paper"
     """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
     prefix_attends: Literal["all", "prefix"] = "all"
-    """What context vectors read: all, as in the paper, or one another alone, which makes long contexts cheap."""
+    """What context vectors read: all, as in the paper, or only one another, which makes long contexts cheap."""
     seed: int = 0
-    """By which contexts are drawn."""
+    """Seed of the contexts."""
 
     def _check(self) -> None:
         super()._check()
@@ -237,7 +241,7 @@ class ContextualSettings(PairSettings):
             )
 
     def form(self) -> ContextualForm:
-        """Of a fresh contextual encoder."""
+        """The form of a new contextual encoder."""
         released = RELEASED if self.variant == "released" else {}
         chosen = self.model_dump(include={"context_documents", "vectors_per_document", "prefix_attends"})
         return ContextualForm.model_validate(chosen | released)

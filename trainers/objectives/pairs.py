@@ -34,12 +34,12 @@ Gather = Callable[[Tensor, Sequence[int]], Tensor]
 class PairBatch:
     """One rank's n rows with h hard negatives.
 
-    ``documents``: n positives, then the hard negatives; where ``queries`` is None they come first, in the same chunks.
-    ``batch``: int64 (n,), the stored batch of each row, whose rows stand together; ``pool_sizes``: int64 (n,), hard
-    negatives of each. ``masked_rows``, ``masked_columns``: int64 (k,); row r leaves out column c of its own stored
+    ``documents``: n positives, then the hard negatives. If ``queries`` is None they come first, in the same chunks.
+    ``batch``: int64 (n,), the stored batch of each row; rows of one batch stand together. ``pool_sizes``: int64 (n,),
+    hard negatives of each. ``masked_rows``, ``masked_columns``: int64 (k,); row r leaves out column c of its own stored
     batch. ``query_keys`` (n,), ``text_keys`` (n + h,): ``text_keys`` of the queries, and of the documents and hard
-    negatives, by which equal ones are known across batches. ``tokens``: those of the distinct texts, which are what is
-    encoded. ``is_joined``: whether the loss may have rows of other stored batches.
+    negatives. They tell equal texts across batches. ``tokens``: of the distinct texts, which are encoded.
+    ``is_joined``: whether the loss may have rows of other stored batches.
     """
 
     queries: Chunks | None
@@ -61,8 +61,9 @@ class PairBatch:
 class Candidates:
     """What the n queries of this rank's ``batch`` are scored over: M candidates.
 
-    ``mask``: bool (n, M), True is left out, never a query's own positive; ``positives``: int64 (n,), each query's
-    place; ``order``: int64 (M,), the candidates' places among what is gathered of all ranks, ``counts`` of each.
+    ``mask``: bool (n, M), True is left out, never a query's own positive. ``positives``: int64 (n,), each query's
+    place. ``order``: int64 (M,), the candidates' places among the gathered rows of all ranks. ``counts``: rows of each
+    rank.
     """
 
     batch: PairBatch
@@ -80,7 +81,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     ``masked`` are the candidates left out for a row: the documents of its stored batch, then all its hard negatives. A
     batch may be cut over ranks. With ``share_negatives`` 'step' all rows of a step are one loss, told apart by
-    ``batch``; ``score_candidates`` says what a row then leaves out of other batches. Texts that occur several times
+    ``batch``. ``score_candidates`` says what a row then leaves out of other batches. Texts that occur several times
     among a rank's rows are encoded once, so with dropout their copies share one draw.
 
     Queries and documents have an encoder each, or one and the same (``document_encoder`` None).
@@ -102,8 +103,8 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
                 require_prompt(query_encoder.contract.named_prompts, name, key)
         if settings.matryoshka and settings.matryoshka[-1] >= query_encoder.dimension:
             raise UserError(
-                f"objective.matryoshka has a prefix of {settings.matryoshka[-1]} numbers, and vectors have"
-                f" {query_encoder.dimension}, which are trained anyway: give smaller ones."
+                f"objective.matryoshka has a prefix of {settings.matryoshka[-1]} numbers, but vectors have"
+                f" {query_encoder.dimension}. Whole vectors are trained anyway: give smaller ones."
             )
 
     @abstractmethod
@@ -199,10 +200,10 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
     def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
-        """What all ranks hold of their documents (rows), by column.
+        """The documents (rows) of all ranks, by column.
 
-        One gather for positives and hard negatives: a rank may have none of these, and all must meet in the backward
-        pass.
+        One gather serves positives and hard negatives. A rank may have no hard negatives, and all must meet in the
+        backward pass.
         """
         if self.batch_group is None:
             return documents
@@ -221,7 +222,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
                 )
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
-        """All documents and hard negatives of the batch, for each query; masked ones are counted among them."""
+        """All documents and hard negatives of the batch, for each query. Masked ones are counted among them."""
         pools = pc.list_value_length(rows["hard_negatives"]).to_numpy()
         candidates, own = len(rows) + int(pools.sum()), float(pools.mean())
         return Comparisons(
@@ -254,13 +255,16 @@ class Triplets(NamedTuple):
 
     @classmethod
     def own(cls, queries: Tensor, documents: Tensor, candidates: Candidates) -> Self:
-        """Those of this rank's queries (n, d), of whose documents and hard negatives ``documents`` (2 N, d) has all."""
+        """Vectors of this rank's queries (n, d), of their documents and of their hard negatives.
+
+        ``documents`` (2 N, d) has the documents of all ranks, then their hard negatives.
+        """
         negatives = candidates.positives + len(documents) // 2
         return cls(queries, documents.index_select(0, candidates.positives), documents.index_select(0, negatives))
 
 
 class TripletObjective(PairObjective[SettingsOfPairs]):
-    """Pairs with exactly one hard negative a row, whose texts one encoder reads in the same chunks.
+    """Pairs with exactly one hard negative a row. One encoder reads all texts, in the same chunks.
 
     False negatives are not left out. Candidates: N documents, then the N hard negatives in the same order.
     """
@@ -314,8 +318,8 @@ def _require_one_negative(rows: pa.Table) -> None:
         remedy = "Set training.hard_negatives to 1, which draws one of them anew in each epoch"
     else:
         remedy = (
-            "Where training.hard_negatives is 0, set it to 1; else make batches with hard negatives ('negatives' or"
-            " 'judged_negatives' of raytriever filter)"
+            "If training.hard_negatives is 0, set it to 1; otherwise make batches with hard negatives ('negatives'"
+            " or 'judged_negatives' of raytriever filter)"
         )
     raise UserError(f"{what}; a triplet has exactly one. {remedy}, or filter with negatives_per_example: 1.")
 
@@ -337,10 +341,10 @@ def _int64(column: pa.ChunkedArray) -> Tensor:
 def score_candidates(batch: PairBatch, gather: Gather, slice_number: int, counts: Sequence[int]) -> Candidates:
     """The score matrix of a loss over the rows of all ranks: its mask, positives and order.
 
-    ``gather`` joins the ranks' rows; ``slice_number`` is this one's place, ``counts`` are the documents and hard
-    negatives of each. Nothing here waits for a device. Stored masks are about a row's own batch.
-    Across batches nothing is stored, so a document is masked only where its text is that of a positive of the same
-    query in this step (``positives_in_step``); other false negatives stay negatives there.
+    ``gather`` joins the ranks' rows. ``slice_number`` is this rank's place. ``counts`` are the documents and hard
+    negatives of each. Nothing here waits for a device. Stored masks cover a row's own batch. Across batches a document
+    is masked only if its text is that of a positive of the same query in this step (``positives_in_step``). Other false
+    negatives stay negatives there.
     """
     count, texts = len(batch), len(batch.text_keys)
     # One table for all that ranks exchange: is it a hard negative; batch; pool's size; keys of text and query
@@ -380,7 +384,7 @@ def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Te
     """Which texts answer which query, as far as the rows of a loss say.
 
     Those equal to its own positive, or to the positive of an equal query. ``queries`` int64 (n,) are keys of some of
-    the N rows' queries ``all_queries`` (N,); ``texts`` int64 (M,) are keys of their positives, in the same order, then
+    the N rows' queries ``all_queries`` (N,). ``texts`` int64 (M,) are keys of their positives, in the same order, then
     of any other texts. Returns bool (n, M).
     """
     queries, all_queries, texts = (keys.contiguous() for keys in (queries, all_queries, texts))

@@ -1,8 +1,8 @@
-"""REPLUG: a retriever learns which chunks of a batch a frozen language model finds most helpful for which.
+"""REPLUG: a frozen language model teaches a retriever which chunks of a batch help to predict each chunk.
 
 The baseline of Revela (arXiv 2506.16552, appendix A.3), after "REPLUG: Retrieval-Augmented Black-Box Language Models"
-(Shi et al. 2024), which has the two distributions the other way round in its divergence. The language model's scores
-are made once, by ``raytriever score``.
+(Shi et al. 2024), which has the two distributions the other way round in its divergence. ``raytriever score`` makes the
+language model's scores once.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ from trainers.objectives.chunk_settings import SCORES, ReplugSettings
 from trainers.objectives.chunks import ChunkObjective, EncodedTwice, same_source_share
 
 SCHEMA = schema_of(negative_log_likelihood=pa.list_(pa.float32()), tokens=pa.int32())
-"""Of stored scores. One row group is one batch, and row i of it is chunk i: the summed negative log-likelihood of its
-tokens given each chunk of the batch, itself included, and how many they are."""
+"""Stored scores. One row group is one batch, and its row i is chunk i. It holds the summed negative log-likelihood of
+the chunk's tokens given each chunk of the batch, itself included, and the number of tokens."""
 
 _LOGITS_AT_ONCE = 1 << 28  # a GiB of float32
 
@@ -74,10 +74,10 @@ def conditional_likelihoods(
 ) -> NDArray[np.float32]:
     """Summed -log p(tokens of target i | tokens of context j), float32 (targets, contexts), in nats.
 
-    Each pair is scored as the one sequence [context ; target] with positions from 0, without padding in between: every
-    token of the target counts, the first one too. A context runs through ``model`` (a Hugging Face causal language
-    model in evaluation mode) once, and its keys and values serve all targets: n contexts and n targets of L tokens cost
-    n + n² passes of L tokens instead of n² of 2 L. No text may be empty.
+    Each pair is scored as the one sequence [context ; target] with positions from 0, without padding in between. Every
+    token of the target counts, also the first. A context runs through ``model`` (a Hugging Face causal language model
+    in evaluation mode) once, and its keys and values serve all targets. So n contexts and n targets of L tokens cost n
+    + n² passes of L tokens instead of n² of 2 L. No text may be empty.
     """
     first = torch.tensor([target[0] for target in targets])
     columns = []
@@ -143,7 +143,7 @@ class ScoreReader:
         scored = self.artifact.manifest["inputs"].get(BATCHES, "unknown")
         if scored != batches.fingerprint:
             raise UserError(
-                f"The scores in {self.artifact.uri} are of other batches ({scored[:12]}) than {batches.uri}"
+                f"The scores in {self.artifact.uri} belong to other batches ({scored[:12]}) than {batches.uri}"
                 f" ({batches.fingerprint[:12]}). Score these (raytriever score), or train on those."
             )
 

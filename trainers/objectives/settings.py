@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Run(Protocol):
-    """What an objective may ask of the rest of a run's settings."""
+    """The settings of a run that an objective may check."""
 
     @property
     def encoder(self) -> EncoderSettings: ...
@@ -38,7 +38,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Paper:
-    """Where an objective comes from."""
+    """The source of an objective."""
 
     authors: str
     title: str
@@ -46,49 +46,49 @@ class Paper:
     url: str
 
     def cited(self) -> str:
-        """As a line of Markdown."""
+        """The citation as a line of Markdown."""
         return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
 
 
 class ObjectiveSettings(Settings):
     """The base of every objective's settings: what it asks of the rest of a run, and what is built.
 
-    Each has a field ``kind``, the literal by which a recipe chooses it.
+    Each has a field ``kind``, the literal that a recipe names.
     """
 
     paper: ClassVar[Paper]
-    """Where the loss is from, for the model card."""
+    """Source of the loss, for the model card."""
 
     trains: ClassVar[Literal["one_encoder", "two_encoders", "several_vectors", "contextual"]] = "one_encoder"
-    """Which encoders: one for queries and documents; or one for each; or documents of several vectors too; or one of
+    """Encoders it can train: one for queries and documents, one for each, documents of several vectors too, or one of
     two stages."""
 
     implementation: ClassVar[str]
-    """The ``Objective`` that is built of them, as ``module:class``, which is imported then."""
+    """The ``Objective`` that is built from them, as ``module:class``. It is imported when it is built."""
 
     needs_hard_negatives: ClassVar[bool] = False
-    """Whether batches made without hard negatives are refused before they are made."""
+    """Whether batches without hard negatives are refused before they are made."""
 
     freezes_documents: ClassVar[bool] = False
-    """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
+    """Whether only the query encoder is trained, so that the export still belongs to an encoder of the documents."""
 
     chunk_tokens: PositiveInt | None = None
-    """Tokens that are encoded together, padding included, of texts of about one length; None: 2,048 on a CPU, 16,384 on
-    a GPU."""
+    """Tokens encoded together, padding included, of texts of similar length. None: 2,048 on a CPU, 16,384 on a GPU."""
     chunk_size: PositiveInt | None = None
-    """Instead of so many tokens, so many texts of about one length."""
+    """Texts of similar length encoded together, instead of ``chunk_tokens``."""
     gradient_cache: bool = False
-    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
+    """Whether to encode each chunk again in the backward pass. This needs the memory of one chunk, and a third more
+    computation."""
 
     def _check(self) -> None:
         if self.chunk_tokens is not None and self.chunk_size is not None:
             raise ValueError(
-                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, two measures of what is encoded"
-                " together: leave one out"
+                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, but both limit what is"
+                " encoded together: leave one out"
             )
 
     def cut(self, features: "Mapping[str, Tensor]", encoder: "nn.Module", rows: "Tensor | None" = None) -> "Chunks":
-        """``cut_by_length`` of texts that ``encoder`` will read, on whose processor the default depends."""
+        """``cut_by_length`` of texts for ``encoder``. The default depends on its processor."""
         from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_CPU, CHUNK_TOKENS_ON_GPU, cut_by_length
 
         tokens = self.chunk_tokens
@@ -104,8 +104,8 @@ class ObjectiveSettings(Settings):
     def shaping(self) -> dict[str, Any]:
         """What the weights depend on, as JSON values, without inputs.
 
-        A gradient cache repeats a chunk's computation, dropout included, bit for bit but where a GPU's kernels add up
-        in any order: whatever is set, its default is recorded, and a run may be resumed with another.
+        A gradient cache repeats a chunk's computation bit for bit, dropout included. Only a GPU's kernels may add up in
+        another order. So the default is recorded whatever is set, and a run may be resumed with another.
         """
         return without_inputs(self) | {"gradient_cache": False}
 
@@ -114,30 +114,30 @@ class DomainPrompts(Settings):
     """Which of the encoder's prompts the texts of a domain have, by name; None: the role's own."""
 
     query: str | None = None
-    """Of its queries."""
+    """Prompt of the domain's queries."""
     document: str | None = None
-    """Of its documents, hard negatives and documents read as context."""
+    """Prompt of its documents, hard negatives and documents read as context."""
 
 
 class PairSettings(ObjectiveSettings):
     """How a batch of pairs is encoded and joined."""
 
     query_max_length: PositiveInt | None = None
-    """Tokens of a query; None: as the encoder says."""
+    """Tokens of a query. None: as the encoder says."""
     document_max_length: PositiveInt | None = None
-    """Tokens of a document; None: as the encoder says."""
+    """Tokens of a document. None: as the encoder says."""
     share_negatives: Literal["batch", "step"] = "batch"
-    """Whose documents a query is compared with: those of its batch, or those of the whole step."""
+    """Documents to compare a query with: those of its batch, or those of the whole step."""
     prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
-    """Prompts of the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
+    """Prompts for the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
     matryoshka: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
-    """Sizes, ascending, of prefixes of the vectors: the loss of each is added to that of whole vectors (Matryoshka
-    Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
+    """Sizes of prefixes of the vectors, ascending. The loss of each prefix is added to the loss of whole vectors
+    (Matryoshka Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
 
     def _check(self) -> None:
         super()._check()
         if self.matryoshka and (self.matryoshka[0] < 1 or list(self.matryoshka) != sorted(set(self.matryoshka))):
-            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1 on")
+            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1")
 
     def prompt_names(self) -> dict[str, str]:
         """The names of prompts that it asks for, by the dotted keys of the settings that do."""
@@ -154,11 +154,12 @@ class ChunkSettings(ObjectiveSettings):
     similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
     """Compares queries with passages, or passages with passages."""
     first_half: bool | list[str] = False
-    """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
+    """Whether queries are the first halves of chunks: all, none, or those of these domains (prose, not code: section
+    4.1)."""
     max_length: int | None = Field(default=None, ge=2)
-    """Tokens of a chunk for the retriever; None: as the encoder says."""
+    """Tokens of a chunk for the retriever. None: as the encoder says."""
 
     def _check(self) -> None:
         super()._check()
         if self.similarity == "symmetric" and self.first_half:
-            raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
+            raise ValueError("first_half shortens queries, but a symmetric similarity has none: leave out one of both")

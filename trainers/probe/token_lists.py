@@ -19,7 +19,7 @@ class TokenLists:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "TokenLists":
-        """From a list of tokens for each text."""
+        """Makes it from a list of tokens for each text."""
         offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
         return cls(np.fromiter((token for row in lists for token in row), np.int32, int(offsets[-1])), offsets)
 
@@ -31,6 +31,6 @@ class TokenLists:
         return TokenLists(self.tokens[places], offsets)
 
     def with_more(self, other: "TokenLists") -> "TokenLists":
-        """Its own texts, then the other's."""
+        """Appends the other's texts to its own."""
         offsets = np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]])
         return TokenLists(np.concatenate([self.tokens, other.tokens]), offsets)

@@ -28,8 +28,8 @@ _TEXTS_AT_ONCE = 4096
 class EpochRows:
     """The batches of an epoch by rows of the collection.
 
-    ``queries`` int64 (batches, B), ``documents`` int64 (batches, M), the first B of a batch being the positives;
-    ``masked``: what each of all batches' rows leaves out, in the form of ``TokenLists``.
+    ``queries`` int64 (batches, B). ``documents`` int64 (batches, M); the first B of a batch are the positives.
+    ``masked``: what each row of all batches leaves out, as ``TokenLists``.
     """
 
     queries: NDArray[np.int64]
@@ -37,7 +37,7 @@ class EpochRows:
     masked: TokenLists
 
     def mask(self, batch: int) -> NDArray[np.bool_]:
-        """Of one batch, (B, M)."""
+        """The mask of one batch, (B, M)."""
         size = self.queries.shape[1]
         left_out = self.masked.take(np.arange(batch * size, (batch + 1) * size))
         mask = np.zeros((size, self.documents.shape[1]), dtype=bool)
@@ -57,7 +57,7 @@ def read_epoch(
     if pc.any(both).as_py():
         raise UserError(
             f"{reader.uri} trains on {pc.sum(both).as_py():,} of the held-out queries, such as"
-            f" {asked.filter(both)[0].as_py()!r}: what is learned by heart would be measured. Set 'split' to another."
+            f" {asked.filter(both)[0].as_py()!r}, so memorised answers would be measured. Set 'split' to another."
         )
     queries = collection.require("queries", table["query_id"]).reshape(count, size)
     positives = collection.require("documents", table["document_id"]).reshape(count, size)
@@ -69,7 +69,7 @@ def read_epoch(
 
 @dataclass(frozen=True)
 class Trained:
-    """``pairs`` trained on; share of ``masked`` negatives; ``loss``: mean of the last tenth of the steps."""
+    """``pairs`` trained on, share of ``masked`` negatives, and ``loss``, the mean of the last tenth of the steps."""
 
     pairs: int
     masked: float

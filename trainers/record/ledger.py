@@ -1,7 +1,7 @@
-"""The ledger of a run: what its queries are compared with, what a step encodes, what is trained and what is left out.
+"""The ledger of a run: what queries are compared with, what a step encodes, what is trained and what is left out.
 
-It is computed before the first step from a few stored batches, printed and stored, so that nobody has to guess how many
-negatives a setting gives on so many ranks.
+It is computed before the first step from a few stored batches, printed and stored. So nobody has to guess the number of
+negatives with a setting on so many ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,9 @@ class TokenLengths:
 class Ledger:
     """A run in numbers. ``comparisons``: means over the ``sampled_batches`` of the first epoch.
 
-    ``cross_batch``: documents of the step's other batches that each query is compared with, among them those that are
-    left out there because they answer it; ``cross_rank``: how many of all the documents it is compared with another
-    rank encodes. ``tokens``: by the name that the collated batch has for the texts. ``learning_rate``: at its peak.
+    ``cross_batch``: documents of the step's other batches that each query is compared with, including those left out
+    there because they answer it. ``cross_rank``: how many of all the documents it is compared with another rank
+    encodes. ``tokens``: by the name of the texts in the collated batch. ``learning_rate``: at its peak.
     ``dropped_batches``: of each epoch, after its last whole step.
     """
 
@@ -72,13 +72,13 @@ class Ledger:
 
 
 def negatives_per_query(ledger: Mapping[str, Any]) -> float:
-    """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
+    """Number of a query's negatives without the masked ones. An upper bound if a step shares them."""
     compared = ledger["comparisons"]
     return float(compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"])
 
 
 def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
-    """For the terminal: a name and what it is, a line each."""
+    """Lines for the terminal, each a name and its value."""
     rows = ledger_rows(ledger)
     width = max(len(name) for name, _ in rows)
     return ["ledger:", *(f"  {name:<{width}}  {value}" for name, value in rows)]
@@ -156,7 +156,7 @@ def measure_ledger(
 ) -> Ledger:
     """The ledger of a run; ``reader`` reads for ``objective`` from ``batches``, ``ranks`` share the steps of ``order``.
 
-    One rank calls it, in which no other takes part. Reads and collates up to 8 batches spread over the first epoch.
+    One rank calls it alone. Reads and collates up to 8 batches spread over the first epoch.
     """
     found: list[Comparisons] = []
     lengths: dict[str, list[NDArray[np.int64]]] = {}

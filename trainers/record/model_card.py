@@ -30,7 +30,7 @@ _LIST_SCORER = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What validation measured of these weights, those after ``step`` steps.
+    """The validation of these weights, those after ``step`` steps.
 
     ``dataset`` and ``split`` name the data; ``start``: the same measures before the first step.
     """
@@ -53,10 +53,10 @@ def model_card(
     best_step: int | None = None,
     measured: Measured | None = None,
 ) -> str:
-    """A model card in the hub's format. ``points``: the training curve of the whole run; ``inputs``: fingerprints.
+    """A model card in the hub's format. ``points``: the training curve of the whole run. ``inputs``: fingerprints.
 
-    ``paper``: that of the objective; ``best_step``: the steps after which the weights were as they are, where
-    validation chose them, None: at the end; ``measured``: by validation, None where there is nothing to tell.
+    ``paper``: the objective's. ``best_step``: the step of the weights if validation chose them. None: the last step.
+    ``measured``: by validation, None without validation.
     """
     kind = config.get("objective", {}).get("kind", "")
     parts = [

@@ -97,8 +97,8 @@ _LABELS = {
 def training_section_of(model: Artifact) -> Section:
     """The section of a model artifact.
 
-    Read are training.jsonl, ledger.json, evaluations.jsonl where it was validated, and, for times, the log, whose lines
-    are points (with a ``loss``) and evaluations (with ``measures``). The manifest's fact ``criteria`` says which
+    Reads training.jsonl, ledger.json, and evaluations.jsonl if the run was validated. Times come from the log. Its
+    lines are points (with a ``loss``) and evaluations (with ``measures``). The manifest's fact ``criteria`` says which
     measure decided.
     """
     files = model.folder.files()
@@ -126,9 +126,9 @@ def training_section(
     evaluations: Sequence[Evaluation] = (),
     criteria: Sequence[Criterion] = (),
 ) -> Section:
-    """``points``: a model's training.jsonl, one mapping a step; ``log``: with times, or empty.
+    """``points``: a model's training.jsonl, one mapping a step. ``log``: with times, or empty.
 
-    ``evaluations``: in order, none where nothing was validated; ``criteria``: by which the best of them was found.
+    ``evaluations``: in order, none without validation. ``criteria``: the measures that chose the best of them.
     """
     metrics = _metrics(points)
     changes = [(before, after) for before, after in pairwise(points) if before["epoch"] != after["epoch"]]

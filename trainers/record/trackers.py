@@ -1,7 +1,7 @@
-"""Trackers: where a run can be watched besides its own JSONL, each by its name and only if its package is there.
+"""Trackers: where a run can be watched besides its own JSONL, each by its name and only if its package is installed.
 
-A tracker works in a thread of its own behind a bounded queue. Whatever goes wrong there (a server that is gone, a full
-disk, no login) costs one line and the tracker, never a step: a slow one makes no rank wait.
+A tracker works in a thread of its own behind a bounded queue. A failure there (a lost server, a full disk, no login)
+costs one line and the tracker, never a step. A slow tracker makes no rank wait.
 """
 
 import hashlib
@@ -42,15 +42,15 @@ class TrackingSettings(Settings):
     """Where a run can be watched. Logins, servers and entities are those of the environment, as each package says."""
 
     trackers: tuple[TrackerName, ...] = ()
-    """Which ones."""
+    """Trackers to use."""
     project: str = Field(default="raytriever", min_length=1)
-    """The project of Weights & Biases, the experiment of MLflow."""
+    """Project of Weights & Biases, experiment of MLflow."""
     run_name: str | None = None
-    """None: one that the tracker makes up."""
+    """Name of the run. None: the tracker makes one up."""
     folder: str | None = None
-    """For TensorBoard's events and local files; None: beside the model."""
+    """Folder for TensorBoard's events and local files. None: beside the model."""
     every: PositiveInt = 1
-    """Steps from one that is tracked to the next."""
+    """Steps between tracked steps."""
 
     def _check(self) -> None:
         if len(set(self.trackers)) < len(self.trackers):
@@ -69,20 +69,20 @@ class TrackedTraining(NamedTuple):
     config: Mapping[str, Any]
 
     def run_file(self, tracker: TrackerName) -> Path:
-        """Holds the id of the tracker's run, in which another attempt of this training goes on."""
+        """Holds the id of the tracker's run. Another attempt of this training resumes it."""
         return self.folder / f"{tracker}-{self.digest[:_DIGITS]}.run"
 
 
 def tracked_training(tracking: TrackingSettings, output: str, derivation: Derivation) -> TrackedTraining:
-    """What trackers know the training by that makes ``output`` as ``derivation`` says.
+    """The trackers' identity of the training that makes ``output`` as ``derivation`` says.
 
-    It is another one where the model is made anew of something else, and where it goes elsewhere, in a sweep say:
-    then no checkpoint is gone on from either. Raises ``UserError`` where there is no local folder for the trackers.
+    It changes if the model is made again from something else, or goes elsewhere, as in a sweep. Then no checkpoint is
+    resumed either. Raises ``UserError`` where there is no local folder for the trackers.
     """
     if tracking.folder is None and tracking.trackers and "://" in output:
         raise UserError(
-            f"The model goes to {output}, but trackers write to a local folder. Name one as tracking.folder; with"
-            " several machines it is the first worker's."
+            f"The model goes to {output}, but trackers write to a local folder. Set tracking.folder to one. With"
+            " several machines it is on the first worker's."
         )
     digest = hashlib.sha256(to_json([output, asdict(derivation)])).hexdigest()
     return TrackedTraining(digest, Path(tracking.folder or f"{output}-tracking"), derivation.config)
@@ -98,8 +98,8 @@ class Tracker(Protocol):
 class _TensorBoard:
     """Events in ``<folder>/tensorboard/<run name>-<digest>``, a folder for each training.
 
-    A training that goes on purges what an earlier attempt wrote of the steps that are taken again, so its events begin
-    with the first that it logs.
+    A resumed training purges an earlier attempt's events of the repeated steps. So its events begin with the first step
+    that it logs.
     """
 
     def __init__(self, module: Any, training: TrackedTraining, settings: TrackingSettings) -> None:
@@ -232,10 +232,10 @@ def tracked_values(point: Mapping[str, Any]) -> dict[str, float]:
 
 
 def open_trackers(settings: TrackingSettings, training: TrackedTraining) -> Trackers:
-    """The trackers that ``settings`` names; a resumed training goes on in the run in which it was tracked.
+    """The trackers that ``settings`` names. A resumed training resumes its tracked run.
 
-    They get the settings of ``training``; nothing else, and nothing of the environment. A tracker that is turned off
-    is a line of the log. Raises ``UserError`` where a package is absent.
+    They get the settings of ``training``, nothing else, and nothing of the environment. A tracker that is turned off is
+    a line of the log. Raises ``UserError`` where a package is absent.
     """
     modules = require_packages(settings)
     opened = [_InBackground(name, module, training, settings) for name, module in modules.items()]
@@ -250,8 +250,8 @@ def require_packages(settings: TrackingSettings) -> dict[TrackerName, Any]:
             modules[name] = importlib.import_module(_PACKAGES[name])
         except ImportError as error:
             raise UserError(
-                f"tracking.trackers names {name}, whose package isn't installed where training runs. Install it there"
-                f" (pip install {_PACKAGES[name]}), or take it out of the list: the curve is stored in any case."
+                f"tracking.trackers names {name}, but its package isn't installed where training runs. Install it"
+                f" there (pip install {_PACKAGES[name]}), or take it out of the list. The curve is stored in any case."
             ) from error
     return modules
 

@@ -185,7 +185,7 @@ def _require_toys(name: str, stage: Stage[Any]) -> None:
     for source in single_sources(stage.config.source) if isinstance(stage, Collect) else ():
         if not is_known(source):
             raise UserError(
-                f"{name}.source.kind is {source.kind}, of which no toy can be made. Name another source for the"
+                f"{name}.source.kind is {source.kind}, but no toy of it can be made. Name another source for the"
                 f" rehearsal by --set {name}.source, or add the kind to trainers/rehearsal/collections.py."
             )
 

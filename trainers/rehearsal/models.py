@@ -132,8 +132,8 @@ def require_known(models: Sequence[str]) -> None:
         if model not in HUB_MODELS:
             hint = did_you_mean(model, list(HUB_MODELS))
             raise UserError(
-                f"No toy can stand in for the model {model}: of which family it is isn't known here.{hint} Name a"
-                " folder in its place by --set, or add it to HUB_MODELS in trainers/rehearsal/models.py."
+                f"No toy can stand in for the model {model}, because its family is unknown.{hint} Name a folder in"
+                " its place by --set. Or add it to HUB_MODELS in trainers/rehearsal/models.py."
             )
 
 

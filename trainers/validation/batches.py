@@ -28,9 +28,9 @@ from trainers.validation.settings import BatchValidationSettings
 def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]:
     """The objective in evaluation, each rank by itself, without gradients; gives its device.
 
-    Afterwards every module is in the mode it was in, and torch, NumPy and Python draw on as if nothing had happened.
-    Gradients are switched off by ``no_grad`` instead of inference mode, whose tensors could not be trained on where a
-    module keeps one (a rotary embedding's table, parameters that a sharded model has gathered).
+    Afterwards every module is in its old mode, and torch, NumPy and Python draw on as if nothing had happened.
+    Gradients are switched off by ``no_grad``. Tensors of inference mode could not be trained on if a module keeps one
+    (a rotary embedding's table, parameters that a sharded model has gathered).
     """
     device = next(objective.parameters()).device
     modes = [(module, module.training) for module in objective.modules()]
@@ -54,8 +54,8 @@ def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]
 
 _READ_AHEAD = 2
 _LESS_MEMORY = (
-    "A batch is encoded in chunks of objective.chunk_tokens tokens (or of chunk_size texts): lower that, or validate on"
-    " smaller batches. The run then begins anew, by --force or in another folder."
+    "A batch is encoded in chunks of objective.chunk_tokens tokens (or of chunk_size texts): lower that, or"
+    " validate on smaller batches. The run then starts again, by --force or in another folder."
 )
 
 
@@ -105,7 +105,7 @@ class BatchValidation:
             names = ["loss", *sorted(next(iter(rows.values())).keys() - {"loss"})]
             if absent := [name for name in self._settings.measures if name not in names]:
                 raise UserError(
-                    f"validation.measure is '{absent[0]}', which this objective doesn't measure. It measures"
+                    f"validation.measure is '{absent[0]}', but this objective doesn't measure it. It measures"
                     f" {', '.join(names)}."
                 )
             table = torch.zeros(self._count, len(names), dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Validation by retrieval: what `raytriever embed`, `search` (or `rerank`) and `evaluate` would say of the encoder now.
+"""Validation by retrieval: the numbers that `raytriever embed`, `search` (or `rerank`) and `evaluate` would give now.
 
-Rankings are those of the encoder as it will be exported: inner products of what it returns, normalised or not, rounded
-to float16 as vectors are stored, in the one order that every ranking has. Whatever similarity an objective trains with
-is its own affair.
+Rankings are those of the encoder as it will be exported: inner products of its vectors, normalised or not. Vectors are
+rounded to float16 as when they are stored, and rankings have the one order of all rankings. The objective's similarity
+in training doesn't matter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,11 +40,11 @@ from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_text
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
 _LESS_MEMORY = (
-    "Set validation.token_budget, the padded tokens in one forward pass (now {:,}), to less; shorter"
-    " validation.document_max_length saves memory too, and changes what is measured. The run then begins anew, by"
+    "Lower validation.token_budget, the padded tokens in one forward pass (now {:,}). A lower"
+    " validation.document_max_length saves memory too, but changes what is measured. The run then starts again, by"
     " --force or in another folder."
 )
-_WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of as many documents as the cutoff
+_WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of documents up to the cutoff
 
 Encoded = Iterator[tuple[NDArray[np.int64], Vectors]]
 """Rows, ascending within each item, and their vectors."""
@@ -69,8 +69,8 @@ class Selection:
 def select(settings: RetrievalValidationSettings, collection: StoredCollection) -> Selection:
     """Reads judgments and run.
 
-    Raises ``UserError`` for a split that isn't there or has no positive that counts, a measure that looks for answers
-    where there are none, a run of other queries or of another collection, and a measure that no ranking of its
+    Raises ``UserError`` for a missing split or one without a positive that counts, and for a run of other queries or of
+    another collection. Also for a measure that looks for answers where there are none, and one that no ranking of its
     candidates changes.
     """
     qrels = collection_judgments(settings.collection, settings.split, settings.measures).qrels
@@ -122,8 +122,8 @@ def _of_run(
     deciding = parse_measure(settings.measure)
     if deciding.family in _WITHOUT_ORDER and (deciding.cutoff or 0) >= depth:
         raise UserError(
-            f"validation.measure is {settings.measure}, but {depth} candidates of each query are ranked anew, so it is"
-            " the run's own whatever the encoder does. Name a measure with a lower cutoff, or take more candidates."
+            f"validation.measure is {settings.measure}, but {depth} candidates of each query are reranked, so the"
+            " encoder can't change it. Name a measure with a lower cutoff, or take more candidates."
         )
     candidates = np.array(ranking.rows[[lines[query] for query in ids], :depth])
     found = np.unique(candidates)
@@ -137,7 +137,7 @@ def _in_row_order(collection: StoredCollection, ids: list[str]) -> tuple[NDArray
 
 
 class RetrievalValidation:
-    """Made with the settings before training; ``measure`` tokenises on its first call and only encodes from then on.
+    """Made with the settings before training. ``measure`` tokenises on its first call and only encodes from then on.
 
     Memory of a rank: its token ids (4 bytes a token of its share), the queries' vectors, k documents a query and one
     block of documents' vectors. ``notes``: sentences for the user, about this run. Raises ``UserError`` as ``select``.
@@ -302,10 +302,10 @@ class RetrievalValidation:
 def build_validation(
     settings: ValidationSettings, *, bf16: bool, epoch_ends: Sequence[int]
 ) -> RetrievalValidation | BatchValidation:
-    """A run's validation. ``bf16``: whether the training computes so, which counts where the settings don't say;
-    ``epoch_ends``: the steps done when each of its epochs ends.
+    """A run's validation. ``epoch_ends``: the steps done when each of its epochs ends.
 
-    Raises ``UserError`` for inputs that are absent or don't fit the settings.
+    ``bf16``: whether training computes in bfloat16. It counts unless the settings say otherwise. Raises ``UserError``
+    for inputs that are absent or don't fit the settings.
     """
     criteria = settings.criteria(epoch_ends)
     precision = bf16 if settings.bf16 is None else settings.bf16

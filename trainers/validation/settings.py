@@ -33,7 +33,7 @@ _SEARCHED = 100
 def _with_known_direction(measure: str) -> str:
     if measure not in _HIGHER_IS_BETTER:
         raise ValueError(
-            f"whether more or less of '{measure}' is better isn't known, so it can't decide: name one of"
+            f"whether more or less of '{measure}' is better is unknown, so it can't decide: name one of"
             f" {', '.join(_HIGHER_IS_BETTER)}"
         )
     return measure
@@ -46,13 +46,13 @@ class EvaluationSettings(Settings):
     """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last."""
 
     every: PositiveInt = 500
-    """Steps from one evaluation to the next."""
+    """Steps between evaluations."""
     patience: PositiveInt | None = None
-    """Evaluations in a row without improvement that end the run; None: no early end."""
+    """Evaluations in a row without improvement before the run ends. None: no early end."""
     minimum_change: NonNegativeFloat = 0.0
-    """An improvement is by more than this."""
+    """An improvement is larger than this."""
     bf16: bool | None = None
-    """Bfloat16 autocast; None: as the training does."""
+    """Bfloat16 autocast. None: as in training."""
 
 
 class RetrievalValidationSettings(EvaluationSettings):
@@ -63,35 +63,35 @@ class RetrievalValidationSettings(EvaluationSettings):
 
     kind: Literal["retrieval"] = "retrieval"
     collection: InputPath
-    """The collection whose split is searched."""
+    """The collection to search."""
     split: str = "dev"
-    """The judgments that decide."""
+    """The split of the judgments that decide."""
     exclude_split: str | None = None
-    """Queries that this split judges too, such as test queries among a larger dev split, are left out."""
+    """Leave out queries that this split judges too, such as test queries in a larger dev split."""
     measure: str = "nDCG@10"
-    """What decides which state is the best."""
+    """The measure that decides which state is the best."""
     others: tuple[str, ...] = ("RR@10", "R@100")
-    """What is measured besides."""
+    """Other measures to report."""
     like: Like = "trec"
-    """Whose conventions measures follow, as in evaluate."""
+    """The tool to agree with, as in evaluate."""
     with_title: bool = True
-    """Documents are read with their titles, as in embed."""
+    """Whether documents are read with their titles, as in embed."""
     top_k: PositiveInt | None = None
-    """Documents found for a query; None: 100, or as many as a measure looks at."""
+    """Documents found for a query. None: 100, or as many as a measure needs."""
     run: InputPath | None = None
-    """A run whose documents are ranked anew, in place of a search: an artifact, or a file of another tool."""
+    """A run to rerank instead of a search: an artifact, or a file of another tool."""
     candidates: PositiveInt | None = None
-    """The first so many of each query of the run; None: all."""
+    """Number of the run's first documents for each query. None: all."""
     queries: PositiveInt | None = None
-    """A sample of so many; None: all."""
+    """Number of queries in a sample. None: all."""
     seed: NonNegativeInt = 0
-    """Of the sample."""
+    """Seed of the sample."""
     query_max_length: PositiveInt | None = None
-    """Tokens of a query; None: as the exported encoder reads."""
+    """Tokens of a query. None: as the exported encoder reads."""
     document_max_length: PositiveInt | None = None
-    """Tokens of a document; None: as the exported encoder reads."""
+    """Tokens of a document. None: as the exported encoder reads."""
     token_budget: PositiveInt | None = None
-    """Padded tokens in a forward pass; None: as suits the device."""
+    """Padded tokens in a forward pass. None: as suits the device."""
 
     @field_validator("measure", "others")
     @classmethod
@@ -108,11 +108,11 @@ class RetrievalValidationSettings(EvaluationSettings):
             raise ValueError(f"exclude_split is '{self.split}', the split that decides: leave it out, or name another")
         if self.run is None:
             if self.candidates is not None:
-                raise ValueError("candidates are those of a run: name the 'run', or leave candidates out")
+                raise ValueError("candidates need a run: name the 'run', or leave candidates out")
             if self.top_k is not None and self.top_k < self._deepest():
-                raise ValueError(f"top_k is {self.top_k}, but a measure looks at {self._deepest()} documents: raise it")
+                raise ValueError(f"top_k is {self.top_k}, but a measure needs {self._deepest()} documents: raise it")
         elif self.top_k is not None:
-            raise ValueError("'top_k' is for a search, but a run is ranked anew: leave one of the two out")
+            raise ValueError("'top_k' is for a search, but a run is reranked: leave one of the two out")
 
     def _deepest(self) -> int:
         return max(parse_measure(name).cutoff or 0 for name in self.measures)
@@ -144,12 +144,12 @@ class LaterMeasure(Settings):
     measure: DecidingMeasure
     """``loss`` or a metric of the objective."""
     minimum_change: NonNegativeFloat = 0.0
-    """An improvement is by more than this."""
+    """An improvement is larger than this."""
     after_epoch: PositiveInt
-    """It decides after this epoch."""
+    """The measure decides after this epoch."""
 
     def start(self, epoch_ends: Sequence[int]) -> int:
-        """The first step at which it decides. Raises ``UserError`` where the run ends before."""
+        """The first step when it decides. Raises ``UserError`` where the run ends before."""
         epochs = len(epoch_ends)
         if self.after_epoch >= epochs:
             raise UserError(f"then.after_epoch is {self.after_epoch}, but the run has {epochs} epochs. Lower it.")
@@ -161,18 +161,18 @@ class BatchValidationSettings(EvaluationSettings):
 
     kind: Literal["batches"] = "batches"
     batches: InputPath
-    """Batches of a split that is held out."""
+    """Batches of a held-out split."""
     measure: DecidingMeasure = "loss"
-    """``loss`` or a metric of the objective, as a mean over the batches: what decides."""
+    """The measure that decides: ``loss`` or a metric of the objective, as a mean over the batches."""
     batches_limit: PositiveInt | None = None
-    """The first so many; None: all."""
+    """Number of batches, from the first. None: all."""
     hard_negatives: NonNegativeInt | None = None
-    """Drawn from each row's, the same at every evaluation; None: all of a row's."""
+    """Hard negatives drawn for each row, the same at every evaluation. None: all of a row's."""
     seed: NonNegativeInt = 0
-    """Of that draw, and of what the objective draws."""
+    """Seed of that draw, and of the objective's draws."""
     then: LaterMeasure | None = None
     """A measure that decides later, such as the average rank after 30 epochs of Karpukhin et al. 2020, "Dense Passage
-    Retrieval"; the best so far then starts anew."""
+    Retrieval". The best state is then chosen anew."""
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ class BatchValidationSettings(EvaluationSettings):
         return (self.measure, *([self.then.measure] if self.then else []))
 
     def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:
-        """What decides, from which step on; ``epoch_ends``: the steps done when each epoch of the run ends.
+        """The deciding measures, with their first steps. ``epoch_ends``: the steps done at the end of each epoch.
 
         Raises ``UserError`` where the run ends before ``then`` begins.
         """

@@ -46,9 +46,9 @@ def stored_texts(
 
 @dataclass(frozen=True)
 class Piece:
-    """Texts that one rank encodes together, by forward pass the token ids of each.
+    """Texts that one rank encodes together: the token ids of each forward pass.
 
-    ``rows``: all rows with one of them, ascending; ``places``: which one.
+    ``rows``: all rows with one of them, ascending. ``places``: the text of each.
     """
 
     batches: tuple[list[NDArray[np.int32]], ...]
@@ -130,7 +130,7 @@ class _DistinctTexts:
 
 
 def _distinct(blocks: Blocks) -> _DistinctTexts:
-    """Reads all texts, of which it keeps a digest each: 128 bits, so that no two texts share one."""
+    """Reads all texts and keeps a digest of each: 128 bits, so that no two texts share one."""
     rows, lengths, digests = [], [], []
     for numbers, texts in blocks:
         rows.append(numbers)

@@ -18,7 +18,7 @@ Context = Tensor | Literal["null"] | None
 """Vectors (J, width) of a first stage; the null vector in the place of all of them; or nothing before a text."""
 
 _EMPTY_ALLOWANCE = 2  # times as many documents are drawn as are wanted
-_NULL_DEVIATION = 0.02  # of fresh vectors, where the model's configuration names none
+_NULL_DEVIATION = 0.02  # of new vectors, if the model's configuration names none
 
 
 class ContextReader(nn.Module):
@@ -54,7 +54,7 @@ class ContextReader(nn.Module):
         self._prefix: Prefix | None = None  # of the context in use, while weights stay as they are
 
     def places(self, context: Context) -> int:
-        """How many vectors a context is."""
+        """Number of vectors in a context."""
         if isinstance(context, Tensor):
             return len(context)
         return 0 if context is None else self.contextual_form.vectors
@@ -68,10 +68,11 @@ class ContextReader(nn.Module):
         if form.text_positions == "from_zero" or positions is None or vectors + form.prompts + max_length <= positions:
             return
         raise UserError(
-            f"Texts of up to {max_length} tokens behind {vectors} context vectors and {form.prompts} prompt vectors,"
-            f" which take up positions, are over the model's {positions}. Lower the encoder's max_length to"
-            f" {max(positions - vectors - form.prompts, 0)}, or take fewer documents (context_documents in training,"
-            " documents of 'raytriever context'), or train with text_positions from_zero, where context takes up none."
+            f"Texts of up to {max_length} tokens behind {vectors} context vectors and {form.prompts} prompt"
+            f" vectors exceed the model's {positions}, because these vectors take up positions. Lower the"
+            f" encoder's max_length to {max(positions - vectors - form.prompts, 0)}, or take fewer documents"
+            " (context_documents in training, documents of 'raytriever context'). Or train with text_positions"
+            " from_zero, where the context takes up no positions."
         )
 
     def hold_context(self, context: Context) -> None:
@@ -82,18 +83,18 @@ class ContextReader(nn.Module):
             return
         if context.ndim != 2 or context.shape[1] != len(self.null) or not len(context):
             raise UserError(
-                f"The context has the shape {tuple(context.shape)}; vectors of this encoder's first stage are"
-                f" (documents, {len(self.null)}), one at least."
+                f"The context has the shape {tuple(context.shape)}. It must be (documents, {len(self.null)}), with"
+                " at least one document."
             )
         self._prefix, self.context_mode = None, "vectors"
         self.context_vectors = context.detach().to(self.null.device)
 
     def forget_context(self) -> None:
-        """As it was before any context was held."""
+        """Removes the context, as before any was held."""
         self._prefix, self.context_mode, self.context_vectors = None, "unset", None
 
     def prefix_in_use(self) -> Prefix:
-        """What the context in use makes of the prefix; computed once where there are no gradients."""
+        """The prefix of the context in use. It is computed once if there are no gradients."""
         mode = self.context_mode
         context: Context = self.context_vectors if mode == "vectors" else "null" if mode == "null" else None
         if torch.is_grad_enabled():
@@ -103,7 +104,7 @@ class ContextReader(nn.Module):
         return self._prefix
 
     def read_context(self, context: Context, *, droppable: bool = False) -> Prefix:
-        """What texts are read behind. ``droppable``: single vectors will be replaced by the null vector."""
+        """The prefix of texts. ``droppable``: single vectors will be replaced by the null vector."""
         form, device, null = self.contextual_form, self.null.device, self.null[None]
         given = context if isinstance(context, Tensor) else null[:0]
         slots = self.places(context)
@@ -141,8 +142,8 @@ class ContextReader(nn.Module):
     ) -> Tensor:
         """One vector (n, width) a text, behind ``prefix``, from its last states and the head.
 
-        ``dropped`` bool (n, J): where the null vector stands in for a text's context vector (for a ``droppable``
-        prefix); ``hidden`` bool (n, J): where there is none, as if the context were smaller.
+        ``dropped`` bool (n, J): documents to replace by the null vector in a text's context, for a ``droppable``
+        prefix. ``hidden`` bool (n, J): documents to leave out, as if the context were smaller.
         """
         mask = features["attention_mask"]
         weights = _weights(prefix, dropped, hidden)
@@ -158,7 +159,7 @@ class ContextReader(nn.Module):
         return vectors
 
     def train(self, mode: bool = True) -> "ContextReader":
-        """Where training begins or ends, forgets what was computed of the context: weights change."""
+        """Forgets the computed prefix when training begins or ends, because weights change."""
         if mode or self.training:
             self._prefix = None
         return super().train(mode)
@@ -170,13 +171,13 @@ class ContextReader(nn.Module):
 
 
 def own_weights(module: ContextReader) -> dict[str, nn.Parameter]:
-    """By name what ``add_prefix`` made: the null vector, prompt vectors and head."""
+    """The weights that ``add_prefix`` made, by name: null vector, prompt vectors and head."""
     own = ("null", "prompts", "head")
     return {name: value for name, value in module.named_parameters() if name.split(".")[0] in own}
 
 
 def vectors_sha256(vectors: Tensor) -> str:
-    """Of a context's numbers: equal contexts of one model have equal ones, wherever they come from."""
+    """SHA-256 of a context's numbers, so equal contexts of one model have equal ones."""
     return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
@@ -191,7 +192,10 @@ def perceptron(width: int, to: int, activation: nn.Module, generator: torch.Gene
 
 
 def _weights(prefix: Prefix, dropped: Tensor | None, hidden: Tensor | None) -> Tensor | None:
-    """(n, P): how many equal vectors each row of the prefix stands for, text by text; None: as the prefix says."""
+    """(n, P): the number of equal vectors that each row of the prefix represents, for each text.
+
+    None: as the prefix says.
+    """
     given = dropped if hidden is None else hidden
     if given is None:
         return None

@@ -1,8 +1,8 @@
 """The context of a contextual encoder, fitted once to a corpus and kept with everything that is embedded in it.
 
-Three files of an artifact: which documents of the corpus it is made of, their vectors by the encoder's first stage, and
-what it belongs to. They are copied on into vectors and indexes, so that queries can be embedded as the documents were
-long after.
+It is three files of an artifact: the documents that it is made of, their vectors from the encoder's first stage, and
+what it belongs to. They are copied into vectors and indexes, so that queries can later be embedded in the same context
+as the documents.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ _DESCRIPTION, _VECTORS, _DOCUMENTS = (
 
 @dataclass(frozen=True)
 class ContextDescription:
-    """What a context belongs to: fingerprints of encoder and collection, how its documents were read, and its own."""
+    """The origin of a context: fingerprints of encoder and collection, how its documents were read, and its own."""
 
     model: str
     collection: str
     documents: int  # how many were read
-    seed: int  # by which they were drawn
+    seed: int  # the seed of the draw
     with_title: bool
     fingerprint: str  # of model and vectors
 
@@ -42,25 +42,25 @@ class ContextDescription:
     ) -> None:
         """Raises ``UserError`` where the context is of another encoder or collection, or was read otherwise.
 
-        ``where``: the context's artifact, for the user. ``collection``: of what is embedded in it, None: any.
-        ``with_title``: whether that is read with titles, None: it has none; in training both are read alike.
+        ``where`` names the context's artifact in messages. ``collection`` is the one embedded in it. None: any.
+        ``with_title`` says whether that is read with titles. None: it has no titles. Training reads both alike.
         """
         if self.model != model:
             raise UserError(
-                f"The context in {where} was made by another encoder ({self.model[:12]}) than the one that is to read"
-                f" it ({model[:12]}). Fit one by this encoder (raytriever context)."
+                f"The context in {where} was made by another encoder ({self.model[:12]}) than the one that is to"
+                f" read it ({model[:12]}). Fit one with this encoder (raytriever context)."
             )
         if collection is not None and self.collection != collection.fingerprint:
             raise UserError(
-                f"The context in {where} is of another collection ({self.collection[:12]}) than {collection.uri}"
-                f" ({collection.fingerprint[:12]}), or of it before it changed. Fit one to this (raytriever context),"
-                " or set foreign_context to true."
+                f"The context in {where} was fitted to another collection ({self.collection[:12]}) than"
+                f" {collection.uri} ({collection.fingerprint[:12]}), or to an earlier version of it. Fit one to"
+                " this collection (raytriever context), or set foreign_context to true."
             )
         if with_title is not None and self.with_title != with_title:
             raise UserError(
-                f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but documents are"
-                f" to be embedded in it with with_title {str(with_title).lower()}. Give context and embed the same"
-                " with_title."
+                f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but the"
+                f" documents are to be embedded with with_title {str(with_title).lower()}. Give context and embed"
+                " the same with_title."
             )
 
 
@@ -74,7 +74,8 @@ def rows_of_domains(collection: StoredCollection, domains: Sequence[str]) -> NDA
     for name in domains:
         if name not in there:
             raise UserError(
-                f"domains names {name!r}, but {collection.uri} has no document of it.{did_you_mean(name, there)}"
+                f"domains names {name!r}, but {collection.uri} has no document of this"
+                f" domain.{did_you_mean(name, there)}"
             )
     return np.flatnonzero(pc.is_in(column, value_set=pa.array(domains, pa.string())).to_numpy())
 
@@ -105,8 +106,8 @@ def draw_documents(
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]
     if not kept:
         raise UserError(
-            f"The {len(drawn)} documents drawn of {collection.uri} are empty: they give an encoder no context."
-            " Draw by another seed, or collect it without its empty documents."
+            f"The {len(drawn)} documents drawn from {collection.uri} are empty and give an encoder no context."
+            " Choose another seed, or collect without empty documents."
         )
     return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
 
@@ -140,7 +141,7 @@ class CorpusContext:
 
 
 def set_context(encoder: object, context: CorpusContext | None, without: str | None) -> None:
-    """What a contextual encoder reads texts in: the corpus' own ``context``, or in its place 'null' or 'none'."""
+    """Sets the context of a contextual encoder: the corpus' own ``context``, or 'null' or 'none' instead."""
     import torch
 
     from retrieval.encoders.contextual.encoder import ContextualEncoder

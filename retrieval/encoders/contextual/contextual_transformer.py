@@ -41,9 +41,9 @@ _logger = logging.getLogger(__name__)
 class ContextualTransformer(ContextReader):
     """Both stages, one tokenizer each, and the context that texts are read in.
 
-    ``first_stage``: what embeds documents for a context. ``settings``: the folder's JSON files by name. Texts have the
-    context that the folder came with, until ``fit_context`` or ``use_context`` sets another; where there is none, the
-    null vector stands in its place, with a warning.
+    ``first_stage`` embeds documents for a context. ``settings``: the folder's JSON files by name. Texts have the
+    folder's own context until ``fit_context`` or ``use_context`` sets another. Without a context the null vector is
+    used, with a warning.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ContextualTransformer(ContextReader):
         model_kwargs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> "ContextualTransformer":
-        """From a local folder or the hub. ``model_kwargs``: of both transformers, ``dtype`` say."""
+        """Loads it from a local folder or the hub. ``model_kwargs`` are for both transformers, such as ``dtype``."""
         where = {"token": token, "cache_folder": cache_folder, "revision": revision}
         found = load_dir_path(model_name_or_path, subfolder, local_files_only=local_files_only, **where)
         if found is None:
@@ -90,7 +90,7 @@ class ContextualTransformer(ContextReader):
         module = cls(transformer, AutoTokenizer.from_pretrained(folder), first_stage, settings)
         weights, own = load_file(folder / _WEIGHTS), own_weights(module)
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
-            raise UserError(f"{folder / _WEIGHTS} holds other weights than contextual.json beside it asks for.")
+            raise UserError(f"{folder / _WEIGHTS} doesn't hold the weights that contextual.json beside it names.")
         module.load_state_dict(weights, strict=False)
         for parameter in module.parameters():  # buffers keep their precision: tables of rotary positions
             parameter.data = parameter.data.to(transformer.dtype)
@@ -130,9 +130,9 @@ class ContextualTransformer(ContextReader):
         return vectors.flatten(0, 1).clone()
 
     def use_context(self, context: Context) -> None:
-        """What texts are read in: vectors of ``embed_context``; 'null', the null vector as often; None, nothing.
+        """Sets the context of texts: vectors of ``embed_context``, 'null' (null vectors), or None (nothing).
 
-        Raises ``UserError`` for vectors of another width, and for more than leave positions for a text.
+        Raises ``UserError`` for vectors of another width, and for so many that no position is left for a text.
         """
         self.require_room(self.places(context), self.max_seq_length)
         self.hold_context(context)
@@ -157,8 +157,8 @@ class ContextualTransformer(ContextReader):
         """Adds ``sentence_embedding``, (n, width)."""
         if self.context_mode == "unset":
             _logger.warning(
-                "No context is set, so the null vector stands in its place, and vectors are worse than the encoder's"
-                " best. Give it documents of the corpus: model[0].fit_context(documents). Or choose what you mean:"
+                "No context is set, so the null vector is used, and vectors are worse than the encoder's best."
+                " Give it documents of the corpus: model[0].fit_context(documents). Or choose explicitly:"
                 " model[0].use_context('null'), or None."
             )
             self.hold_context("null")

@@ -57,16 +57,17 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         width = int(config.hidden_size)
         if first_stage.dimension != width:
             raise UserError(
-                f"The first stage's vectors have {first_stage.dimension} numbers, but the encoder's tokens {width}, in"
-                " whose place they stand. Choose a first stage of the same width."
+                f"The first stage's vectors have {first_stage.dimension} numbers, but the encoder's token"
+                f" embeddings have {width}. The vectors replace tokens, so both must have the same width. Choose"
+                " another first stage."
             )
         self.first_stage = first_stage
         self.add_prefix(form, fresh_seed)
 
     def resize_context(self, form: ContextualForm, context_max_length: int | None) -> None:
-        """Sets how many documents a context has, in which alone ``form`` differs, and how many tokens of each count.
+        """Sets the documents in a context (the only change to ``form``), and how many tokens of each are read.
 
-        None leaves the first stage's length. Raises ``UserError`` for more tokens than it has.
+        None keeps the first stage's length. Raises ``UserError`` for more tokens than it has.
         """
         self.contextual_form = form
         self.contract = self.contract.model_copy(update={"architecture": str(form)})
@@ -104,10 +105,10 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         return vectors.flatten(0, 1)
 
     def use_context(self, context: Context, fingerprint: str | None = None) -> None:
-        """What ``forward`` reads texts in from now on: vectors, the null vector ('null'), or nothing (None).
+        """Sets the context of ``forward``: vectors, the null vector ('null'), or nothing (None).
 
-        ``fingerprint``: what the contract says of the vectors; None: a hash of their numbers. Raises ``UserError`` for
-        vectors of another width, and for more than leave positions for a text.
+        ``fingerprint`` identifies the vectors in the contract. None: a hash of their numbers. Raises ``UserError`` for
+        vectors of another width, and for so many that no position is left for a text.
         """
         self.require_room(self.places(context), self.contract.max_length)
         self.hold_context(context)
@@ -117,7 +118,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         self.contract = self.contract.model_copy(update={"context": name})
 
     def forget_context(self) -> None:
-        """As it was before any ``use_context``."""
+        """Removes the context, as before any ``use_context``."""
         super().forget_context()
         self.contract = self.contract.model_copy(update={"context": None})
 
@@ -135,18 +136,19 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         """Vectors (n, dimension) in float32 in the context in use. Raises ``UserError`` where none was set."""
         if self.context_mode == "unset":
             raise UserError(
-                f"The encoder was trained with a context ({self.contextual_form}) and none is set, so its vectors would"
-                " be others than those it was trained for. Give it documents of the corpus that it embeds"
-                " (use_context(embed_context(documents))), or say that there is none: use_context('null') puts the null"
-                " vector in their place, use_context(None) leaves them out."
+                f"The encoder was trained with a context ({self.contextual_form}) and none is set, so its vectors"
+                " would differ from those it was trained for. Give it documents of the corpus that it embeds"
+                " (use_context(embed_context(documents))). Or choose to go without: use_context('null') puts the"
+                " null vector in their place, use_context(None) leaves them out."
             )
         return ContextualEncoder.encode(self, features, self.prefix_in_use())  # by its class: see ``ShardedUnit``
 
     def save(self, folder: Path) -> None:
         """Writes both stages and what joins them, without a context in use; ``load_towers`` reads it.
 
-        sentence-transformers loads it as a plain encoder, the second stage without context: a fallback, whose vectors
-        are not those the encoder was trained for. ``write_module_folder`` writes one that reads a context.
+        sentence-transformers loads only the second stage, as a plain encoder without context. This is a fallback,
+        because the encoder was not trained for its vectors. ``write_module_folder`` writes a folder that reads a
+        context.
         """
         super().save(folder)
         self.first_stage.save(folder / FIRST_STAGE)
@@ -159,7 +161,7 @@ def shortened(contract: EncoderContract, max_length: int) -> EncoderContract:
     """The first stage's contract with documents cut at ``max_length`` tokens. Raises ``UserError`` for more."""
     if max_length > contract.max_length:
         raise UserError(
-            f"context_max_length is {max_length}, over the first stage's limit of {contract.max_length} tokens. Lower"
-            " it, or raise the max_length of the encoder that the first stage is made from."
+            f"context_max_length is {max_length}, over the first stage's limit of {contract.max_length} tokens."
+            " Lower it, or raise max_length of the first stage's encoder."
         )
     return contract.model_copy(update={"max_length": max_length})

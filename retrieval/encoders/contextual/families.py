@@ -1,9 +1,9 @@
 """The families of transformers that can be second stages.
 
-Hidden states, positions and masks come from us, the layers are the family's own; nothing of it is replaced or patched.
-A family says how it embeds tokens and vectors, what it adds to attention scores by position, and of a layer the parts
-that can be computed by themselves. A position of ``UNPLACED`` is none: no learned position, no rotation, no relative
-bias, in reach of every local layer.
+Hidden states, positions and masks come from us. The layers are the family's own, and none of them is replaced or
+patched. A family says how it embeds tokens and vectors, and what it adds to attention scores by position. It also names
+the parts of a layer that can be computed by themselves. A position of ``UNPLACED`` is none: no learned position, no
+rotation, no relative bias. Every local layer reaches it.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# ruff: noqa: ARG002  # each family makes use of part of what it is told
+# ruff: noqa: ARG002  # each family uses some of its arguments
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Guide:
-    """What positions do in a layer's attention: ``bias`` (1, heads or 1, rows, rows), added to scores; ``rotation``."""
+    """The effect of positions in a layer's attention: ``bias`` (1, heads or 1, rows, rows) on scores; ``rotation``."""
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
@@ -40,9 +40,9 @@ class Backbone(ABC):
     """
 
     attention_name: ClassVar[str]
-    """The module of a layer's attention."""
+    """Name of the attention module in a layer."""
     matrices: ClassVar[tuple[str, ...]] = ()
-    """What that calls its matrices of queries, keys and values."""
+    """Names of its query, key and value matrices."""
 
     def __init__(self, transformer: nn.Module) -> None:
         self.transformer: Any = transformer
@@ -58,7 +58,7 @@ class Backbone(ABC):
 
     @property
     def positions(self) -> int | None:
-        """How many positions have a learned vector; None where positions don't run out."""
+        """Number of positions with a learned vector. None where positions don't run out."""
         return position_limit(self.transformer)
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Backbone(ABC):
         return embedded
 
     def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
-        """Of each layer, for a sequence at ``positions`` (rows,); in the precision and on the device of ``states``."""
+        """Each layer's guide for a sequence at ``positions`` (rows,); precision and device are those of ``states``."""
         return [Guide()] * len(self.layers)
 
     def project(
@@ -110,7 +110,7 @@ class Backbone(ABC):
 
 
 class Bert(Backbone):
-    """BERT, MiniLM and RoBERTa: positions are part of the embedding, of which a context vector gets the LayerNorm."""
+    """BERT, MiniLM and RoBERTa. Positions are part of the embedding. A context vector gets its LayerNorm only."""
 
     attention_name = "attention.self"
     matrices = ("query", "key", "value")
@@ -178,7 +178,7 @@ class Nomic(Backbone):
 
 
 class ModernBert(Backbone):
-    """ModernBERT: rotary positions, and local layers, in which what has no position is in everyone's reach."""
+    """ModernBERT: rotary positions, and local layers. Every token can reach what has no position."""
 
     attention_name = "attn"
 
@@ -235,8 +235,8 @@ def backbone_of(transformer: nn.Module) -> Backbone:
     config: Any = transformer.config
     if config.model_type not in BACKBONES:
         raise UserError(
-            f"A contextual encoder can't be made from {type(transformer).__name__} ({config.model_type}): there is no"
-            f" way to put vectors in the place of its tokens. Supported are {', '.join(sorted(BACKBONES))}."
+            f"A contextual encoder can't be made from {type(transformer).__name__} ({config.model_type}), because"
+            f" vectors can't replace its tokens. Supported are {', '.join(sorted(BACKBONES))}."
         )
     return BACKBONES[config.model_type](transformer)
 

@@ -1,10 +1,10 @@
 """A contextual encoder from a plain one, and as a folder.
 
-The folder is the second stage's, as sentence-transformers has it, with ``first_stage/`` (as much an encoder's folder),
-``contextual.json`` (the form) and ``contextual.safetensors`` (null vector, prompt vectors, head).
-sentence-transformers loads it as a plain encoder without context. ``write_module_folder`` adds the code of this
-package, its imports made relative: ``SentenceTransformer(folder, trust_remote_code=True)`` then reads a context where
-nothing of ours is installed.
+The folder is the second stage's in the layout of sentence-transformers. It also has ``first_stage/`` (another encoder's
+folder), ``contextual.json`` (the form) and ``contextual.safetensors`` (null vector, prompt vectors, head).
+sentence-transformers loads it as a plain encoder without context. ``write_module_folder`` adds the code of this package
+with relative imports. Then ``SentenceTransformer(folder, trust_remote_code=True)`` reads a context on machines without
+Raytriever.
 """
 
 import copy
@@ -45,12 +45,12 @@ def contextual_from(
     context_max_length: int | None = None,
     seed: int = 0,
 ) -> ContextualEncoder:
-    """A contextual encoder to train: its second stage is ``encoder``, whose modules it takes.
+    """A contextual encoder to train. Its second stage takes the modules of ``encoder``.
 
-    ``first_stage``: None starts from a copy of ``encoder``. What it pools is a document's vector, without dense layers
-    and normalisation; with ``first_stage_perceptron`` behind a fresh one, as the released model has it.
-    ``first_stage_layers``: the first so many of its layers are used; ``context_max_length``: tokens of a document in
-    the context. ``seed``: of fresh weights. Raises ``UserError`` for more layers or tokens than there are.
+    ``first_stage``: None starts from a copy of ``encoder``. Its pooled states are a document's vector, without dense
+    layers and normalisation. ``first_stage_perceptron`` adds a new perceptron, as the released model has.
+    ``first_stage_layers``: number of its layers to keep, from the first. ``context_max_length``: tokens of a document
+    in the context. ``seed``: of new weights. Raises ``UserError`` for more layers or tokens than it has.
     """
     of = first_stage or encoder
     transformer = of.transformer if first_stage else copy.deepcopy(of.transformer)

@@ -1,8 +1,8 @@
 """The second stage: a text read behind the vectors that all texts share, in two formulations that agree.
 
-``_straightforward`` gives the family's own layers the whole sequence. ``_in_parts`` leaves out what no text's vector
-depends on, or what is the same for all texts: the last layer takes the text's rows alone as queries, and the first
-layer's work on the prefix is done once. Where the prefix reads only itself, all layers' work on it is done once.
+``_straightforward`` gives the family's own layers the whole sequence. ``_in_parts`` saves work that no text's vector
+depends on, or that is the same for all texts. The last layer takes only the text's rows as queries. The first layer's
+work on the prefix is done once. Where the prefix reads only itself, all layers' work on it is done once.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ _NEVER = -1e30  # a score that gets no attention, in bfloat16 too; not -inf, as 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What stands before every text: P rows.
+    """The prefix of every text: P rows.
 
-    ``states`` (1, P, width), embedded; ``positions`` int64 (P,). ``weights`` (P,): how many equal vectors a row stands
-    for, where a text doesn't say otherwise: rows without a position that are equal stay equal in every layer, so one
-    row whose attention is weighted is exact. ``null_row``: of the null vector, None where there is none.
-    ``text_start``: the position of a text's first token. ``parts``: what is the same for all texts, of each layer from
-    the first on; nothing where layers are called as a whole.
+    ``states`` (1, P, width), embedded; ``positions`` int64 (P,). ``weights`` (P,): how many equal vectors a row
+    represents, unless a text says otherwise. Equal rows without a position stay equal in every layer, so one row with
+    weighted attention is exact. ``null_row``: of the null vector, None if there is none. ``text_start``: the position
+    of a text's first token. ``parts``: for each layer from the first, what is the same for all texts. Empty where
+    layers are called as a whole.
     """
 
     states: Tensor
@@ -91,8 +91,8 @@ def read_texts(
 ) -> Tensor:
     """Last hidden states of the texts' tokens, (n, T, width), or behind those of their prefix, (n, P + T, width).
 
-    ``input_ids``, ``attention_mask`` int64 (n, T), right-padded; ``weights`` (n, P): how many equal vectors each row of
-    the prefix stands for, text by text, 0 for one that the text doesn't read.
+    ``input_ids``, ``attention_mask`` int64 (n, T), right-padded. ``weights`` (n, P): for each text, how many equal
+    vectors each row of the prefix represents. 0 hides a row from the text.
     """
     places = prefix.text_start + torch.arange(input_ids.shape[1], device=input_ids.device)
     text = backbone.embed_tokens(input_ids, places)
@@ -158,7 +158,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout
 
 
 def _totals(guides: Sequence[Guide], visible: Tensor) -> list[Tensor]:
-    """What is added to each layer's scores; layers of one guide share it."""
+    """The terms added to each layer's scores. Layers with the same guide share them."""
     found = {id(guide): _total(guide, visible) for guide in {id(guide): guide for guide in guides}.values()}
     return [found[id(guide)] for guide in guides]
 

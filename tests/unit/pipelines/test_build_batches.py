@@ -103,7 +103,7 @@ def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encod
     assert files_of(saved) == files_of(tmp_path / "run" / "batches")
     ours, theirs = (Artifact(str(folder)).manifest for folder in (saved, tmp_path / "run" / "batches"))
     assert {**ours, "inputs": theirs["inputs"]} == theirs
-    with pytest.raises(UserError, match=r"holds files \(.*Nothing was touched: choose a new folder"):
+    with pytest.raises(UserError, match=r"holds files \(.*Nothing was changed. Choose a new folder"):
         batches.save(saved)
 
 
@@ -224,7 +224,10 @@ def test_hard_negatives_are_as_many_as_the_median_row_has(tiny_encoder: Path, lo
     how: dict[str, Any] = {"encoder": tiny_encoder, "batch_size": SIZE}
     settings = {"vectors.encoder.pooling": "mean"}
     batches = build_batches(columns, **how, settings=settings)
-    assert "Hard negatives of an example: 2. Fewer are repeated, more come epoch by epoch." in logged
+    assert (
+        "Hard negatives of an example: 2. Examples with fewer repeat theirs; examples with more use them in turn,"
+        " epoch by epoch." in logged
+    )
     counts = batches.artifact.manifest["counts"]
     for row in rows_of(batches):
         number = int(row["query"].split()[-1])
@@ -301,7 +304,7 @@ def test_columns_are_taken_by_their_position_where_two_are_of_texts(vectors: Any
         assert rows_of(build_batches(columns | {"page": range(COUNT)}, **vectors, batch_size=SIZE)) == expected
         taken = [line for line in logged if "by its position" in line]
         assert len(taken) == 2 - ("query" in names)
-        assert "Warning: columns that are not used: label, page." in logged
+        assert "Warning: unused columns: label, page." in logged
 
 
 def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[str]) -> None:
@@ -319,7 +322,7 @@ def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[
     some[[3, 5]] = 0
     build_batches(pairs, query_vectors=vectors["query_vectors"], document_vectors=some, batch_size=SIZE)
     assert [line for line in logged if line.startswith("Warning")] == [
-        "Warning: of document_vectors 2 are zero, so clusters and masks mean nothing there. Embed the texts by a"
+        "Warning: of document_vectors 2 are zero, so their clusters and masks are meaningless. Embed the texts with a"
         " trained encoder."
     ]
     logged.clear()
@@ -367,10 +370,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"data": {"page": ["a"], "document": ["b"], "text": ["c"]}}, "No column is named 'query'. .*: 'page', 'document'"),
     ({"data": {"document": ["b"], "year": [1]}}, "No column is named 'query'. Columns there: 'document', 'year'"),
     ({"data": {"query": ["a"], "anchor": ["a"], "document": ["b"]}}, "'query' and 'anchor' would all be 'query'"),
-    ({"data": 7}, r"data is a int and can't be read .*Needed is a table with a column of queries"),
-    ({"data": "pairs.csv"}, r"data is 'pairs.csv'.* Of files, datasets.load_dataset makes such a table"),
-    ({"data": ["a", "b"]}, r"data is \['a', 'b'\]\. Needed is a table"),
-    ({"data": []}, r"data is \[\]\. Needed is a table"),
+    ({"data": 7}, r"data is a int and can't be read .*Give a table with a column of queries"),
+    ({"data": "pairs.csv"}, r"data is 'pairs.csv'.* datasets.load_dataset reads files as such a table"),
+    ({"data": ["a", "b"]}, r"data is \['a', 'b'\]\. Give a table"),
+    ({"data": []}, r"data is \[\]\. Give a table"),
     ({"data": {"query": "a", "document": "b"}}, "query is 'a'. It must be a list"),
     ({"data": DatasetDict({"train": Dataset.from_dict(TWO)})}, "data holds the tables train. Give one: data"),
     (
@@ -384,9 +387,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"data": TWO | {"negative": ["e", b"f"]}}, r"Row 1 \(from 0\) of 'negative' is b'f'. It must be a string"),
     (
         {"data": TWO | {"document_id": ["x", "x"]}},
-        r"Row 1 \(from 0\) of 'document': id 'x' is already that of another text",
+        r"Row 1 \(from 0\) of 'document': id 'x' already belongs to another text",
     ),
-    ({"data": TWO | {"document": ["c", "d\ud800"]}}, r"Row 1 \(from 0\) of 'document' is no valid Unicode"),
+    ({"data": TWO | {"document": ["c", "d\ud800"]}}, r"Row 1 \(from 0\) of 'document' is not valid Unicode"),
     ({"data": TWO | {"label": [1, 0]}}, r"Row 1 \(from 0\) of 'label' is 0, so not every row"),
     ({"data": TWO | {"score": [0.5, 1]}}, r"Row 0 \(from 0\) of 'score' is 0.5, so not every row"),
     ({"queries": ["a"], "documents": ["b", "c"]}, "'queries' has 1 values and 'documents' has 2"),
@@ -398,11 +401,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"queries": ["a"], "documents": ["b"], "judgments": [(0,)]},
-        r"judgments have 1 columns. Needed is \(query id, doc",
+        r"judgments have 1 columns. Give \(query id, doc",
     ),
     (
         {"queries": ["a"], "documents": ["b"], "judgments": 3},
-        r"judgments is a int .* Needed is \(query id, document id",
+        r"judgments is a int .* Give \(query id, document id",
     ),
     (
         {"queries": ["a"], "documents": ["b"], "judgments": [(0, 0, 0.5)]},
@@ -416,11 +419,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"queries": ["a"], "documents": {"7": "c", 7: "d"}, "judgments": [(0, 7)]},
-        r"documents\[7\]: id '7' is already that",
+        r"documents\[7\]: id '7' already belongs to",
     ),
-    ({"queries": [], "documents": []}, "batch_size is 64, and there are 0 pairs"),
-    ({"data": TWO, "batch_size": 0}, "batch_size is 0, and there are 2 pairs"),
-    ({"data": TWO, "batch_size": "2"}, "batch_size is '2', and there are 2 pairs"),
+    ({"queries": [], "documents": []}, "batch_size is 64, but there are 0 pairs"),
+    ({"data": TWO, "batch_size": 0}, "batch_size is 0, but there are 2 pairs"),
+    ({"data": TWO, "batch_size": "2"}, "batch_size is '2', but there are 2 pairs"),
     ({"data": TWO, "settings": ["a"]}, "settings is a list. It must be a mapping"),
     ({"queries": ["a"]}, "Give one table of pairs, or queries and documents"),
 ]
@@ -440,7 +443,7 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     for wrong, message in (
         (bad, r"query_vectors\[5\] holds a NaN"),
         (queries * np.where(np.arange(COUNT) == 7, 1e6, 1)[:, None], r"query_vectors\[7\] .* beyond half precision"),
-        (queries[1:], r"query_vectors are float32 of shape \(95, 16\), and 96 queries are given"),
+        (queries[1:], r"query_vectors are float32 of shape \(95, 16\), but 96 queries are given"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(48, 16\), 'queries': \(96, 15\)}"),
         (queries[0], r"query_vectors are float32 of shape \(16,\)"),
         (queries.astype(str), r"query_vectors are <U\d+ of shape \(96, 16\)"),

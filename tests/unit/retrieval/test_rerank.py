@@ -105,5 +105,5 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
     with torch.no_grad():
         scorer.norm.bias[0] = torch.nan
     candidates = Ranking(np.array([[1, -1]]), np.zeros((1, 2), dtype=np.float32))
-    with pytest.raises(UserError, match="no finite numbers"):
+    with pytest.raises(UserError, match="scores that are not finite numbers"):
         rerank_lists(candidates, np.ones((1, 3), np.float32), np.ones((2, 3), np.float32).__getitem__, scorer, 2)

@@ -72,7 +72,7 @@ def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.gather(np.array([40, 3, 40])), VALUES[[2, 0, 2]].astype(np.float32))
     with pytest.raises(UserError, match=r"holds no vector of row 41 \(2 of 3 are missing\)"):
         rows.gather(np.array([9, 41, 0]))
-    with pytest.raises(UserError, match="a ranking's texts alone"):
+    with pytest.raises(UserError, match="only vectors of a ranking's texts"):
         rows.require_all()
 
 

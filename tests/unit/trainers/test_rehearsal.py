@@ -161,11 +161,11 @@ def test_an_optimizer_in_8_bits_is_rehearsed_where_its_package_is(kind: str, mon
 
 def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
-    nothing_else = rf"{HUB_MIRROR} is .*nothing is read but what lies there: .*models/org/name is no"
+    nothing_else = rf"{HUB_MIRROR} is .*files of the hub are read only from there, and .*models/org/name is no"
     with pytest.raises(UserError, match=nothing_else):
         locate_model("org/name")
     source = source_of(SOURCES["mteb"] | {"path": f"hf://datasets/mteb/x@{COMMIT}"})
-    with pytest.raises(UserError, match=r"datasets/mteb/x is no folder"):
+    with pytest.raises(UserError, match=r"datasets/mteb/x is not a folder"):
         source.open()
 
 
@@ -195,7 +195,7 @@ VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/nam
     [
         ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
         ({"mteb": MTEB}, "mteb reads MTEB's own data sets"),
-        ({"corpus": SOURCE_TREE}, "corpus.source.kind is source_tree, of which no toy can be made"),
+        ({"corpus": SOURCE_TREE}, "corpus.source.kind is source_tree, but no toy of it can be made"),
         ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
     ],
 )

@@ -127,7 +127,7 @@ def test_runs_of_examples_are_those_of_the_evaluation_and_of_the_collection(
     with pytest.raises(UserError, match="don't come from the same collection"):
         stage.plan()
     for less in ({**inputs, "runs": {"trained": "x"}}, {"evaluation": run["evaluation"], "runs": runs}):
-        with pytest.raises(UserError, match="runs are two rankings or more of the 'evaluation', over the 'collection'"):
+        with pytest.raises(UserError, match="runs are two or more rankings of the 'evaluation', over the 'collection'"):
             validate(ReportConfig, {**less, "output": "y"}, "Settings of report")
 
 

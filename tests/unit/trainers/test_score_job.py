@@ -73,7 +73,7 @@ def test_every_epoch_and_so_many_tokens_and_no_other_batches(llama: Path, batche
     np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
     assert (reader.read(1, 0, mean=False) != sums).any()
     other = BatchReader(store_chunk_batches(tmp_path / "other", files=(1, 1)))
-    with pytest.raises(UserError, match=r"of other batches \(\w{12}\) than .*Score these \(raytriever score\)"):
+    with pytest.raises(UserError, match=r"belong to other batches \(\w{12}\) than .*Score these \(raytriever score\)"):
         reader.require_batches(other)
 
 

@@ -184,12 +184,12 @@ BREAKS: dict[str, tuple[Callable[[Dataset], Dataset], dict[str, Any], str]] = {
     "shuffles": (
         lambda columns: columns,
         {"batch_sampler": "batch_sampler"},
-        r"rows of \d stored batches at once \(.*\): the trainer shuffles. Set batch_sampler=StoredBatchSam",
+        r"rows of \d stored batches at once \(.*\), because the trainer shuffles. Set batch_sampler=StoredBatchSam",
     ),
     "another size": (
         lambda columns: columns,
         {"per_device_train_batch_size": 4},
-        "The batch size is 4, and stored batches have 8 rows",
+        "The batch size is 4, but stored batches have 8 rows",
     ),
     "cut": (lambda columns: columns.select(range(3, COUNT)), {}, "shuffled or cut after training_columns"),
     "without labels": (lambda columns: columns.remove_columns("label"), {}, "no column 'label' of training_columns"),
@@ -205,7 +205,7 @@ def test_a_trainer_that_breaks_batches_is_refused(model: Path, columns: Dataset,
 
 def broken(batches: BatchReader) -> Iterator[tuple[Any, str]]:
     rows = batches.to_dataset()
-    yield rows.shuffle(seed=0), "don't stand together"
+    yield rows.shuffle(seed=0), "are not contiguous"
     yield rows.select(range(3, COUNT)), "some are missing"
     yield rows.remove_columns("masked"), "no column masked, so they are no stored batches"
     yield {"query": ["a"]}, "no column epoch, batch"
@@ -230,7 +230,7 @@ def test_labels_of_no_whole_batch_are_refused(columns: Dataset) -> None:
     for wrong, number, message in (
         (labels.flip(0), 3, "8 rows of stored batch 0, which has 8, or in another order"),
         (labels[:5], 3, "5 rows of stored batch 0, which has 8"),
-        (labels, 9, "of other columns than the 9 of documents"),
+        (labels, 9, "for other columns than the 9 of documents"),
         (torch.zeros(SIZE), 3, "other labels than those of training_columns"),
     ):
         with pytest.raises(UserError, match=message):

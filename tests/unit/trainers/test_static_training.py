@@ -123,7 +123,7 @@ def test_what_it_can_not_be_trained_with_is_refused(tiny_encoder: Path, tmp_path
         with pytest.raises(UserError, match=match):
             stage.check_inputs({"encoder.model"})
 
-    refuse("lora is for transformers, and the encoder .* is static", lora={"rank": 2})
+    refuse("lora is for transformers, but the encoder .* is static", lora={"rank": 2})
     refuse("Leave compile, activation_checkpointing out", compile=True, activation_checkpointing=True)
     refuse("Leave dropout out", dropout=0.1)
     refuse("Leave sharding out", sharding="zero2")

@@ -45,7 +45,7 @@ def evaluation(split: str) -> Evaluate:
 def test_a_dev_set_that_is_also_evaluated_is_warned_of(logged: list[str]) -> None:
     stage().check_settings({"evaluation": evaluation("test")})
     (warning,) = logged
-    assert "the dev set is also a test set of this run: split 'test'" in warning
+    assert "the dev set is also a test set of this run. Split 'test'" in warning
     stage().check_settings({"evaluation": evaluation("held_out")})
     stage(validation=None).check_settings({"evaluation": evaluation("test")})
     assert logged == [warning]
@@ -71,7 +71,7 @@ def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str,
 
 def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batch():
     check_workers(1, 4, 12)
-    with pytest.raises(UserError, match=r"batches_per_step 4 can't be shared by 3 workers"):
+    with pytest.raises(UserError, match=r"batches_per_step 4 can't be divided among 3 workers"):
         check_workers(1, 4, 4)
     with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
         check_workers(3, 2, 4)
@@ -127,7 +127,7 @@ def test_an_encoder_that_training_made_worse_is_told(
     artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
     lines = stage().announce(artifact)
     if is_worse:
-        assert f"{measure} was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
+        assert f"{measure} was {start:.4f} before training and is {value:.4f} at its best" in lines[-1]
         assert lines[-1].startswith(artifact.uri)
     else:
         assert lines == []

@@ -106,7 +106,7 @@ def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(
 
     said = (
         r"^The GPU's memory is full in training: Tried to allocate 2\.00 GiB\. GPU 0 has a total capacity of 79\.19 GiB"
-        r" of which 1\.02 GiB is free\. With these the run goes on from its checkpoint, the cheapest first:"
+        r" of which 1\.02 GiB is free\. The run can resume from its checkpoint with these, the cheapest first:"
         r" objective\.gradient_cache true"
     )
     with monkeypatch.context() as patch:
@@ -116,7 +116,7 @@ def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(
     monkeypatch.setattr(training_run, "shard", full)
     with pytest.raises(UserError, match=said) as caught:
         ran(settings(tiny_encoder, batches, sharding="sharded"), tmp_path / "sharded")
-    going_on, anew = str(caught.value).split("With these it begins anew, by --force or in another folder")
+    going_on, anew = str(caught.value).split("It must start again (--force, or another folder) with these:")
     places = [going_on.index(knob) for knob in ("gradient_cache", "activation_checkpointing", "sharding")]
     assert places == sorted(places)
     assert not any(knob in going_on for knob in ("bf16", "lora", "max_length"))
@@ -125,7 +125,7 @@ def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(
 
 @pytest.mark.parametrize(
     ("kind", "advice"),
-    [("retrieval", "Set validation.token_budget, .* .now 77., to less"), ("batches", "objective.chunk_tokens tokens")],
+    [("retrieval", "Lower validation.token_budget, .* .now 77."), ("batches", "objective.chunk_tokens tokens")],
 )
 def test_memory_that_is_full_in_validation_has_advice_of_its_own(
     tmp_path: Path, tiny_encoder: Path, batches: str, monkeypatch: pytest.MonkeyPatch, kind: str, advice: str
@@ -142,7 +142,7 @@ def test_memory_that_is_full_in_validation_has_advice_of_its_own(
     validation = {"kind": kind} | inputs.get(kind, {"batches": others})
     chosen = settings(tiny_encoder, batches, validation=validation)
     monkeypatch.setattr(TextEncoder, "forward", full)
-    said = f"full in validation, not in training: Tried to allocate 2.00 GiB.*{advice}.* The run then begins anew"
+    said = f"full in validation, not in training: Tried to allocate 2.00 GiB.*{advice}.* The run then starts again"
     with pytest.raises(UserError, match=said):
         ran(chosen, tmp_path / "out")
 
@@ -164,7 +164,7 @@ def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        ({"schedule": {"kind": "plateau"}}, "goes by evaluations, and the run has none: set validation too"),
+        ({"schedule": {"kind": "plateau"}}, "depends on evaluations, but the run has none: set validation too"),
         ({"schedule": {"warmup_steps": 2}}, "warmup_steps is 2, but the run has only 2 steps"),
         ({"schedule": {"warmup_ratio": 0.9}}, r"warmup_ratio 0.9 makes it 2, but the run has only 2 steps"),
     ],

@@ -53,9 +53,9 @@ def compose_lists(
     """Each list with all its positives (grades of ``level`` and more), filled up to ``candidates`` with negatives.
 
     'retrieved': the others of the list, in its order, so that the best are kept. 'in_batch': drawn from the other lists
-    of the batch, 'corpus': from all ``documents``; both without those of the query's own list, at random by its key,
-    fewer where there are no more, and behind the first ``retrieved`` negatives of that list. ``candidates``: None is
-    the length of the list. ``draw_keys`` has one for each list.
+    of the batch. 'corpus': drawn from all ``documents``. Both draw at random by the query's key, without documents of
+    its own list, and fewer if there are no more. They follow the first ``retrieved`` negatives of that list.
+    ``candidates``: None is the length of the list. ``draw_keys`` has one for each list.
     """
     pool: NDArray[np.int64] | int = documents
     if negatives == "in_batch":
@@ -100,7 +100,7 @@ def padded(lists: Sequence[CandidateList]) -> tuple[Tensor, Tensor]:
 class Pool:
     """The distinct documents of some lists.
 
-    ``rows``: int64 (M,), ascending; ``places``: int64 (B, N), where in ``rows`` each candidate is, M for none.
+    ``rows``: int64 (M,), ascending. ``places``: int64 (B, N), the place of each candidate in ``rows``, M for none.
     """
 
     rows: Tensor
@@ -121,7 +121,7 @@ class DocumentVectors:
         self.total = len(self._stored)
 
     def pool(self, rows: Tensor) -> Pool:
-        """Which documents the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
+        """The documents that the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
 
         Raises ``UserError`` for a row that the collection doesn't have.
         """

@@ -1,10 +1,10 @@
 """Relevance labels of candidate lists before they become a target: levels, normalisations, and smoothing.
 
-``labels`` (B, N): graded relevance, -inf where a candidate is not labelled or is padding; it stays -inf in levels and
-normalisations. Smoothing gives labels to candidates that nobody judged, by how much their neighbourhoods overlap with
-those of the positives: the evidence-based smoothing of Zerveas et al. 2023, "Enhancing the Ranking Context of Dense
-Retrieval through Reciprocal Nearest Neighbors", with the reciprocal neighbours and the extended Jaccard similarity of
-Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encoding". Its functions are of m items:
+``labels`` (B, N): graded relevance, -inf where a candidate is not labelled or is padding. Levels and normalisations
+keep -inf. Smoothing gives labels to candidates without a judgment, by the overlap of their neighbourhoods with those of
+the positives. It is the evidence-based smoothing of Zerveas et al. 2023, "Enhancing the Ranking Context of Dense
+Retrieval through Reciprocal Nearest Neighbors". The reciprocal neighbours and the extended Jaccard similarity are those
+of Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encoding". Its functions are of m items:
 ``similarities`` (m, m) of any float type, each item's with all.
 """
 
@@ -38,8 +38,8 @@ def normalized(labels: Tensor, kind: Normalization) -> Tensor:
     """Labels of each query put on one scale, by its finite labels v.
 
     max: v / max. max_min: (v - min) / (max - min). max_min_max: that times max. max_min_batch_mean: max_min times the
-    mean of all of the batch's. standard_deviation: (v - min) / population standard deviation. A query whose labels are
-    all equal has no spread to divide by: its labels become 1 (times what the kind multiplies by).
+    mean of all of the batch's. standard_deviation: (v - min) / population standard deviation. A query with equal labels
+    has no spread to divide by: its labels become 1 (times the kind's factor).
     """
     if kind == "none":
         return labels
@@ -80,9 +80,9 @@ def reciprocal_neighbours(ranked: Tensor, width: int) -> Tensor:
 def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights: Weights) -> tuple[Tensor, Tensor]:
     """Each item's members as weights that sum to 1, (m, m), and ``nearest``.
 
-    Members are the reciprocal neighbours, and the closer ones of each of these where most of those are members already.
-    By inner products of vectors that are far from one length an item may be nobody's neighbour, not even its own: it
-    has no members, a row of zeros.
+    Members are the reciprocal neighbours. The closer neighbours of each of these are members too, if most of them are
+    members already. With inner products of vectors of very different lengths, an item may be nobody's neighbour, not
+    even its own. It has no members then, a row of zeros.
     """
     ranked = nearest(similarities, neighbours)
     width = ranked.shape[1] - 1
@@ -110,7 +110,7 @@ def _quotients(values: Tensor, totals: Tensor) -> Tensor:
 
 
 def mixed_similarities(similarities: Tensor, probes: Tensor, settings: SmoothingSettings) -> Tensor:
-    """Of each of the items ``probes`` int64 (p,) with all: (p, m), part plain, part of neighbourhoods."""
+    """Similarities of the items ``probes`` int64 (p,) with all: (p, m), part plain, part of neighbourhoods."""
     weights, ranked = neighbourhoods(similarities, settings.neighbours, settings.trust, settings.weights)
     expanded = weights[ranked[:, : settings.expansion]].mean(dim=1)
     return settings.mix * similarities[probes] + (1 - settings.mix) * jaccard(expanded[probes], expanded)

@@ -43,9 +43,9 @@ def max_margin_loss(
 ) -> Tensor:
     """Hinge over all pairs of a relevant and another candidate, the baseline of Fig. 2.
 
-    sum_{p relevant, n not} max(0, 1 - s_p + s_n) / (number of candidates); relevant are labels of ``relevant_at`` and
-    more, all others count as not. ``divide_by_width``: divide by the padded width N instead, as the released code does,
-    by which a query's loss depends on the longest list beside it.
+    sum_{p relevant, n not} max(0, 1 - s_p + s_n) / (number of candidates). Labels of ``relevant_at`` and more are
+    relevant, all others are not. ``divide_by_width`` divides by the padded width N instead, as the released code does.
+    Then a query's loss depends on the longest list beside it.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scores, width = at_least_float32(scores).masked_fill(~present, 0.0), scores.shape[1]
@@ -96,8 +96,8 @@ def _of_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
 def list_metrics(scores: Tensor, labels: Tensor, present: Tensor) -> dict[str, Tensor]:
     """How the lists are ranked, over the queries that have a label: scalars.
 
-    ``positive_rank``: place of the best ranked labelled candidate, from 1, behind unlabelled ones that equal it;
-    ``reciprocal_rank``: mean of its inverse. ``unlabelled``: share of queries without a label, which are left out;
+    ``positive_rank``: place of the best ranked labelled candidate, from 1, behind unlabelled ones that equal it.
+    ``reciprocal_rank``: mean of its inverse. ``unlabelled``: share of queries without a label, which are left out.
     ``list_length``: candidates a query. Shapes as in ``losses``.
     """
     labelled = present & labels.isfinite()

@@ -1,7 +1,7 @@
-"""CODER: a query encoder trained on whole lists of candidates, whose documents stay as they were embedded.
+"""CODER: a query encoder trained on whole lists of candidates. The documents' vectors stay fixed.
 
 "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking" (Zerveas et al.
-2022). Gradients reach the query encoder and what scores its lists, so any index of the documents stays in use.
+2022). Gradients reach the query encoder and the scoring module, so any index of the documents stays in use.
 """
 
 from collections.abc import Sequence
@@ -62,8 +62,8 @@ def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, simila
 class CoderBatch:
     """B queries with N candidates each.
 
-    ``documents``: float16 (M + 1, d), the distinct ones' vectors, the last of zeros; ``places``: int64 (B, N), each
-    candidate's among them, M behind a list's end; ``labels``: float32 (B, N), -inf for none.
+    ``documents``: float16 (M + 1, d), vectors of the distinct ones, the last of zeros. ``places``: int64 (B, N), each
+    candidate's among them, M behind a list's end. ``labels``: float32 (B, N), -inf for none.
     """
 
     queries: Chunks
@@ -100,7 +100,7 @@ class Coder(Objective[CoderBatch]):
 
     @property
     def document_vectors(self) -> StoredVectors:
-        """What the queries are trained for, and searched in."""
+        """The fixed vectors that the queries are trained for, and searched in."""
         return self._vectors
 
     @property
@@ -247,7 +247,7 @@ def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_enco
             )
     if encoder.dimension != documents.dimension:
         raise UserError(
-            f"The encoder gives vectors of {encoder.dimension} dimensions, and the documents' {vectors.uri} have"
+            f"The encoder gives vectors of {encoder.dimension} dimensions, but the documents' {vectors.uri} have"
             f" {documents.dimension}. Choose an encoder of that dimension."
         )
     encoder.contract = own.model_copy(update={"document_model": documents.fingerprint})

@@ -20,25 +20,25 @@ class SmoothingSettings(Settings):
     """Which neighbours count, how similarities become labels, and how many candidates get one; the authors' values."""
 
     neighbours: int = Field(default=21, ge=1)
-    """Nearest items of each among which reciprocal neighbours are sought."""
+    """k: nearest items among which reciprocal neighbours are searched."""
     trust: float = Field(default=0.128, ge=0, le=1)
-    """Share of ``neighbours`` whose own neighbours are taken over."""
+    """Share of ``neighbours`` in the smaller neighbourhoods that extend an item's own."""
     expansion: int = Field(default=5, ge=1)
-    """Nearest items over which a neighbourhood is averaged."""
+    """Nearest items to average a neighbourhood over."""
     weights: Weights = "linear"
-    """Of a neighbourhood's members, by their similarity."""
+    """Weights of a neighbourhood's members, by their similarity."""
     mix: float = Field(default=0.469, ge=0, le=1)
-    """Share of the plain similarity; the rest is the neighbourhoods'."""
+    """Weight of the plain similarity. The neighbourhoods have the rest."""
     aggregation: Aggregation = "mean"
-    """Over the positives."""
+    """How similarities to several positives are combined."""
     redistribution: Literal["radically", "fully"] = "radically"
-    """Labels are what the similarities give; or positives keep four fifths of their grades, others share the rest."""
+    """Labels are the similarities, or positives keep four fifths of their grades and others share the rest."""
     boost: float = Field(default=1.222, gt=0)
-    """Multiplies the labels of the positives."""
+    """Factor on the labels of the positives."""
     depth: int = Field(default=60, ge=1)
-    """Candidates of a list that get a label, beside the positives."""
+    """Candidates of a list that get a label, besides the positives."""
     minimum: float = 0.1
-    """Labels below, after their normalisation, count as none."""
+    """Labels below this, after their normalisation, count as none."""
 
 
 class SimilarityScoring(Settings):
@@ -53,7 +53,8 @@ class TransformerScoring(ListScorerForm):
 
     kind: Literal["transformer"] = "transformer"
     query_encoder: Literal["trained", "frozen"] = "trained"
-    """Trained beside the module, as in the paper, or frozen, so that the module alone learns."""
+    """Whether the query encoder is trained with the module, as in the paper, or frozen, so that only the module
+    learns."""
 
 
 ScoringSettings = Annotated[SimilarityScoring | TransformerScoring, Field(discriminator="kind")]
@@ -75,35 +76,36 @@ class CoderSettings(ObjectiveSettings):
     documents: InputPath
     """Vectors of the collection's documents."""
     other_encoder: bool = False
-    """Whether the trained encoder may be another than the one behind ``documents``."""
+    """Whether the trained encoder may differ from the encoder of ``documents``."""
     loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
-    """ListNet (eq. 3, the paper's), InfoNCE by the best label, or a hinge over pairs (Fig. 2)."""
+    """ListNet (eq. 3, the paper's), InfoNCE with the best label, or a hinge over pairs (Fig. 2)."""
     margin_divisor: Literal["list", "padded_width"] = "list"
-    """Of max_margin: a list's length, or the batch's padded width as released."""
+    """For max_margin: divide by a list's length, or by the batch's padded width as released."""
     scoring: ScoringSettings = SimilarityScoring()
-    """Each candidate by itself, or all of a list together."""
+    """Whether to score each candidate by itself, or all of a list together."""
     similarity: Literal["inner_product", "cosine"] = "inner_product"
-    """Of queries and documents."""
+    """Similarity of queries and documents."""
     temperature: PositiveFloat = 1.0
-    """Divides the scores."""
+    """Temperature: divides the scores."""
     relevance_level: NonNegativeFloat = 1.0
-    """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
+    """Lowest grade that counts as a label. 1 is lenient, 2 strict (TREC). 0 includes documents that were judged
+    irrelevant."""
     binary_labels: bool = False
-    """Counts every label as 1."""
+    """Whether every label counts as 1."""
     label_normalization: Normalization = "none"
-    """Puts the labels of each query on one scale."""
+    """How the labels of each query are put on one scale."""
     smoothing: SmoothingSettings | None = None
-    """Labels for candidates that nobody judged; None: they have none."""
+    """Labels for candidates without a judgment. None: they have none."""
     candidates: PositiveInt | None = None
-    """Candidates of a query, its positives always among them; None: as many as its list has."""
+    """Candidates of a query, always with its positives. None: as many as its list has."""
     negatives: Negatives = "retrieved"
-    """The list's own, or drawn anew each epoch from the batch's other lists or the whole collection."""
+    """Negatives: the list's own, or drawn in each epoch from the batch's other lists or from the whole collection."""
     retrieved_negatives: NonNegativeInt = 0
-    """Beside negatives that are drawn: so many of the list's own, its first (Fig. 2)."""
+    """With drawn negatives: the number of the list's own to keep, its first (Fig. 2)."""
     seed: NonNegativeInt = 0
-    """Of negatives that are drawn, and of fresh weights."""
+    """Seed of drawn negatives and of new weights."""
     query_max_length: PositiveInt | None = None
-    """Tokens of a query; None: as the encoder says."""
+    """Tokens of a query. None: as the encoder says."""
 
     def _check(self) -> None:
         super()._check()
@@ -113,11 +115,13 @@ class CoderSettings(ObjectiveSettings):
             raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
         if self.retrieved_negatives and self.negatives == "retrieved":
             raise ValueError(
-                "retrieved_negatives stand beside negatives that are drawn, but negatives is 'retrieved': set it to"
-                " in_batch or corpus, or leave retrieved_negatives out"
+                "retrieved_negatives supplement drawn negatives, but negatives is 'retrieved': set it to in_batch"
+                " or corpus, or leave retrieved_negatives out"
             )
         if self.retrieved_negatives and self.candidates is None:
-            raise ValueError("retrieved_negatives are some of a list's 'candidates': say how many it has with those")
+            raise ValueError(
+                "retrieved_negatives are some of a list's 'candidates': set 'candidates' to the number with them"
+            )
         if self.scoring.kind == "transformer" and self.similarity == "cosine":
             raise ValueError(
                 "scoring 'transformer' adds to inner products: set similarity to inner_product (and the encoder's"
@@ -134,13 +138,13 @@ class CoderSettings(ObjectiveSettings):
         validation = run.validation
         if isinstance(validation, BatchValidationSettings):
             raise UserError(
-                "validation.kind 'batches' would judge lists into which every positive was put, found or not, and"
-                " flatter the model. Take kind 'retrieval': it searches a split, or ranks a 'run' of it anew."
+                "validation.kind 'batches' would evaluate lists that contain every positive, found or not, and"
+                " flatter the model. Use kind 'retrieval', which searches a split, or reranks a 'run' of it."
             )
         is_search = isinstance(validation, RetrievalValidationSettings) and validation.run is None
         if is_search and self.scoring.kind == "transformer":
             raise UserError(
-                "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection: a"
-                " score depends on the other candidates. Name a run of the split's queries in validation.run, whose"
-                " candidates it ranks (and validation.candidates, how many of each)."
+                "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection,"
+                " because a score depends on the other candidates. Name a run of the split's queries in"
+                " validation.run, so that the module ranks its candidates (validation.candidates of each query)."
             )

@@ -35,11 +35,11 @@ _NEVER = -(2.0**100)  # the score of padding, a number of every precision, after
 
 @dataclass(frozen=True)
 class Readers:
-    """Which documents read which: found once a batch, for all layers; the host waits for a device once.
+    """Which documents read which, found once a batch for all layers; the host waits for a device once.
 
-    ``lengths``: real tokens of each document; ``padding`` bool (B, 1, L, 1): what is none. ``pairs`` int64:
-    i B + j of those with Sim_ij != 0 and i != j; ``blocks``: of at most B of them each, i, None where that is every
-    document in order, and j.
+    ``lengths``: real tokens of each document. ``padding`` bool (B, 1, L, 1): places without a token. ``pairs`` int64: i
+    B + j of the pairs with Sim_ij != 0 and i != j. ``blocks``: i and j of at most B of them each; i is None if it is
+    every document in order.
     """
 
     lengths: tuple[int, ...]
@@ -49,7 +49,7 @@ class Readers:
 
 
 def find_readers(attention_mask: Tensor, similarity: Tensor) -> Readers:
-    """Of ``attention_mask`` (B, L), right-padded, and Sim (B, B).
+    """The readers for ``attention_mask`` (B, L), right-padded, and Sim (B, B).
 
     Raises ``ValueError`` for another padding and ``UserError`` for a document without a token.
     """
@@ -90,12 +90,12 @@ def cross_document_attention(
     """b_i of every token and head, (B, H, L, D), in the values' dtype; sums are float32 at least.
 
     ``queries`` (B, H, L, D); ``keys``, ``values`` (B, K, L, D), K dividing H: head h reads those of h // (H / K).
-    ``similarity``: Sim (B, B), whose diagonal doesn't count; ``readers``: ``find_readers`` of the keys' mask and Sim.
+    ``similarity``: Sim (B, B); its diagonal doesn't count. ``readers``: ``find_readers`` of the keys' mask and Sim.
     ``value_normalization``: without it Eq. 6 is left out.
 
-    ``recompute``: for the backward pass only the tensors given are kept, and b_ij are computed again; else all of them
-    are kept, B x B x H x L x D numbers. Gradients reach all four tensors and are those of the equations, but for a
-    Sim_ij of 0, which gets none: no softmax would pass it on.
+    ``recompute`` keeps only the given tensors for the backward pass and computes b_ij again. Otherwise all b_ij are
+    kept, B x B x H x L x D numbers. Gradients reach all four tensors and are those of the equations. Only a Sim_ij of 0
+    gets none, because no softmax would pass it on.
     """
     add_up = _RecomputedSum.apply if recompute else _weighted_sum
     with torch.autocast(queries.device.type, enabled=False):
@@ -128,8 +128,8 @@ def _prepared(
 ) -> tuple[Tensor, Tensor]:
     """Queries (B, K, H / K * L, E), keys and values side by side (B, K, L, 2 E) for a stock attention kernel, E > D.
 
-    With V-normalisation the values are divided by their norms, and log(n + eps) comes into the scores by two further
-    columns, in which queries are 1: its value in the tensors' dtype and what that leaves; padding comes in so, too. A
+    With V-normalisation the values are divided by their norms. Two further columns add log(n + eps) to the scores, and
+    queries are 1 there. They hold its value in the tensors' dtype and the remainder. Padding enters in the same way. A
     mask as bias would need a gradient, which the fast kernels don't give.
     """
     documents, _, _, dimension = queries.shape
@@ -209,7 +209,7 @@ class _RecomputedSum(torch.autograd.Function):
 def _gradients(
     prepared: tuple[Tensor, Tensor], similarity: Tensor, readers: Readers, gradient: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Of those that need one of what ``_prepared`` gave, and of Sim, from the gradient of ``_weighted_sum``.
+    """Gradients of the results of ``_prepared`` that need one, and of Sim, from the gradient of ``_weighted_sum``.
 
     ``gradient``: (B, K, H / K * L, D).
     """

@@ -1,13 +1,14 @@
-"""A causal language model whose documents read each other, weighted by how similar a retriever finds them.
+"""A causal language model with documents that read each other, weighted by a retriever's similarities.
 
-Cai et al. 2025, "Revela: Dense Retriever Learning via Language Modeling", section 3: the loss is that of predicting the
-next token, and its gradient in the weights is what trains the retriever. Two streams go through the same weights (Eq. 3
-to 8): the e-stream reads every document by itself; the h-stream, which is trained to predict tokens, also reads the
-e-stream of other documents.
+Cai et al. 2025, "Revela: Dense Retriever Learning via Language Modeling", section 3. The loss is that of predicting the
+next token. Its gradient in the weights trains the retriever. Two streams go through the same weights (Eq. 3 to 8). The
+e-stream reads every document by itself. The h-stream is trained to predict tokens, and also reads the e-stream of other
+documents.
 
-All families of decoders here are built alike and keep the names of the parts in transformers, so one reading serves
-all: normalise, project to queries, keys and values (Qwen3 normalises the first two once more), rotate, attend, project;
-normalise, feed forward. Another family may scale, clip or rotate elsewhere, so one that isn't listed is refused.
+All supported families of decoders have the same structure and the same names of parts in transformers, so one reading
+serves all: normalise, project to queries, keys and values (Qwen3 normalises the first two once more), rotate, attend,
+project; normalise, feed forward. Another family may scale, clip or rotate elsewhere, so one that isn't listed is
+refused.
 """
 
 from collections.abc import Sequence
@@ -44,17 +45,17 @@ def require_decoder(model: Any) -> None:
     if config.model_type not in FAMILIES:
         known = "; ".join(f"{name} ({what})" for name, what in FAMILIES.items())
         raise UserError(
-            f"The language model {where} is of the family {config.model_type!r}, in which in-batch attention is not"
-            f" supported. It is in these families of decoders with rotary positions: {known}. Choose a language model"
-            " of one of them."
+            f"The language model {where} is of the family {config.model_type!r}, which in-batch attention doesn't"
+            f" support. Supported are these families of decoders with rotary positions: {known}. Choose a language"
+            " model of one of them."
         )
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or []) or config.model_type == "mistral"
     if windowed and window is not None:
         raise UserError(
-            f"The language model {where} attends within a sliding window of {window} tokens, and in-batch attention"
-            " reads whole documents. Where all texts are shorter the window changes nothing: set sliding_window in its"
-            " config.json to null (for Qwen use_sliding_window to false). Else choose another language model."
+            f"The language model {where} attends within a sliding window of {window} tokens, but in-batch attention"
+            " reads whole documents. If all texts are shorter, the window changes nothing: set sliding_window in its"
+            " config.json to null (for Qwen use_sliding_window to false). Otherwise choose another language model."
         )
     if model.get_output_embeddings() is None:
         raise UserError(
@@ -90,10 +91,10 @@ def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
 
 
 class InBatchLayer(nn.Module):
-    """A Hugging Face decoder layer, whose modules it shares, run on both streams.
+    """A Hugging Face decoder layer, with its modules shared, run on both streams.
 
-    ``is_last``: of the e-stream only keys and values are still needed. ``stacked``: both streams go through the weights
-    as one batch; where no weight is trained, each goes by itself, so that the e-stream keeps nothing for a gradient.
+    ``is_last``: only the e-stream's keys and values are still needed. ``stacked``: both streams go through the weights
+    as one batch. If no weight is trained, each goes by itself, so that the e-stream keeps nothing for a gradient.
     ``value_normalization`` and ``recompute`` as in ``cross_document_attention``.
     """
 
@@ -178,7 +179,7 @@ class InBatchLayer(nn.Module):
         )
 
     def _finish(self, states: Tensor, attended: Tensor) -> Tensor:
-        """What follows the attention: (n, L, d) from the layer's input and heads (n, H, L, D)."""
+        """The rest of the layer after the attention: (n, L, d) from the layer's input and heads (n, H, L, D)."""
         states, fed_forward = self._finish_but_for_sum(states, attended)
         return states + fed_forward
 
@@ -190,9 +191,9 @@ class InBatchLayer(nn.Module):
 def next_token_loss(states: Tensor, head: nn.Linear, input_ids: Tensor, lengths: Sequence[int]) -> tuple[Tensor, int]:
     """Mean over all tokens but each document's first, and their number; in float32 at least.
 
-    ``states`` (B, L, d), what ``head`` gives logits from; ``input_ids`` int64 (B, L); ``lengths``: real tokens of each
-    document. Logits are made some rows at a time, and made again in the backward pass. Raises ``UserError`` where no
-    document has a second token.
+    ``states`` (B, L, d): the input of ``head``, which gives logits. ``input_ids`` int64 (B, L). ``lengths``: real
+    tokens of each document. Logits are computed some rows at a time, and again in the backward pass. Raises
+    ``UserError`` where no document has a second token.
     """
     starts = range(0, len(lengths) * states.shape[1], states.shape[1])
     spans = zip(starts, lengths, strict=True)
@@ -220,12 +221,12 @@ def _summed(head: nn.Module, states: Tensor, targets: Tensor) -> Tensor:
 class InBatchLanguageModel(ShardedUnit):
     """Predicts each document's tokens from those before and from the other documents of its batch.
 
-    ``model``: a Hugging Face causal language model of one of ``FAMILIES``, plain or with LoRA in it; its modules are
+    ``model``: a Hugging Face causal language model of one of ``FAMILIES``, plain or with LoRA in it. Its modules are
     shared, and it stays usable by itself. ``value_normalization``: Eq. 6. ``frozen``: none of its weights is trained,
-    so that nothing of the e-stream is kept for a gradient. ``activation_checkpointing``: a layer keeps its input alone
-    and is computed again in the backward pass, dropout included. ``recompute_reading``: so are the b_ij of Eq. 5 alone;
-    with checkpointing too they are computed three times, in less memory. Dropout is the configuration's (of the
-    attention within documents) and LoRA's. Raises ``UserError`` for another family of models.
+    so that nothing of the e-stream is kept for a gradient. ``activation_checkpointing``: a layer keeps only its input
+    and is recomputed in the backward pass, dropout included. ``recompute_reading``: only the b_ij of Eq. 5 are
+    recomputed. With checkpointing too they are computed three times, in less memory. Dropout is the configuration's (of
+    the attention within documents) and LoRA's. Raises ``UserError`` for another family of models.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class InBatchLanguageModel(ShardedUnit):
             model.requires_grad_(False)
         causal: Any = model
         decoder = causal.get_decoder()
-        self.find_readers = find_readers  # an estimate, whose similarities have no values, puts another here
+        self.find_readers = find_readers  # an estimate's similarities have no values, so it puts another here
         self.embeddings = decoder.embed_tokens
         self.layers = nn.ModuleList(
             InBatchLayer(
@@ -264,16 +265,16 @@ class InBatchLanguageModel(ShardedUnit):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> tuple[Tensor, int]:
         """The mean loss of all tokens but each document's first, and their number.
 
-        ``input_ids``, ``attention_mask``: int64 (B, L), right-padded; ``similarity``: Sim (B, B), row i what document i
-        reads, of which the diagonal doesn't count. Raises ``UserError`` for a document without a token, or where none
-        has two, and ``ValueError`` for another padding.
+        ``input_ids``, ``attention_mask``: int64 (B, L), right-padded. ``similarity``: Sim (B, B); row i says what
+        document i reads, and the diagonal doesn't count. Raises ``UserError`` for a document without a token, or where
+        none has two, and ``ValueError`` for another padding.
         """
         readers = self.find_readers(attention_mask, similarity)
         states = self._states(input_ids, similarity, readers)
         return next_token_loss(states, self.lm_head, input_ids, readers.lengths)
 
     def last_states(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
-        """What the logits are made from, (B, L, d), of the same; anything where there is padding."""
+        """The states for the logits, (B, L, d). Places of padding have arbitrary values."""
         return self._states(input_ids, similarity, self.find_readers(attention_mask, similarity))
 
     def _states(self, input_ids: Tensor, similarity: Tensor, readers: Readers) -> Tensor:

@@ -35,14 +35,14 @@ def in_batch_similarity(
     Softmax over j of cos(query i, passage j) / ``temperature`` without j = i, which is exactly 0; other weights sum to
     1. ``query_vectors`` and ``passage_vectors``: (B, d), of any norm; one tensor for both is the paper's formula.
 
-    ``precision``: of cosines and softmax. 'float32' (float64 for float64 vectors) whatever autocast says; 'bfloat16' is
-    what the authors trained with: its cosines are up to 0.004 apart, which at a temperature of 1e-4 leaves a row either
-    one-hot or tied. The result is float32 (float64) in both. Raises ``UserError`` for a batch of one document.
+    ``precision``: of cosines and softmax. 'float32' (float64 for float64 vectors) whatever autocast says. The authors
+    trained with 'bfloat16'. Its cosines are up to 0.004 apart, so at a temperature of 1e-4 a row is either one-hot or
+    tied. The result is float32 (float64) in both. Raises ``UserError`` for a batch of one document.
     """
     if len(query_vectors) < 2:
         raise UserError(
-            f"In-batch attention needs at least two documents a batch, and here is {len(query_vectors)}. Make larger"
-            " batches (16 is usual; with two, the retriever gets no gradient)."
+            f"In-batch attention needs at least two documents a batch, but this batch has {len(query_vectors)}."
+            " Make larger batches (16 is usual; with two, the retriever gets no gradient)."
         )
     with torch.autocast(query_vectors.device.type, enabled=False):
         queries, passages = at_least_float32(query_vectors), at_least_float32(passage_vectors)

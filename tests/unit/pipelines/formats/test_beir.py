@@ -145,8 +145,8 @@ def test_files_beside_those_of_the_format_are_not_read(tmp_path: Path) -> None:
     ({"_id": True, "text": "x"}, r"line 5: \"_id\" is True"),
     ({"_id": None, "text": "x"}, r"line 5: \"_id\" is None"),
     ({"_id": "", "text": "x"}, r"line 5: \"_id\" is ''"),
-    ({"_id": "d2", "text": "x"}, r"line 5: id 'd2' is already that of line 2"),
-    ({"_id": "4", "text": "x"}, r"line 5: id '4' is already that of line 4"),
+    ({"_id": "d2", "text": "x"}, r"line 5: id 'd2' already belongs to line 2"),
+    ({"_id": "4", "text": "x"}, r"line 5: id '4' already belongs to line 4"),
     ({"_id": "d9", "contents": "x"}, r"line 5: document 'd9' has neither title nor text"),
     ({"_id": "d9", "text": None}, r"line 5: document 'd9' has neither title nor text"),
     ({"_id": "d9", "text": ["x"]}, r"line 5: \"text\" is \['x'\]"),
@@ -160,7 +160,7 @@ def test_bad_documents_are_named(tmp_path: Path, record: Any, message: str) -> N
 
 @pytest.mark.parametrize(("record", "message"), [
     ("null", r"queries\.jsonl, line 3 is 'null', but every line must be one JSON object"),
-    ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: id 'q1' is already that of line 1"),
+    ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: id 'q1' already belongs to line 1"),
     ({"_id": "q9"}, r"line 3 has no column 'text'"),
     ({"_id": "q9", "text": "\t"}, r"line 3: query 'q9' has no text\..*set empty_queries to 'drop'"),
     ({"_id": "q9", "text": "x", "metadata": {"answers": 7}},
@@ -180,7 +180,7 @@ DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unk
     ({"corpus": []}, {}, r"corpus\.jsonl holds no documents with a text"),
     ({"corpus": [{"_id": "d1", "text": ""}]}, DROP, r"corpus\.jsonl holds no documents"),
     ({"corpus": [*CORPUS, {"_id": "e", "text": ""}, {"_id": "e", "text": "full"}]}, DROP,
-     r"line 6: id 'e' is already that of line 5"),  # the id of a dropped record is still taken
+     r"line 6: id 'e' already belongs to line 5"),  # the id of a dropped record is still taken
     ({"queries": []}, {}, r"queries\.jsonl holds no queries with a text"),
     ({"qrels": {"a": [], "b": []}}, {}, r"No judgments to keep in .*/qrels/a\.tsv, .*/qrels/b\.tsv: 0 "),
     ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t0"]}}, {}, r"a\.tsv, line 3 judges .* with 0, line 2 with 1\. Keep one"),
@@ -243,7 +243,7 @@ def test_files_in_a_store_plain_or_compressed_read_as_local_ones(tmp_path: Path,
     described = source.format.fingerprint()
     assert [file["name"] for file in described["files"]] == [f"{name}{ending}" for name in names]
     assert (described == local.format.fingerprint()) == (not ending)
-    with pytest.raises(UserError, match=rf"{place}/other is no BEIR folder, it lacks corpus\.jsonl"):
+    with pytest.raises(UserError, match=rf"{place}/other is no BEIR folder because it lacks corpus\.jsonl"):
         opened(f"{place}/other")
 
 

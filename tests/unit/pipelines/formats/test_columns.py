@@ -171,11 +171,11 @@ def test_bad_rows_are_named(tmp_path: Path, settings: dict[str, Any], row: dict[
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({}, "documents are missing; give documents and maybe queries and judgments, or give pairs"),
+    ({}, "documents are missing. Give documents and maybe queries and judgments, or give pairs"),
     ({"documents": {"table": "x"}, "pairs": {"splits": {"a": "x"}}}, "pairs hold .* already; leave out documents"),
     ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
-    ({"pairs": {"query": "x"}}, "'pairs': the table is missing; give table, or splits"),
-    ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits and table exclude each other"),
+    ({"pairs": {"query": "x"}}, "'pairs': the table is missing. Give table, or splits"),
+    ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits excludes table and split"),
     ({"documents": {"table": []}}, r"'documents\.table'"),
     ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
 ])  # fmt: skip

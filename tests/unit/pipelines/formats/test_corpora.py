@@ -94,9 +94,9 @@ def test_code_rag_bench(tmp_path, layout, name, rows, documents, expected) -> No
     [
         ({"id": None, "join_by": "title"}, {}, r"join_by takes the id of the first row; name the column of the ids"),
         ({"id": None}, {"queries": {"table": "q.jsonl"}, "judgments": {"splits": {"a": "j.jsonl"}}},
-         r"judgments name documents by the ids of their rows; give documents\.id"),
+         r"judgments name documents by the ids of their rows: give documents\.id"),
         ({"join_by": "title"}, {"queries": {"table": "q.jsonl"}, "judgments": {"splits": {"a": "j.jsonl"}}},
-         r"judgments name documents by the ids of their rows; .*leave documents\.join_by out"),
+         r"judgments name documents by the ids of their rows: .*leave documents\.join_by out"),
         ({}, {"domain": ""}, r"'domain'"),
     ],
 )  # fmt: skip

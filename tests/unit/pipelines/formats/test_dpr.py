@@ -172,7 +172,9 @@ def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path:
     passages = [{"title": "", "text": text, "passage_id": "0"} for text in ("one", "two")]
     examples = [{"question": p["text"], "answers": [], "positive_ctxs": [p]} for p in passages]
     files = {"t.json": json.dumps(examples)}
-    refused(tmp_path, files, r"t\.json, entry 2: id '0' is already .* another text", examples={"train": "t.json"})
+    refused(
+        tmp_path, files, r"t\.json, entry 2: id '0' already belongs to .* another text", examples={"train": "t.json"}
+    )
     kept = read(str(tmp_path), examples={"train": "t.json"}, differing_texts="first")
     assert kept.documents == [("0", "", "one", "")]
     assert [row[1:3] for row in kept.judgments] == [("0", 1), ("0", 1)]
@@ -213,7 +215,7 @@ def test_wrong_questions_are_named(tmp_path: Path, line: str, message: str) -> N
 def test_wrong_files_and_settings_without_documents_are_refused(tmp_path: Path) -> None:
     files = {"p.tsv": "1\ttext\ttitle\n", "q.csv": "q\t[]\n", "q.json": '[{"question": "q"}]', "e.json": "[]"}
     refused(tmp_path, files, r"p\.tsv.* no column 'id'", passages="p.tsv", questions={"test": "q.csv"})
-    refused(tmp_path, {}, r"examples\.dev: .*none\.json is not there", examples={"dev": "none.json"})
+    refused(tmp_path, {}, r"examples\.dev: .*none\.json does not exist", examples={"dev": "none.json"})
     refused(tmp_path, {}, r"e\.json holds no documents", examples={"train": "e.json"})
     files["p.tsv"] = PASSAGES
     refused(tmp_path, files, 'q.json, entry 1 has no "answers"', passages="p.tsv", questions={"test": "q.json"})

@@ -100,7 +100,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match=r"holds no files \*\*/\*\.md, .* do include and exclude fit"):
         opened(tmp_path)
     monkeypatch.setitem(sys.modules, "trafilatura", None)
-    with pytest.raises(UserError, match=r"HTML is read by trafilatura, .* pip install 'raytriever\[html\]'; or leave"):
+    with pytest.raises(UserError, match=r"HTML needs trafilatura, .* pip install 'raytriever\[html\]', or leave"):
         main_text("<p>x</p>")
 
 

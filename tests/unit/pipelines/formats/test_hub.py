@@ -78,7 +78,7 @@ def test_a_commit_is_not_read_for_its_fingerprint() -> None:
 
 @pytest.mark.parametrize("commit", ["main", "v1.0", "0123456", COMMIT.upper(), COMMIT + "0"])
 def test_what_can_move_is_refused_as_a_commit(commit: str) -> None:
-    message = r"is no data set of the hub at a commit\. .* 40 .*: a branch or a tag can move"
+    message = r"is no data set of the hub at a commit\. .* 40 .*\. A branch or a tag is not allowed because it can move"
     with pytest.raises(UserError, match=message):
         source("mteb", commit)
 
@@ -100,6 +100,6 @@ def test_a_data_set_that_can_not_be_reached_is_named(settings: dict[str, Any], m
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr(HfFileSystem, "resolve_path", refuse)
-    message = rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*mend it"
+    message = rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*Fix it"
     with pytest.raises(UserError, match=message):
         source(**settings)

@@ -97,9 +97,9 @@ def test_a_subset_is_chosen_by_its_name(tmp_path: Path) -> None:
             f"{language}-queries/test.jsonl": QUERIES, f"{language}-qrels/test.jsonl": TEST[:1],
         })  # fmt: skip
     assert read(tmp_path, subset="de").documents == [("d1", "", "de", "")]
-    with pytest.raises(UserError, match=r"no configuration default or qrels; .* de-corpus, .*set subset"):
+    with pytest.raises(UserError, match=r"no configuration default or qrels\. .* de-corpus, .*set subset"):
         read(tmp_path)
-    with pytest.raises(UserError, match=r"no configuration fr-qrels; the ones there: de-corpus, de-qrels"):
+    with pytest.raises(UserError, match=r"no configuration fr-qrels\. Those there: de-corpus, de-qrels"):
         read(tmp_path, subset="fr")
 
 
@@ -111,20 +111,20 @@ def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) ->
     assert read(tmp_path) == EXPECTED
     put(tmp_path, {"corpus/train.jsonl": CORPUS[1:]})
     assert read(tmp_path, splits=("train",)) == ([EXPECTED.documents[1]], EXPECTED.queries[1:], EXPECTED.judgments[2:])
-    with pytest.raises(UserError, match=r"the corpus has the splits test, train, each of which is a collection of its"):
+    with pytest.raises(UserError, match=r"the corpus has the splits test, train, and each is a collection of its"):
         read(tmp_path)
     put(tmp_path, {"qrels/dev.jsonl": TRAIN})
-    with pytest.raises(UserError, match=r"the corpus has the splits test, train, but not dev, of which there are judg"):
+    with pytest.raises(UserError, match=r"the corpus has the splits test, train, but not dev, which has judg"):
         read(tmp_path, splits=("dev", "test"))
 
 
 @pytest.mark.parametrize(("readme", "message"), [
     ("---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
-     r"README\.md: the YAML at its head can't be understood \(KeyErr"),
-    ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
+     r"README\.md: the YAML at its head can't be read \(KeyErr"),
+    ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be read \(ValueError"),
     ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
     ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
-    ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
+    ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be read \(ParserError"),
 ])  # fmt: skip
 def test_a_readme_that_makes_no_sense_is_named(tmp_path: Path, readme: str, message: str) -> None:
     put(tmp_path, {"corpus.jsonl": CORPUS})
@@ -177,8 +177,8 @@ def test_titles_domains_and_answers_are_read_wherever_they_are(tmp_path, files, 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     qrels = {"qrels/test.jsonl": [{"query": "q1", "corpus-id": "d1", "score": 1}], "corpus.jsonl": CORPUS}
     for files, message in (
-        ({}, r"no configuration default or qrels; the ones there: none"),
-        (qrels, r"no configuration queries or query; the ones there: corpus, qrels"),
+        ({}, r"no configuration default or qrels\. Those there: none"),
+        (qrels, r"no configuration queries or query\. Those there: corpus, qrels"),
         ({"queries.jsonl": QUERIES}, r"qrels/test\.jsonl, line 1 has no column 'query-id'\. Columns there: 'query'"),
     ):
         put(tmp_path, files)

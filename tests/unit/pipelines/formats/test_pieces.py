@@ -80,7 +80,7 @@ def test_row_groups_are_read_apart(tmp_path: Path, most: int) -> None:
     source = columns(tmp_path, "d.parquet")
     assert contents(source, bytes_per_shard=most) == contents(columns(tmp_path))
     pq.write_table(pa.Table.from_pylist([*DOCUMENTS, DOCUMENTS[30]]), tmp_path / "d.parquet", row_group_size=7)
-    with pytest.raises(UserError, match=r"d\.parquet, row 61: id '30' is already that of row 31\."):
+    with pytest.raises(UserError, match=r"d\.parquet, row 61: id '30' already belongs to row 31\."):
         contents(columns(tmp_path, "d.parquet"), bytes_per_shard=most)
     (tmp_path / "d.parquet").write_bytes(b"PAR1" + b"x" * 5_000)
     with pytest.raises(UserError, match=r"d\.parquet can't be read as parquet"):
@@ -92,7 +92,7 @@ def test_places_are_those_in_the_file(tmp_path: Path, most: int) -> None:
     empty = '{"id": "e", "text": " "}\n'
     for changed, message in (
         ([*rows[:50], "broken\n", *rows[50:]], r"d\.jsonl, line 51 is not valid JSON"),
-        ([*rows, rows[3]], r"d\.jsonl, line 61: id '3' is already that of line 4\."),
+        ([*rows, rows[3]], r"d\.jsonl, line 61: id '3' already belongs to line 4\."),
         ([*rows[:20], empty, *rows[20:]], r"d\.jsonl, line 21: document 'e' has neither"),
         ([*rows[:48], *rows[49:]], r"j\.jsonl, line 25 names '48', which .*d\.jsonl does not hold; in all, 1 judg"),
     ):
@@ -104,7 +104,7 @@ def test_a_column_may_be_absent_from_a_piece_and_not_from_all(tmp_path: Path, mo
     titled = [*DOCUMENTS[:-1], DOCUMENTS[-1] | {"title": "a"}]
     given: dict[str, Any] = {"documents": {"table": "d.jsonl", "title": "title"}}
     assert contents(columns(written(tmp_path, lines(titled)), **given), bytes_per_shard=most).documents[-1][1] == "a"
-    message = r"d\.jsonl has no column 'title'\. Columns there: 'id', 'text'\. Name the one that is meant\."
+    message = r"d\.jsonl has no column 'title'\. Columns there: 'id', 'text'\. Name the one that you mean\."
     with pytest.raises(UserError, match=message):
         contents(columns(written(tmp_path, lines(DOCUMENTS)), **given), bytes_per_shard=most)
 
@@ -143,7 +143,7 @@ def test_examples_that_repeat_texts_over_pieces(tmp_path: Path, differing: str) 
     if differing == "first":
         assert contents(source, bytes_per_shard=500) == whole
     else:
-        with pytest.raises(UserError, match=r"line 41: id '4' is already that of line 3 with another text"):
+        with pytest.raises(UserError, match=r"line 41: id '4' already belongs to line 3 with another text"):
             contents(source, bytes_per_shard=500)
 
 

@@ -120,9 +120,9 @@ def test_the_fingerprint_changes_with_names_bytes_and_what_is_left_out(tmp_path:
 
 
 def test_folders_without_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"path: .*nowhere is no folder\. Give the folder that the source tree is in"):
+    with pytest.raises(UserError, match=r"path: .*nowhere is no folder\. Give the folder with the source tree"):
         source(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"holds no files whose name tells a language\. Is path right"):
+    with pytest.raises(UserError, match=r"holds no files of a known language\. Is path right"):
         source(tmp_path)
     write_files(str(tmp_path), {"a.py": "\n"})
     with pytest.raises(UserError, match=r"holds no files \*\.rs\."):

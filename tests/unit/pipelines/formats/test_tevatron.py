@@ -69,10 +69,10 @@ def test_other_forms(tmp_path: Path, files: dict[str, Any], settings: dict[str, 
 
 def test_one_id_for_two_texts_and_unknown_ids_are_refused_unless_asked_for(tmp_path: Path) -> None:
     files = {"t.jsonl": lines(WRITTEN_OUT[0], WRITTEN_OUT[1] | {"positive_passages": [ONE | {"text": "other"}]})}
-    refused(tmp_path, files, "line 2: id 'd1' is already that of line 1 with another text")
+    refused(tmp_path, files, "line 2: id 'd1' already belongs to line 1 with another text")
     assert read(str(tmp_path), differing_texts="first").documents == EXPECTED.documents
     files = {"t.jsonl": lines(WRITTEN_OUT[0], WRITTEN_OUT[1] | {"query_id": "q1"})}
-    refused(tmp_path, files, "line 2: id 'q1' is already that of line 1 with another text")
+    refused(tmp_path, files, "line 2: id 'q1' already belongs to line 1 with another text")
     assert read(str(tmp_path), differing_texts="first").queries == EXPECTED.queries[:1]
     files = {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE)}
     refused(tmp_path, files, "line 1 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")
@@ -100,8 +100,8 @@ def test_wrong_examples_are_named(tmp_path: Path, settings: dict[str, Any], reco
 
 def test_files_without_examples_are_refused_and_all_others_described(tmp_path: Path) -> None:
     refused(tmp_path, {"t.jsonl": "\n"}, r"t\.jsonl holds no documents with a text")
-    refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl is not there", examples={"dev": "x.jsonl"})
-    refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl is not there", corpus="c.jsonl")
+    refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl does not exist", examples={"dev": "x.jsonl"})
+    refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl does not exist", corpus="c.jsonl")
     path = put(tmp_path, {"t.jsonl": BY_ID, "c.jsonl": [ONE, TWO]})
     source = Tevatron(path=path, examples={"train": "t.jsonl"}, corpus="c.jsonl").open()
     assert [file["name"] for file in source.format.fingerprint()["files"]] == ["c.jsonl", "t.jsonl"]

@@ -153,10 +153,10 @@ def test_triples_of_ids_alone_and_beside_qrels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"documents": ["docs.tsv", "none.tsv"]}, r"documents: .*/c/none\.tsv is not there, neither plain nor with \.gz"),
-    ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt is not there"),
-    ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt is not there"),
-    ({"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
+    ({"documents": ["docs.tsv", "none.tsv"]}, r"documents: .*/c/none\.tsv does not exist, neither plain nor with \.gz"),
+    ({"queries": "topics.*.txt"}, r"queries: .*/c/topics\.\*\.txt does not exist"),
+    ({"qrels": {"test": "qrels.txt"}}, r"qrels\.test: .*/c/qrels\.txt does not exist"),
+    ({"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples does not exist"),
     ({"document_columns": ["id", "title", "text"]}, r"docs\.tsv, line 1 has 2 tab-separated fields.*id, title, text"),
     ({"queries": []}, r"The empty setting 'queries' holds no queries"),
     ({"documents": "docs.tsv"}, r"qrels\.2020\.txt, line 1 names 'd5', which .*/c/docs\.tsv does not hold; in all, 1"),
@@ -167,7 +167,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str
 
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("collection.tsv", "0\tzero\n1\n", r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text"),
-    ("collection.tsv", "0\tzero\n0\tzero\n", r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids"),
+    ("collection.tsv", "0\tzero\n0\tzero\n", r"collection\.tsv, line 2: id '0' already belongs to line 1\. Ids"),
     ("queries.train.tsv", "10 ten\n", r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
     ("qrels.train.tsv", "10\t0\n", r"qrels\.train\.tsv, line 1 is .* which begins no file of judgments"),
     ("qrels.train.tsv", "10\t0\t9\t1\n", r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not"),
@@ -270,8 +270,8 @@ lines</P></HEADLINE>
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("1\tone\n", r"file, line 1 is '1\\tone', which stands outside <DOC>…</DOC>\. Is it a file of another format"),
-    ("<DOC>\n<DOCNO>1</DOCNO>\n</DOC>\nbehind", r"file, line 4 is 'behind', which stands outside"),
+    ("1\tone\n", r"file, line 1 is '1\\tone', outside <DOC>…</DOC>\. Is it a file of another format"),
+    ("<DOC>\n<DOCNO>1</DOCNO>\n</DOC>\nbehind", r"file, line 4 is 'behind', outside"),
     ("<DOC>\n<DOCNO>1</DOCNO>\n<DOC>\n", r"line 1: <DOC> has no </DOC> before the next one in line 3"),
     ("\n<DOC>\n<DOCNO>1</DOCNO>\n", r"line 2: <DOC> has no </DOC>\. Is the file complete"),
     ("<DOC>\n</DOC>", r"file, line 1: the document has 0 <DOCNO>…</DOCNO>\. It must have one"),
@@ -285,7 +285,7 @@ lines</P></HEADLINE>
     ("<top>\n<num> 1\n<title> x\n<top>\n", r"line 1: <top> has no </top> before the next one in line 4"),
     ("<top>\n<num> Number:\n<title> x\n</top>", r"line 1: the id is ''"),
     ("<top>\n<num> Number: 1 2\n<title> x\n</top>", r"line 1: the id is '1 2'"),
-    ("<top>\n<num> 1\n<title> x\n</top>\n2\tx\n", r"file, line 5 is '2\\tx', which stands outside <top>…</top>"),
+    ("<top>\n<num> 1\n<title> x\n</top>\n2\tx\n", r"file, line 5 is '2\\tx', outside <top>…</top>"),
 ])  # fmt: skip
 def test_wrong_documents_and_topics_are_named(tmp_path: Path, text: str, message: str) -> None:
     read_topics = trec.topics(folder_of(tmp_path, text), "file", "title")

@@ -102,7 +102,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection
         (collection, "tevatron", {"split": "dev"}, r"no judgments of split 'dev'\. Splits there: test, train"),
         (collection, "bier", {}, r"'format': Input should be 'beir', 'trec'"),
         (collection, "tevatron", mining | {"split": "test"},
-         r"was mined for split 'train', not for 'test'\. Set split to that one"),
+         r"was mined for split 'train', not for 'test'\. Set split to the former"),
         (other, "tevatron", mining, "don't come from the same collection"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
@@ -300,13 +300,13 @@ def test_the_card_names_what_the_format_leaves_out(tmp_path: Path, form: str) ->
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     chunks, reader = stored(tmp_path / "chunks", "chunks"), stored(tmp_path / "b")
     stranger = make_artifact(tmp_path / "s", "packing", {}, {}, {"x": "1"}, 1)
-    other_layout = "layout 'chunks', which format {} can't: .* hugging_face holds any"
+    other_layout = "layout 'chunks', but format {} needs .* hugging_face holds any"
     for batches, settings, message in (
         (chunks, {"format": "tevatron"}, other_layout.format("tevatron")),
         (chunks, {"format": "flag_embedding"}, other_layout.format("flag_embedding")),
         (reader, {"format": "tevatron", "split": "train"}, "tevatron of batches takes no split: leave that out"),
         (reader, {"made_from": {"packing": stranger}},
-         r"made_from\.packing: .*/s is not among what .*/b was made from"),
+         r"made_from\.packing: .*/s is not among the artifacts that .*/b was made from"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             export_batches(tmp_path / "no", batches, **settings)

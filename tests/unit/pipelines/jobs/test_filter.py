@@ -368,7 +368,7 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
         ({"negatives": foreign}, "don't come from the same collection"),
         ({"judged_negatives": "train"}, r"Split 'train' of .* judges no document with a relevance of 0 or less"),
         ({"judged_negatives": "dev"}, "no judgments of split 'dev'"),
-        ({"pairs": older_pairs(world, tmp_path)}, r"older has no positives.npy: another version .* Make it again"),
+        ({"pairs": older_pairs(world, tmp_path)}, r"no positives.npy because another version .* Run its recipe again"),
     ]):  # fmt: skip
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / f"{number}", **settings)

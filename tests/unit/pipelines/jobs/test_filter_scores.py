@@ -221,10 +221,13 @@ def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path
     for settings, message in [
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
-        ({"teacher_scores": teacher, "too_few_negatives": "random"}, "no teacher scored; set refuse or repeat"),
+        ({"teacher_scores": teacher, "too_few_negatives": "random"}, "without a teacher's score: set refuse or repeat"),
         ({"teacher_scores": str(tmp_path / "none")}, "neither an artifact .* nor a run file"),
-        ({"teacher_scores": world.inputs["packing"]}, "which holds packing: scores come from"),
-        ({"teacher_scores": str(strangers)}, r"no document of .* for a query of it\. Are ids written alike"),
+        ({"teacher_scores": world.inputs["packing"]}, "which holds packing\. Scores come from"),
+        (
+            {"teacher_scores": str(strangers)},
+            r"no document of .* for any of its queries\. Are ids written in the same way",
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / "b", **settings)

@@ -122,7 +122,7 @@ def test_small_domains_are_merged_or_refused_and_so_is_what_is_no_chunks(tmp_pat
     whole = store(tmp_path / "d", [pa.table({"id": ["a"], "title": [""], "text": ["t"], "domain": [""]})], [], [])
     for refused, settings, message in (
         (collection, {"small_domains": "merge", "grouping": {"batch_size": 99}},
-         r"No domain has 99 chunks, nor have all together \(69\)"),
+         r"No domain has 99 chunks, and all together have 69, so no batch can be filled"),
         (whole, {}, r"have no column source_id, number, so they are no chunks\. Cut them first"),
         (collection_of(tmp_path / "e", []), {}, "has no chunks"),
     ):  # fmt: skip
@@ -275,7 +275,7 @@ def test_lists_that_can_not_be_trained_on_are_refused(collection: str, tmp_path:
         ({}, labelled, {}, "has no lists"),
         (whole, "hard_negatives", {}, "mined in the form hard_negatives, which lacks the positives"),
         (whole, labelled, {"batch_size": 60, "small_domains": "drop"},
-         r"No domain has 60 queries, nor have all together \(23\)"),
+         r"No domain has 60 queries, and all together have 23, so no batch can be filled"),
     ]):  # fmt: skip
         made = make_candidates(tmp_path / f"{number}", collection, found, form)
         with pytest.raises(UserError, match=match):

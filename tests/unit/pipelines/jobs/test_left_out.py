@@ -88,10 +88,10 @@ def test_a_corpus_needs_no_queries_and_no_judgments() -> None:
 
 def test_a_repeated_id_or_judgment_is_refused_with_both_places() -> None:
     ids = [(f"d{number}", "", "x") for number in range(10_000)]
-    refused(Listed([*ids, ids[17]], QUERIES, None), "/docs, line 10001: id 'd17' is already that of line 18")
-    refused(Listed(DOCUMENTS, [*QUERIES, ("q1", "other")], None), "/queries, line 3: id 'q1' is already that of line 1")
+    refused(Listed([*ids, ids[17]], QUERIES, None), "/docs, line 10001: id 'd17' already belongs to line 18")
+    refused(Listed(DOCUMENTS, [*QUERIES, ("q1", "other")], None), "/queries, line 3: id 'q1' already belongs to line 1")
     empty = [("d1", "", ""), ("d1", "", "full")]
-    refused(Listed(empty, QUERIES, None), "/docs, line 2: id 'd1' is already that of line 1", DROP)
+    refused(Listed(empty, QUERIES, None), "/docs, line 2: id 'd1' already belongs to line 1", DROP)
     judged = [("q1", "d1", 1, "a"), ("q1", "d1", 1, "b"), ("q1", "d1", 0, "a")]
     message = "/qrels, line 3 judges query 'q1' and document 'd1' with 0, line 1 with 1. Keep one of the two"
     refused(Listed(DOCUMENTS, QUERIES, judged), message)
@@ -106,16 +106,16 @@ def test_an_equal_judgment_is_left_out_and_counted() -> None:
 
 def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
     other = [*DOCUMENTS, *DOCUMENTS, ("d2", "", "two!")]
-    message = "/docs, line 5: id 'd2' is already that of line 2 with another text. Ids must be unique"
+    message = "/docs, line 5: id 'd2' already belongs to line 2 with another text. Ids must be unique"
     refused(Listed(other, QUERIES, None, repeats=True), message)
     asked = [*QUERIES, *QUERIES, ("q1", "second")]
-    refused(Listed(DOCUMENTS, asked, None, repeats=True), "/queries, line 5: id 'q1' is already that of line 1 with")
+    refused(Listed(DOCUMENTS, asked, None, repeats=True), "/queries, line 5: id 'q1' already belongs to line 1 with")
 
     class OneLine(Listed):
         def documents(self) -> Iterator[DocumentRecord]:
             return (DocumentRecord(Place("/docs", 1), *row) for row in self.rows["/docs"])
 
-    message = "/docs, line 1: id 'd1' is already that of line 1 with another text"
+    message = "/docs, line 1: id 'd1' already belongs to line 1 with another text"
     refused(OneLine([("d1", "", "one"), ("d1", "", "two")], QUERIES, None, repeats=True), message)
 
 

@@ -193,7 +193,7 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
     found = packed(tmp_path / "a", clusters=run["queries_clusters"], packing={"order": "topics"})
     clusters = check(found, run["pairs"])["cluster"].to_numpy().reshape(-1, SIZE)
     assert np.mean((clusters == clusters[:, :1]).all(axis=1)) > 0.2
-    with pytest.raises(UserError, match="clusters pairs"):
+    with pytest.raises(UserError, match="has clusters of pairs"):
         packed(tmp_path / "b", clusters=run["pairs_clusters"], packing={"order": "topics"})
 
 
@@ -201,7 +201,7 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
     ([], {"packing": {"order": "random"}}, "nothing to pack"),
     (["pairs"], {}, "order is tour, .* no 'clusters'"),
     (["pairs"], {"packing": {"order": "random", "polish_sweeps": 1}}, "needs 'pairs' and 'vectors'"),
-    (["pairs_clusters"], {"small_domains": "merge"}, "decided when the pairs were clustered"),
+    (["pairs_clusters"], {"small_domains": "merge"}, "For clusters, set it in the 'cluster' job"),
 ])  # fmt: skip
 def test_settings_that_do_not_go_together(run: dict[str, str], tmp_path, names, settings, message) -> None:
     inputs = {name.removeprefix("pairs_"): run[name] for name in names}

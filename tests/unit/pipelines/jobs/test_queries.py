@@ -151,7 +151,7 @@ def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
     ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
     ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
     ({"queries": {"kind": "title"}, "split": "dev", "validation": 0.1}, "split can't be 'dev'"),
-    ({"queries": {"kind": "title"}, "held_out": 0.6, "validation": 0.5}, "held_out and validation are all there is"),
+    ({"queries": {"kind": "title"}, "held_out": 0.6, "validation": 0.5}, "held_out and validation take all documents"),
     ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
 ])  # fmt: skip
 def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:

@@ -34,7 +34,12 @@ def test_small_domains_are_refused_by_name() -> None:
     merged = pa.chunked_array([[MERGED] * 8 + ["a"] * 4 + ["b"] * 4])
     for domains, size, small, message in (
         (DOMAINS, 8, "refuse", r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop.* lower the floor"),
-        (DOMAINS, 30, "merge", r"No domain has 30 pairs, nor have all together \(26\).* Lower the floor, or"),
+        (
+            DOMAINS,
+            30,
+            "merge",
+            r"No domain has 30 pairs, and all together have 26, so no batch can be filled.* Lower the floor, or",
+        ),
         (merged, 8, "merge", "Rename"),
     ):
         with pytest.raises(UserError, match=message):
@@ -69,5 +74,7 @@ def test_the_number_that_each_domain_keeps() -> None:
     assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
     with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
         keep_domains(names, counts, 16, "refuse", "chunks")
-    with pytest.raises(UserError, match=r"No domain has 99 queries, nor have all together \(53\)"):
+    with pytest.raises(
+        UserError, match=r"No domain has 99 queries, and all together have 53, so no batch can be filled"
+    ):
         keep_domains(names, counts, 99, "merge", "queries")

@@ -227,7 +227,7 @@ def test_what_gives_nothing_is_counted_and_an_unknown_language_refused() -> None
         "documents without a documented function": 2,
         "documents of another language": 1,
     }
-    message = r"'language': comments of this language aren't known\. Did you mean 'python'\?"
+    message = r"'language': comments of this language are not supported\. Did you mean 'python'\?"
     with pytest.raises(UserError, match=message):
         validate(DocstringQueries, {"language": "pyton"}, "queries")
 

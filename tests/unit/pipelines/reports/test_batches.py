@@ -246,11 +246,11 @@ def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tm
 
 def test_a_matrix_that_cannot_be_drawn_is_refused(small_run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    with pytest.raises(UserError, match="one of batches of pairs and of --vectors"):
+    with pytest.raises(UserError, match="needs batches of pairs and --vectors"):
         show(small_run["batches"], html=page)
     with pytest.raises(UserError, match="does not hold one vector for each of the batch's documents"):
         show(stored(tmp_path / "other").uri, vectors=small_run["vectors"], html=page)
-    with pytest.raises(UserError, match="one of batches of pairs"):
+    with pytest.raises(UserError, match="needs batches of pairs"):
         show(stored(tmp_path / "chunks", "chunks").uri, vectors=small_run["vectors"])
     assert not page.exists()
 

@@ -141,7 +141,9 @@ CONFIG = DERIVATION.config
 def test_a_different_derivation_is_refused_by_its_fields(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     uri = make(str(tmp_path / "artifact")).uri
     before = contents(uri)
-    expected = f"{uri} holds a different counts artifact: {message}. Choose another output, or --force to replace it."
+    expected = (
+        f"{uri} holds a different counts artifact: {message}. Choose another output, or give --force to replace it."
+    )
     assert refused(lambda: ArtifactWriter(uri, replace(DERIVATION, **change))) == expected
     assert contents(uri) == before
     assert contents(uri) == before
@@ -224,7 +226,7 @@ def test_a_kill_while_replacing_is_mended(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_of_someone_else_is_refused_untouched(place: str, files: dict[str, bytes], force: bool) -> None:
     for name, data in files.items():
         Folder(place).write_bytes(name, data)
-    assert "Nothing was touched" in refused(lambda: ArtifactWriter(place, DERIVATION, replace=force))
+    assert "Nothing was changed" in refused(lambda: ArtifactWriter(place, DERIVATION, replace=force))
     assert contents(place) == files
 
 
@@ -302,8 +304,10 @@ def test_a_file_that_only_another_version_writes_is_named(place: str) -> None:
     artifact = make(place)
     for read in (artifact.path, artifact.open, artifact.read_json):
         said = refused(lambda read=read: read("positives.npy"))
-        assert said.startswith(f"{place} has no positives.npy: another version of Raytriever made it (raytriever ")
-        assert "algorithm version 1). Make it again" in said
+        assert said.startswith(
+            f"{place} has no positives.npy because another version of Raytriever made it (raytriever "
+        )
+        assert "algorithm version 1). Run its recipe again" in said
 
 
 def test_of_a_discarded_shard_nothing_stays(place: str) -> None:

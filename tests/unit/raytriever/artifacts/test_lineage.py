@@ -36,5 +36,5 @@ def test_another_or_an_unknown_origin_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="against unknown"):
         require_same_origin("collection", first, unknown)
     for artifacts in ([unknown], [unknown, unknown], [unknown, first]):
-        with pytest.raises(UserError, match="u doesn't say which collection it comes from"):
+        with pytest.raises(UserError, match="u doesn't record which collection it comes from"):
             require_same_origin("collection", *artifacts)

@@ -31,7 +31,7 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="runs/mine is a relative path"):
         check_output("runs/mine")
-    with pytest.raises(UserError, match=r"runs/mine is a relative path.*of doctor: --storage"):
+    with pytest.raises(UserError, match=r"runs/mine is a relative path.*and doctor takes --storage"):
         diagnose("runs/mine")
     check_output("/shared/mine")
     check_output("s3://bucket/working_dir_files/mine")
@@ -101,7 +101,7 @@ def test_commands_are_submitted_by_their_names() -> None:
 def test_a_name_that_is_no_files_name_is_refused(name: str) -> None:
     done = CliRunner().invoke(app, ["submit", "--name", name, "--", "doctor"])
     assert done.exit_code == 2
-    assert "it takes letters, digits" in done.stderr
+    assert "Use letters, digits" in done.stderr
 
 
 def test_a_runtime_environment_is_sent_but_for_what_submit_sets(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_lost_log_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
     with pytest.raises(UserError, match="knows no job name"):
         submit.follow_job(Server(12, gone), "name")
     assert submit.follow_job(Server(12, KeyboardInterrupt()), "name") == 130
-    assert logged == ["name: goes on; ray job logs name --follow, ray job stop name"]
+    assert logged == ["name: still running; ray job logs name --follow, ray job stop name"]
 
 
 @pytest.mark.parametrize(

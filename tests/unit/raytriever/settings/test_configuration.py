@@ -185,7 +185,7 @@ def test_overrides_are_laid_over_a_copy() -> None:
         ("a={{ runs }}", "the value is not valid YAML"),
         (
             "a=Find the C# or F # code",
-            "reads 'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'; else",
+            "'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'. Otherwise",
         ),
         ("a= x ", "reads 'x' and drops the rest, outer spaces.* in quotes: --set 'a=\" x \"'"),
         ("a=query ", "in quotes: --set 'a=\"query \"'"),

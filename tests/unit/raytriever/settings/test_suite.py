@@ -156,7 +156,7 @@ def test_the_systems_of_a_recipe_are_measured_on_another_suite(tmp_path: Path) -
         ("suite.collections.a/b={}", "a collection is called 'a/b'; letters, digits, _ and - are allowed"),
         ("suite.systems.BM25+tuned={bm25: {}}", "the folder of system 'BM25 + tuned' would be"),
         ("suite.systems.BM25.published=revela/1/BM52", "no row 'BM52' of revela/1 is kept. Did you mean 'BM25'?"),
-        ("suite.systems.BM25.published=coder/1/BM25", "none of it is measured here. Choose another row"),
+        ("suite.systems.BM25.published=coder/1/BM25", "but nothing of it is measured here. Choose another row"),
         ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
         ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
         ("suite.systems.reranked={files: {arguana: a.trec}}", "no ranking for column 'android'. Name its file"),

@@ -23,8 +23,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 ADDRESS = "10.0.0.9:6379"
 SILENT = (
     f"No Ray cluster answers at RAY_ADDRESS={ADDRESS} (Could not find any running Ray instance). Start one with"
-    " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
-    " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
+    " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. If"
+    " lines above say InvalidAuthToken, the cluster answers and asks for its token: set RAY_AUTH_MODE=token, and"
     " RAY_AUTH_TOKEN_PATH to the file with it."
 )
 

@@ -48,7 +48,7 @@ def test_one_that_others_may_enter_or_own_is_refused(base: Path, tmp_path: Path,
     else:
         folder.mkdir()
         folder.chmod(int(how, 8))
-    with pytest.raises(UserError, match="which other users may enter, or own"):
+    with pytest.raises(UserError, match="which other users can enter, or own"):
         session_folder()
 
 

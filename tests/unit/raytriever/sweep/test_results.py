@@ -92,7 +92,7 @@ def test_the_page_and_the_json_hold_every_trial(place):
     written = write_sweep(swept(), place)
     assert written == [f"{place}/sweep.html", f"{place}/sweep.json"]
     page = Folder(place).read_bytes("sweep.html").decode()
-    for text in ("of one that was cut off and went on, the last attempt",
+    for text in ("A resumed stage counts its last attempt alone",
                  "margin 0.5 has the highest nDCG@10 of &#x27;trained&#x27; in evaluation: 0.6250", "0.5000 ± 0.3536",
                  "margin=1,seed=2 failed", "&lt;deep&gt; &amp; down", "1 of 2", "<svg"):  # fmt: skip
         assert text in page

@@ -68,7 +68,7 @@ def test_what_stages_warn_of_is_said_once_and_first(tmp_path: Path, monkeypatch,
     with pytest.raises(Begun):
         run_sweep(planned)
     assert len(logged) == times
-    assert all("Warning: " in line and f"test set of this run: split '{split}'" in line for line in logged)
+    assert all("Warning: " in line and f"test set of this run. Split '{split}'" in line for line in logged)
 
 
 def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_encoder: Path) -> None:

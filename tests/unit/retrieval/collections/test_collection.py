@@ -129,9 +129,9 @@ def test_files_are_opened_when_a_row_is_asked_for_and_few_stay_open(stored, monk
     rows = ParquetRows(stored, [*names[:2], "absent.parquet"], [*ROWS_PER_FILE[:2], 7])
     assert len(rows) == 11
     assert rows.take(np.array([3, 1]), ["id"])["id"].to_pylist() == ["d3", "d1"]
-    with pytest.raises(UserError, match=r"has no absent\.parquet: another version .* Make it again"):
+    with pytest.raises(UserError, match=r"has no absent\.parquet because another version .* Run its recipe again"):
         rows.take(np.array([4]), ["id"])
-    with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, where its manifest says 2"):
+    with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, but its manifest says 2"):
         ParquetRows(stored, names, [3, 2, 3]).take(np.array([4]), ["id"])
     rows = stored.rows_of("documents")
     open_file = rows._file

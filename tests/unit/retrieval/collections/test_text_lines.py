@@ -167,7 +167,7 @@ def test_files_are_found_by_name_and_by_pattern(place: str) -> None:
     assert find_files(folder, ["sub/*.tsv.zst"], "x") == ["sub/c.tsv.zst"]
     assert find_files(folder, [], "x") == []
     for name in ("e.tsv", "e*.tsv", "sub"):
-        with pytest.raises(UserError, match=rf"documents: {place}/{re.escape(name)} is not there, neither plain nor"):
+        with pytest.raises(UserError, match=rf"documents: {place}/{re.escape(name)} does not exist, neither plain nor"):
             find_files(folder, ["b.tsv", name], "documents")
 
 
@@ -263,12 +263,12 @@ def test_json_files_that_are_empty_damaged_or_above_the_limit_of_a_line(tmp_path
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ('[{"a": 1}\n {"a": 2}]', r"is not a JSON list of objects: '\{' stands where , or \] must \(entry 2\)"),
-    ('[{"a": 1},\n 2]', r"'2' stands where \{ must \(entry 2\)"),
-    ('[{"a": 1},\n]', r"'\]' stands where \{ must"),
+    ('[{"a": 1}\n {"a": 2}]', r"is not a JSON list of objects: found '\{' where , or \] must be \(entry 2\)"),
+    ('[{"a": 1},\n 2]', r"found '2' where \{ must be \(entry 2\)"),
+    ('[{"a": 1},\n]', r"found '\]' where \{ must be"),
     ('[{"a": 1},', r"the list has no end \(entry 2\)"),
     ('[{"a": 1}', "the list has no end"),
-    ('[{"a": 1}] {}', "'{' stands where its end must"),
+    ('[{"a": 1}] {}', "found '{' where its end must be"),
     ('[{"a":\n 1', r"Expecting ',' delimiter \(entry 1\)"),
     ('[{"a": \nwhat}]', "Expecting value"),
     ('[{"a": "un\ntil"}]', r"Invalid control character \(entry 1\)"),

@@ -156,13 +156,13 @@ def _one_less(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "message"), [
-    (_pickled, r"as a pickle alone \(adapter_model.bin\)"),
+    (_pickled, r"only as a pickle \(adapter_model.bin\)"),
     (lambda folder: (folder / "adapter_model.safetensors").unlink(), "can't be loaded"),
     (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
     (_one_less, "doesn't fit its base model: 1 tensors"),
     (_changed(lambda config: config.update(r=2)), "doesn't fit its base model: 8 tensors"),
     (_changed(lambda config: config.update(target_modules=["absent"])), "can't be loaded.*absent"),
-    (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), "kind PREFIX_TUNING; LORA alone"),
+    (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), "kind PREFIX_TUNING\. Only LORA"),
     (_changed(lambda config: config.pop("base_model_name_or_path")), "names no base_model_name_or_path"),
     (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not readable JSON"),
 ])  # fmt: skip
@@ -273,7 +273,9 @@ def test_targets_by_name_and_those_that_match_nothing() -> None:
     ]
     untouched = load_tiny(folder, pooling="mean").transformer
     for targets in (["query", "q_proj"], ["uery"], []):
-        with pytest.raises(UserError, match=r"of BertModel\. It has.*attention\.self\.query, .*intermediate\.dense"):
+        with pytest.raises(
+            UserError, match=r"of BertModel\. Its modules.*attention\.self\.query, .*intermediate\.dense"
+        ):
             add_adapter(untouched, LoraSettings(targets=targets))
     assert all(parameter.requires_grad for name, parameter in untouched.named_parameters() if "pooler" not in name)
 

@@ -174,5 +174,5 @@ def test_a_decoder_may_read_both_ways(tmp_path: Path, name: str) -> None:
 
 
 def test_an_encoder_is_not_made_to_read_both_ways() -> None:
-    with pytest.raises(UserError, match="bidirectional is for a decoder of transformers' own; BertModel is none"):
+    with pytest.raises(UserError, match="bidirectional is for a decoder of transformers' own, and BertModel is none"):
         load_tiny(tiny_model("bert"), bidirectional=True)

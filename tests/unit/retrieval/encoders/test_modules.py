@@ -75,7 +75,7 @@ def placed(module: str) -> Damage:
     return lambda path: edited(path / "modules.json", lambda modules: modules[1].update(path=module))
 
 
-OUTSIDE = "weights are read from safetensors files beside it alone"
+OUTSIDE = "weights are read only from safetensors files beside it"
 
 
 @pytest.mark.parametrize(("damage", "message"), [
@@ -83,7 +83,7 @@ OUTSIDE = "weights are read from safetensors files beside it alone"
     (gone("tokenizer.json"), "holds no tokenizer"),
     (gone("model.safetensors"), "can't be loaded"),
     (lambda path: (path / "model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
-    (pickled("model.safetensors"), r"as a pickle alone \(pytorch_model.bin\), which isn't read"),
+    (pickled("model.safetensors"), r"only as a pickle \(pytorch_model.bin\), which isn't read"),
     (of_weights("pytorch_model.bin"), f"names 'pytorch_model.bin'; {OUTSIDE}"),
     (of_weights("../outside.safetensors"), f"names '../outside.safetensors'; {OUTSIDE}"),
     (of_weights("/outside.safetensors"), f"names '/outside.safetensors'; {OUTSIDE}"),
@@ -101,7 +101,7 @@ OUTSIDE = "weights are read from safetensors files beside it alone"
     (edit("2_Dense/config.json", use_residual=True), "residual"),
     (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be read"),
     (gone("2_Dense/model.safetensors"), "Dense layer .* can't be read"),
-    (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights as a pickle alone"),
+    (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights only as a pickle"),
     (edit("sentence_bert_config.json", transformer_task="fill-mask"), "sets transformer_task"),
     (edit("sentence_bert_config.json", processing_kwargs={"text": {}}), "sets processing_kwargs"),
     (edit("sentence_bert_config.json", modality_config={"text": {}, "message": {}}), "chat template"),
@@ -137,7 +137,9 @@ def test_vectors_are_cut_at_truncate_dim(tmp_path: Path, normalize: bool) -> Non
 
 
 def test_a_plain_folder_needs_a_pooling_and_all_its_weights(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"set the encoder's pooling to mean, cls or last_token"):
+    with pytest.raises(
+        UserError, match=r"Set the encoder's pooling to the one it was trained with: mean, cls or last_token"
+    ):
         load_tiny(tiny_model("bert"))
     folder = copy_without_weights(tiny_model("bert"), tmp_path / "model", lambda name: "layer.1." in name)
     with pytest.raises(UserError, match=r"lack 16 tensors that its config.json asks for"):

@@ -264,9 +264,9 @@ def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     (other / "model.safetensors").write_bytes(b"")  # what isn't read doesn't count
     assert locate_named(changed).fingerprint == with_more
 
-    with pytest.raises(UserError, match=r"bare holds no tokenizer .* name the folder that has it in 'tokenizer'"):
+    with pytest.raises(UserError, match=r"bare holds no tokenizer .* set 'tokenizer' to the folder that has it"):
         load_encoder(settings_of(str(bare)), bare, own)
-    with pytest.raises(UserError, match=r"other has 401 tokens, and the model embeddings of 400"):
+    with pytest.raises(UserError, match=r"other has 401 tokens, but the model has embeddings of 400"):
         load_encoder(changed, bare, with_more)
     encoder = load_encoder(settings, bare, located.fingerprint)
     assert encoder.contract.model == located.fingerprint

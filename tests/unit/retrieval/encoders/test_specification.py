@@ -107,7 +107,7 @@ def test_a_worker_without_the_instructions_is_named(monkeypatch: pytest.MonkeyPa
     gpu(monkeypatch, (7, 5))
     require_dtype("float32", "node-7")
     for processor in ("CPU", "GPU"):
-        with pytest.raises(UserError, match=f"bfloat16, which the {processor} of node-7 has no instructions for"):
+        with pytest.raises(UserError, match=f"bfloat16, but the {processor} of node-7 has no instructions for it"):
             require_dtype("bfloat16", "node-7", gpu=processor == "GPU")
 
 

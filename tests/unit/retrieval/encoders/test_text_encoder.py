@@ -104,14 +104,14 @@ def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_p
     np.testing.assert_allclose(vectors_of(chosen, "query"), exported.encode(TEXTS, prompt_name="alike"), atol=1e-5)
     np.testing.assert_allclose(vectors_of(chosen, "query"), vectors_of(encoder, prompt="A "), atol=1e-6)
     assert "prompts" not in load_tiny(tiny_encoder, pooling="mean").contract.model_dump()
-    message = r"encoder\.document_prompt_name is 'alice'.* it has alike, document, group, query"
+    message = r"encoder\.document_prompt_name is 'alice'.* It has alike, document, group, query"
     with pytest.raises(UserError, match=message):
         load_tiny(tmp_path / "exported", document_prompt_name="alice")
 
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"prompts": {"query": "q"}}, "prompts names 'query'.* set query_prompt instead"),
-    ({"query_prompt": "q", "query_prompt_name": "n"}, "query_prompt is 'q' and query_prompt_name 'n': keep one"),
+    ({"query_prompt": "q", "query_prompt_name": "n"}, "query_prompt is 'q' and query_prompt_name 'n': set one"),
 ])  # fmt: skip
 def test_a_role_has_one_prompt(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
@@ -223,7 +223,7 @@ def test_a_fresh_layer_is_its_seeds_alone_and_for_training(tiny_encoder):
     assert one.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not one.bias.any()
     assert one.weight.requires_grad
-    with pytest.raises(UserError, match=r"a fresh layer, .* before it is trained\. Train with it"):
+    with pytest.raises(UserError, match=r"a new layer .* before training\. Train with it"):
         load_projected(tiny_encoder, "linear")
 
 

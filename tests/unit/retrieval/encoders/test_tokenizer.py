@@ -135,7 +135,7 @@ CASED = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": T
     ("bert", {"1_Pooling/config.json": {"pooling_mode": "max", "pooling_mode_cls_token": True}},
      r"pooling_mode 'max' counts, not the older \['cls'\]"),
     ("bert", {"config_sentence_transformers.json": {"prompts": {"task": "T "}, "default_prompt_name": "task"}},
-     r"default_prompt_name is 'task', but queries and documents have prompts of their own"),
+     r"default_prompt_name is 'task', but queries and documents have their own prompts"),
 ])  # fmt: skip
 def test_a_folder_that_contradicts_itself_is_read_as_elsewhere_and_told(
     tmp_path: Path, logged: list[str], name: str, files: dict[str, dict[str, Any]], said: str
@@ -175,9 +175,9 @@ def test_a_folder_that_agrees_with_itself_says_nothing(name: str, logged: list[s
     ("bert", {"pooling": "last_token", "append_eos": True}, "has no end-of-sequence token to append"),
     ("qwen2", {"pooling": "mean", "max_length": 96}, "max_length is 96, over the limit of the encoder, 48"),
     ("t5", {"pooling": "cls"}, r"puts no special token before a text.* Set pooling to last_token or mean"),
-    ("llama", {"pooling": "cls"}, r"is cls, .*Model is causal: .* Set pooling to last_token or mean"),
-    ("smollm2", {"pooling": "cls"}, r"is cls, .*Model is causal: .* Set pooling to last_token or mean"),
-    ("qwen2", {"pooling": "cls"}, r"is cls, .*Model is causal: .* Set pooling to last_token or mean"),
+    ("llama", {"pooling": "cls"}, r"is cls, .*Model is causal, so .* Set pooling to last_token or mean"),
+    ("smollm2", {"pooling": "cls"}, r"is cls, .*Model is causal, so .* Set pooling to last_token or mean"),
+    ("qwen2", {"pooling": "cls"}, r"is cls, .*Model is causal, so .* Set pooling to last_token or mean"),
 ])  # fmt: skip
 def test_what_a_tokenizer_cannot_do_is_refused(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

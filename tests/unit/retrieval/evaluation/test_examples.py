@@ -36,7 +36,7 @@ def section(folder: Path, systems: dict[str, Run], **settings: Any) -> tuple[str
 
 def test_what_gained_and_what_lost_with_the_first_documents_of_each_system(tmp_path: Path) -> None:
     lead, texts, tables = section(tmp_path, {"mine": MINE, "other": OTHER, "worst": {"q1": {"d4": 1.0}}}, mine="mine")
-    assert lead == "Queries by which mine gained and lost most nDCG@1 against other; +: judged relevant."
+    assert lead == "Queries where mine gained and lost most nDCG@1 against other; +: judged relevant."
     assert sorted(texts[:2]) == ["+1.00  text of q2", "+1.00  text of q3"]
     assert texts[2:] == ["-0.50  text of q1"]
     of_q2, of_q1 = tables[texts.index("+1.00  text of q2")], tables[2]
@@ -53,5 +53,5 @@ def test_what_gained_and_what_lost_with_the_first_documents_of_each_system(tmp_p
 
 def test_the_last_system_is_compared_with_the_best_other_where_none_is_mine(tmp_path: Path) -> None:
     lead, texts, tables = section(tmp_path, {"worst": {"q1": {"d4": 1.0}}, "better": OTHER, "last": OTHER})
-    assert lead.startswith("Queries by which last gained and lost most nDCG@1 against better;")
+    assert lead.startswith("Queries where last gained and lost most nDCG@1 against better;")
     assert (texts, tables) == (["No query differs."], [])

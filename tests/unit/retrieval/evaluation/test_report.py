@@ -215,7 +215,7 @@ def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **coun
     return measured(like, made_with or {"mine": {}}) | metrics_of(given, ["RR@10"])
 
 
-KEPT = "'mine' has 2 results whose id is the query's own: kept"
+KEPT = "'mine' has 2 results with the query's own id: kept"
 
 
 @pytest.mark.parametrize(("like", "counts", "expected"), [
@@ -225,7 +225,7 @@ KEPT = "'mine' has 2 results whose id is the query's own: kept"
     ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
     ("trec", {"unjudged_queries": 2}, ["'mine' has 2 queries without judgments, left out."]),
     ("trec", {"self_hits": 2}, [f"{KEPT}."]),
-    ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
+    ("coir", {"self_hits": 2}, ["'mine' has 2 results with the query's own id: removed."]),
     ("mteb", {"self_hits": 2}, [f"{KEPT} (MTEB removes them for single tasks, such as ArguAna and Quora)."]),
 ])  # fmt: skip
 def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected: list[str]) -> None:
@@ -249,7 +249,7 @@ def test_every_convention_is_a_line() -> None:
     lines = block_lines(evaluation_blocks(Evaluated(values, [], 0.05))[1:])
     conventions = lines.index("Conventions of coir, where nothing else was set")
     assert " ".join(lines[:conventions]).rstrip() == (
-        "'mine' read documents with their titles, and 'coir' leaves it out: its number is another one. Set"
+        "'mine' read documents with their titles, and 'coir' leaves it out, so the numbers differ. Set"
         " with_title=false where they are embedded (for BM25: indexed) and search again."
     )
     assert [line.split(maxsplit=1) for line in lines[conventions + 1 :]] == [

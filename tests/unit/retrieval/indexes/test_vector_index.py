@@ -299,10 +299,10 @@ def test_wrong_input(vectors: NDArray[np.float32], filled: Callable[..., Any], t
     with pytest.raises(UserError, match=r"'IVFF16' makes no index of dimension 32. FAISS says: could not parse"):
         vector_index.train(vectors, "IVFF16", seed=0)
     for factory, said in (
-        ("IVF16,PQ12x4fs", "cuts 32 numbers into 12 parts, .* PQ takes one of 1, 2, 4, 8, 16, 32."),
+        ("IVF16,PQ12x4fs", "cuts 32 numbers into 12 parts, .* PQ allows one of 1, 2, 4, 8, 16, 32."),
         (
             "OPQ8_24,PQ16",
-            "cuts 24 numbers into 16 parts, .* PQ takes one of 1, 2, 3, 4, 6, 8, 12, 24.",
+            "cuts 24 numbers into 16 parts, .* PQ allows one of 1, 2, 3, 4, 6, 8, 12, 24.",
         ),
     ):
         with pytest.raises(UserError, match=said):

@@ -159,7 +159,7 @@ def test_what_does_not_belong_is_refused(collection: str, model: Path, context: 
     for texts, encoder, settings, message in (
         (collection, model, {}, r"no context is given\. Fit one .* without_context 'null'"),
         (collection, model, {"context": "x", "without_context": "none"}, "context and without_context exclude each"),
-        (other, model, {"context": context}, r"of another collection .* or set foreign_context to true"),
+        (other, model, {"context": context}, r"to another collection .* or set foreign_context to true"),
         (collection, tmp_path / "model", {"context": context}, "made by another encoder"),
         (collection, saved("bert"), {"context": context}, r"reads no context\. Leave out"),
         (collection, model, {"context": collection}, "holds no context"),
@@ -210,14 +210,14 @@ def test_what_does_not_go_together_is_not_exported(collection: str, model: Path,
     plain = {"encoder": None, "collection": collection, "format": "beir"}
     contextual(dtype=torch.float32, residual_head=True).save(tmp_path / "other")
     of_other = fit(tmp_path / "context", collection, tmp_path / "other")
-    not_alone = r"format .* writes .*: of collection, batches, encoder, set that alone"
+    not_alone = r"format .* writes .*: of collection, batches, encoder, set only that one"
     for number, (encoder, settings, message) in enumerate((
         (model, {"encoder": None}, not_alone),
         (model, {"collection": collection}, not_alone),
         (model, {"format": "beir"}, not_alone),
         (model, plain | {"context": "x"}, "format beir of collection takes no context: leave that out"),
         (model, {"split": "train"}, "contextual_encoder of encoder takes no split: leave that"),
-        (saved("bert"), {}, "reads no context, so its folder is one of sentence-transformers as it is"),
+        (saved("bert"), {}, "reads no context, so its folder already works in sentence-transformers"),
         (model, {"context": of_other}, "was made by another encoder"),
         (model, {"context": collection}, "holds no context"),
     )):  # fmt: skip

@@ -158,7 +158,7 @@ def test_a_rankings_texts_alone_rank_it_as_all_texts_do(collection: str, model: 
     np.testing.assert_array_equal(few.rows, everything.rows)
     np.testing.assert_allclose(few.scores, everything.scores, atol=5e-3)
     settings = VectorIndexSettings(vectors=str(tmp_path / "few"))
-    with pytest.raises(UserError, match="vectors of a ranking's texts alone"):
+    with pytest.raises(UserError, match="holds only vectors of a ranking's texts"):
         make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
 
 
@@ -233,7 +233,7 @@ def test_auto_is_settled_once_by_the_processor_of_workers(collection, model, tmp
     assert job.for_workers().config.encoder.dtype == "bfloat16"
     assert job.resolved()["encoder"]["dtype"] == "bfloat16"
     assert (job.resolved()["texts_per_shard"], job.resolved()["token_budget"]) == (1_024, 2_048)
-    with pytest.raises(UserError, match=r"The job runs in bfloat16, which the CPU of .* has no instructions for"):
+    with pytest.raises(UserError, match=r"The job runs in bfloat16, but the CPU of .* has no instructions for it"):
         job.load()
     monkeypatch.setattr(specification, "has_bfloat16", lambda *, gpu: gpu)
     settings = {"texts_per_shard": 0, "token_budget": 500, "resources": Resources(gpus_per_worker=1)}

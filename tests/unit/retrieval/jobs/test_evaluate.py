@@ -164,9 +164,9 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({}, "judged by either a 'collection' or a file of 'qrels'"),
-    ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
-    ({"qrels": "b", "by_domain": True}, "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out"),
+    ({}, "Judgments come from a 'collection' or from a file of 'qrels'"),
+    ({"collection": "a", "qrels": "b"}, "Judgments come from a 'collection' or from a file of 'qrels'"),
+    ({"qrels": "b", "by_domain": True}, "'by_domain' needs .* name a 'collection' instead, or leave by_domain out"),
     ({"qrels": "b", "split": "dev"}, r"'split' \(dev\) chooses .*leave split out, or name a 'collection' instead"),
     ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
     ({"qrels": "b", "conventions": {"tie": "run_order"}}, "'conventions.tie' is not a setting.*'ties'"),

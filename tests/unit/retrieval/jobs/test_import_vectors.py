@@ -111,16 +111,16 @@ def wrong(sides: Sides, collection: str) -> list[tuple[Any, str]]:
     strangers = whole.set_column(0, "id", pa.array([f"x{row}" for row in order]))
     needed = "parquet with columns id and vector"
     return [
-        (queries[1:], r"vectors of the 54 queries of .*: it is float32 of shape \(53, 8\)\. Needed"),
+        (queries[1:], r"vectors of the 54 queries of .*: it is float32 of shape \(53, 8\)\. Give"),
         (queries[0], r"it is float32 of shape \(8,\)"),
         (queries.astype(str), "it is <U"),
-        (np.zeros((54, 0), np.float32), "queries.npy can't be taken as vectors"),
-        (np.array([{}]), "Array can't be memory-mapped|can't be taken"),
+        (np.zeros((54, 0), np.float32), "queries.npy can't be used as vectors"),
+        (np.array([{}]), "Array can't be memory-mapped|can't be used"),
         (broken, "queries.npy: the vector of 'q5', row 5 of the queries, holds a NaN, an infinity or a number beyond"),
         (queries * 1e6, "beyond half precision"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(54, 8\), 'queries': \(54, 7\)}"),
         (np.random.default_rng(1).permutation(queries), "in another order than the texts"),
-        (whole.slice(1), r"of its 53 vectors 0 are of 'q0'\. Needed"),
+        (whole.slice(1), r"of its 53 vectors 0 are of 'q0'\. Give"),
         (pa.concat_tables([whole, whole.slice(7, 1)]), "of its 55 vectors 2 are of 'q7'"),
         (strangers, "54 of 54 queries are not in .*, such as 'x0'"),
         (whole.select(["id"]), needed),

@@ -124,7 +124,7 @@ def test_too_few_documents_are_found_when_they_are_embedded(run, tmp_path, monke
         return map(stage.make_shard, pending)
 
     monkeypatch.setattr(Embed, "execute", embed)
-    said = r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, and .* of .*/vectors have 60"
+    said = r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, but .* of .*/vectors have 60"
     for _ in range(2):  # made, and reused
         with pytest.raises(UserError, match=said):
             run(60, "vectors.encoder.pooling=mean")

@@ -192,10 +192,10 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, t
     ({"benchmark": "Made up (eng, v2)"}, r"MTEB doesn't have\. Did you mean 'Made up \(eng, v1\)'\?"),
     ({"tasks": ["Fligt"]}, r"tasks names 'Fligt', which Made up \(eng, v1\) doesn't have\. Did you mean 'Flight'"),
     ({"benchmark": None, "tasks": ["NFCorpu"]}, r"which MTEB doesn't have\. Did you mean 'NFCorpus'"),
-    ({"task_prompts": {"Clustering": "other"}}, r"task_prompts\.Clustering is of no task here"),
-    ({"task_prompts": {"STS": "othr"}}, r"task_prompts\.STS is 'othr', .* it has classification, document, other"),
+    ({"task_prompts": {"Clustering": "other"}}, r"task_prompts\.Clustering names neither a task here"),
+    ({"task_prompts": {"STS": "othr"}}, r"task_prompts\.STS is 'othr', .* It has classification, document, other"),
     ({"published": "contextual/1/x"}, "contextual/1/x"),
-    ({"published": "revela/1/BM25"}, r"none of it is\s+MTEB's of these tasks"),
+    ({"published": "revela/1/BM25"}, r"none of\s+MTEB's scores on these tasks"),
     ({"context_documents": 3}, "reads no context. Leave out context_documents"),
     ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
     ({"benchmark": None}, "neither tasks nor a benchmark is named"),
@@ -224,7 +224,7 @@ def test_data_that_can_not_be_had_are_named(encoder: str, tmp_path: Path, monkey
         raise ConnectionError("no route")
 
     monkeypatch.setattr(FlightTopics, "load_data", load_data)
-    with pytest.raises(UserError, match=r"task FlightTopics \(nowhere/at-all at 0{40}\) can't be had: no route"):
+    with pytest.raises(UserError, match=r"task FlightTopics \(nowhere/at-all at 0{40}\) can't be loaded: no route"):
         make(job(tmp_path / "run", encoder, tasks=["FlightTopics"]))
 
 

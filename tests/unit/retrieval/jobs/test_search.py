@@ -178,7 +178,7 @@ def test_a_hostile_artifact_links_no_file_outside_of_its_folder(tmp_path: Path) 
 
 
 def test_no_document_is_nothing_to_index(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"collection has no document for BM25\. Collect one"):
+    with pytest.raises(UserError, match=r"collection has no document for BM25\. Collect from a source that has some"):
         make_bm25(tmp_path, collection_of(tmp_path / "collection", []))
 
 
@@ -233,7 +233,7 @@ def test_the_queries_of_another_collection(tmp_path, collection, vectors, index,
     with pytest.raises(UserError, match="don't come from the same collection"):
         search(tmp_path / "mixed", vectors=vectors, **searched)
     # an id of theirs may be another query here
-    with pytest.raises(UserError, match=rf"{OTHER_QUERIES} .* Judge it by a qrels file"):
+    with pytest.raises(UserError, match=rf"{OTHER_QUERIES} .* Evaluate it with a qrels file"):
         rerank(tmp_path, run, vectors, collection)
     with pytest.raises(UserError, match=OTHER_QUERIES):
         make(Mine(MineConfig(run=run.uri, collection=collection, split="test", output=str(tmp_path / "mined"))))

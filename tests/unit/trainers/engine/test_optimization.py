@@ -82,7 +82,7 @@ def test_updates_against_the_papers(kind):
 def test_8_bits_without_their_package_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(UserError, match="bitsandbytes, and that is not installed: pip install 'raytriever"):
+    with pytest.raises(UserError, match="bitsandbytes: pip install 'raytriever"):
         build_optimizer(TinyEncoder(), OptimizerSettings(kind="adamw_8bit"))
 
 

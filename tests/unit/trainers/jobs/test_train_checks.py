@@ -80,14 +80,17 @@ def test_what_would_run_is_not_refused(check) -> None:
         ("batches.judged_negatives=null,first.training.hard_negatives=2", "hard_negatives is 2, and .* will have no"),
         (
             "first.training.exchange_bf16=true,first.sharding=zero2",
-            "exchange_bf16 is for whole gradients; sharding zer",
+            "exchange_bf16 is for whole gradients, but sharding zer",
         ),
-        ("first.validation.batches=batches", "the very batches that are trained on"),
-        ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be shared by 3 work"),
+        ("first.validation.batches=batches", "the training batches, so validation says nothing"),
+        (
+            "first.resources.workers=3,first.training.batches_per_step=2",
+            "batches_per_step 2 can't be divided among 3 work",
+        ),
         ("first.resources.workers=3", r"Batches of 4 rows \(.*/batches\) can't be cut into 3 equal slices"),
         ("first.resources.workers=4,first.fewest_workers=2", "as 3 workers, which may be left of 4"),
-        ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which comes with the package bitsandbytes"),
-        ("first.tracking.trackers=[wandb]", "names wandb, whose package isn't installed"),
+        ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which needs the package bitsandbytes"),
+        ("first.tracking.trackers=[wandb]", "names wandb, but its package isn't installed"),
     ],
 )
 def test_mistakes_are_found_before_the_first_stage(
@@ -183,7 +186,7 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
         return training_set_warnings(RetrievalValidationSettings(collection=collection, split=split), trained)
 
     (warning,) = warnings("batches", "train", 6, 7, 5)
-    assert "2 of 3 queries in batches of" in warning
+    assert "2 of 3 queries in the batches of" in warning
     assert "such as 'q6', are of split 'train'" in warning
     (warning,) = warnings("of dev", "dev", 6, 7, 5)
     assert "1 of 3 queries" in warning
@@ -200,5 +203,7 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
 
     plan(kind="retrieval", collection=collection, split="train")
     assert len([line for line in logged if line.startswith("  Warning: the dev set is trained on")]) == 1
-    with pytest.raises(UserError, match=f"validation.batches is {batches}, the very batches that are trained on"):
+    with pytest.raises(
+        UserError, match=f"validation.batches is {batches}, the training batches, so validation says nothing"
+    ):
         plan(kind="batches", batches=batches)

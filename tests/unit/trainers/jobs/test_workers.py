@@ -39,7 +39,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_ended_a_run_is_said_in_its_words_and_a_controller_that_died_is_a_matter_of_running_again(fitted) -> None:
-    with pytest.raises(UserError, match=r"controller.*has died.*run the same command again"):
+    with pytest.raises(UserError, match=r"controller.*has died.*Run the same command again"):
         fitted(ray.exceptions.ActorDiedError())
     raised = WorkerGroupError("Traceback …", {1: StorageError("s3://full: no room")})
     with pytest.raises(UserError, match=r"^s3://full: no room$") as caught:

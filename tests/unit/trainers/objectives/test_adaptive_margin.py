@@ -195,7 +195,7 @@ def triplets(queries: list[str], documents: list[str], negatives: list[list[str]
     ("negatives", "message"),
     [
         (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives; a triplet has .* Set training.hard_negatives to 1"),
-        ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; else make .*negatives_per_example: 1"),
+        ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; otherwise make .*negatives_per_example: 1"),
     ],
 )
 def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):
@@ -221,7 +221,7 @@ def test_a_run_that_leaves_every_hard_negative_out_is_told_so(taken):
         return RunSettings(**values, training={"hard_negatives": taken})
 
     if taken == 0:
-        with pytest.raises(ValidationError, match=r"training.hard_negatives is 0, which leaves out .* Set it to 1"):
+        with pytest.raises(ValidationError, match=r"training.hard_negatives is 0, so .* are left out.* Set it to 1"):
             run()
     else:
         assert run().training.hard_negatives == taken

@@ -58,7 +58,7 @@ def test_a_stored_batch_means_what_its_columns_say(similarity, cut):
 def test_a_score_that_is_no_number_is_refused(score):
     rows = with_columns(triplet_batch(1), positive_score=[0.0, 0.0, score, 0.0, 0.0, 0.0])
     query = rows["query"][2].as_py()
-    with pytest.raises(UserError, match=f"Query {query!r} has a teacher score that is no finite number"):
+    with pytest.raises(UserError, match=f"Query {query!r} has a teacher score that is not a finite number"):
         tiny_objective().collate(rows)
 
 

@@ -115,7 +115,7 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
         make(packings={"tour": run["turns"], "in turns": run["turns"]})
     with pytest.raises(ValidationError, match="at least 2"):
         make(batches={"tour": run["batches"]}, packings={})
-    with pytest.raises(ValidationError, match="'packings' has 'tours', and 'batches' tour, in turns: name one"):
+    with pytest.raises(ValidationError, match="'packings' has 'tours', but 'batches' has tour, in turns: name one"):
         make(packings={"tours": run["packing"]})
     other = small_run.make_collection(tmp_path / "other", word="word")
     with pytest.raises(UserError, match="collection"):

@@ -84,7 +84,7 @@ def test_what_decides():
 
 @pytest.mark.parametrize("settings", [{"measure": "accuracy"}, {"then": {"measure": "accuracy", "after_epoch": 1}}])
 def test_a_measure_that_the_objective_lacks(objective, settings):
-    message = r"'accuracy', which this objective doesn't measure. It measures loss, draw, pos"
+    message = r"'accuracy', but this objective doesn't measure it. It measures loss, draw, pos"
     with pytest.raises(UserError, match=message):
         validation(**settings).measure(objective)
 

@@ -322,7 +322,7 @@ def test_runs_that_do_not_fit(collection, run, tmp_path):
     of_training = searched_by_words(collection, tmp_path, "train", 20)
     with pytest.raises(UserError, match="answers none of the 6 queries of split 'dev'"):
         opened(collection, run=of_training)
-    with pytest.raises(UserError, match=r"measure is R@50, but 50 candidates.*whatever the encoder does"):
+    with pytest.raises(UserError, match=r"measure is R@50, but 50 candidates.*so the encoder can't change it"):
         opened(collection, run=run, measure="R@50")
     assert opened(collection, run=run, measure="R@10").notes
 

@@ -121,7 +121,7 @@ def test_segments_are_means_of_consecutive_tokens(length: int) -> None:
 
 
 @pytest.mark.parametrize(("context", "message"), [
-    (torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "one at least"), (torch.zeros(WIDTH), "shape"),
+    (torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "least one"), (torch.zeros(WIDTH), "shape"),
 ])  # fmt: skip
 def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -131,7 +131,7 @@ def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> No
 def test_a_context_that_leaves_no_positions_for_texts_is_refused() -> None:
     """Of 48: where context takes up positions, and they are learned."""
     encoder = contextual(text_positions="behind_prefix", prompts=2, max_length=24, context_documents=23)
-    message = r"24 tokens behind 23 context .* 2 prompt .* 48\. Lower .* max_length to 23"
+    message = r"24 tokens behind 23 context .* 2 prompt .* 48, because .* Lower .* max_length to 23"
     for context in (torch.zeros(23, WIDTH), "null"):
         with pytest.raises(UserError, match=message):
             encoder.use_context(context)
@@ -223,13 +223,13 @@ def test_first_stages_of_fewer_layers_and_tokens_and_of_another_width() -> None:
     wide = load_tiny(saved("bert"), pooling="mean")
     wide.contract = wide.contract.model_copy(update={"dimension": 384})
     encoder = contextual()
-    with pytest.raises(UserError, match="384 numbers, but the encoder's tokens 32"):
+    with pytest.raises(UserError, match="384 numbers, but the encoder's token embeddings have 32"):
         ContextualEncoder(encoder.transformer, None, [], encoder.contract, wide, ContextualForm())
 
 
 @pytest.mark.parametrize("form", [{"prompts": 2}, {"pooled": "all"}])
 def test_blocks_go_without_prompts(form: dict) -> None:
-    with pytest.raises(ValueError, match="prefix_attends 'prefix' goes without prompt vectors"):
+    with pytest.raises(ValueError, match="prefix_attends 'prefix' doesn't work with prompt vectors"):
         ContextualForm(prefix_attends="prefix", **form)
 
 

@@ -145,7 +145,7 @@ def test_validation_and_ranking_by_the_exported_module_agree(scored, collection,
 
 def test_it_embeds_no_documents_and_searches_no_others(trained, scored, collection, base, vectors, words, tmp_path):
     model = trained[0]
-    with pytest.raises(UserError, match=r"trained on queries alone.*'parts: \[queries\]'"):
+    with pytest.raises(UserError, match=r"trained on queries only.*'parts: \[queries\]'"):
         embedded(collection, encoder_settings(model), tmp_path)
     queries = embedded(collection, encoder_settings(model), tmp_path / "queries", parts=("queries",))
     others = embedded(collection, encoder_settings(base, normalize=False), tmp_path / "others")
@@ -239,7 +239,7 @@ def test_what_can_not_be_validated_on_is_refused(base, collection, vectors, batc
     with pytest.raises(ValidationError, match=r"can't search a collection.*validation.run"):
         run_settings(base, vectors, batches, dev(collection), scoring=TRANSFORMER)
     of_training = {"kind": "batches", "batches": batches, "every": 4}
-    with pytest.raises(ValidationError, match=r"every positive was put.*Take kind 'retrieval'"):
+    with pytest.raises(ValidationError, match=r"contain every positive.*Use kind 'retrieval'"):
         run_settings(base, vectors, batches, of_training, scoring=TRANSFORMER)
 
 

@@ -400,5 +400,5 @@ def test_a_context_that_marks_most_pairs_is_said_before_a_run(tiny_encoder: Path
     check(context_documents=64, share_negatives="step")
     assert logged == []
     check(context_documents=33)
-    assert "context_documents is 33 of batches of 64" in logged[0]
+    assert "context_documents is 33 with batches of 64" in logged[0]
     assert "context_documents to 16" in logged[0]
