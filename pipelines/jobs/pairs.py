@@ -78,8 +78,8 @@ class PairsConfig(StageConfig):
     duplicates: DuplicateSettings = DuplicateSettings()
     """What to do with pairs that repeat an earlier one."""
     run: InputPath | None = None
-    """A ranking for the split's queries: pairs whose document isn't found by it are dropped, as queries that a language
-    model writes may fit another document better (round-trip filter: Alberti et al. 2019; Dai et al. 2022)."""
+    """A ranking for the split's queries. Pairs are dropped if it doesn't find their document. A query that a language
+    model wrote may fit another document better (round-trip filter: Alberti et al. 2019; Dai et al. 2022)."""
     found_within: PositiveInt = 20
     """First ranks of ``run`` that a document must be among."""
     documents_per_query: PositiveInt | None = None

@@ -37,8 +37,8 @@ class ContrastiveSettings(PairSettings):
     similarity: Literal["cosine", "inner_product"] = "cosine"
     """Similarity in the loss. A search ranks by inner products, so use cosines with an encoder that normalises."""
     directions: Literal["query_to_document", "all"] = "query_to_document"
-    """What a pair is told apart from: its query's other documents, or also other queries and documents beside either of
-    the two (GTE, Li et al. 2023)."""
+    """'all' compares documents with queries, queries with queries and documents with documents, too (GTE, Li et al.
+    2023). Masks hold in each direction."""
     similarity_temperature: PositiveFloat = 0.05
     """Temperature: divides the similarities."""
 
