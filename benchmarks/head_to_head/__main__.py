@@ -27,7 +27,7 @@ import torch
 import transformers
 
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Base, Collection, base_of, read_collection
-from benchmarks.head_to_head.plan import MAX_LENGTH, REFERENCE, STUDENTS, TEMPERATURES, Trial, stored_rows
+from benchmarks.head_to_head.plan import KNOWN, MAX_LENGTH, REFERENCE, STUDENTS, TEMPERATURES, Trial, stored_rows
 from benchmarks.head_to_head.trial import Point, rows_and_tokens, run_trial
 from benchmarks.head_to_head.ways import WAYS, Material, prepare
 from raytriever.errors import UserError
@@ -44,7 +44,7 @@ class Bench:
         self._rows: dict[Trial, dict[str, Any]] = {}
         self._ends = time.monotonic() + 60 * arguments.minutes
         arguments.output.mkdir(parents=True, exist_ok=True)
-        for row in stored_rows(self._file):
+        for row in [*stored_rows(arguments.known), *stored_rows(self._file)]:
             trial = Trial(**{name: row[name] for name in Trial.__dataclass_fields__})
             if row["design"] == trial.design:
                 self._rows[trial] = row
@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder of the collections")
     parser.add_argument("--base", required=True, help="the base encoder's folder: a BERT with WordPiece tokens")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--known", type=Path, default=KNOWN, help="rows that are not made again")
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="beside pairs in random batches")
     parser.add_argument("--seeds", type=int, default=3)

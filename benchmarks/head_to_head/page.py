@@ -21,7 +21,7 @@ from scipy import stats
 
 from benchmarks.chart import chart
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE
-from benchmarks.head_to_head.plan import REFERENCE, STUDENTS, stored_rows
+from benchmarks.head_to_head.plan import KNOWN, REFERENCE, STUDENTS, stored_rows
 from benchmarks.head_to_head.ways import WAYS
 from raytriever.reports.plots import BLUE, INK
 from retrieval.evaluation.significance import holm
@@ -51,13 +51,8 @@ class Part(NamedTuple):
     freedom: int
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Of a file of the benchmark, or of one that ``--rows`` wrote."""
-    return pq.read_table(path).to_pylist() if path.suffix == ".parquet" else list(stored_rows(path))
-
-
-def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> Finals:
-    """The final rows of the ways that have all seeds of the reference.
+def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> Finals:
+    """The final rows of the ways that have ``seeds`` seeds.
 
     Of equal seconds: a way that takes the reference's time anyway has its rows of equal data. A way for several domains
     has the rows of its simple form on collections of one.
@@ -65,17 +60,13 @@ def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> Finals
     found: Finals = defaultdict(dict)
     for purpose in ("data", view):
         for row in rows:
-            if row["student"] == student and row["purpose"] == purpose:
+            if row["student"] == student and row["purpose"] == purpose and row["seed"] < seeds:
                 found[row["collection"], row["way"]][row["seed"]] = row
     for way, what in WAYS.items():
         for collection in COLLECTIONS if what.without_domains else ():
             if (collection, what.without_domains) in found:
                 found[collection, way] = found[collection, str(what.without_domains)]
-    return {
-        (collection, way): of_seeds
-        for (collection, way), of_seeds in found.items()
-        if of_seeds.keys() == found[collection, REFERENCE].keys()
-    }
+    return {named: of_seeds for named, of_seeds in found.items() if len(of_seeds) == seeds}
 
 
 def chosen(found: Finals, side: str, collections: Sequence[str]) -> str:
@@ -137,10 +128,10 @@ def _mean(found: Finals, collection: str, way: str, field: str) -> float:
     return float(np.mean([row.get(field, np.nan) for row in found[collection, way].values()]))
 
 
-def show(rows: Sequence[Mapping[str, Any]], student: str, view: str) -> list[Difference]:
+def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> list[Difference]:
     """Prints all ways by collection, then the ways that stand for their sides, whose differences it returns."""
     first: list[Difference] = []
-    found = finals(rows, student, view)
+    found = finals(rows, student, view, seeds)
     collections = [each for each in (*COLLECTIONS, MIXTURE) if (each, REFERENCE) in found]
     print(f"\n## {student}, equal {view}\n")
     print("| way | dev | " + " | ".join([*collections, _MEAN]) + " | seconds | preparing |")
@@ -191,13 +182,14 @@ def draw(of_students: Mapping[str, Sequence[Difference]], target: Path) -> None:
 def main() -> None:
     """Prints the tables of all students."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trials", type=Path, help="trials.jsonl, or the parquet file that --rows wrote")
+    parser.add_argument("trials", type=Path, nargs="?", default=KNOWN, help="trials.jsonl, or what --rows wrote")
+    parser.add_argument("--seeds", type=int, default=3, help="ways that have fewer are left out")
     parser.add_argument("--rows", type=Path, help="also write all trials there, as parquet")
     parser.add_argument("--chart", type=Path, help="also draw the differences at equal seconds there, as SVG")
     arguments = parser.parse_args()
-    rows = read_rows(arguments.trials)
+    rows = list(stored_rows(arguments.trials))
     there = [student for student in STUDENTS if any(row["student"] == student and "test" in row for row in rows)]
-    compared = {student: [show(rows, student, view) for view in VIEWS][-1] for student in there}
+    compared = {student: [show(rows, student, view, arguments.seeds) for view in VIEWS][-1] for student in there}
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))
     if arguments.chart:

@@ -60,7 +60,7 @@ def rows_of(way: str, dev: float, test: float, purpose: str = "data", seeds: int
 def test_dev_queries_choose_and_ways_without_all_seeds_are_left_out() -> None:
     rows = rows_of("pairs", 0.5, 0.5) + rows_of("mined negatives", 0.6, 0.4) + rows_of("guided", 0.9, 0.9, seeds=1)
     rows += rows_of("contextual", 0.7, 0.6) + rows_of("in turns", 0.6, 0.8)
-    found = finals(rows, "static", "data")
+    found = finals(rows, "static", "data", SEEDS)
     assert ("conala", "guided") not in found
     assert chosen(found, "theirs", ["conala"]) == "mined negatives"
     assert chosen(found, "ours", ["conala"]) == "contextual"
@@ -70,10 +70,10 @@ def test_dev_queries_choose_and_ways_without_all_seeds_are_left_out() -> None:
 def test_trials_of_equal_seconds_replace_those_of_equal_data() -> None:
     rows = rows_of("pairs", 0.5, 0.5) + rows_of("mined negatives", 0.6, 0.6)
     rows += rows_of("mined negatives", 0.4, 0.4, "seconds")
-    found = finals(rows, "static", "seconds")
+    found = finals(rows, "static", "seconds", SEEDS)
     assert found["conala", "mined negatives"][0]["dev"] == 0.4
     assert found["conala", "pairs"][0]["dev"] == 0.5
-    assert finals(rows, "static", "data")["conala", "mined negatives"][0]["dev"] == 0.6
+    assert finals(rows, "static", "data", SEEDS)["conala", "mined negatives"][0]["dev"] == 0.6
 
 
 def test_one_seed_gives_the_paired_t_test() -> None:
@@ -95,7 +95,7 @@ def test_the_mean_is_over_the_single_collections() -> None:
     rows = rows_of("pairs", 0.5, 0.5) + rows_of("contextual", 0.6, 0.52)
     for way, test in (("pairs", 0.3), ("contextual", 0.9)):
         rows += [row("mixture", way, "data", seed, 0.5, test) for seed in range(SEEDS)]
-    found = finals(rows, "static", "data")
+    found = finals(rows, "static", "data", SEEDS)
     names = ["conala", "mixture"]
     *_, mixed, mean = differences(found, dict.fromkeys(names, "pairs"), dict.fromkeys(names, "contextual"))
     assert mean.collection == "mean"
