@@ -35,7 +35,7 @@ from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from trainers.engine.callback import Callback
 from trainers.engine.gradient_cache import Chunks
 from trainers.engine.loop import train
-from trainers.engine.mfu import flops_per_token
+from trainers.estimate.machines import flops_per_token
 from trainers.objective import Objective, map_nest, to_device
 from trainers.run_settings import RunSettings
 from trainers.training_run import objective_to_train

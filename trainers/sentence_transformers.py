@@ -174,7 +174,7 @@ class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignor
         self, model: Any, similarity_temperature: float = 0.05, directions: Directions = "query_to_document"
     ) -> None:
         super().__init__(model, scale=1 / similarity_temperature)
-        self._directions = directions
+        self._directions: Directions = directions
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
         """A scalar."""
@@ -192,7 +192,7 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
         directions: Directions = "query_to_document",
     ) -> None:
         super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
-        self._directions = directions
+        self._directions: Directions = directions
 
     def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:
         """A scalar."""

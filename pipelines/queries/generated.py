@@ -62,7 +62,9 @@ class GenerationSettings(Settings):
 
     def prompt_for(self, template: str, source: SourceDocument, passage: Passage) -> str:
         """The template with a passage in it. Other braces stay as they are."""
-        values = dict(zip(_NAMES, (self.number, source.title, source.text_of(passage)[: self.characters]), strict=True))
+        values: dict[str, Any] = dict(
+            zip(_NAMES, (self.number, source.title, source.text_of(passage)[: self.characters]), strict=True)
+        )
         return re.sub(rf"\{{({'|'.join(_NAMES)})\}}", lambda name: str(values[name[1]]), template)
 
     def queries_in(self, answer: str, passage: str, dropped: Counter[str]) -> Iterator[str]:

@@ -223,7 +223,7 @@ def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
         ({"teacher_scores": teacher, "too_few_negatives": "random"}, "without a teacher's score: set refuse or repeat"),
         ({"teacher_scores": str(tmp_path / "none")}, "neither an artifact .* nor a run file"),
-        ({"teacher_scores": world.inputs["packing"]}, "which holds packing\. Scores come from"),
+        ({"teacher_scores": world.inputs["packing"]}, r"which holds packing\. Scores come from"),
         (
             {"teacher_scores": str(strangers)},
             r"no document of .* for any of its queries\. Are ids written in the same way",

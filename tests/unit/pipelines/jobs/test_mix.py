@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused(sources: dict[str, str], tmp_path: Path) -
     for more, ratios, message in (
         ({"b": chunks}, None, r"of layout chunks, .*code of layout pairs"),
         ({"large": large}, None, r"has batches of size 2, .*large of size 3"),
-        ({}, {"wbe": 1}, "ratios are given for wbe, sources are code, web"),
+        ({}, {"wbe": 1}, "ratios are given for wbe, but sources are code, web: give one for each"),
         ({}, {"web": 0, "code": 1}, r"'ratios\.web': Input should be greater than 0"),
         ({}, {"web": 100, "code": 1}, "'code' would give no batch in an epoch"),
     ):

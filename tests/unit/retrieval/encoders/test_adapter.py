@@ -162,7 +162,7 @@ def _one_less(folder: Path) -> None:
     (_one_less, "doesn't fit its base model: 1 tensors"),
     (_changed(lambda config: config.update(r=2)), "doesn't fit its base model: 8 tensors"),
     (_changed(lambda config: config.update(target_modules=["absent"])), "can't be loaded.*absent"),
-    (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), "kind PREFIX_TUNING\. Only LORA"),
+    (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), r"kind PREFIX_TUNING\. Only LORA"),
     (_changed(lambda config: config.pop("base_model_name_or_path")), "names no base_model_name_or_path"),
     (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not readable JSON"),
 ])  # fmt: skip

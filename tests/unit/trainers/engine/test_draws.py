@@ -95,5 +95,5 @@ def test_every_set_is_equally_likely():
 
 def test_what_cannot_be_drawn_from_is_refused():
     rows = made_up_batch([2, 2])
-    with pytest.raises(UserError, match="needs the column query_id; the batches have query, document"):
+    with pytest.raises(UserError, match="needs the column query_id, but the batches have query, document"):
         draw_hard_negatives(rows.drop_columns("query_id"), 1, 0, 0)

@@ -55,7 +55,7 @@ def test_the_loss_is_the_sum_of_those_of_cut_vectors(kind: str, normalize: bool,
 
 
 def test_sizes_that_can_not_be(tiny_encoder: Path) -> None:
-    with pytest.raises(UserError, match="prefix of 32 numbers, but vectors have 32\. Whole vectors are trained anyway"):
+    with pytest.raises(UserError, match=r"prefix of 32 numbers, but vectors have 32\. Whole vectors are trained"):
         made("contrastive", encoder_of(tiny_encoder), 4, 32)
     with pytest.raises(UserError, match=r"encoder\.truncate_dim is 33, but vectors have 32 numbers\. Give less"):
         encoder_of(tiny_encoder, truncate_dim=33)

@@ -111,7 +111,7 @@ def test_only_the_listed_domains_are_halved(revela: Callable[..., Revela]) -> No
 def test_batches_too_small_to_learn_from(revela: Callable[..., Revela], tmp_path: Path) -> None:
     objective = revela()
     objective.check_batches(BatchReader(store_chunk_batches(tmp_path / "b", size=3)))
-    with pytest.raises(UserError, match="have 2 chunks\. With fewer than 3"):
+    with pytest.raises(UserError, match=r"have 2 chunks\. With fewer than 3"):
         objective.check_batches(BatchReader(store_chunk_batches(tmp_path / "c", size=2)))
     named = revela(first_half=["prose", "cod"])
     with pytest.raises(UserError, match=r"first_half names the domain 'cod', .* Did you mean 'code'\?"):
