@@ -45,7 +45,7 @@ class Bench:
         self._ends = time.monotonic() + 60 * arguments.minutes
         arguments.output.mkdir(parents=True, exist_ok=True)
         for row in [*stored_rows(arguments.known), *stored_rows(self._file)]:
-            trial = Trial(**{name: row[name] for name in Trial.__dataclass_fields__})
+            trial = Trial(**{name: row[name] for name in Trial.__dataclass_fields__ if name in row})
             if row["design"] == trial.design:
                 self._rows[trial] = row
 

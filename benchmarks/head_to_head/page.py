@@ -195,7 +195,9 @@ def main() -> None:
     if arguments.chart:
         draw(compared, arguments.chart)
     if arguments.rows:
-        pq.write_table(pa.Table.from_pylist(rows), arguments.rows, compression="zstd")
+        columns = dict.fromkeys(name for row in rows for name in row)
+        table = pa.table({name: [row.get(name) for row in rows] for name in columns})
+        pq.write_table(table, arguments.rows, compression="zstd")
 
 
 if __name__ == "__main__":

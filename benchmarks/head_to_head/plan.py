@@ -57,7 +57,8 @@ class Trial:
 def stored_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Those of a parquet file, or the whole lines of JSON: the last one may have been cut off."""
     if file.suffix == ".parquet":
-        yield from pq.read_table(file).to_pylist() if file.exists() else ()
+        for row in pq.read_table(file).to_pylist() if file.exists() else ():
+            yield {name: value for name, value in row.items() if value is not None}
         return
     for line in file.read_text().splitlines() if file.exists() else ():
         try:

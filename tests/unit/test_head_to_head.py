@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from benchmarks.head_to_head.data import Limits, Pair, read_collection
-from benchmarks.head_to_head.page import chosen, differences, finals, student, variances
+from benchmarks.head_to_head.page import chosen, differences, finals, main, student, variances
+from benchmarks.head_to_head.plan import stored_rows
 
 SEEDS, QUERIES = 3, 40
 RANDOM = np.random.default_rng(0)
@@ -102,3 +103,18 @@ def test_the_mean_is_over_the_single_collections() -> None:
     assert mean.ours - mean.theirs == pytest.approx(0.02, abs=0.02)
     assert mixed.ours - mixed.theirs == pytest.approx(0.6, abs=0.1)
     assert mixed.low > 0.4
+
+
+def test_stored_rows_give_the_tables_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of tuning lack what final ones have, and the other way round."""
+    named = {"student": "static", "collection": "conala", "way": "pairs", "seed": 0}
+    rows = [named | {"purpose": "tuning", "dev": 0.5}, *rows_of("pairs", 0.5, 0.5), *rows_of("contextual", 0.6, 0.5)]
+    (tmp_path / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"cut": ')
+    stored = tmp_path / "trials.parquet"
+    monkeypatch.setattr("sys.argv", ["page", str(tmp_path / "trials.jsonl"), "--rows", str(stored)])
+    main()
+    assert (
+        finals(list(stored_rows(stored)), "static", "data", SEEDS).keys()
+        == finals(rows, "static", "data", SEEDS).keys()
+    )
+    assert [row["dev"] for row in stored_rows(stored)] == [row["dev"] for row in rows]
