@@ -30,7 +30,6 @@ from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Base, Collection,
 from benchmarks.head_to_head.plan import KNOWN, MAX_LENGTH, REFERENCE, STUDENTS, TEMPERATURES, Trial, stored_rows
 from benchmarks.head_to_head.trial import Point, rows_and_tokens, run_trial
 from benchmarks.head_to_head.ways import WAYS, Material, prepare
-from raytriever.errors import UserError
 
 _ALIKE = 0.25  # times that differ by less are equal: so much they differ on a busy machine
 
@@ -174,7 +173,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("raytriever").setLevel(logging.ERROR)
     if absent := [name for name in COLLECTIONS if not (arguments.data / name).is_dir()]:
-        raise UserError(f"{arguments.data} has no {', '.join(absent)}. Name a folder that has these collections.")
+        parser.error(f"{arguments.data} has no {', '.join(absent)}. Name a folder that has these collections.")
     bench = Bench(arguments)
     try:
         for student in arguments.students:

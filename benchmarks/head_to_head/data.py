@@ -5,7 +5,6 @@ and so are dev and test queries. The documents are those that any of these judge
 is a sixth of each.
 """
 
-import csv
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+
+from benchmarks.mixed_collection import Judgment, judgments, spread
 
 Item = TypeVar("Item")
 
@@ -129,10 +130,10 @@ def base_of(collection: Collection, encoder: str, max_length: int, folder: Path)
 
 def _read_folder(folder: Path, limits: Limits) -> Collection:
     name = folder.name
-    judgments = {split: _judgments(folder / "qrels" / f"{split}.tsv") for split in ("train", *QUERIES)}
-    positives = [(query, document) for query, document, grade in judgments["train"] if grade > 0]
-    pairs = _evenly(positives, limits.of(limits.pairs))
-    splits = {split: _split(judgments[split], name, limits.of(limit)) for split, limit in QUERIES.items()}
+    judged = {split: list(judgments(folder / "qrels" / f"{split}.tsv")) for split in ("train", *QUERIES)}
+    positives = [(query, document) for query, document, grade in judged["train"] if grade > 0]
+    pairs = spread(positives, limits.of(limits.pairs))
+    splits = {split: _split(judged[split], name, limits.of(limit)) for split, limit in QUERIES.items()}
     asked = {query for split in splits.values() for query in split.queries}
     trained = [Pair(f"{name}-{query}", f"{name}-{document}") for query, document in pairs]
     if both := asked & {pair.query_id for pair in trained}:
@@ -142,26 +143,20 @@ def _read_folder(folder: Path, limits: Limits) -> Collection:
     asked |= {pair.query_id for pair in trained}
     queries = {key: text for key, text in _texts(folder / "queries.jsonl", name).items() if key in asked}
     documents = _texts(folder / "corpus.jsonl", name)
-    others = _evenly([key for key in documents if key not in needed], max(0, limits.of(limits.documents) - len(needed)))
+    others = spread([key for key in documents if key not in needed], max(0, limits.of(limits.documents) - len(needed)))
     kept = needed | set(others)
     documents = {key: text for key, text in documents.items() if key in kept}
     return Collection(name, queries, documents, dict.fromkeys(documents, name), trained, splits)
 
 
-def _split(judgments: Sequence[tuple[str, str, int]], name: str, limit: int) -> Split:
+def _split(judged: Sequence[Judgment], name: str, limit: int) -> Split:
     """Queries that have a positive, at most so many, with all of their judgments."""
-    chosen = _evenly(list(dict.fromkeys(query for query, _, grade in judgments if grade > 0)), limit)
+    chosen = spread(list(dict.fromkeys(query for query, _, grade in judged if grade > 0)), limit)
     grades: dict[str, dict[str, int]] = {f"{name}-{query}": {} for query in chosen}
-    for query, document, grade in judgments:
+    for query, document, grade in judged:
         if f"{name}-{query}" in grades:
             grades[f"{name}-{query}"][f"{name}-{document}"] = grade
     return Split(list(grades), grades)
-
-
-def _judgments(path: Path) -> list[tuple[str, str, int]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file, delimiter="\t")
-        return [(row["query-id"], row["corpus-id"], int(float(row["score"]))) for row in rows]
 
 
 def _texts(path: Path, name: str) -> dict[str, str]:
@@ -169,12 +164,6 @@ def _texts(path: Path, name: str) -> dict[str, str]:
     with path.open(encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     return {f"{name}-{each['_id']}": f"{each.get('title') or ''} {each['text']}".strip() for each in records}
-
-
-def _evenly(items: Sequence[Item], limit: int) -> list[Item]:
-    """At most so many, evenly over the list."""
-    count = min(limit, len(items))
-    return [items[place * len(items) // count] for place in range(count)]
 
 
 def _joined(mappings: Iterable[Mapping[str, Item]]) -> dict[str, Item]:

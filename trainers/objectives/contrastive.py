@@ -80,13 +80,12 @@ class Contrastive(PairObjective[ContrastiveSettings]):
 
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of cosines or inner products."""
-        settings, mask, positives = self.settings, candidates.mask, candidates.positives
-        if settings.similarity == "cosine":
+        temperature = self.settings.similarity_temperature
+        if self.settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
-        if settings.directions == "query_to_document":
-            return contrast(queries, documents, candidates, settings.similarity_temperature)
+        if self.settings.directions == "query_to_document":
+            return contrast(queries, documents, candidates, temperature)
+        compared = queries, documents, candidates.mask, candidates.positives
         all_queries = self.gather(queries)
-        all_masks = self.gather(mask[:, : len(all_queries)].float()).bool()
-        others = all_queries, all_masks
-        loss = all_directions_loss(queries, documents, mask, positives, settings.similarity_temperature, *others)
-        return loss, contrastive_metrics(queries, documents, mask, positives)
+        all_masks = self.gather(candidates.mask[:, : len(all_queries)].float()).bool()
+        return all_directions_loss(*compared, temperature, all_queries, all_masks), contrastive_metrics(*compared)
