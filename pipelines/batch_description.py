@@ -16,6 +16,7 @@ from raytriever.artifacts.long_columns import places_among
 from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.report import Plot, Section, render
+from raytriever.reports.table import one_line
 from retrieval.collections.collection import TextPart
 from retrieval.vectors import StoredVectors
 
@@ -28,7 +29,7 @@ _SHADES = " ░▒▓█"
 
 def describe_batch(reader: BatchReader, epoch: int, index: int) -> Iterator[str]:
     """The batch as lines: what it is made of, then every example, as its layout has it."""
-    rows = reader.read(epoch, index).to_pylist()
+    rows = list(map(_named_on_one_line, reader.read(epoch, index).to_pylist()))
     domains = sorted({row["domain"] or "(none)" for row in rows})
     yield f"batch {index} of epoch {epoch} ({reader.number_of_batches(epoch)} batches), {len(rows)} examples"
     yield f"domains: {', '.join(domains)}"
@@ -39,6 +40,12 @@ def describe_batch(reader: BatchReader, epoch: int, index: int) -> Iterator[str]
             yield from _chunks(rows)
         case "candidates":
             yield from _candidates(rows)
+
+
+def _named_on_one_line(row: Row) -> Row:
+    """The row with no line break in its ids and its domain."""
+    names = {name: one_line(row[name]) for name in ("query_id", "document_id", "source_id", "domain") if name in row}
+    return row | names | {"candidate_ids": list(map(one_line, row.get("candidate_ids", [])))}
 
 
 def _pairs(rows: list[Row]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from html import escape
 _NO_CHARACTER = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]|\r(?!\n)"
 )
+_NO_LINE = re.compile("[\t\n\r\u2028\u2029]")
 
 _WIDTH = 100  # characters of a terminal
 
@@ -35,6 +36,11 @@ def printable(text: str) -> str:
     The length stays the same, so that columns stay aligned.
     """
     return _NO_CHARACTER.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    """``printable`` text with U+FFFD for what ends a line or moves to the next column, too."""
+    return _NO_LINE.sub("\ufffd", printable(text))
 
 
 def html_text(text: str) -> str:
@@ -115,6 +121,6 @@ def _padded(column: Sequence[str | Cell], is_text: bool, strong: str) -> list[st
     cells = [_cell(cell) for cell in column]
     marks = [(f" {cell.superscript}" if cell.superscript else "") + strong * cell.is_strong for cell in cells]
     room = max(map(len, marks))
-    texts = [cell.text + mark.ljust(room) for cell, mark in zip(cells, marks, strict=True)]
+    texts = [one_line(cell.text) + mark.ljust(room) for cell, mark in zip(cells, marks, strict=True)]
     width = max(map(len, texts))
     return [text.ljust(width) if is_text else text.rjust(width) for text in texts]

@@ -60,6 +60,7 @@ PINNED_REVISIONS = {
     "microsoft/graphcodebert-base": "2b0488a7bb0eefc7041f1bb2cad1ab26b0da269d",
     "microsoft/mpnet-base": "6996ce1e91bd2a9c7d7f61daec37463394f73f09",
     "microsoft/unixcoder-base": "5604afdc964f6c53782a6813140ade5216b99006",
+    "nomic-ai/nomic-bert-2048": "7710840340a098cfb869c4f65e87cf2b1b70caca",
     "nomic-ai/nomic-embed-text-v1": "0759316f275aa0cb93a5b830973843ca66babcf5",
     "sentence-transformers/gtr-t5-base": "7027e9594267928589816394bdd295273ddc0739",
     "sentence-transformers/msmarco-distilbert-base-tas-b": "b12d9352e776979147078a8975a4885042984fd1",

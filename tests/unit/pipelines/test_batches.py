@@ -97,6 +97,14 @@ def test_what_is_not_stored_is_named_and_only_whole_batches_of_the_layout_are_wr
             file.write(batch(0, 0, "chunks"))
 
 
+def test_no_id_and_no_domain_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    forged = {"query_id": "q\nforged", "document_id": "d\nforged", "domain": "a\nforged"}
+    rows = pa.Table.from_pylist([row_of("pairs", 0, 0, row) | forged for row in range(ROWS)], LAYOUTS["pairs"].schema())
+    lines = list(describe_batch(BatchReader(store_batches(str(tmp_path / "b"), "pairs", [[[rows]]])), 0, 0))
+    assert "[0] query q\ufffdforged, document d\ufffdforged" in lines
+    assert not [line for text in lines for line in text.splitlines() if line.startswith("forged")]
+
+
 def test_batches_of_every_layout_are_shown_to_a_person(tmp_path: Path) -> None:
     lines = list(describe_batch(make(str(tmp_path / "b")), 0, 1))
     assert lines[:4] == [

@@ -45,6 +45,7 @@ def test_odd_text_is_text_everywhere() -> None:
     # 5 above the blocks, a paragraph 1, a table 5, a plot 1, two details 2 and 6
     assert page.texts.count(printable(ODD)) == 20
     assert printable("a\ud83d\x00\x1bb\tc\n") == "a���b\tc\n"
+    assert Table([], [["a\n1", "2"]]).lines() == ["a\ufffd1  2"]
     everywhere("\ud83d").encode("utf-8")  # half a surrogate pair can be written
 
 
