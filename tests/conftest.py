@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 from raytriever.reports.log import configure_log, log, log_to
 
-hypothesis.settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's matter
-hypothesis.settings.load_profile("no deadline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the processes that tests start
 
