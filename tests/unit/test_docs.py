@@ -1,8 +1,8 @@
 """README.md and docs/: their commands parse, their settings exist, their programs compile, and pages stay short.
 
 A command begins with ``raytriever``, in a fenced block without a language or between backticks. It is parsed as the
-command line would parse it, and the recipes and settings that it names are resolved. No command is run. Programs that bring their
-own data are run.
+command line would parse it, and the recipes and settings that it names are resolved. No command is run. Programs that
+bring their own data are run.
 """
 
 import ast
