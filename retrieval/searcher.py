@@ -7,6 +7,7 @@ for passages in Searcher("runs/quickstart").search(["make a folder"], k=3):
 """
 
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Passage:
 
 
 class Searcher:
-    """Searches the indexes of a run. What it opens stays open, shards as memory maps.
+    """Searches the indexes of a run. What it opens stays open, shards as memory maps. Threads may share it.
 
     ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages. Several are fused by
     reciprocal rank (Cormack et al. 2009). By default it is an index of vectors by a model of the run, else of other
@@ -71,6 +72,7 @@ class Searcher:
         if collection is None:
             raise UserError(f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown.")
         self._documents = StoredCollection(collection.uri).rows_of("documents")
+        self._reading = threading.Lock()  # threads that read one parquet file at once crash
         self._searches = [self._open(known[name]) for name in names]
 
     def search(self, questions: Sequence[str], k: int = 10) -> list[list[Passage]]:
@@ -93,7 +95,8 @@ class Searcher:
         ]
 
     def _passages(self, rows: Any, scores: Any) -> Iterator[Passage]:
-        table = self._documents.take(rows, ["id", "title", "text"])
+        with self._reading:
+            table = self._documents.take(rows, ["id", "title", "text"])
         for row, score in zip(table.to_pylist(), scores.tolist(), strict=False):
             yield Passage(score=score, **row)
 

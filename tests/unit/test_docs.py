@@ -1,7 +1,8 @@
 """README.md and docs/: their commands parse, their settings exist, their programs compile, and pages stay short.
 
 A command begins with ``raytriever``, in a fenced block without a language or between backticks. It is parsed as the
-command line would parse it, and the recipes and settings that it names are resolved. Nothing is run.
+command line would parse it, and the recipes and settings that it names are resolved. No command is run. Programs that
+bring their own data are run.
 """
 
 import ast
@@ -12,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -154,6 +156,36 @@ def test_programs_compile_and_import_what_there_is(page: str) -> None:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "raytriever":
                 assert {alias.name for alias in node.names} <= set(dir(raytriever))
+
+
+def program_of(page: str, part: str) -> str:
+    """The page's one program that holds ``part``."""
+    [program] = [block for block in blocks(page, "python") if part in block]
+    return program
+
+
+def test_the_loop_of_the_guide_prints_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = "docs/guide/batches_in_my_script.md"
+    exec(program_of(page, "DataLoader("), {})
+    assert f"`{capsys.readouterr().out.strip()}`" in (ROOT / page).read_text(encoding="utf-8")
+    assert len(raytriever.BatchReader(tmp_path / "runs/mine/batches")) == 8
+
+
+def test_a_rule_of_ones_own_masks_what_it_says() -> None:
+    program = program_of("docs/reference/batches.md", "def same_length(")
+    found: dict[str, Any] = {"np": np}
+    vectors = "query_vectors=np.eye(64, 65), document_vectors=[*np.eye(64, 65), *np.eye(65)[1:]]"
+    exec(re.sub(r'encoder="[^"]*"', vectors, program), found)
+    rows, stored = found["rows"], found["batches"].to_dataset()
+    for row, (masked, before) in enumerate(zip(rows["masked"], stored["masked"], strict=True)):
+        batch = rows["document"][row - row % 16 : row - row % 16 + 16]
+        alike = {place for place, text in enumerate(batch) if len(text) == len(rows["document"][row])}
+        assert masked == sorted((alike | set(before)) - {row % 16})
+    assert rows["masked"] != stored["masked"]
+    assert found["columns"].num_rows == 64
 
 
 @pytest.mark.parametrize("page", PAGES)

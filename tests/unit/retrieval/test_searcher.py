@@ -1,6 +1,8 @@
 """Questions to a finished run: the passages that its own stages rank first, by vectors, words and both."""
 
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import raytriever
 from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.collection import DOCUMENTS, StoredCollection
+from retrieval.collections.collection import DOCUMENTS, ParquetRows, StoredCollection
 from retrieval.jobs.context import Context
 from retrieval.jobs.embed import Embed
 from retrieval.jobs.fuse import Fuse
@@ -74,6 +76,26 @@ def test_questions_find_what_the_stages_find(run: Path, indexes: tuple[str, ...]
     scores = ranking.ranking().scores[:, :K]
     for of_query, expected_scores in zip(found, scores.tolist(), strict=True):
         assert [passage.score for passage in of_query] == pytest.approx(expected_scores[: len(of_query)], abs=1e-5)
+
+
+def test_threads_of_a_service_share_a_searcher(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher, take, reading, most = Searcher(str(run), ["dense", "words"]), ParquetRows.take, list[int](), list[int]()
+
+    def slow_take(rows: ParquetRows, *given: Any) -> pa.Table:  # Arrow crashes where two threads read one file
+        reading.append(1)
+        most.append(len(reading))
+        time.sleep(0.005)
+        reading.pop()
+        return take(rows, *given)
+
+    monkeypatch.setattr(ParquetRows, "take", slow_take)
+    questions = [f"text {number}" for number in range(16)]
+    alone = searcher.search(questions, K)
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda question: searcher.search([question], K)[0], questions))
+    assert together == alone
+    assert any(alone)
+    assert max(most) == 1
 
 
 @pytest.mark.parametrize("without", [None, "null", "none"])

@@ -249,7 +249,7 @@ def test_the_program_of_the_documentation_trains_on_published_batches(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    program = program.replace("org/name", str(model)).replace("path/of/this/folder", published)
+    program = program.replace("org/name", str(model)).replace("runs/mine/exported", published)
     module = types.ModuleType("program")
     monkeypatch.setitem(sys.modules, "program", module)  # the trainer stores its arguments by name
     exec(program.replace("_batch_size=64", f"_batch_size={SIZE}"), module.__dict__)
