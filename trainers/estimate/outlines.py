@@ -24,7 +24,7 @@ from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel, named_
 from retrieval.encoders.towers import Towers
 from retrieval.encoders.transformer import OUTLINED
 from trainers.objectives.chunk_settings import RevelaSettings
-from trainers.rehearsal.models import HUB_MODELS, published_configuration, write_modules
+from trainers.rehearsal.models import hub_models, published_configuration, write_modules
 from trainers.run_settings import RunSettings
 from trainers.training_run import load_for_training
 
@@ -111,7 +111,7 @@ def _configuration(model: str, revision: str | None) -> Path | None:
 
 
 def _write_published(model: str, place: Path) -> None:
-    known = list(HUB_MODELS)
+    known = list(hub_models())
     if model not in known:
         raise UserError(
             f"How the model {model!r} is built isn't known here: it is no folder, not in the hub's cache or mirror, and"
@@ -120,8 +120,8 @@ def _write_published(model: str, place: Path) -> None:
         )
     values = published_configuration(model)
     (place / "config.json").write_text(json.dumps(values))
-    if HUB_MODELS[model].pooling is not None:
-        write_modules(HUB_MODELS[model], place, values.get("d_model") or values.get("hidden_size") or 768)
+    if modules := hub_models()[model].get("modules"):
+        write_modules(modules, place, values.get("d_model") or values.get("hidden_size") or 768)
 
 
 def _write_tokenizer(folder: Path) -> None:
