@@ -18,6 +18,7 @@ from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
 from pipelines.formats.source_tree import FileTree
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
+from retrieval.collections.records import Policies
 
 TOPICS = 16
 _WORDS_OF_TOPIC, _WORDS_OF_ALL = 24, 200
@@ -99,7 +100,8 @@ def toy_source(source: AnySource, folder: str) -> dict[str, Any]:
         joined = {name: toy_source(each, f"{folder}/{name}") for name, each in source.sources.items()}
         return {"kind": "sources", "sources": joined}
     documents = {"table": "documents.parquet", "title": "title", "domain": "domain", "in_parts": _is_in_parts(source)}
-    toy: dict[str, Any] = {"kind": "columns", "path": folder, "documents": documents}
+    policies = {name: value for name, value in source.model_dump().items() if name in Policies.model_fields}
+    toy: dict[str, Any] = {**policies, "kind": "columns", "path": folder, "documents": documents}
     if isinstance(source, ColumnFiles):
         toy["domain"] = source.domain
     if splits_of(source):
