@@ -2,28 +2,16 @@
 
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import typer
-from numpy.typing import NDArray
 
-from pipelines.batches import BatchReader, mask_of
-from raytriever.artifacts.long_columns import places_among
+from pipelines.batches import BatchReader
 from raytriever.command_line import echo
-from raytriever.errors import UserError
-from raytriever.reports.report import Plot, Section, render
-from retrieval.collections.collection import TextPart
-from retrieval.vectors import StoredVectors
 
 Row = dict[str, Any]
 
 _CANDIDATES_SHOWN = 10  # of a list's best, beside its relevant ones
-_PRINTED = 40  # queries of a matrix in a terminal, two characters a cell
-_SHADES = " ░▒▓█"
 
 
 def describe_batch(reader: BatchReader, epoch: int, index: int) -> Iterator[str]:
@@ -109,60 +97,10 @@ def _shorten(label: str, text: str, lines: int) -> str:
     return "    " + label + ("\n" + " " * (4 + len(label))).join(shown[:lines]) + more
 
 
-def batch_matrix(rows: pa.Table, vectors: StoredVectors) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Similarities of a batch's queries with its documents, then with its hard negatives, and which are masked: (B, M).
-
-    Raises ``UserError`` as ``text_vectors``.
-    """
-    ids = [*rows["document_id"].chunks, *pc.list_flatten(rows["hard_negative_ids"]).chunks]
-    documents = text_vectors(vectors, "documents", pa.chunked_array(ids))
-    return text_vectors(vectors, "queries", rows["query_id"]) @ documents.T, mask_of(rows)
-
-
-def text_vectors(vectors: StoredVectors, part: TextPart, ids: pa.ChunkedArray) -> NDArray[np.float32]:
-    """The vectors of texts by their ids: (n, d). Raises ``UserError`` where a text has none, or several."""
-    stored = vectors.part(part)
-    stored.require_all()
-    places = places_among(ids, stored.ids())
-    if (places < 0).any() or stored.vectors_per_text > 1:
-        raise UserError(
-            f"{vectors.uri} does not hold one vector for each of the batch's {part}. Give vectors of the batches'"
-            " own collection, from an encoder with one vector a text."
-        )
-    return stored.gather(places)
-
-
-def matrix_lines(scores: NDArray[np.float32], mask: NDArray[np.bool_]) -> Iterator[str]:
-    """A line for each of a batch's first 40 queries, a cell for each of their documents."""
-    scores, mask = scores[:_PRINTED, :_PRINTED], mask[:_PRINTED, :_PRINTED]
-    low, high = float(scores.min()), float(scores.max())
-    shades = np.rint((scores - low) / max(high - low, 1e-9) * (len(_SHADES) - 1)).astype(int)
-    yield f"similarities of {len(scores)} queries and their documents, from {low:.2f} to {high:.2f} (██); xx: masked"
-    for row, left_out in zip(shades.tolist(), mask.tolist(), strict=True):
-        yield "    " + "".join("xx" if out else _SHADES[shade] * 2 for shade, out in zip(row, left_out, strict=True))
-
-
 def show(
     batches: Annotated[str, typer.Argument(help="A batches artifact.")],
     batch: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
     epoch: Annotated[int, typer.Option(help="Number of the epoch.")] = 0,
-    vectors: Annotated[str | None, typer.Option(help="Vectors of the collection, to show similarities too.")] = None,
-    html: Annotated[Path | None, typer.Option(help="HTML file to write, with the matrix of similarities.")] = None,
 ) -> None:
     """Prints one stored batch so that a person can read it."""
-    reader = BatchReader(batches)
-    lines = list(describe_batch(reader, epoch, batch))
-    if vectors is not None and reader.layout == "pairs":
-        from raytriever.reports.plots import heat_map
-
-        scores, mask = batch_matrix(reader.read(epoch, batch), StoredVectors(vectors))
-        lines += ["", *matrix_lines(scores, mask)]
-        if html is not None:
-            plot = Plot(
-                heat_map(scores, mask, lines[0]), ("Rows are queries, columns documents and then hard negatives.")
-            )
-            section = Section("Similarities", "Darker cells are more similar; orange cells are masked.", [plot])
-            html.write_text(render(lines[0], reader.uri, [section]), encoding="utf-8")
-    elif vectors or html:
-        raise UserError("A matrix of similarities needs batches of pairs and --vectors: give both.")
-    echo("\n".join(lines))
+    echo("\n".join(describe_batch(BatchReader(batches), epoch, batch)))

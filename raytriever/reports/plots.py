@@ -165,19 +165,6 @@ def _draw_panel(axes: "Axes", panel: Panel, boundaries: Sequence[float]) -> None
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def heat_map(values: NDArray[np.float32], left_out: NDArray[np.bool_], description: str) -> str:
-    """A matrix (n, m), its first row on top. Larger values are darker. Cells that are left out are orange."""
-    import matplotlib as mpl
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        colours = mpl.colormaps["Blues"].with_extremes(bad=ORANGE)
-        image = axes.imshow(np.ma.masked_array(values, left_out), cmap=colours, interpolation="nearest")
-        figure.colorbar(image, ax=axes, shrink=0.7)
-
-    return svg_of(draw, 0.8 * _WIDTH * min(1, len(values) / values.shape[1]) + 0.4, description)
-
-
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean over a window of a tenth of the points (an odd number of them), only where the window is full."""
     window = max(1, len(values) // 10 // 2 * 2 + 1)
