@@ -27,7 +27,7 @@ from trainers.run_settings import RunSettings
 _SPREAD = 0.5  # standard deviation of the logarithm of a text's tokens
 _BACKWARD_OF_ATTENTION = 2.5  # as many operations as its forward pass, which it repeats
 _BETWEEN = 10  # bytes that a block keeps for a token and a number of its width: normalisations, activations, dropout
-_LOGITS = 3 * 2**27  # bytes of logits and their gradients, which are computed a part at a time
+_LOGITS = 2**25  # that are computed at a time, with their gradients in 12 bytes each
 _LAUNCHES_OF_BLOCK, _LAUNCHES_OF_LAYER, _LAUNCHES_OF_UPDATE = 40, 8, 3.4  # and of a linear layer, of a trained tensor
 _LAUNCHES_OF_READING = 26  # of a block, for each document whose others are read
 
@@ -151,10 +151,12 @@ class Reading:
         """Bytes until the backward pass: of all chunks, or of the largest where each is encoded again."""
         structure, sizes = self.structure, [texts * longest for texts, longest in self.chunks]
         at_once = max(sizes) if self.cached else sum(sizes)
+        logits = 12 * min(_LOGITS, self.tokens * self.head / structure.width)
         of_token = (2 if bf16 else 4) * structure.kept + _BETWEEN * structure.width * structure.blocks
         if self.checkpointed:
-            return at_once * 4 * structure.width * structure.blocks + max(sizes) * of_token / structure.blocks
-        return at_once * of_token
+            inputs = at_once * 4 * structure.width * structure.blocks
+            return inputs + max(sizes) * of_token / structure.blocks + logits
+        return at_once * of_token + logits
 
 
 def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost:
