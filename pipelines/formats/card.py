@@ -11,7 +11,7 @@ from pipelines.formats.batch_formats import BatchFormat, Published
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
-README, CHART = "README.md", "batches.svg"
+README = "README.md"
 _DOMAINS_SHOWN = 30
 _FINGERPRINT_SHOWN = 12
 
@@ -36,8 +36,6 @@ def card(
     ]
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
     columns = [(f"`{name}`", type_, meaning) for name, type_, meaning in format_.columns()]
-    drawn = f"![Masked share and hardness of batches, in their order]({CHART})\n"
-    chart = [drawn] if published.layout == "pairs" else []
     return "\n".join(
         [
             f"---\n{front}---\n",
@@ -47,7 +45,6 @@ def card(
             "## Figures\n",
             _table(("", ""), _figures(published)),
             _table(("domain", "examples"), _domains(published)),
-            *chart,
             "## Columns\n",
             _table(("name", "type", ""), columns),
             "## Use\n",

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, flag_embedding, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, HuggingFace, Published, epoch_folder
-from pipelines.formats.card import CHART, README, card, require_lineage
+from pipelines.formats.card import README, card, require_lineage
 from pipelines.formats.training_examples import TrainingExamples
 from pipelines.jobs.lookups import earlier_record
 from pipelines.mining.candidates import StoredCandidates, mined_negatives
@@ -23,7 +23,6 @@ from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.specification import EncoderSettings
-from retrieval.vectors import VECTORS, StoredVectors
 
 if TYPE_CHECKING:
     from retrieval.encoders.pretrained import LocatedModel
@@ -113,7 +112,7 @@ class Export(Stage[ExportConfig]):
 
     command = "export"
     kind = EXPORT
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = ExportConfig
     results = ("",)
 
@@ -286,12 +285,6 @@ class Export(Stage[ExportConfig]):
             figures.counts.update(record.counts)
             figures.domains.update(record.facts["domains"])
         published = Published(reader.layout, reader.batch_size, figures, reader.epochs)
-        made_from = self._made_from()
-        if reader.layout == "pairs":
-            from pipelines.reports.batches import batches_chart  # and matplotlib, which no other shard needs
-
-            vectors = next((StoredVectors(each.uri) for each in made_from.values() if each.kind == VECTORS), None)
-            writer.add_bytes(CHART, batches_chart(reader, self._order(0).tolist(), vectors).encode())
-        text = card(self._batch_format, published, reader.artifact, made_from, config.title, config.license)
+        text = card(self._batch_format, published, reader.artifact, self._made_from(), config.title, config.license)
         writer.add_bytes(README, text.encode())
         return writer.commit(0)

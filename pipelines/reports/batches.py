@@ -4,14 +4,14 @@ Figures are those of the manifests; hardness is measured on a sample of the firs
 batches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.batch_description import batch_matrix, describe_batch, text_vectors
+from pipelines.batch_description import batch_matrix, describe_batch
 from pipelines.batches import BatchReader, mask_of
 from pipelines.filtering.false_negatives import batch_hardness
 from pipelines.filtering.hard_negatives import FILLED
@@ -19,7 +19,7 @@ from pipelines.filtering.mask_audit import example_table, mask_table
 from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact, origin
-from raytriever.reports.plots import Panel, curve_panels, heat_map
+from raytriever.reports.plots import heat_map
 from raytriever.reports.report import Block, Details, Plot, Section
 from raytriever.reports.table import Table, counted
 from retrieval.collections.collection import ParquetRows
@@ -28,7 +28,6 @@ from retrieval.vectors import StoredVectors
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
 _ROWS_SHOWN = 12  # domains of a table, epochs of a packing
 _AUDIT = "audit.json"
-_CHARTED = 1 << 14  # a chart shows the batches of this many examples
 
 Batches = NDArray[np.int64]  # pair numbers, (batches, B)
 
@@ -231,22 +230,3 @@ def _batch_blocks(batches: BatchReader, packing: Artifact | None, vectors: Store
     caption = f"{lines[0]}. Rows: queries; columns: documents, then hard negatives. Orange: masked."
     plot = Plot(heat_map(*batch_matrix(batches.read(epoch, 0), vectors), lines[0]), caption)
     return [plot, Details("Texts of this batch", "\n".join(lines))]
-
-
-def batches_chart(reader: BatchReader, order: Sequence[int], vectors: StoredVectors | None) -> str:
-    """Masked share, with ``vectors`` hardness without the masked too, of the first batches in ``order``: an SVG."""
-    size = reader.batch_size
-    rows = [reader.read(0, number) for number in order[: max(1, _CHARTED // size)]]
-    masks = [mask_of(batch) for batch in rows]
-    panels = {"masked share": [mask.sum() / max(1, mask.size - size) for mask in masks]}
-    if vectors is not None:
-        ids = pa.concat_tables([batch.select(["query_id", "document_id"]) for batch in rows])
-        queries = np.split(text_vectors(vectors, "queries", ids["query_id"]), len(rows))
-        documents = np.split(text_vectors(vectors, "documents", ids["document_id"]), len(rows))
-        panels["hardness, eq. 2"] = [
-            batch_hardness(queries=of_queries, documents=of_documents, mask=mask[:, :size])
-            for of_queries, of_documents, mask in zip(queries, documents, masks, strict=True)
-        ]
-    steps = np.arange(len(rows))
-    svg = curve_panels([Panel(name, steps, np.array(values)) for name, values in panels.items()], "Batches in order")
-    return svg.replace("<svg", '<svg font-family="sans-serif"', 1)

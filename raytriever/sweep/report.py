@@ -12,7 +12,7 @@ from raytriever.reports.progress import format_seconds
 from raytriever.reports.report import Block, Details, Plot, Section, render
 from raytriever.reports.table import Cell, Table, counted
 from raytriever.sweep.plan import short_keys
-from raytriever.sweep.results import Column, Spread, SweepResult, best_row
+from raytriever.sweep.results import Spread, SweepResult, best_row
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
 _TEST_SPLIT = "Measured on the test split. Report the final figure of the setting that you choose on other queries."
@@ -26,7 +26,7 @@ def sweep_lines(swept: SweepResult) -> list[str]:
     notes = ["* highest"] * any(cell.is_strong for row in table.rows for cell in row if isinstance(cell, Cell))
     notes += ["mean ± standard deviation over the seeds"] * bool(swept.seed_key)
     lines += ["", "; ".join(notes)]
-    lines += [f"{result.name} failed: {result.failure.reason}" for result in swept.results if result.failure]
+    lines += [f"{result.name} failed: {result.failure}" for result in swept.results if result.failure]
     return [*lines, *([_TEST_SPLIT] if _chooses_on_test(swept) else [])]
 
 
@@ -78,31 +78,18 @@ def write_sweep(swept: SweepResult, uri: str) -> list[str]:
 
 
 def sweep_json(swept: SweepResult) -> dict[str, Any]:
-    """Everything that the page shows, and each trial by itself."""
-    rows = [
-        {
-            "values": row.values,
-            "seeds_finished": len(row.finished),
-            "measures": [_measured(column, row.spread(column)) for column in swept.columns],
-        }
-        for row in swept.rows
-    ]
+    """Each trial by itself."""
     trials = [
         {
             "name": result.name,
             "values": result.values,
             "measures": [asdict(column) | {"value": value} for column, value in result.measures.items()],
             "seconds": result.seconds,
-            "error": result.failure and result.failure.reason,
+            "error": result.failure,
         }
         for result in swept.results
     ]
-    return {"recipe": swept.recipe, "settings": swept.settings, "rows": rows, "trials": trials}
-
-
-def _measured(column: Column, spread: Spread | None) -> dict[str, Any]:
-    mean, deviation = (spread.mean, spread.deviation) if spread else (None, None)
-    return asdict(column) | {"mean": mean, "standard_deviation": deviation}
+    return {"recipe": swept.recipe, "settings": swept.settings, "trials": trials}
 
 
 def sweep_section(swept: SweepResult) -> Section:
@@ -113,49 +100,28 @@ def sweep_section(swept: SweepResult) -> Section:
     blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):
         blocks.append(_TEST_SPLIT)
-    for result in swept.failed:
-        assert result.failure is not None
-        details = "\n\n".join(filter(None, [result.failure.reason, result.failure.trace]))
-        blocks.append(Details(f"{result.name} failed", details))
+    blocks += [f"{result.name} failed: {result.failure}" for result in swept.failed]
     settings = "\n".join(f"{key}: {value}" for key, value in swept.settings.items())
-    return Section("Result", _lead(swept), [*blocks, Details("What was asked for", settings)])
-
-
-def _lead(swept: SweepResult) -> str:
-    rows, column = swept.rows, swept.columns[0]
-    best = best_row(rows, column)
-    if best is None:
-        return "No trial finished."
-    spread = rows[best].spread(column)
-    measured = f"{column.measure} of '{column.system}' in {column.evaluation}"
-    if len(rows) == 1:
-        return f"{measured} is {_shown(spread)} over {counted(len(rows[best].finished), 'seed')}."
-    short = short_keys(swept.keys)
-    named = ", ".join(f"{short[key]} {value}" for key, value in rows[best].values.items())
-    means = [found.mean for row in rows if (found := row.spread(column))]
-    others = f"The lowest is {min(means):.4f}."
-    return f"Of {len(rows)} settings, {named} has the highest {measured}: {_shown(spread)}. {others}"
+    return Section("Result", _counts(swept), [*blocks, Details("What was asked for", settings)])
 
 
 def _plots(swept: SweepResult) -> list[Plot]:
-    """Plots by the number of swept keys. None for a single setting, or if nothing finished."""
+    """One for each measure. None for a single setting, or if nothing finished."""
     rows, keys = swept.rows, swept.keys
     columns = [column for column in swept.columns if best_row(rows, column) is not None]
     if len(rows) < 2 or not columns:
         return []
-    names = {key: [row.values[key] for row in rows] for key in keys}
-    panels: dict[Column, list[SettingPanel]] = {}
+    bars = " Bars: ± one standard deviation over the seeds." if swept.seed_key else ""
+    caption = f"Each dot is a setting; the large one is highest.{bars}"
+    plots = []
     for column in columns:
         spreads = [row.spread(column) for row in rows]
         means = np.array([spread.mean if spread else np.nan for spread in spreads])
         deviations = np.array([(spread and spread.deviation) or 0.0 for spread in spreads])
         title = swept.title(column)
-        panels[column] = [SettingPanel(title, key, names[key], means, deviations, len(keys) == 1) for key in keys]
-    bars = " Bars: ± one standard deviation over the seeds." if swept.seed_key else ""
-    caption = f"Each dot is a setting; the large one is highest.{bars}"
-    if len(keys) == 1:
-        return [Plot(setting_panels([panel for (panel,) in panels.values()], f"Measures by {keys[0]}"), caption)]
-    return [
-        Plot(setting_panels(of_column, f"{swept.title(column)} of '{column.system}'"), caption)
-        for column, of_column in panels.items()
-    ]
+        panels = [
+            SettingPanel(title, key, [row.values[key] for row in rows], means, deviations, len(keys) == 1)
+            for key in keys
+        ]
+        plots.append(Plot(setting_panels(panels, f"{title} of '{column.system}'"), caption))
+    return plots

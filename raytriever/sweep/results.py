@@ -25,22 +25,17 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a trial has no result: a sentence, and where in the code it arose."""
-
-    reason: str
-    trace: str = ""
-
-
-@dataclass(frozen=True)
 class Result:
-    """One trial. ``seconds`` are of all stages of its own, with start-up; of a resumed one, the last attempt's."""
+    """One trial. ``seconds`` are of all stages of its own, with start-up; of a resumed one, the last attempt's.
+
+    ``failure``: why it has no measures.
+    """
 
     name: str
     values: Values
     measures: Mapping[Column, float]
     seconds: float | None = None
-    failure: Failure | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)

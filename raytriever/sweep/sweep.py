@@ -1,7 +1,7 @@
 """`raytriever sweep`: runs a recipe for several values of settings, compared in a table and a plot."""
 
+import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from logging import LogRecord
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from raytriever.reports.table import counted
 from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession, check_output
 from raytriever.stages.recipe_run import check_before_run, is_finished, recipe_stages, run_stage
-from raytriever.stages.stage import Stages, warned_of_on_a_cluster
+from raytriever.stages.stage import Stages
 from raytriever.sweep.plan import (
     Axis,
     StageGroup,
@@ -30,7 +30,7 @@ from raytriever.sweep.plan import (
     plan_trial,
 )
 from raytriever.sweep.report import sweep_lines, write_sweep
-from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
+from raytriever.sweep.results import Column, Result, SweepResult, choose_columns, read_result
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class SweepSettings:
     until: str | None = None
     measures: Sequence[str] = ()
     system: str | None = None
-    concurrent: int = 1
     output: str | None = None
 
 
@@ -60,14 +59,11 @@ def sweep(
         list[str] | None, typer.Option(help="The first picks the best setting. May be repeated.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="The evaluated system to compare.")] = None,
-    concurrent: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
     output: OutputOption = None,
     print_config: PrintOption = False,
 ) -> None:
     """Runs a recipe for each setting of some values. Exits with 1 if a trial failed, after the others are done."""
-    settings = SweepSettings(
-        recipe, grid or [], seeds, overrides or [], until, measure or [], system, concurrent, output
-    )
+    settings = SweepSettings(recipe, grid or [], seeds, overrides or [], until, measure or [], system, output)
     check_output(load_recipe(recipe, overrides or [], output).output)
     planned = plan_sweep(settings, recipe_stages)
     if print_config:
@@ -134,60 +130,71 @@ def run_sweep(sweep: Sweep) -> SweepResult:
     A trial that fails is a result too. Raises ``UserError`` where a stage fails that all trials share.
     """
     _check(sweep.trials)
-    failures: dict[str, Failure] = {}  # by the group's name
+    failures: dict[str, str] = {}  # by the group's name
     with RaySession() as session:
         for groups in groups_of(sweep.trials):
-            if not groups[0].values:
-                for name, stage in groups[0].stages.items():
-                    run_stage(stage, session, replace=True, label=name, recipe=sweep.recipe.name)
-                continue
             missing = _missing(groups, sweep.trials, failures)
-            if missing:
-                session.start()  # before anything imports Ray, which reads its environment once
-                from raytriever.stages.trials import make_groups
-
+            if missing and missing[0].values:
                 stages = ", ".join(dict.fromkeys(name for group in missing for name in group.stages))
-                log.info(
-                    f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time"
-                )
-                failures |= make_groups(missing, sweep.settings.concurrent, sweep.recipe.name)
+                log.info(f"{counted(len(missing), 'setting')} of {stages} to make")
+            for group in missing:
+                try:
+                    _make(group, session, sweep.recipe.name)
+                except Exception as error:
+                    if not group.values:
+                        raise
+                    failures[group.name] = _reason(error)
+                    log.info(f"{group.name}: failed: {failures[group.name]}")
     results = [_result(sweep.columns, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in asdict(sweep.settings).items() if value not in (None, [], ())}
     on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
     return SweepResult(sweep.recipe.name, settings, sweep.keys, sweep.seed_key, sweep.columns, results, on_test)
 
 
+def _make(group: StageGroup, session: RaySession, recipe: str) -> None:
+    for name, stage in group.stages.items():
+        label = f"{group.name}: {name}" if group.name else name
+        run_stage(stage, session, replace=True, label=label, recipe=recipe)
+
+
+def _reason(error: Exception) -> str:
+    """A sentence. Of what no user caused, where it arose is logged."""
+    if isinstance(error, UserError):
+        return str(error)
+    log.info(traceback.format_exc())
+    last = [line for line in str(error).splitlines() if line.strip()][-1:]
+    return ": ".join([type(error).__name__, *last])
+
+
 def _check(trials: Sequence[Trial]) -> None:
-    """Every stage of the sweep, each once. Trials are driven by processes of their own, on any machine."""
+    """Every stage of the sweep, each once."""
     checked: set[str] = set()
     said: dict[str, LogRecord] = {}
     with log_to(lambda record: said.setdefault(record.getMessage(), record)):
         for trial in trials:
             for group in trial.groups().values():
                 new = [name for name, stage in group.stages.items() if stage.config.output not in checked]
-                for name in new:
-                    with warned_of_on_a_cluster() if group.values else nullcontext():
-                        check_before_run(trial.stages, [name])
+                check_before_run(trial.stages, new)
                 checked |= {group.stages[name].config.output for name in new}
     for record in said.values():  # what trials share is warned of once
         log.handle(record)
 
 
-def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[StageGroup]:
+def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: dict[str, str]) -> list[StageGroup]:
     """The groups to make: not the finished ones, nor those that need a failed one."""
     failed = [group for groups in groups_of(trials) for group in groups if group.name in failures]
     missing = []
     for group in groups:
         if any(other.is_part_of(group) for other in failed):
             continue
-        if all(is_finished(stage) for stage in group.stages.values()):
+        if group.values and all(is_finished(stage) for stage in group.stages.values()):
             log.info(f"{group.name}: reused")
         else:
             missing.append(group)
     return missing
 
 
-def _result(columns: Sequence[Column], trial: Trial, failures: dict[str, Failure]) -> Result:
+def _result(columns: Sequence[Column], trial: Trial, failures: dict[str, str]) -> Result:
     name = folder_name(trial.values, list(trial.values))
     failure = next((failures[p.name] for p in trial.groups().values() if p.name in failures), None)
     return Result(name, trial.values, {}, failure=failure) if failure else read_result(trial, name, columns)

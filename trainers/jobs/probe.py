@@ -28,8 +28,6 @@ from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
-from raytriever.reports.plots import SettingPanel, setting_panels
-from raytriever.reports.report import Plot, Section, render
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import InputPath, Level, NamedInputs, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
@@ -39,7 +37,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import PerQuery, evaluate
-from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, result_section
+from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
     EVALUATION,
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 
 UNTRAINED = "before training"
 _PAIRS_A_SECOND = 1e4  # that one process trains on
-TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
+TRIALS, RECOMMENDED = "trials.json", "recommended.yaml"
 
 
 class ProbeConfig(StageConfig):
@@ -114,11 +112,11 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
-    results = (PAGE, RECOMMENDED)
+    results = (RECOMMENDED,)
 
     @cached_property
     def _located(self) -> LocatedModel:
@@ -251,15 +249,10 @@ class Probe(Stage[ProbeConfig]):
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {}, {})
         chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
         metrics = how | metrics_of(systems, measures)
-        first = next(iter(config.batches))
-        compare_with_first(ways, first, comparisons)
+        compare_with_first(ways, next(iter(config.batches)), comparisons)
         write_evaluation(writer, metrics, systems, comparisons)
         writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.add_bytes(RECOMMENDED, self._fragment(chosen).encode())
-        evaluated = Evaluated(metrics, comparisons, config.significance_level)
-        sections = [ways_section(ways, config.measure), result_section(evaluated, first)]
-        subtitle = f"Raytriever · {counted(len(config.batches), 'way')} with {counted(config.seeds, 'seed')} each"
-        writer.add_bytes(PAGE, render("Which batches", subtitle, sections).encode())
         return writer.commit(int(sum(of_way.get("pairs", 0) for of_way in ways.values())))
 
     def _fragment(self, chosen: str) -> str:
@@ -384,14 +377,3 @@ def ways_table(ways: Mapping[str, Any], measure: str) -> Table:
         " seeds."
     )
     return Table(header, rows, caption)
-
-
-def ways_section(ways: Mapping[str, Any], measure: str) -> Section:
-    """The table, and the means with their deviations as a plot."""
-    names = [name for name in ways if name != UNTRAINED]
-    means, deviations = (np.array([ways[name][key] for name in names]) for key in ("mean", "deviation"))
-    plot = setting_panels([SettingPanel(measure, "batches", names, means, deviations)], f"{measure} by way")
-    lead = (
-        "The same pairs in batches made in several ways, and how well encoders trained on each answer held-out queries."
-    )
-    return Section("Ways", lead, [ways_table(ways, measure), Plot(plot, "Means, ± one deviation over seeds.")])

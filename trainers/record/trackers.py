@@ -7,7 +7,6 @@ costs one line and the tracker, never a step. A slow tracker makes no rank wait.
 import hashlib
 import importlib
 import json
-import os
 import queue
 import re
 import threading
@@ -20,17 +19,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field, PositiveInt
 
-from raytriever.artifacts.artifact import Derivation, flattened, to_json
+from raytriever.artifacts.artifact import Derivation, to_json
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import Settings
 from trainers.engine.callback import Callback
 from trainers.engine.early_stopping import Evaluation
 
-TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb"]
 
-_PACKAGES: dict[TrackerName, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
-_PARAMETERS = 100  # a request to MLflow
+_PACKAGES: dict[TrackerName, str] = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 _DIGITS = 16  # of a training's digest, in the name of a file
 _DIGITS_OF_FOLDER = 8  # which people read
 _WAITING_POINTS = 10_000  # at most, in memory
@@ -44,7 +42,7 @@ class TrackingSettings(Settings):
     trackers: tuple[TrackerName, ...] = ()
     """Trackers to use."""
     project: str = Field(default="raytriever", min_length=1)
-    """Project of Weights & Biases, experiment of MLflow."""
+    """Project of Weights & Biases."""
     run_name: str | None = None
     """Name of the run. None: the tracker makes one up."""
     folder: str | None = None
@@ -113,7 +111,7 @@ class _TensorBoard:
             self._writer = self._open(purge_step=step)
             self._writer.add_text("settings", self._settings, step)
         for name, value in values.items():
-            self._writer.add_scalar(_plain_name(name), value, step)
+            self._writer.add_scalar(name.replace("@", "_at_"), value, step)  # it has no place for an @
 
     def close(self, *, failed: bool) -> None:  # noqa: ARG002
         if self._writer is not None:
@@ -147,45 +145,10 @@ class _WeightsAndBiases:
         self._run.finish(exit_code=1 if failed else 0)
 
 
-class _Mlflow:
-    """A run of an experiment on the server of MLFLOW_TRACKING_URI, or in ``<folder>/mlflow.db``."""
-
-    def __init__(self, module: Any, training: TrackedTraining, settings: TrackingSettings) -> None:
-        here = f"sqlite:///{(training.folder / 'mlflow.db').absolute()}"
-        self._entities = module.entities
-        self._client = module.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
-        file = training.run_file("mlflow")
-        if file.exists():
-            self._run = file.read_text()
-            self._client.update_run(self._run, status="RUNNING")
-            return
-        found = self._client.get_experiment_by_name(settings.project)
-        number = found.experiment_id if found else self._client.create_experiment(settings.project)
-        self._run = self._client.create_run(number, run_name=settings.run_name).info.run_id
-        flat = [self._entities.Param(key, str(value)) for key, value in flattened(training.config).items()]
-        for start in range(0, len(flat), _PARAMETERS):
-            self._client.log_batch(self._run, params=flat[start : start + _PARAMETERS])
-        file.write_text(self._run)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        metrics = [self._entities.Metric(_plain_name(name), value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._run, metrics=metrics)
-
-    def close(self, *, failed: bool) -> None:
-        self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
-
-
 _TRACKERS: dict[TrackerName, Callable[[Any, TrackedTraining, TrackingSettings], Tracker]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WeightsAndBiases,
-    "mlflow": _Mlflow,
 }
-
-
-def _plain_name(name: str) -> str:
-    """``dev/nDCG@10`` as ``dev/nDCG_at_10``: TensorBoard and MLflow have no place for an ``@``."""
-    return name.replace("@", "_at_")
 
 
 class Trackers(Callback):

@@ -1,14 +1,14 @@
 """`raytriever rehearse`: runs a recipe as it stands, every stage, on toy models and toy data.
 
-The rehearsal's folder is the current folder of the run: what the recipe calls ``data/…`` and ``runs/…`` lies in it, and
-models that it names on the hub in a mirror there. Which toys are needed follows from the settings of the stages alone.
+The rehearsal's folder is the current folder of the run: what the recipe calls ``runs/…`` lies in it, and models that it
+names on the hub in a mirror there. Which toys are needed follows from the settings of the stages alone.
 """
 
 import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from pipelines.formats.sources import AnySource
 from pipelines.jobs.collect import Collect
 from pipelines.jobs.pairs import PairsConfig
 from raytriever.artifacts.object_store import HUB_MIRROR
@@ -33,7 +34,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.indexes.faiss_factory import fewest_to_learn_from, index_of_any_dimension
 from retrieval.jobs.index import IndexConfig, VectorIndexSettings
 from retrieval.jobs.model_stage import folder_of
-from trainers.rehearsal.collections import Size, is_known, make_toy, single_sources, write_source
+from trainers.rehearsal.collections import Size, make_documents, toy_source, write_toy
 from trainers.rehearsal.models import TRAINED, require_known, write_model
 from trainers.run_settings import RunSettings
 
@@ -46,17 +47,22 @@ _MOST = 2  # epochs, batches of a step, workers
 _BATCHES = 8  # of an epoch of chunks
 _SIZES = ("batch_size", "cluster_size", "smallest_domain")  # of what a training collection must fill
 _NOT_SHOWN = (
-    "That the hub has these models and data sets, laid out as their toys are; that the real ones fit into memory and on"
-    " disk; GPUs, and more than two workers; how long anything takes; and how good anything is: the models are random."
+    "That the hub has these models and data sets, and that the sources' settings fit them; that the real ones fit into"
+    " memory and on disk; GPUs, and more than two workers; how long anything takes; and how good anything is: the"
+    " models are random."
 )
 
 
 @dataclass(frozen=True)
 class Part:
-    """The stages of a recipe that are rehearsed; the models that they name, with their layers."""
+    """The stages of a recipe that are rehearsed, and what toys stand in for.
+
+    ``sources``: by the stage that collects one; ``models``: the layers of each.
+    """
 
     recipe: str
     stages: Stages
+    sources: Mapping[str, AnySource]
     models: Mapping[str, int]
 
 
@@ -68,7 +74,7 @@ def rehearse(
 ) -> None:
     """Runs a recipe as it stands, every stage, at toy size: its settings are tried in minutes, on any machine.
 
-    Models of the same families with random weights, data in the layouts that the settings name, two steps of training.
+    Models of the same families with random weights, made-up collections of the same splits, two steps of training.
     """
     started = time.monotonic()
     parts = parts_of(load_recipe(recipe, overrides or []), until)
@@ -116,21 +122,29 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
     values: dict[str, Any] = {}
     before: dict[str, tuple[Recipe, str]] = {}
     models: dict[str, int] = {}
+    sources: dict[str, AnySource] = {}
     for name, stage in stages.items():
-        _require_toys(name, stage)
+        if stage.command == "mteb":
+            raise UserError(
+                f"{name} reads MTEB's own data sets, which no toys stand in for. Rehearse what is before it, by"
+                " --until."
+            )
         values |= _smaller(name, stage.config)
+        if isinstance(stage, Collect):
+            sources[name] = stage.config.source
+            continue
         named = {f"{key}.{part}" for key in named_models(stage.config) for part in ("model", "base_model", "tokenizer")}
         for key, path in input_paths(stage.config).items():
             if made_by(stages, path) is not None:
                 continue
-            if not isinstance(stage, Collect) and Path(path).exists():
+            if Path(path).exists():
                 values[f"{name}.{key}"] = str(Path(path).absolute())
-            elif isinstance(stage, Collect) or key in named:
+            elif key in named:
                 if Path(path).is_absolute() or "://" in path or ".." in Path(path).parts:
                     values[f"{name}.{key}"] = path = f"{_OUTSIDE}{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
                 if maker := _maker(path):
                     before[path] = maker
-                elif key in named:
+                else:
                     models[path] = max(models.get(path, 2), _layers(stage.config, path))
             else:
                 raise UserError(
@@ -139,9 +153,10 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
                 )
     require_known([model for model in models if _of_hub(model)])
     _tell(recipe.name, stages, values)
+    values |= {f"{name}.source": toy_source(of, _toys_of(recipe.name, name)) for name, of in sources.items()}
     made = recipe_stages(replace(recipe, stages=apply_values(recipe.stages, values, "rehearsal")))
     earlier = [part for maker, until in before.values() for part in parts_of(maker, until)]
-    return [*earlier, Part(recipe.name, {name: made[name] for name in names}, models)]
+    return [*earlier, Part(recipe.name, {name: made[name] for name in names}, sources, models)]
 
 
 def _of_hub(model: str) -> bool:
@@ -176,18 +191,9 @@ def _layers(config: BaseModel, model: str) -> int:
     return max((layer for form in forms for layer in form.layers), default=0)
 
 
-def _require_toys(name: str, stage: Stage[Any]) -> None:
-    """Raises ``UserError`` where the stage reads data of its own kind."""
-    if stage.command == "mteb":
-        raise UserError(
-            f"{name} reads MTEB's own data sets, which no toys stand in for. Rehearse what is before it, by --until."
-        )
-    for source in single_sources(stage.config.source) if isinstance(stage, Collect) else ():
-        if not is_known(source):
-            raise UserError(
-                f"{name}.source.kind is {source.kind}, but no toy of it can be made. Name another source for the"
-                f" rehearsal by --set {name}.source, or add the kind to trainers/rehearsal/collections.py."
-            )
+def _toys_of(recipe: str, collection: str) -> str:
+    """The folder of a collection's toys."""
+    return f"data/{recipe}/{collection}"
 
 
 def _smaller(name: str, config: Any) -> dict[str, Any]:
@@ -245,22 +251,21 @@ def _tell(recipe: str, stages: Stages, values: Mapping[str, Any]) -> None:
 
 def _write_toys(part: Part) -> None:
     """Data and models; made anew, they are the same."""
-    sizes = _sizes(part.stages)
-    sources = [stage.config.source for stage in part.stages.values() if isinstance(stage, Collect)]
-    for source, size in zip(sources, sizes, strict=True):
-        write_source(source, size)
-    toy = make_toy("vocabulary", ["test"], Size())
-    texts = [document.text for document in toy.documents]
+    small, large = _sizes([stage.config for stage in part.stages.values()])
+    trained = [stage for stage in part.stages.values() if isinstance(stage.config, RunSettings)]
+    trained_on = [maker for stage in trained for maker in _ancestors(stage, part.stages)]
+    for name, source in part.sources.items():
+        write_toy(source, _toys_of(part.recipe, name), large if part.stages[name] in trained_on else small)
+    texts = [document.text for document in make_documents("vocabulary", Size())]
     for model, layers in part.models.items():
         is_of_hub = _of_hub(model)
         folder = Path(_MIRROR, "models", model) if is_of_hub else Path(model)
         write_model(model if is_of_hub else TRAINED, layers, texts, folder)
-    log.info(f"  toys: {len(sources)} collections, {len(part.models)} models")
+    log.info(f"  toys: {len(part.sources)} collections, {len(part.models)} models")
 
 
-def _sizes(stages: Stages) -> list[Size]:
-    """Of every collection: enough for indexes to learn from, and for batches and clusters of what trains on it."""
-    configs = [stage.config for stage in stages.values()]
+def _sizes(configs: Sequence[Any]) -> tuple[Size, Size]:
+    """Enough for indexes to learn from, and for batches and clusters of what trains on it."""
     indexes = (config.index for config in configs if isinstance(config, IndexConfig))
     factories = dict.fromkeys(index.factory for index in indexes if isinstance(index, VectorIndexSettings))
     learnt = (index_of_any_dimension(factory) for factory in factories)
@@ -269,17 +274,7 @@ def _sizes(stages: Stages) -> list[Size]:
     packed = frozenset(split for config in configs if isinstance(config, PairsConfig) for split in _splits(config))
     steps = [config.training.batches_per_step for config in configs if isinstance(config, RunSettings)]
     rows = most * 5 // 4 * max([1, *steps])
-    large = Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed)
-    trained = [stage for stage in stages.values() if isinstance(stage.config, RunSettings)]
-    read = {place for stage in trained for each in _ancestors(stage, stages) for place in _places(each)}
-    collected = [stage for stage in stages.values() if isinstance(stage, Collect)]
-    return [large if read & set(_places(stage)) else small for stage in collected]
-
-
-def _places(stage: Stage[Any]) -> list[str]:
-    """Where the sources of a stage are."""
-    sources = single_sources(stage.config.source) if isinstance(stage, Collect) else ()
-    return [str(getattr(source, "path", "")) for source in sources]
+    return small, Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed)
 
 
 def _splits(config: PairsConfig) -> tuple[str, ...]:

@@ -203,7 +203,6 @@ def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
     assert made.names() == [
         *(f"data/epoch-00000/batches-{number:05d}.parquet" for number in range(3)),
         *(f"data/epoch-00001/batches-{number:05d}.parquet" for number in range(2)),
-        "batches.svg",
         "README.md",
     ]
     for number, (epoch, index) in enumerate(places()):

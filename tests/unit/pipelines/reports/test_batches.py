@@ -1,9 +1,8 @@
-"""What the report says of batches, and what is drawn of them in a terminal, on a page and in a card's chart."""
+"""What the report says of batches, and what is drawn of them in a terminal and on a page."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from pipelines import batch_description
 from pipelines.batch_description import show
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import RULES, batch_hardness
-from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.jobs.row_batches import Lists, ListsConfig
 from pipelines.packing.pack import PackingSettings
@@ -253,29 +251,3 @@ def test_a_matrix_that_cannot_be_drawn_is_refused(small_run: Run, tmp_path: Path
     with pytest.raises(UserError, match="needs batches of pairs"):
         show(stored(tmp_path / "chunks", "chunks").uri, vectors=small_run["vectors"])
     assert not page.exists()
-
-
-@pytest.mark.parametrize("names", [(), ("collection", "pairs", "vectors", "clusters", "packing")])
-def test_a_card_shows_masks_and_with_vectors_hardness(small_run, tmp_path, monkeypatch, names) -> None:
-    panels: list[Any] = []
-    draw = drawn.curve_panels
-    monkeypatch.setattr(drawn, "curve_panels", lambda found, text: panels.extend(found) or draw(found, text))
-    made_from = {name: small_run[name] for name in names}
-    settings = {"batches": small_run["batches"], "format": "hugging_face", "order": "stored", "made_from": made_from}
-    made = Artifact(make(Export(ExportConfig.model_validate(settings | {"output": str(tmp_path / "out")}))))
-    assert "(batches.svg)" in made.path("README.md").read_text(encoding="utf-8")
-    assert ElementTree.parse(made.path("batches.svg")).getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    reader = BatchReader(small_run["batches"])
-    batches = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
-    cells = BATCH_SIZE * (BATCH_SIZE - 1)
-    masked = [[set(row) for row in batch["masked"].to_pylist()] for batch in batches]
-    assert panels[0].values.tolist() == [sum(map(len, of_batch)) / cells for of_batch in masked]
-    assert sum(panels[0].values) > 0
-    if not names:
-        assert len(panels) == 1
-        return
-    for hardness, batch in zip(panels[1].values, batches, strict=True):
-        queries = vectors_of(small_run, "queries", batch["query_id"].to_pylist())
-        documents = vectors_of(small_run, "documents", batch["document_id"].to_pylist())
-        mask = drawn.mask_of(batch)[:, :BATCH_SIZE]
-        assert hardness == pytest.approx(batch_hardness(queries=queries, documents=documents, mask=mask), abs=1e-6)

@@ -80,18 +80,3 @@ def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_
     epochs = planned_of(tmp_path, model, seeds="model.training.epochs=1,2")
     with pytest.raises(UserError, match=r"training\.epochs is 2, but .* holds batches for 1"):
         run_sweep(epochs)
-
-
-def test_what_other_machines_of_a_cluster_may_have_is_only_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(Begun):
-        run_sweep(planned_of(tmp_path, "model.encoder.model=./nowhere"))  # trials are driven by any machine
-    (line,) = logged
-    assert "is no folder" in line
-    assert "Other machines of the cluster may have it" in line
-    shared = "base: {job: embed, collection: collection, encoder: {model: ./nowhere, dtype: float32}}"
-    monkeypatch.setitem(globals(), "RECIPE", RECIPE.replace("  pairs:", f"  {shared}\n  pairs:", 1))
-    with pytest.raises(UserError, match="is no folder"):  # shared stages are driven by this one
-        run_sweep(planned_of(tmp_path))

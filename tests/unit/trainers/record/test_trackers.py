@@ -35,13 +35,12 @@ CONFIG = {"training": {"seed": 3, "optimizer": {"learning_rate": 2e-5}}, "object
 
 
 class Stub(ModuleType):
-    """Stands for wandb, mlflow and tensorboardX at once; ``calls`` has what reached it."""
+    """Stands for wandb and tensorboardX at once; ``calls`` has what reached it."""
 
     def __init__(self) -> None:
         super().__init__("stub")
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.fails = ""  # what raises an error
-        self.entities = SimpleNamespace(Metric=lambda *a: ("metric", *a), Param=lambda *a: ("param", *a))
         self.Settings = dict
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -52,9 +51,7 @@ class Stub(ModuleType):
             self.calls.append((name, arguments, named))
             if name == self.fails:
                 raise OSError("connection to http://me:hidden@server refused")
-            if name == "create_run":
-                return SimpleNamespace(info=SimpleNamespace(run_id="run7"))
-            return None if name == "get_experiment_by_name" else self
+            return self
 
         return call
 
@@ -68,7 +65,7 @@ class Stub(ModuleType):
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     """In the place of every tracker's package."""
     made = Stub()
-    for name in ("wandb", "mlflow", "tensorboardX"):
+    for name in ("wandb", "tensorboardX"):
         monkeypatch.setitem(sys.modules, name, made)
     return made
 
@@ -145,15 +142,8 @@ def records(data: bytes) -> Iterator[bytes]:
 def test_a_training_that_failed_is_shown_as_failed(
     stub: Stub, tmp_path: Path, logged: list[str], error: BaseException | None
 ) -> None:
-    for name in ("wandb", "mlflow"):
-        track(name, tmp_path, error=error)
-    status = "FAILED" if error else "FINISHED"
+    track("wandb", tmp_path, error=error)
     assert stub.named("finish") == [((), {"exit_code": 1 if error else 0})]
-    assert stub.named("set_terminated") == [(("run7",), {"status": status})]
-    assert stub.named("update_run") == []
-    track("mlflow", tmp_path)
-    assert stub.named("update_run") == [(("run7",), {"status": "RUNNING"})]  # it goes on
-    assert stub.named("set_terminated")[1] == (("run7",), {"status": "FINISHED"})
     assert logged == []
 
 
@@ -176,23 +166,6 @@ def test_weights_and_biases_by_a_stub(
     track("wandb", tmp_path)
     (_, again) = stub.named("init")[1]
     assert (again["id"], again["resume"]) == ("run7", "allow")  # a run that goes on is one run there
-    assert logged == []
-
-
-def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str]) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    track("mlflow", tmp_path, project="retrieval")
-    assert stub.named("MlflowClient") == [((), {"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})]
-    assert stub.named("create_experiment")[0][0] == ("retrieval",)
-    parameters, *metrics = (named for _, named in stub.named("log_batch"))
-    assert ("param", "training.optimizer.learning_rate", "2e-05") in parameters["params"]
-    names = {(metric[1], metric[2], metric[4]) for named in metrics for metric in named["metrics"]}
-    assert {("dev/nDCG_at_10", 0.3, 0), ("train/loss", 1.5, 4), ("train/loss", 1.5, 5)} <= names
-    assert stub.named("set_terminated")[0][0] == ("run7",)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
-    track("mlflow", tmp_path)
-    assert stub.named("MlflowClient")[1][1] == {"tracking_uri": "http://server"}
-    assert len(stub.named("create_run")) == 1
     assert logged == []
 
 
@@ -266,9 +239,7 @@ def test_a_tracker_that_hangs_makes_nobody_wait(
     released.set()
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "tensorboardX")]
-)
+@pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("tensorboard", "tensorboardX")])
 def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, package: str) -> None:
     def absent(module: str) -> ModuleType:
         raise ImportError(module)
