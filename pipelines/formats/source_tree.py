@@ -19,12 +19,22 @@ from pydantic import Field, PositiveInt
 
 from pipelines.chunking.markdown import blocks
 from pipelines.formats.python_functions import decode_source
-from pipelines.formats.tables import matches
+from pipelines.formats.tables import FileTable, matches
 from pipelines.source_languages import language_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import parse_yaml
-from retrieval.collections.records import DocumentRecord, FolderSource, Format, Place, Source
+from raytriever.settings.configuration import InputPath, parse_yaml
+from retrieval.collections.records import (
+    DocumentRecord,
+    FolderSource,
+    Format,
+    JudgmentRecord,
+    Place,
+    QueryRecord,
+    Source,
+    describe_files,
+    text_id,
+)
 from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
@@ -201,6 +211,9 @@ class Files(FileTree):
         default=tuple(f"**/*{ending}" for ending in (*_MARKDOWN, *_HTML, ".txt", ".rst", ".adoc")), min_length=1
     )
     """Globs of files to read."""
+    questions: InputPath | None = None
+    """A file of your own questions, judged in split test: JSON lines, CSV, TSV or parquet, with columns 'question' and
+    'document', the path of a page that answers it. A question with several pages has several rows."""
     domain: Literal["folder", "language", "none"] = "none"
     """A document's domain. folder: the first folder below path, '' for files in path itself."""
 
@@ -210,7 +223,31 @@ class Files(FileTree):
 
 
 class FilesFormat(SourceTreeFormat):
-    """Reads pages in the order of their paths, which are their ids."""
+    """Reads pages in the order of their paths, which are their ids, and questions that name them."""
+
+    def __init__(self, config: Files) -> None:
+        super().__init__(config)
+        self.queries_name = self.judgments_name = config.questions or ""
+        self.repeats = bool(config.questions)
+        folder, _, name = self.queries_name.rpartition("/")
+        self._questions = Folder(folder or "."), [name]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the pages, and of the questions where there are some."""
+        found = super().fingerprint()
+        return found | {"questions": describe_files(*self._questions)} if self.queries_name else found
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """The questions."""
+        return (QueryRecord(place, text_id(question), question) for place, question, _ in self._asked())
+
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The pages that answer them."""
+        return (JudgmentRecord(place, text_id(question), page, 1, "test") for place, question, page in self._asked())
+
+    def _asked(self) -> Iterator[tuple[Place, str, str]]:
+        for row in FileTable(*self._questions).rows(["question", "document"]) if self.queries_name else ():
+            yield row.place, row.string("question"), row.id("document")
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
         if name.lower().endswith(_HTML):

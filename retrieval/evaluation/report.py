@@ -122,7 +122,8 @@ def _means_table(evaluated: Evaluated) -> Table:
     explained = (
         f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {evaluated.level:g})."
     )
-    caption = explained if evaluated.comparisons else ""
+    few = "Tests need 2 queries that all systems answer, so nothing here is decided." * (len(systems) > 1)
+    caption = explained if evaluated.comparisons else few
     return Table(["", "system", *measures], rows, caption, text_columns=2)
 
 
