@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from math import ceil
+from math import ceil, nextafter
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,6 +30,7 @@ from pipelines.queries.documents import (
 from pipelines.queries.functions import DocstringQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable, UserError
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, PartialShare
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Phase, Stage, StageConfig
@@ -129,16 +130,30 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                     found[judged["document_id"]].append(QUERY + judged["query_id"])
         return dict(found)
 
-    @property
-    def _held_out(self) -> float:
-        return 0 if self._questions else self.config.held_out
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        """The places among sources where split test ends, and split dev behind it."""
+        held_out = 0.0 if self._questions else self._end_of(0.0, self.config.held_out)
+        return held_out, self._end_of(held_out, self.config.validation)
+
+    def _end_of(self, begin: float, share: float) -> float:
+        """``share`` behind ``begin``, or as far as the next document, so that a small collection has every split."""
+        collection, nearest = StoredCollection(self.config.collection), 1.0
+        column = "source_id" if is_chunked(collection) else "id"
+        for table in collection.rows_of("documents").tables([column]) if share else ():
+            for source_id in table[column].to_pylist():
+                place = place_among_sources(source_id, self.config.seed)
+                if begin <= place < begin + share:
+                    return begin + share
+                nearest = min(nearest, place) if place >= begin else nearest
+        return nextafter(nearest, 2.0) if share else begin
 
     def _split_of(self, source_id: str) -> str:
         """The split of a source document's examples."""
-        place = place_among_sources(source_id, self.config.seed)
-        if place < self._held_out:
+        place, (held_out, validation) = place_among_sources(source_id, self.config.seed), self._ends
+        if place < held_out:
             return HELD_OUT_SPLIT
-        return VALIDATION_SPLIT if place < self._held_out + self.config.validation else self.config.split
+        return VALIDATION_SPLIT if place < validation else self.config.split
 
     def _make_queries(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """Writes one file of documents, one of queries, one of judgments.
@@ -205,12 +220,13 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                 f"No query of kind '{self.made_by}' can be made from the documents of {self.config.collection}:"
                 f" {reasons}. Choose another kind, or other settings of it."
             )
-        tests = OWN_QUESTIONS if self._questions else "queries made of held-out documents" * bool(self._held_out)
-        for split, is_wanted in ((HELD_OUT_SPLIT, tests), (VALIDATION_SPLIT, self.config.validation)):
-            if is_wanted and not counts[f"judgments of split {split}"]:
+        tests = OWN_QUESTIONS if self._questions else "queries made of held-out documents" * bool(self.config.held_out)
+        wanted = {self.config.split: True, HELD_OUT_SPLIT: tests, VALIDATION_SPLIT: self.config.validation}
+        for split in filter(wanted.get, wanted):
+            if not counts[f"judgments of split {split}"]:
                 raise Unfinishable(
-                    f"Nothing of {counts[_SOURCES]:,} source documents is in split '{split}'. Give more documents, or"
-                    " raise held_out and validation."
+                    f"{counted(counts[_SOURCES], 'source document')} can't fill the splits: no query is left"
+                    f" for '{split}'. Give more documents, or lower held_out and validation."
                 )
         return {"made_by": self.made_by, "tested_on": tests}
 
@@ -225,7 +241,7 @@ class Queries(ExamplesStage[QueriesConfig]):
     """What is made of a source document depends on it and the seed alone."""
 
     command = "queries"
-    algorithm_version = 8
+    algorithm_version = 9
     config_class = QueriesConfig
 
     @property

@@ -195,11 +195,22 @@ def test_own_questions_are_the_test_and_all_documents_are_trained_on(tmp_path: P
 
 def test_questions_of_which_no_document_has_a_passage(tmp_path: Path) -> None:
     questions = asked(tmp_path, [("a", "beer-q3", 1, "test")])  # which has no title
-    with pytest.raises(UserError, match=r"Nothing of 4 source documents is in split 'test'"):
+    with pytest.raises(UserError, match=r"^4 source documents can't fill the splits: no query is left for 'test'"):
         queries(tmp_path / "own", chunked(tmp_path), questions=questions, queries=TITLES)
 
 
-def test_a_share_of_too_few_documents_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Nothing of 4 source documents is in split 'dev'\. Give more documents, or"):
-        queries(tmp_path / "few", collected(tmp_path), queries=TITLES, validation=0.01)
+@pytest.mark.parametrize("source", [collected, chunked])
+def test_a_small_share_holds_a_document_out(tmp_path: Path, source: Any) -> None:
+    shares = {"held_out": 0.001, "validation": 0.001, "queries": {"kind": "crops", "minimum_words": 1}}
+    found = stored_rows(queries(tmp_path / "few", source(tmp_path), **shares))
+    of_split: dict[str, set[str]] = {}
+    for _, document, _, split in found.judgments:
+        of_split.setdefault(split, set()).add(document.partition("#")[0])
+    assert {split: len(sources) for split, sources in of_split.items()} == {"test": 1, "dev": 1, "train": 2}
+
+
+def test_too_few_documents_for_all_splits_are_refused(tmp_path: Path) -> None:
+    collection = collected(tmp_path, THREADS[:1])
+    with pytest.raises(UserError, match=r"^1 source document can't fill the splits: .* left for 'train'\. Give more"):
+        queries(tmp_path / "few", collection, queries=TITLES, held_out=0.1)
     assert not (tmp_path / "few" / "manifest.json").exists()
