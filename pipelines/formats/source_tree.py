@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
+from urllib.parse import quote
 
 from pydantic import Field, PositiveInt
 
@@ -39,6 +40,7 @@ from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
+_SPACE = re.compile(r"\s")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -72,9 +74,9 @@ class SourceTree(FileTree):
 class SourceTreeFormat(Format):
     """Reads files in the order of their paths, folder by folder.
 
-    Id and title are the path below the folder, with ``/``; line ends become ``\\n``. What is no document is counted in
-    ``left_out``. Links are not followed: what one inside the tree leads to is read under its own name. In memory are
-    one file and the names of all.
+    Id and title are the path below the folder, with ``/``; in the id a space is ``%20``. Line ends become ``\\n``. What
+    is no document is counted in ``left_out``. Links are not followed: what one inside the tree leads to is read under
+    its own name. In memory are one file and the names of all.
     """
 
     def __init__(self, config: FileTree) -> None:
@@ -110,7 +112,8 @@ class SourceTreeFormat(Format):
             if reason:
                 skipped[reason] += 1
             else:
-                yield DocumentRecord(Place(self.folder.describe(name), 1), name, title, text, self._domain_of(name))
+                place = Place(self.folder.describe(name), 1)
+                yield DocumentRecord(place, _id_of(name), title, text, self._domain_of(name))
         self.left_out = dict(sorted(skipped.items()))
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
@@ -175,6 +178,11 @@ class SourceTreeFormat(Format):
                         folders.remove(name)  # which is then not gone into
                 elif stat.S_ISREG(status.st_mode):
                     yield path.relative_to(root).as_posix(), status.st_size
+
+
+def _id_of(path: str) -> str:
+    """The path without white space, which separates the columns of rankings."""
+    return _SPACE.sub(lambda space: quote(space[0]), path)
 
 
 def _reason_of_name(name: str) -> str:
@@ -247,7 +255,7 @@ class FilesFormat(SourceTreeFormat):
 
     def _asked(self) -> Iterator[tuple[Place, str, str]]:
         for row in FileTable(*self._questions).rows(["question", "document"]) if self.queries_name else ():
-            yield row.place, row.string("question"), row.id("document")
+            yield row.place, row.string("question"), _id_of(row.id("document"))
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
         if name.lower().endswith(_HTML):

@@ -85,7 +85,7 @@ class Collect(Stage[CollectConfig]):
 
     command = "collect"
     kind = COLLECTION
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = CollectConfig
     unit = "documents"
 

@@ -171,3 +171,11 @@ def test_questions_that_cannot_be_used(table: str, problem: str, tmp_path: Path)
     (tmp_path / "asked.csv").write_text(table)
     with pytest.raises(UserError, match=problem):
         contents(opened(site, questions=str(tmp_path / "asked.csv")))
+
+
+def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"my notes/a page.md": "Plug it in.\n"})
+    (tmp_path / "asked.csv").write_text("question,document\nhow?,my notes/a page.md\n")
+    found = contents(opened(site, questions=str(tmp_path / "asked.csv")))
+    assert found.documents == [("my%20notes/a%20page.md", "a page", "Plug it in.\n", "")]
+    assert found.judgments[0][1] == "my%20notes/a%20page.md"
