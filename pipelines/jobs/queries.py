@@ -186,7 +186,7 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                     questions = self._questions.get(source.id, ())
                     rows["judgments"] += [(question, document.id, 1, HELD_OUT_SPLIT) for question in questions]
                 rows["judgments"].append((query_id, document.id, 1, split))
-        made.update(f"judgments of split {split}" for *_, split in rows["judgments"])
+        made.update(f"judgments of split '{split}'" for *_, split in rows["judgments"])
         counts = dict[str, int]()
         for part, schema in SCHEMAS.items():
             batches = record_batches(rows[part], schema, _ROWS_AT_ONCE)
@@ -223,7 +223,7 @@ class ExamplesStage(Stage[Config], Generic[Config]):
         tests = OWN_QUESTIONS if self._questions else "queries made of held-out documents" * bool(self.config.held_out)
         wanted = {self.config.split: True, HELD_OUT_SPLIT: tests, VALIDATION_SPLIT: self.config.validation}
         for split in filter(wanted.get, wanted):
-            if not counts[f"judgments of split {split}"]:
+            if not counts[f"judgments of split '{split}'"]:
                 raise Unfinishable(
                     f"{counted(counts[_SOURCES], 'source document')} can't fill the splits: no query is left"
                     f" for '{split}'. Give more documents, or lower held_out and validation."

@@ -158,11 +158,12 @@ def per_query_accuracy(
 
 
 def _join_alternatives(ranking: Scores, alternatives: Mapping[str, Sequence[str]]) -> None:
-    """Leaves of each query's alternatives the best, under the first one's id."""
+    """Ranks the first of each query's alternatives as the best of them, and the others last."""
     for query, answers in alternatives.items():
         found = ranking.get(query, {})
-        if scores := [found.pop(answer) for answer in answers if answer in found]:
-            found[answers[0]] = max(scores)
+        if scores := {answer: found[answer] for answer in answers if answer in found}:
+            found |= dict.fromkeys(scores, min(found.values()) - 1)
+            found[answers[0]] = max(scores.values())
 
 
 def _check_documents(path: str, ranking: Scores, judgments: Judgments) -> None:

@@ -67,7 +67,7 @@ def test_questions_of_threads_and_their_posts(tmp_path: Path, capsys: pytest.Cap
     assert manifest["dropped"] == {"documents without a title": 1}
     assert manifest["counts"] == {
         "documents": 3, "queries": 3, "judgments": 3, "source documents": 4, "queries of split train": 3,
-        "judgments of split train": 3,
+        "judgments of split 'train'": 3,
     }  # fmt: skip
     pairs = Artifact(made_by(Pairs, {"collection": uri, "output": str(tmp_path / "pairs")}))
     found_pairs = [tuple(row.values()) for row in read_pairs(pairs, ["query_id", "domain"]).to_pylist()]
