@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.formats.source_tree import Files, main_text, split_front_matter
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source
 from tests.unit.pipelines.formats.files import write_files
 from tests.unit.retrieval.collections.contents import contents, dropped
+from tests.unit.small_run import make
 
 SENTENCES = " ".join(f"The lamp number {number} turns on after a minute." for number in range(20))
 HTML = f"""<!DOCTYPE html><html><head><title>Relay\n - Acme</title><script>var x = "<p>no text</p>";</script></head>
@@ -179,3 +182,12 @@ def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
     found = contents(opened(site, questions=str(tmp_path / "asked.csv")))
     assert found.documents == [("my%20notes/a%20page.md", "a page", "Plug it in.\n", "")]
     assert found.judgments[0][1] == "my%20notes/a%20page.md"
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    site = write_files(
+        str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b.jsonl": "{}\n", "c.jsonl": "{}\n", "d.md": ""}
+    )
+    stage = Collect(CollectConfig(source=Files(path=site), output=str(tmp_path / "collected")))
+    told = "1 documents, 0 queries, 0 judgments (left out: 1 empty files, 2 files not included)"
+    assert stage.summary(Artifact(make(stage))) == told
