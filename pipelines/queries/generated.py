@@ -155,8 +155,9 @@ class VllmWriter:
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """One each, in the model's own chat template, where it has one."""
+        tokenizer = self._model.get_tokenizer()
         try:
-            if self._model.get_tokenizer().chat_template is None:
+            if tokenizer.chat_template is None:
                 found = self._model.generate(list(prompts), self._parameters, use_tqdm=False)
             else:
                 messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -167,4 +168,4 @@ class VllmWriter:
             raise UserError(
                 f"vLLM: {error}. Lower generation.characters, or choose a model that reads more."
             ) from error
-        return [str(answer.outputs[0].text) for answer in found]
+        return [str(tokenizer.decode(answer.outputs[0].token_ids, skip_special_tokens=True)) for answer in found]

@@ -112,14 +112,15 @@ class MadeUpVllm:
         return SimpleNamespace(temperature=0.7, repetition_penalty=1.1)
 
     def get_tokenizer(self) -> SimpleNamespace:
-        return SimpleNamespace(chat_template="{{ messages }}" if self.template else None)
+        template = "{{ messages }}" if self.template else None
+        return SimpleNamespace(chat_template=template, decode=lambda ids, **_: f"to {ids[0]}")
 
     def generate(self, prompts: list[str], parameters: SimpleNamespace, use_tqdm: bool) -> list[SimpleNamespace]:
         if any(len(prompt) > 99 for prompt in prompts):
             raise RuntimeError("maximum context length is 99")
         assert vars(parameters) == {"temperature": 0.0, "repetition_penalty": 1.1, "max_tokens": 5}
         assert not use_tqdm
-        return [SimpleNamespace(outputs=[SimpleNamespace(text=f"to {prompt}")]) for prompt in prompts]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[prompt])]) for prompt in prompts]
 
     def chat(self, messages: list[Any], parameters: SimpleNamespace, use_tqdm: bool) -> list[SimpleNamespace]:
         assert [list(turn) for turns in messages for turn in turns] == [["role", "content"]] * len(messages)
