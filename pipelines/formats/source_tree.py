@@ -14,21 +14,33 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
+from urllib.parse import quote
 
 from pydantic import Field, PositiveInt
 
 from pipelines.chunking.markdown import blocks
 from pipelines.formats.python_functions import decode_source
-from pipelines.formats.tables import matches
+from pipelines.formats.tables import FileTable, matches
 from pipelines.source_languages import language_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import parse_yaml
-from retrieval.collections.records import DocumentRecord, FolderSource, Format, Place, Source
+from raytriever.settings.configuration import InputPath, parse_yaml
+from retrieval.collections.records import (
+    DocumentRecord,
+    FolderSource,
+    Format,
+    JudgmentRecord,
+    Place,
+    QueryRecord,
+    Source,
+    describe_files,
+    text_id,
+)
 from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
+_SPACE = re.compile(r"\s")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -62,9 +74,9 @@ class SourceTree(FileTree):
 class SourceTreeFormat(Format):
     """Reads files in the order of their paths, folder by folder.
 
-    Id and title are the path below the folder, with ``/``; line ends become ``\\n``. What is no document is counted in
-    ``left_out``. Links are not followed: what one inside the tree leads to is read under its own name. In memory are
-    one file and the names of all.
+    Id and title are the path below the folder, with ``/``; in the id a space is ``%20``. Line ends become ``\\n``. What
+    is no document is counted in ``left_out``. Links are not followed: what one inside the tree leads to is read under
+    its own name. In memory are one file and the names of all.
     """
 
     def __init__(self, config: FileTree) -> None:
@@ -100,7 +112,8 @@ class SourceTreeFormat(Format):
             if reason:
                 skipped[reason] += 1
             else:
-                yield DocumentRecord(Place(self.folder.describe(name), 1), name, title, text, self._domain_of(name))
+                place = Place(self.folder.describe(name), 1)
+                yield DocumentRecord(place, _id_of(name), title, text, self._domain_of(name))
         self.left_out = dict(sorted(skipped.items()))
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
@@ -167,6 +180,11 @@ class SourceTreeFormat(Format):
                     yield path.relative_to(root).as_posix(), status.st_size
 
 
+def _id_of(path: str) -> str:
+    """The path without white space, which separates the columns of rankings."""
+    return _SPACE.sub(lambda space: quote(space[0]), path)
+
+
 def _reason_of_name(name: str) -> str:
     """Why a file or folder of this name is not looked at; '' where it is."""
     if name.startswith("."):
@@ -201,6 +219,9 @@ class Files(FileTree):
         default=tuple(f"**/*{ending}" for ending in (*_MARKDOWN, *_HTML, ".txt", ".rst", ".adoc")), min_length=1
     )
     """Globs of files to read."""
+    questions: InputPath | None = None
+    """A file of your own questions, judged in split test: JSON lines, CSV, TSV or parquet, with columns 'question' and
+    'document', the path of a page that answers it. A question with several pages has several rows."""
     domain: Literal["folder", "language", "none"] = "none"
     """A document's domain. folder: the first folder below path, '' for files in path itself."""
 
@@ -210,7 +231,31 @@ class Files(FileTree):
 
 
 class FilesFormat(SourceTreeFormat):
-    """Reads pages in the order of their paths, which are their ids."""
+    """Reads pages in the order of their paths, which are their ids, and questions that name them."""
+
+    def __init__(self, config: Files) -> None:
+        super().__init__(config)
+        self.queries_name = self.judgments_name = config.questions or ""
+        self.repeats = bool(config.questions)
+        folder, _, name = self.queries_name.rpartition("/")
+        self._questions = Folder(folder or "."), [name]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the pages, and of the questions where there are some."""
+        found = super().fingerprint()
+        return found | {"questions": describe_files(*self._questions)} if self.queries_name else found
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """The questions."""
+        return (QueryRecord(place, text_id(question), question) for place, question, _ in self._asked())
+
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The pages that answer them."""
+        return (JudgmentRecord(place, text_id(question), page, 1, "test") for place, question, page in self._asked())
+
+    def _asked(self) -> Iterator[tuple[Place, str, str]]:
+        for row in FileTable(*self._questions).rows(["question", "document"]) if self.queries_name else ():
+            yield row.place, row.string("question"), _id_of(row.id("document"))
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
         if name.lower().endswith(_HTML):

@@ -85,7 +85,7 @@ class Collect(Stage[CollectConfig]):
 
     command = "collect"
     kind = COLLECTION
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = CollectConfig
     unit = "documents"
 
@@ -297,8 +297,9 @@ class Collect(Stage[CollectConfig]):
         """Documents, queries and judgments, and how much of the source is none of these."""
         stored = StoredCollection(artifact.uri)
         parts: list[str] = [f"{stored.count(part):,} {part}" for part in SCHEMAS]
-        left_out = sum(artifact.manifest["dropped"].values())
-        return ", ".join(parts) + (f" ({left_out:,} left out)" if left_out else "")
+        dropped = artifact.manifest["dropped"].items()
+        left_out = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped if count]
+        return ", ".join(parts) + (f" (left out: {', '.join(left_out)})" if left_out else "")
 
 
 def _records_of(shard: str, part: Part) -> str:

@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 
 from pipelines.jobs.queries import Examples, ExamplesConfig, ExamplesStage
 from pipelines.queries.documents import Example, MadeDocument, SourceDocument
-from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter
+from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter, VllmWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord
 from raytriever.stages.cost import Cost, Size
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, seconds_of_tokens
@@ -34,6 +34,8 @@ class GenerateConfig(ExamplesConfig):
     """What writes them."""
     generation: GenerationSettings = GenerationSettings()
     """How."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What runs the model. vllm, which must be installed, answers many passages at once faster: raise batch_size."""
     batch_size: PositiveInt = 16
     """Passages that the model reads at once. Another one may change queries, by rounding."""
     rows_per_shard: PositiveInt = 1_000
@@ -44,7 +46,7 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
     """Ray Data actors with the language model loaded once. What a passage is asked depends on its stretch alone."""
 
     command = "generate"
-    algorithm_version = 1
+    algorithm_version = 2
     config_class = GenerateConfig
     model_setting = "language_model"
 
@@ -54,10 +56,11 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
         return "generated"
 
     def input_fingerprints(self) -> dict[str, str]:
-        """The collection's, the language model's and the prompt's."""
-        collection, prompt = Artifact(self.config.collection).fingerprint, self.config.generation.template()
-        found = {"collection": collection, "language_model.model": self.located.fingerprint}
-        return found | {"generation.prompt": hashlib.sha256(prompt.encode()).hexdigest()}
+        """The collections', the language model's and the prompt's."""
+        collections = {"collection": self.config.collection, "questions": self.config.questions}
+        found = {name: Artifact(path).fingerprint for name, path in collections.items() if path is not None}
+        prompt = hashlib.sha256(self.config.generation.template().encode()).hexdigest()
+        return found | {"language_model.model": self.located.fingerprint, "generation.prompt": prompt}
 
     def check_inputs(self, there: Set[str]) -> None:
         """A model that can't be had, and a prompt that can't be read."""
@@ -79,9 +82,13 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
         from retrieval.encoders.language_model import load_language_model
         from retrieval.encoders.structure import place_module
 
-        model, tokenizer = load_language_model(self.located.path)
-        place_module(model.eval(), *self.placement())
-        self._writer = QueryWriter(model, tokenizer, self.config.generation.max_new_tokens)
+        path, length, placement = self.located.path, self.config.generation.max_new_tokens, self.placement()
+        if self.config.engine == "vllm":
+            self._writer: QueryWriter | VllmWriter = VllmWriter(path, str(self.config.language_model.dtype), length)
+            return
+        model, tokenizer = load_language_model(path)
+        place_module(model.eval(), *placement)
+        self._writer = QueryWriter(model, tokenizer, length)
 
     def examples(self, sources: Iterator[SourceDocument], dropped: Counter[str]) -> Examples:
         """Of each passage the queries that its answer holds."""

@@ -99,6 +99,9 @@ LEFT_OUT = """
     WHERE repeated.row IS NOT NULL OR coalesce(queries.text_key, 0) = 0 OR coalesce(documents.text_key, 0) = 0
 """
 REASONS = "SELECT reason, count(*), min(row) FROM left_out GROUP BY reason ORDER BY reason"
+NEAREST = """
+    SELECT id FROM first_{part} ORDER BY contains(id, $id) OR contains($id, id) DESC, levenshtein(id, $id), id LIMIT 3
+"""
 KEPT = "SELECT (SELECT count(*) FROM {part}) - (SELECT count(*) FROM left_out WHERE part = '{part}')"
 KEPT_JUDGMENTS = """
     CREATE TABLE kept AS
@@ -155,10 +158,12 @@ def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
     if policies.unknown_ids == "refuse" and any(count for count, _ in unknown.values()):
         first = min(_TEXTS, key=lambda part: unknown[part][1])
         record = record_at("judgments", unknown[first][1])
+        id_ = record[1 if first == "queries" else 2]
+        near = ", ".join(repr(other) for (other,) in db.rows(NEAREST.format(part=first), id=id_))
         raise UserError(
-            f"{record.place} names {record[1 if first == 'queries' else 2]!r}, which {wanted[first]} does not hold;"
-            f" in all, {unknown['documents'][0]} judgments name unknown documents and {unknown['queries'][0]}"
-            " unknown queries. Complete the files, or set unknown_ids to 'drop' to leave these judgments out."
+            f"{record.place} names {id_!r}, which {wanted[first]} does not hold; in all, {unknown['documents'][0]}"
+            f" judgments name unknown documents and {unknown['queries'][0]} unknown queries. Ids like it: {near}."
+            " Complete the files, or set unknown_ids to 'drop' to leave these judgments out."
         )
     if format_.judgments_name and not kept["judgments"]:
         left_out = {reason: count for reason, (count, _) in found.items() if "judgments" in reason}

@@ -1,11 +1,12 @@
 """`raytriever queries`: makes queries and judgments out of documents, so that a bare corpus trains a retriever."""
 
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
-from math import ceil
+from math import ceil, nextafter
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,10 +30,19 @@ from pipelines.queries.documents import (
 from pipelines.queries.functions import DocstringQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import Unfinishable, UserError
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, PartialShare
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Phase, Stage, StageConfig
-from retrieval.collections.collection import COLLECTION, SCHEMAS, StoredCollection, record_batches
+from retrieval.collections.collection import (
+    COLLECTION,
+    JUDGMENTS,
+    OWN_QUESTIONS,
+    QUERIES,
+    SCHEMAS,
+    StoredCollection,
+    record_batches,
+)
 
 _ROWS_AT_ONCE = 1_000
 _SOURCES = "source documents"
@@ -44,6 +54,9 @@ class ExamplesConfig(StageConfig):
 
     collection: InputPath
     """The collection with the documents to make queries from."""
+    questions: InputPath | None = None
+    """The collection of the source documents. Where it has queries of split test, they are the test, and no document is
+    held out for it. One passage of a document that answers is enough."""
     split: str = Field(default="train", min_length=1)
     """The split of their judgments."""
     held_out: PartialShare = 0.0
@@ -63,13 +76,6 @@ class ExamplesConfig(StageConfig):
             raise ValueError(
                 "held_out and validation take all documents: lower them, so that some are left for training"
             )
-
-    def split_of(self, source_id: str) -> str:
-        """The split of a source document's examples."""
-        place = place_among_sources(source_id, self.seed)
-        if place < self.held_out:
-            return HELD_OUT_SPLIT
-        return VALIDATION_SPLIT if place < self.held_out + self.validation else self.split
 
 
 class QueriesConfig(ExamplesConfig):
@@ -113,6 +119,42 @@ class ExamplesStage(Stage[Config], Generic[Config]):
         stretches = [Stretch(number, *rows) for number, rows in enumerate(pairwise(bounds))]
         return [Phase("", stretches, self._make_queries, intermediate=False)]
 
+    @cached_property
+    def _questions(self) -> Mapping[str, Sequence[str]]:
+        """Ids of the user's own questions, by each source document that answers them."""
+        found = defaultdict[str, list[str]](list)
+        if self.config.questions is not None:
+            judgments = StoredCollection(self.config.questions).rows_of("judgments").read(JUDGMENTS.names)
+            for judged in judgments.to_pylist():
+                if judged["split"] == HELD_OUT_SPLIT and judged["relevance"] > 0:
+                    found[judged["document_id"]].append(QUERY + judged["query_id"])
+        return dict(found)
+
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        """The places among sources where split test ends, and split dev behind it."""
+        held_out = 0.0 if self._questions else self._end_of(0.0, self.config.held_out)
+        return held_out, self._end_of(held_out, self.config.validation)
+
+    def _end_of(self, begin: float, share: float) -> float:
+        """``share`` behind ``begin``, or as far as the next document, so that a small collection has every split."""
+        collection, nearest = StoredCollection(self.config.collection), 1.0
+        column = "source_id" if is_chunked(collection) else "id"
+        for table in collection.rows_of("documents").tables([column]) if share else ():
+            for source_id in table[column].to_pylist():
+                place = place_among_sources(source_id, self.config.seed)
+                if begin <= place < begin + share:
+                    return begin + share
+                nearest = min(nearest, place) if place >= begin else nearest
+        return nextafter(nearest, 2.0) if share else begin
+
+    def _split_of(self, source_id: str) -> str:
+        """The split of a source document's examples."""
+        place, (held_out, validation) = place_among_sources(source_id, self.config.seed), self._ends
+        if place < held_out:
+            return HELD_OUT_SPLIT
+        return VALIDATION_SPLIT if place < validation else self.config.split
+
     def _make_queries(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """Writes one file of documents, one of queries, one of judgments.
 
@@ -120,6 +162,11 @@ class ExamplesStage(Stage[Config], Generic[Config]):
         """
         dropped, made = Counter[str](), Counter[str]({_SOURCES: 0})
         rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in SCHEMAS}
+        if stretch.number == 0 and self._questions:
+            table = StoredCollection(str(self.config.questions)).rows_of("queries").read(QUERIES.names)
+            rows["queries"] += [
+                (QUERY + id_, *others) for id_, *others in zip(*table.to_pydict().values(), strict=True)
+            ]
         written, no_answers = set[str](), list[str]()
 
         def sources() -> Iterator[SourceDocument]:
@@ -128,7 +175,7 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                 yield source
 
         for source, example in self.examples(sources(), dropped):
-            split, query_id = self.config.split_of(source.id), QUERY + example.query_id
+            split, query_id = self._split_of(source.id), QUERY + example.query_id
             rows["queries"].append((query_id, example.query, source.domain, no_answers))
             made[f"queries of split {split}"] += 1
             for document in example.documents:
@@ -136,7 +183,10 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                 if document.id not in written:
                     written.add(document.id)
                     rows["documents"].append((document.id, document.title, document.text, source.domain))
+                    questions = self._questions.get(source.id, ())
+                    rows["judgments"] += [(question, document.id, 1, HELD_OUT_SPLIT) for question in questions]
                 rows["judgments"].append((query_id, document.id, 1, split))
+        made.update(f"judgments of split '{split}'" for *_, split in rows["judgments"])
         counts = dict[str, int]()
         for part, schema in SCHEMAS.items():
             batches = record_batches(rows[part], schema, _ROWS_AT_ONCE)
@@ -159,17 +209,26 @@ class ExamplesStage(Stage[Config], Generic[Config]):
             yield rows.take(np.arange(first, min(first + _ROWS_AT_ONCE, stop)), columns)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which queries these are. Raises ``Unfinishable`` where there is none, saying why."""
-        if not sum(record.counts["queries"] for record in records):
-            dropped: Counter[str] = Counter()
-            for record in records:
-                dropped.update(record.dropped)
+        """Which queries these are. Raises ``Unfinishable`` where there is none, or none of a split, saying why."""
+        counts, dropped = Counter[str](), Counter[str]()
+        for record in records:
+            counts.update(record.counts)
+            dropped.update(record.dropped)
+        if not counts["queries"]:
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
             raise Unfinishable(
                 f"No query of kind '{self.made_by}' can be made from the documents of {self.config.collection}:"
                 f" {reasons}. Choose another kind, or other settings of it."
             )
-        return {"made_by": self.made_by}
+        tests = OWN_QUESTIONS if self._questions else "queries made of held-out documents" * bool(self.config.held_out)
+        wanted = {self.config.split: True, HELD_OUT_SPLIT: tests, VALIDATION_SPLIT: self.config.validation}
+        for split in filter(wanted.get, wanted):
+            if not counts[f"judgments of split '{split}'"]:
+                raise Unfinishable(
+                    f"{counted(counts[_SOURCES], 'source document')} can't fill the splits: no query is left"
+                    f" for '{split}'. Give more documents, or lower held_out and validation."
+                )
+        return {"made_by": self.made_by, "tested_on": tests}
 
     def summary(self, artifact: Artifact) -> str:
         """Queries, documents, and how many source documents they were made from."""
@@ -182,7 +241,7 @@ class Queries(ExamplesStage[QueriesConfig]):
     """What is made of a source document depends on it and the seed alone."""
 
     command = "queries"
-    algorithm_version = 8
+    algorithm_version = 9
     config_class = QueriesConfig
 
     @property

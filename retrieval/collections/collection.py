@@ -26,6 +26,7 @@ QUERIES = schema_of(id=pa.string(), text=pa.string(), domain=pa.string(), answer
 JUDGMENTS = schema_of(query_id=pa.string(), document_id=pa.string(), relevance=pa.int32(), split=pa.string())
 
 COLLECTION = "collection"  # the artifact: documents, queries and judgments in parquet
+OWN_QUESTIONS = "own questions"  # the fact "tested_on": of a query's answers, passages of some documents, one is enough
 Part = Literal["documents", "queries", "judgments"]
 TextPart = Literal["documents", "queries"]
 

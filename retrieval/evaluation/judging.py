@@ -1,7 +1,7 @@
 """Runs and the judgments that they are measured by, from artifacts or from other tools' files, checked on the way."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from raytriever.artifacts.artifact import is_artifact, require_own_queries, require_same_origin
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import OWN_QUESTIONS, StoredCollection
 from retrieval.collections.text_lines import read_qrels
 from retrieval.evaluation.answers import Match, answer_accuracy
 from retrieval.evaluation.conventions import Conventions
@@ -23,11 +23,15 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Judgments:
-    """``qrels``: query id to document id to grade. ``name``: their name in results."""
+    """``qrels``: query id to document id to grade. ``name``: their name in results.
+
+    ``alternatives``: query id to answers of which one is enough. The first of them stands for all in ``qrels``.
+    """
 
     name: str
     qrels: dict[str, dict[str, int]]
     collection: StoredCollection | None = None
+    alternatives: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgments:
@@ -44,7 +48,12 @@ def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgm
     except UserError:
         if not all(measure.by_answers for measure in parsed):
             raise
-    return Judgments(f"split '{split}'", qrels, collection)
+    tests = collection.manifest["facts"].get("tested_on") if split == "test" else None
+    judgments = Judgments(f"split '{split}', {tests}" if tests else f"split '{split}'", qrels, collection)
+    if tests != OWN_QUESTIONS:
+        return judgments
+    first = {query: dict(list(answers.items())[:1]) for query, answers in qrels.items()}
+    return replace(judgments, qrels=first, alternatives={query: [*answers] for query, answers in qrels.items()})
 
 
 def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
@@ -111,6 +120,7 @@ def judge_rankings(
         ranking = read_any_ranking(path)
         try:
             _check_documents(path, ranking, judgments)
+            _join_alternatives(ranking, judgments.alternatives)
             if by_grades:
                 systems[name] = evaluate(judgments.qrels, ranking, by_grades, conventions)
             if judgments.collection and cutoffs:
@@ -145,6 +155,15 @@ def per_query_accuracy(
     values = np.array([hits.get(query, missing) for query in counted], dtype=np.float64)
     by_measure = {measure: values[:, place] for place, measure in enumerate(measures)}
     return PerQuery(tuple(counted), by_measure, missing_queries=len(set(counted) - hits.keys()))
+
+
+def _join_alternatives(ranking: Scores, alternatives: Mapping[str, Sequence[str]]) -> None:
+    """Ranks the first of each query's alternatives as the best of them, and the others last."""
+    for query, answers in alternatives.items():
+        found = ranking.get(query, {})
+        if scores := {answer: found[answer] for answer in answers if answer in found}:
+            found |= dict.fromkeys(scores, min(found.values()) - 1)
+            found[answers[0]] = max(scores.values())
 
 
 def _check_documents(path: str, ranking: Scores, judgments: Judgments) -> None:

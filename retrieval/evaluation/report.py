@@ -122,8 +122,11 @@ def _means_table(evaluated: Evaluated) -> Table:
     explained = (
         f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {evaluated.level:g})."
     )
-    caption = explained if evaluated.comparisons else ""
-    return Table(["", "system", *measures], rows, caption, text_columns=2)
+    if len(systems) > 1 and evaluated.metrics["queries"] < 2:
+        explained = "Tests need at least 2 queries, so nothing here is decided."
+    elif not evaluated.comparisons:
+        explained = ""
+    return Table(["", "system", *measures], rows, explained, text_columns=2)
 
 
 def verdict_table(evaluated: Evaluated) -> Table:

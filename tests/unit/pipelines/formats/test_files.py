@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.formats.source_tree import Files, main_text, split_front_matter
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source
 from tests.unit.pipelines.formats.files import write_files
 from tests.unit.retrieval.collections.contents import contents, dropped
+from tests.unit.small_run import make
 
 SENTENCES = " ".join(f"The lamp number {number} turns on after a minute." for number in range(20))
 HTML = f"""<!DOCTYPE html><html><head><title>Relay\n - Acme</title><script>var x = "<p>no text</p>";</script></head>
@@ -126,3 +129,65 @@ def test_front_matter_that_stands_for_too_much_is_text(values: str) -> None:
     text = f"---\n{values}---\nx"
     assert split_front_matter(text) == ({}, text)
     assert split_front_matter(f"+++\na = {'[' * 5000}\n+++\nx")[0] == {}
+
+
+def test_questions_name_the_pages_that_answer_them(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b/c.md": "Pull it out.\n"})
+    rows = [("how do I start?", "a.md"), ("how do I stop?", "a.md"), ("how do I stop?", "b/c.md")]
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(f'{{"question": "{text}", "document": "{page}"}}\n' for text, page in rows))
+    found = contents(opened(site, questions=str(asked)))
+    texts = {id_: text for id_, text, *_ in found.queries}
+    assert list(texts.values()) == ["how do I start?", "how do I stop?"]
+    assert [(texts[query], *others) for query, *others in found.judgments] == [(*row, 1, "test") for row in rows]
+    table = tmp_path / "asked.csv"
+    table.write_text("note,document,question\n" + "".join(f",{page},{text}\n" for text, page in rows))
+    assert contents(opened(site, questions=str(table))) == found
+    assert contents(opened(site)).judgments == []
+
+
+def test_other_questions_or_none_are_another_source(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n"})
+    asked, found = tmp_path / "asked.csv", [opened(site).format.fingerprint()]
+    for question in ("how?", "why?"):
+        asked.write_text(f"question,document\n{question},a.md\n")
+        found.append(opened(site, questions=str(asked)).format.fingerprint())
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            "question,document\nhow?,a.md\nwhy?,b.md\n",
+            r"asked\.csv, line 3 names 'b\.md', .* Ids like it: 'a\.md'",
+        ),
+        ("question,document\n ,a.md\n", r"asked\.csv, line 2: query .* has no text"),
+        ("question,document\nhow?,\n", r'asked\.csv, line 2: "document" is \'\''),
+        ("question,document\n", r"asked\.csv holds no queries with a text\. Is it the right file"),
+        ("", r"asked\.csv holds no queries with a text"),
+        ("query,page\nhow?,a.md\n", r"asked\.csv has no column 'question'\. Columns there: 'query', 'page'"),
+    ],
+)
+def test_questions_that_cannot_be_used(table: str, problem: str, tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n"})
+    (tmp_path / "asked.csv").write_text(table)
+    with pytest.raises(UserError, match=problem):
+        contents(opened(site, questions=str(tmp_path / "asked.csv")))
+
+
+def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"my notes/a page.md": "Plug it in.\n"})
+    (tmp_path / "asked.csv").write_text("question,document\nhow?,my notes/a page.md\n")
+    found = contents(opened(site, questions=str(tmp_path / "asked.csv")))
+    assert found.documents == [("my%20notes/a%20page.md", "a page", "Plug it in.\n", "")]
+    assert found.judgments[0][1] == "my%20notes/a%20page.md"
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    site = write_files(
+        str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b.jsonl": "{}\n", "c.jsonl": "{}\n", "d.md": ""}
+    )
+    stage = Collect(CollectConfig(source=Files(path=site), output=str(tmp_path / "collected")))
+    told = "1 documents, 0 queries, 0 judgments (left out: 1 empty files, 2 files not included)"
+    assert stage.summary(Artifact(make(stage))) == told

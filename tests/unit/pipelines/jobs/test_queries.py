@@ -67,6 +67,7 @@ def test_questions_of_threads_and_their_posts(tmp_path: Path, capsys: pytest.Cap
     assert manifest["dropped"] == {"documents without a title": 1}
     assert manifest["counts"] == {
         "documents": 3, "queries": 3, "judgments": 3, "source documents": 4, "queries of split train": 3,
+        "judgments of split 'train'": 3,
     }  # fmt: skip
     pairs = Artifact(made_by(Pairs, {"collection": uri, "output": str(tmp_path / "pairs")}))
     found_pairs = [tuple(row.values()) for row in read_pairs(pairs, ["query_id", "domain"]).to_pylist()]
@@ -158,3 +159,58 @@ def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         validate(QueriesConfig, {"collection": "c", "output": "o", **values}, "queries")
     assert message in str(error.value)
+
+
+def asked(folder: Path, judged: list[tuple[str, str, int, str]]) -> str:
+    """The threads as they were before they were chunked, with two questions and who answers them."""
+    documents = [{"id": id_, "title": title, "text": text, "domain": id_[:2]} for id_, title, text in THREADS]
+    questions: list[tuple[Any, ...]] = [("a", "which hop is bitter?", "", []), ("b", "who is bored?", "", [])]
+    return store(folder / "asked", [pa.Table.from_pylist(documents, DOCUMENTS)], questions, judged)
+
+
+@pytest.mark.parametrize("rows_per_shard", [1, 100])
+def test_own_questions_are_the_test_and_all_documents_are_trained_on(tmp_path: Path, rows_per_shard: int) -> None:
+    judged = [
+        ("a", "beer-q1", 1, "test"),
+        ("a", "ai-q1", 1, "test"),
+        ("b", "ai-q1", 1, "test"),
+        ("b", "beer-q2", 0, "test"),
+    ]
+    settings = {"queries": TITLES, "held_out": 0.5, "rows_per_shard": rows_per_shard}
+    collection, questions = chunked(tmp_path), asked(tmp_path, judged)
+    own = queries(tmp_path / "own", collection, questions=questions, **settings)
+    found = stored_rows(own)
+    assert found.queries[:2] == [("query:a", "which hop is bitter?", "", []), ("query:b", "who is bored?", "", [])]
+    tested = [(query, document) for query, document, _, split in found.judgments if split == "test"]
+    assert sorted(tested) == [
+        ("query:a", "ai-q1#0"), ("query:a", "beer-q1#0"), ("query:a", "beer-q1#1"), ("query:b", "ai-q1#0")
+    ]  # fmt: skip
+    trained = {query for query, _, _, split in found.judgments if split == "train"}
+    assert trained == {"query:beer-q1", "query:beer-q2", "query:ai-q1"}
+    assert Artifact(own).manifest["facts"]["tested_on"] == "own questions"
+    without = queries(tmp_path / "without", collection, questions=collected(tmp_path), **settings)
+    assert stored_rows(without) == stored_rows(queries(tmp_path / "none", collection, **settings))
+    assert Artifact(without).manifest["facts"]["tested_on"] == "queries made of held-out documents"
+
+
+def test_questions_of_which_no_document_has_a_passage(tmp_path: Path) -> None:
+    questions = asked(tmp_path, [("a", "beer-q3", 1, "test")])  # which has no title
+    with pytest.raises(UserError, match=r"^4 source documents can't fill the splits: no query is left for 'test'"):
+        queries(tmp_path / "own", chunked(tmp_path), questions=questions, queries=TITLES)
+
+
+@pytest.mark.parametrize("source", [collected, chunked])
+def test_a_small_share_holds_a_document_out(tmp_path: Path, source: Any) -> None:
+    shares = {"held_out": 0.001, "validation": 0.001, "queries": {"kind": "crops", "minimum_words": 1}}
+    found = stored_rows(queries(tmp_path / "few", source(tmp_path), **shares))
+    of_split: dict[str, set[str]] = {}
+    for _, document, _, split in found.judgments:
+        of_split.setdefault(split, set()).add(document.partition("#")[0])
+    assert {split: len(sources) for split, sources in of_split.items()} == {"test": 1, "dev": 1, "train": 2}
+
+
+def test_too_few_documents_for_all_splits_are_refused(tmp_path: Path) -> None:
+    collection = collected(tmp_path, THREADS[:1])
+    with pytest.raises(UserError, match=r"^1 source document can't fill the splits: .* left for 'train'\. Give more"):
+        queries(tmp_path / "few", collection, queries=TITLES, held_out=0.1)
+    assert not (tmp_path / "few" / "manifest.json").exists()

@@ -1,14 +1,17 @@
 """What a language model is asked for a passage, and which lines of its answer are queries."""
 
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from pipelines.queries.documents import Passage, SourceDocument
-from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter
+from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter, VllmWriter
 from raytriever.errors import UserError
 from retrieval.encoders.language_model import load_language_model
 from tests.unit.retrieval.encoders.tiny_models import DECODERS, save_tiny_model
@@ -97,3 +100,45 @@ def test_a_prompt_longer_than_the_model_reads_is_refused(tmp_path: Path) -> None
         UserError, match=r"tokens and its answer up to 10\. .* positions for 16\. Lower generation\.chara"
     ):
         writer.answers(["shell " * 12])
+
+
+class MadeUpVllm:
+    """Stands for vLLM's LLM: what was asked, and an answer that says how."""
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self.model, self.settings, self.template = model, settings, model.endswith("chat")
+
+    def get_default_sampling_params(self) -> SimpleNamespace:
+        return SimpleNamespace(temperature=0.7, repetition_penalty=1.1)
+
+    def get_tokenizer(self) -> SimpleNamespace:
+        template = "{{ messages }}" if self.template else None
+        return SimpleNamespace(chat_template=template, decode=lambda ids, **_: f"to {ids[0]}")
+
+    def generate(self, prompts: list[str], parameters: SimpleNamespace, use_tqdm: bool) -> list[SimpleNamespace]:
+        if any(len(prompt) > 99 for prompt in prompts):
+            raise RuntimeError("maximum context length is 99")
+        assert vars(parameters) == {"temperature": 0.0, "repetition_penalty": 1.1, "max_tokens": 5}
+        assert not use_tqdm
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[prompt])]) for prompt in prompts]
+
+    def chat(self, messages: list[Any], parameters: SimpleNamespace, use_tqdm: bool) -> list[SimpleNamespace]:
+        assert [list(turn) for turns in messages for turn in turns] == [["role", "content"]] * len(messages)
+        return self.generate([f"chat {turn['content']}" for (turn,) in messages], parameters, use_tqdm)
+
+
+def test_vllm_answers_with_the_most_probable_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=MadeUpVllm))  # type: ignore[arg-type]
+    plain, chat = (VllmWriter(Path(name), "float32", 5) for name in ("plain", "chat"))
+    assert plain.answers(["a", "b"]) == ["to a", "to b"]
+    assert chat.answers(["a", "b"]) == ["to chat a", "to chat b"]
+    with pytest.raises(UserError, match=r"vLLM: maximum context length is 99\. Lower generation\.characters"):
+        plain.answers(["word " * 99])
+
+
+def test_vllm_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=r"engine is vllm, which can't be imported here .* or set engine to transformers"
+    ):
+        VllmWriter(Path("plain"), "float32", 5)

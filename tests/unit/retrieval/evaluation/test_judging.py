@@ -1,5 +1,7 @@
 """Runs and judgments from artifacts and files: what counts, and every way in which they don't fit."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +199,22 @@ def test_judgments_in_any_form_and_said_twice_are_the_same(tmp_path: Path) -> No
     for text in ("q1 0 d1 1\nq1 0 d1 1\n", "q1\td1\t1\n", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\n"):
         path.write_text(text)
         assert file_judgments(str(path), ["nDCG@10"]).qrels == {"q1": {"d1": 1}}
+
+
+def test_of_own_questions_the_best_answer_counts_alone(collection: str, tmp_path: Path) -> None:
+    run = {"q1": {"d4": 9.0, "d3": 8.0, "d2": 7.0, "d1": 6.0}, "q3": {"d4": 2.0, "d1": 1.0}}
+    paths, measures = {"run": write_run_file(tmp_path / "run.trec", run)}, ["nDCG@10", "RR", "R@2", "R@9"]
+
+    def first_two(uri: str) -> dict[str, list[float]]:
+        judgments = collection_judgments(uri, "test", measures)
+        found = judge_rankings(paths, judgments, measures, TREC)["run"]
+        places = [found.query_ids.index(query) for query in ("q1", "q3")]
+        return {measure: found.values[measure][places].tolist() for measure in measures}
+
+    assert first_two(collection)["R@2"] == [0.5, 0.0]
+    asked = Path(shutil.copytree(collection, tmp_path / "asked")) / "manifest.json"
+    asked.write_text(json.dumps(json.loads(asked.read_text()) | {"facts": {"tested_on": "own questions"}}))
+    assert collection_judgments(str(asked.parent), "test", measures).name == "split 'test', own questions"
+    # d3 and d1 answer q1, and d3 is the second
+    expected = {"nDCG@10": [pytest.approx(1 / np.log2(3)), 0.0], "RR": [0.5, 0.0], "R@2": [1.0, 0.0], "R@9": [1.0, 0.0]}
+    assert first_two(str(asked.parent)) == expected

@@ -321,3 +321,15 @@ def test_infinite_statistics_leave_json_that_every_parser_reads() -> None:
     read = json.loads(to_strict_json(values), parse_constant=refuse)
     assert list(read) == ["b", "a"]
     assert [float(read["b"][1]), float(read["a"]["x"])] == [float("inf"), -float("inf")]
+
+
+def test_one_query_decides_nothing_and_the_table_says_so() -> None:
+    values = {name: PerQuery(IDS[:1], {"RR": np.array([value])}) for name, value in (("base", 0.5), ("mine", 1.0))}
+    metrics = metrics_of(values, ["RR"]) | how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
+    several, alone = (
+        block_lines(evaluation_blocks(Evaluated(metrics | {"mine": "mine", "means": means}, [], 0.05)))
+        for means in (metrics["means"], {"mine": metrics["means"]["mine"]})
+    )
+    said = "Tests need at least 2 queries, so nothing here is decided."
+    assert said in several
+    assert said not in alone
