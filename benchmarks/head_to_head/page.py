@@ -155,12 +155,25 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
         ways = [{each: chosen(found, side, on) for each, on in decide.items()} for side in ("theirs", "ours")]
         print(f"\nChosen on dev queries of {what}. Theirs: {_listed(ways[0])}. Ours: {_listed(ways[1])}.\n")
         compared = differences(found, *ways)
-        print("| collection | theirs | ours | difference | 95 % | p (Holm) |\n|---|---|---|---|---|---|")
-        for row in compared:
-            shown = f"{row.ours - row.theirs:+.4f} | {row.low:+.4f} to {row.high:+.4f} | {row.p_value:.4f}"
-            print(f"| {row.collection} | {row.theirs:.4f} | {row.ours:.4f} | {shown} |")
+        _print_differences(compared, "theirs", "ours")
         first = first or compared
     return first
+
+
+def show_two(rows: Sequence[Mapping[str, Any]], student: str, seeds: int, ways: Sequence[str]) -> None:
+    """Prints the second way less the first, of equal data, on the collections that have both."""
+    found = finals(rows, student, "data", seeds)
+    there = [each for each in (*COLLECTIONS, MIXTURE) if all((each, way) in found for way in ways)]
+    if there:
+        print(f"\n## {student}: {ways[1]}, less {ways[0]}\n")
+        _print_differences(differences(found, *(dict.fromkeys(there, way) for way in ways)), *ways)
+
+
+def _print_differences(compared: Sequence[Difference], first: str, second: str) -> None:
+    print(f"| collection | {first} | {second} | difference | 95 % | p (Holm) |\n|---|---|---|---|---|---|")
+    for row in compared:
+        shown = f"{row.ours - row.theirs:+.4f} | {row.low:+.4f} to {row.high:+.4f} | {row.p_value:.4f}"
+        print(f"| {row.collection} | {row.theirs:.4f} | {row.ours:.4f} | {shown} |")
 
 
 def _listed(ways: Mapping[str, str]) -> str:
@@ -184,12 +197,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trials", type=Path, nargs="?", default=KNOWN, help="trials.jsonl, or what --rows wrote")
     parser.add_argument("--seeds", type=int, default=3, help="ways that have fewer are left out")
+    parser.add_argument("--ways", nargs=2, choices=WAYS, help="also compare these two")
     parser.add_argument("--rows", type=Path, help="also write all trials there, as parquet")
     parser.add_argument("--chart", type=Path, help="also draw the differences at equal seconds there, as SVG")
     arguments = parser.parse_args()
     rows = list(stored_rows(arguments.trials))
     there = [student for student in STUDENTS if any(row["student"] == student and "test" in row for row in rows)]
     compared = {student: [show(rows, student, view, arguments.seeds) for view in VIEWS][-1] for student in there}
+    for student in there if arguments.ways else ():
+        show_two(rows, student, arguments.seeds, arguments.ways)
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))
     if arguments.chart:
