@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -346,6 +347,22 @@ def test_a_stage_is_as_long_as_its_inputs_take_to_read(tmp_path: Path, monkeypat
     assert asked == [(pytest.approx(seconds * share), False) for share in (2 / 3, 1 / 2, 0)]
     Squares(stage.config.model_copy(update={"resources": Resources(workers=1)})).is_made_here(shards, RaySession(4))
     assert asked[-1][1]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_rows_are_counted_and_the_speed_is_said_once(tmp_path: Path, monkeypatch, here: bool) -> None:
+    happened: list[Any] = []
+    stage = Squares(config_in(tmp_path))
+    monkeypatch.setattr(Squares, "log_speed", lambda _: happened.append("speed"))
+    monkeypatch.setattr(RaySession, "start", lambda _: happened.append("start"))
+    monkeypatch.setattr(stages, "map_shards", lambda *those: happened.append(those) or [ShardRecord("a", 7, ())])
+    progress: Any = SimpleNamespace(advance=happened.append)
+    shards = stage.plan()
+    assert list(stage.execute([], RaySession(), progress)) == happened == []
+    assert [record.rows for record in stage.execute(shards, RaySession(shards_here=here), progress)] == (
+        [1] * 3 if here else [7]
+    )
+    assert happened == [*([1, 1, 1] if here else ["start", (stage, shards), 7]), "speed"]
 
 
 def test_phases_follow_one_another_but_for_those_beside_the_one_before() -> None:
