@@ -105,6 +105,8 @@ def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encod
     assert {**ours, "inputs": theirs["inputs"]} == theirs
     with pytest.raises(UserError, match=r"holds files \(.*Nothing was changed. Choose a new folder"):
         batches.save(saved)
+    with pytest.raises(UserError, match="is a file"):
+        batches.save(saved / "manifest.json")
 
 
 def test_every_form_of_data_gives_the_same_batches(columns: Columns, vectors: Any) -> None:

@@ -27,7 +27,7 @@ from tests.cluster.test_faults import TrainHere
 from tests.unit.small_run import make
 from trainers.jobs.train import Train
 from trainers.rehearsal.collections import Size, write_source
-from trainers.rehearsal.command import parts_of
+from trainers.rehearsal.command import _of_hub, parts_of
 from trainers.rehearsal.models import HUB_MODELS, write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -147,6 +147,14 @@ def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monke
     assert encoder.contract.max_length >= 512
     names = load_file(Path(located.path) / "model.safetensors")
     assert all(name.startswith("bert.") for name in names) == (model == "nomic-ai/nomic-bert-2048")  # as on the hub
+
+
+@pytest.mark.parametrize(("model", "is_of_hub"), [
+    ("org/any", True), ("bert-base-uncased", False), ("org/any/sub", False), ("runs/model", False),
+    ("outside/model", False),
+])  # fmt: skip
+def test_a_name_of_the_hub_is_told_from_a_folder(model: str, is_of_hub: bool) -> None:
+    assert _of_hub(model) is is_of_hub
 
 
 @pytest.mark.parametrize("kind", ["adamw_8bit", "adamw"])
