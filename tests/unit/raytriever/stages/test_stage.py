@@ -137,10 +137,12 @@ def test_reuse_refusal_and_replacement(stage: Numbers, logged: list[str], monkey
         run(other)
     replaced = run(other, replace=True)
     assert (Path(replaced.uri) / "a/one.txt").read_text() == "13"
+    assert "numbers: made again, the old artifact is removed (config.first: 0 there, 10 now)" in logged
     monkeypatch.setattr(Numbers, "algorithm_version", 2)
     with pytest.raises(UserError, match=r"algorithm_version: 1 there, 2 now"):
         run(other)
-    assert run(other, replace=True).fingerprint != replaced.fingerprint
+    assert run(changed(stage, first=5), replace=True, label="mine").fingerprint != replaced.fingerprint
+    assert any(line.startswith("mine: made again") and line.endswith(" now, and 1 more)") for line in logged)
 
 
 @pytest.mark.parametrize("failure", [UserError("refused"), OSError(errno.ENOSPC, "full"), ValueError("a defect")])
