@@ -9,9 +9,9 @@ from raytriever.stages.ray_session import RaySession
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs Ray is slow, but for the smoke run: a stage, a sweep, a submitted job."""
+    """What needs Ray, the one here or a cluster of its own, is slow, but for the smoke run: a stage, a sweep, a job."""
     for item in items:
-        if "session" in getattr(item, "fixturenames", ()) and "smoke" not in item.keywords:
+        if {"session", "cluster"} & set(getattr(item, "fixturenames", ())) and "smoke" not in item.keywords:
             item.add_marker(pytest.mark.slow)
 
 

@@ -100,7 +100,6 @@ class ProcessList:
                     continue
 
 
-@pytest.mark.slow
 def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Path) -> None:
     command = collect_of(write_collection(tmp_path / "data"), str(tmp_path / "out"))
     for variables in ({}, {"RAY_AUTH_TOKEN": "0" * 64}):
@@ -111,6 +110,7 @@ def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.smoke
 def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(cluster: TokenCluster, tmp_path) -> None:
     data, output = write_collection(tmp_path / "data"), str(tmp_path / "out")
     done = cluster.run("submit", "--name", "first", "--", *collect_of(data, output))
@@ -131,7 +131,6 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(clust
     assert "Give another --name" in again.stderr
 
 
-@pytest.mark.slow
 def test_secrets_of_the_nodes_reach_the_job_and_nothing_else(
     cluster: TokenCluster, object_store: str, tmp_path
 ) -> None:
@@ -167,7 +166,6 @@ def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:
     return found
 
 
-@pytest.mark.slow
 def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCluster, tmp_path: Path) -> None:
     output = tmp_path / "watched" / "corpus"
     command = collect_of(write_collection(tmp_path / "data"), str(output))
@@ -200,7 +198,6 @@ def test_the_process_list_is_watched() -> None:
     assert processes.seen
 
 
-@pytest.mark.slow
 def test_a_job_without_a_folder_refuses_a_relative_output_and_is_stopped_by_its_client(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
     client = JobSubmissionClient(headers={"Authorization": f"Bearer {cluster.token_file.read_text()}"})

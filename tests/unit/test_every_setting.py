@@ -1,8 +1,9 @@
-"""Every setting of every job asks for another artifact, but for those listed here with the reason why they don't."""
+"""Every setting of every job asks for another artifact, but for those listed with the reason why not; and its cost."""
 
 import json
 import types
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -15,6 +16,8 @@ from pipelines.jobs.collect import Collect
 from raytriever.artifacts.artifact import MANIFEST
 from raytriever.jobs import JOBS, stage_class
 from raytriever.settings.configuration import input_paths, models_in
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.stage import Stage
 from retrieval.encoders import pretrained, specification
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.pretrained import LocatedModel
@@ -208,3 +211,46 @@ def test_every_setting_asks_for_another_artifact(job: str, monkeypatch: pytest.M
     before = digest_of(job, firsts[0])
     monkeypatch.setattr(stage, "algorithm_version", stage.algorithm_version + 1)
     assert digest_of(job, firsts[0]) != before
+
+
+READ = Size(
+    documents=1_000_003, document_bytes=301, query_bytes=53, splits={"train": (20_011, 30_011), "test": (701, 907)},
+    pairs=500_009, domains=(300_007, 200_002), batches=7_813, rows=64, epochs=3, negatives=5, candidates=17,
+    dimension=128, shards=11, results=70_100, disk=3e9,
+)  # fmt: skip
+COSTS: dict[str, tuple[float, int, float, dict[str, Any]]] = {
+    "collect": (37.00011, 20, 0, {"disk": 126_881_428}),
+    "chunk": (8.391629, 5, 0, {"documents": 524_476, "document_bytes": 576, "disk": 126_881_428}),
+    "queries": (8.391629, 21, 0, {"query_bytes": 60, "splits": {"train": (1_000_003, 1_000_003)}}),
+    "pairs": (0.1170429, 2, 0.0870319, {"pairs": 30_011, "domains": (30_011,), "disk": 600_220}),
+    "cluster": (51.71483, 2, 0, {"disk": 10_000_180}),
+    "pack": (0.220004, 1, 0, {"batches": 500_009, "rows": 1, "epochs": 1, "disk": 10_000_180}),
+    "filter": (73.50132, 24, 0, {"negatives": 0, "candidates": 0, "disk": 223_024_014}),
+    "group": (32, 63, 0, {"pairs": 1_000_000, "batches": 62_500, "rows": 16, "epochs": 1, "disk": 984_780_000}),
+    "lists": (0.64, 1, 0, {"pairs": 20_000, "batches": 625, "rows": 32, "epochs": 1, "disk": 19_695_600}),
+    "index": (6.65602, 2, 0, {"shards": 2, "disk": 512_001_536}),
+    "search": (2.032906, 11, 0, {"candidates": 100, "disk": 3_645_200}),
+    "mine": (0.039256, 1, 4.833578, {"disk": 4_082_244}),
+    "rerank": (0.07177318, 5, 0, {"results": 70_091, "disk": 3_644_732}),
+    "fuse": (0.030143, 1, 0, {"disk": 3_645_200}),
+    "evaluate": (0.25236, 1, 0, {"disk": 0}),
+}
+"""Seconds of all tasks, their number, seconds of one that all wait for, and where the size is not what was read."""
+
+
+@pytest.mark.parametrize("job", COSTS)
+def test_what_a_job_costs_is_worked_out_from_the_size_of_its_inputs(job: str) -> None:
+    stage = stage_class(job, job)
+    first = next((stage.config_class(**first, output="made") for first in FIRST.get(job, ())), None)
+    found = stage(first or example(stage.config_class)).cost(READ)
+    work, tasks, alone, changed = COSTS[job]
+    assert (found.work, found.tasks, found.alone) == (pytest.approx(work, 1e-6), tasks, pytest.approx(alone, 1e-6))
+    assert asdict(found.made) == asdict(READ) | changed | {"disk": pytest.approx(changed.get("disk", READ.disk), 1e-6)}
+
+
+def test_other_jobs_take_a_moment() -> None:
+    stages = {job: stage_class(job, job) for job in JOBS}
+    assert {job for job, stage in stages.items() if stage.cost is not Stage.cost} - {"generate"} == COSTS.keys()
+    moment = Stage.cost(None, READ)  # type: ignore[arg-type]
+    assert moment == Cost(replace(READ, disk=0), work=0, tasks=1, alone=0)
+    assert (READ.queries("test"), READ.queries()) == (701, 20_712)

@@ -9,10 +9,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.artifact import Artifact, ShardRecord
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import validate
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Shard
 from retrieval.encoders.specification import EncoderContract
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import make_artifact
@@ -21,7 +24,7 @@ from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.record.run_log import RunLog
-from trainers.training_run import load_for_training, mean_loss, write_model
+from trainers.training_run import ShownProgress, load_for_training, mean_loss, write_model
 
 SETTINGS = {
     "output": "run/model",
@@ -81,6 +84,58 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
         check_slices(None, 6, 2, 64, "b")
     for fewest, workers, per_step, rows in ((None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None)):
         check_slices(fewest, workers, per_step, rows, "b")
+
+
+@pytest.mark.parametrize(
+    ("resources", "changes", "fit"),
+    [
+        ({}, {}, "alone"),
+        ({"workers": 1, "gpus_per_worker": 1}, {}, "alone"),
+        ({"workers": 2}, {"training": {"bf16": False, "batches_per_step": 2}}, "on workers"),
+        ({}, {"sharding": "zero2"}, "on workers"),  # which a process group shares out
+    ],
+)
+def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: str) -> None:
+    happened = list[Any]()
+    for name, place in (("alone", "worker.fit_alone"), ("on workers", "workers.fit_on_workers")):
+        monkeypatch.setattr(f"trainers.jobs.{place}", lambda *those, name=name: happened.append(name) or those)
+    monkeypatch.setattr("trainers.jobs.worker.outcome_of", lambda fit, *those: (fit(), those))
+    monkeypatch.setattr("trainers.jobs.train.open_board", lambda: "board")
+    monkeypatch.setattr(Train, "seconds_here", lambda *_: 7.0)
+    monkeypatch.setattr(Train, "derivation", lambda _: "derived")
+    made = stage(resources=resources, failures_survived=5, **changes)
+
+    def makes_here(seconds: float, *, is_spread: bool) -> bool:
+        happened.append((seconds, is_spread))
+        return False
+
+    session: Any = SimpleNamespace(start=lambda: happened.append("start"), makes_here=makes_here)
+    assert list(made.execute([], session, None)) == happened == []  # type: ignore[arg-type]
+    ((((arguments, spread), shown),)) = made.execute([Shard("run")], session, "progress")  # type: ignore[arg-type, list-item]
+    sent = made.for_workers()
+    assert shown == ("board", "progress")
+    assert arguments == {"settings": sent.config, "derivation": "derived", "board": "board"}
+    assert spread == (sent.config.resources, sent.config.fewest_workers, 5)
+    decided, started, fitted = happened
+    assert decided == (7.0, bool(resources))
+    assert (started, fitted) == ("start", fit)
+
+
+def test_a_short_run_is_made_in_this_process_on_all_of_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, called = list[int](), list[Any]()
+    record = ShardRecord("run", 5, ())
+    monkeypatch.setattr("trainers.jobs.train.usable_cpus", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr("trainers.training_run.recorded_training", lambda *those: called.append(those) or record)
+    monkeypatch.setattr(Train, "seconds_here", lambda *_: 0.0)
+    monkeypatch.setattr(Train, "derivation", lambda _: "derived")
+    progress: Any = ProgressLine("model", 1, "examples", "")
+    made = stage()
+    assert list(made.execute([Shard("run")], RaySession(shards_here=True), progress)) == [record]
+    ((config, derivation, device, (shown,)),) = called
+    assert (config, derivation, device) == (made.for_workers().config, "derived", torch.device("cpu"))
+    assert isinstance(shown, ShownProgress)
+    assert threads == [7]
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 24), st.integers(1, 8))

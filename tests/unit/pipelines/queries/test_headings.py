@@ -95,6 +95,8 @@ def test_queries_of_an_article_repeat_no_title_and_what_is_dropped_is_counted() 
     assert list(queries(query="title and path"))[2] == "Lobster Description Colour"
     made, _ = examples(HeadingQueries(minimum_words=1), source("# Lobster\nAn animal.\n## Colour\nBlue.", "Lobster"))
     assert [example.query for example in made] == ["Lobster", "Lobster Colour"]
+    made, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE))
+    assert [example.query for example in made] == ["Description", "Colour", "Distribution"]  # without a blank
     sources = source(ARTICLE, "Lobster"), source("No title at all.", "", "b")
     made, dropped = examples(HeadingQueries(minimum_words=4), *sources)
     assert [example.query for example in made] == ["Lobster", "Lobster Distribution"]

@@ -63,6 +63,7 @@ def test_packed_pairs_are_those_stored_and_random_ones_of_their_domains(small_ru
     batches = drawn.random_packing(packed, packing, 0, SEED)
     assert batches.shape == packed.shape
     assert not np.array_equal(batches, packed)
+    assert not np.array_equal(batches, drawn.random_packing(packed, packing, 0, SEED + 1))
     np.testing.assert_array_equal(np.sort(batches, axis=None), np.sort(packed, axis=None))
     domain_of = np.array(pairs["domain"].to_pylist(), dtype=object)
     assert (domain_of[batches] == domain_of[packed]).all()

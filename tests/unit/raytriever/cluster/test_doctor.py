@@ -123,3 +123,33 @@ def test_a_node_that_does_not_answer_is_told_with_the_first_line_of_why(monkeypa
     found = examine(SimpleNamespace(start=lambda: None), None)  # type: ignore[arg-type]
     assert [node.problem for node in found] == [None, "does not answer (lost)", "does not answer ()"]
     assert [node.facts for node in found] == [FACTS, None, None]
+
+
+def test_all_nodes_are_asked_at_once_and_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waits, asked = [100.0], list[float](), list[Any]()
+
+    def options(scheduling_strategy: Any) -> SimpleNamespace:
+        assert not scheduling_strategy.soft
+        return SimpleNamespace(remote=lambda *given: asked.append((scheduling_strategy.node_id, *given)) or given[0])
+
+    def get(answer: str, timeout: float) -> str:
+        assert len(asked) == 3
+        waits.append(timeout)
+        clock[0] += doctor._ANSWER_SECONDS - 2
+        if answer == "lost":
+            raise TimeoutError
+        return answer
+
+    def remote(**how: object) -> Any:
+        assert how == {"num_cpus": 0, "max_retries": 0}
+        return lambda function: SimpleNamespace(options=options) if function is print else None
+
+    monkeypatch.setattr(ray, "remote", remote)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    names = {letter * 56: (answer,) for letter, answer in zip("abc", ("first", "lost", "last"), strict=True)}
+    found = doctor._on_nodes(print, names)
+    assert asked == [(name, *given) for name, given in names.items()]
+    assert waits == [doctor._ANSWER_SECONDS, 2, 1]  # a moment for each that comes late
+    assert [type(answer) for answer in found.values()] == [str, TimeoutError, str]
+    assert list(found) == list(names)

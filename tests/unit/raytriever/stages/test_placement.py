@@ -1,11 +1,20 @@
-"""The CPUs of a worker."""
+"""The CPUs of a worker, and what is asked of Ray for it."""
 
+import json
+import logging
+import sys
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import ray.data
 
+from raytriever.artifacts.artifact import ShardRecord
+from raytriever.errors import StorageError
+from raytriever.reports.log import log
+from raytriever.stages import stage as stages
 from raytriever.stages.placement import NodeRoom, cpus_of_a_worker, even_share, tokenizing_threads
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, map_shards
 
@@ -65,6 +74,33 @@ def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
     assert tokenizing_threads(0.5)["RAYON_NUM_THREADS"] == "1"
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is asked of a Ray Data that makes nothing: it gives back the ``rows`` that stand there."""
+    asked: dict[str, Any] = {"rows": []}
+
+    class Rows:
+        def map_batches(self, worker: Any, **options: Any) -> Any:
+            asked.update(options, worker=worker)
+            return self
+
+        def iter_rows(self) -> list[Any]:
+            return list(asked["rows"])
+
+    room = {"CPU": 96.0, "GPU": 8.0}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": room}])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: room)
+    monkeypatch.setattr(ray.data, "from_items", lambda rows, **how: asked.update(shards=rows, **how) or Rows())
+    monkeypatch.setattr(ray.data, "ActorPoolStrategy", lambda **pool: pool)
+    monkeypatch.setattr(ray.data, "TaskPoolStrategy", lambda **pool: pool)
+    return asked
+
+
+def stage_of(resources: dict[str, Any], **attributes: Any) -> Stage[Any]:
+    made = type("Made", (Stage,), attributes)
+    return made(StageConfig(output="out", resources=Resources.model_validate(resources)))
+
+
 @pytest.mark.parametrize(
     ("keeps_state", "resources", "cpus"),
     [
@@ -76,23 +112,67 @@ def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
         (False, {"gpus_per_worker": 1}, 1),
     ],
 )
-def test_an_encoder_on_a_gpu_has_its_share_of_cpus(monkeypatch, keeps_state, resources, cpus) -> None:
-    asked: dict[str, Any] = {}
-
-    class Rows:
-        def map_batches(self, _: Any, **options: Any) -> Any:
-            asked.update(options)
-            return self
-
-        def iter_rows(self) -> list[Any]:
-            return []
-
-    room = {"CPU": 96.0, "GPU": 8.0}
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": room}])
-    monkeypatch.setattr(ray, "cluster_resources", lambda: room)
-    monkeypatch.setattr(ray.data, "from_items", lambda *_, **__: Rows())
-    made = type("Made", (Stage,), {"keeps_state": keeps_state})
-    stage = made(StageConfig(output="out", resources=Resources.model_validate(resources)))
-    assert list(map_shards(stage, [Shard("a"), Shard("b")])) == []
+def test_an_encoder_on_a_gpu_has_its_share_of_cpus(asked: dict[str, Any], keeps_state, resources, cpus) -> None:
+    assert list(map_shards(stage_of(resources, keeps_state=keeps_state), [Shard("a"), Shard("b")])) == []
     assert asked["num_cpus"] == cpus
     assert asked.get("num_gpus", 0) == resources.get("gpus_per_worker", 0)
+    assert asked["batch_size"] == 1
+    assert asked["override_num_blocks"] == len(asked["shards"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("resources", "shards", "at_once", "pool"),  # workers, shards given to one at a time, threads of one
+    [
+        ({"workers": 2}, 5, 1, (2, 2, 1)),
+        ({"workers": 2}, 5, 2, (2, 2, 2)),
+        ({"workers": 2}, 9, 4, (2, 4, 4)),
+        ({"workers": 2}, 5, 8, (2, 3, 3)),  # the other makes two
+        ({"workers": 4}, 2, 8, (2, 1, 1)),  # no more workers than shards
+        ({"gpus_per_worker": 1}, 9, 1, (8, 2, 1)),  # as many as there are GPUs
+    ],
+)
+def test_no_worker_begins_what_another_could_make_sooner(asked: dict[str, Any], resources, shards, at_once, pool):
+    stage = stage_of(resources, keeps_state=True, shards_at_once=at_once)
+    assert list(map_shards(stage, [Shard(str(number)) for number in range(shards)])) == []
+    workers, given, threads = pool
+    assert asked["compute"] == {
+        "size": workers,
+        "max_tasks_in_flight_per_actor": given,
+        "max_concurrent_calls_per_actor": threads,
+        "enable_true_multi_threading": threads > 1,
+    }
+    assert asked["worker"]()._stage.config == stage.for_workers().config
+    assert list(map_shards(stage_of({"workers": 3}), [Shard("a")] * 2)) == []
+    assert asked["compute"] == {"size": 2}  # tasks without a state
+
+
+def test_what_workers_say_measure_and_refuse_reaches_the_driver(asked: dict[str, Any], logged: list[str]) -> None:
+    stage = stage_of({})
+    record = ShardRecord("a", 3, ())
+    said = vars(log.makeRecord(log.name, logging.INFO, "", 0, "seen", (), None))
+    row = {"shard": "a", "logged": json.dumps([said]), "measured": json.dumps({"texts": 2}), "error": ""}
+    refused = {"error": "full", "error_type": "StorageError", "trace": "where it arose"}
+    asked["rows"] = [row | {"record": json.dumps(asdict(record))}, row | refused]
+    shards = map_shards(stage, [Shard("a"), Shard("b")])
+    assert next(shards) == record
+    with pytest.raises(StorageError, match="full") as raised:
+        next(shards)
+    assert raised.value.__notes__ == ["where it arose"]
+    assert logged == ["seen"] * 2
+    assert stage.measured == {"texts": 4}
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(("reserved", "threads"), [({"CPU": 3.0}, 3), ({"CPU": 0.5}, 1), ({}, 1)])
+@pytest.mark.parametrize("has_torch", [False, True])
+def test_a_worker_computes_on_the_cpus_that_are_reserved(monkeypatch, reserved, threads, has_torch, on_gpu) -> None:
+    found, environment = list[int](), dict[str, str]()
+    context = SimpleNamespace(get_assigned_resources=lambda: reserved)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(stages.os, "environ", environment)
+    torch = SimpleNamespace(set_num_threads=found.append)
+    monkeypatch.setitem(sys.modules, "torch", torch) if has_torch else monkeypatch.delitem(sys.modules, "torch", False)
+    stages._use_assigned_cpus(on_gpu=on_gpu)
+    assert found == [threads] * has_torch
+    names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} if not has_torch else set()
+    assert environment == (tokenizing_threads(threads) if on_gpu else {}) | dict.fromkeys(names, str(threads))

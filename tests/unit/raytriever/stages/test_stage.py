@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -136,10 +137,12 @@ def test_reuse_refusal_and_replacement(stage: Numbers, logged: list[str], monkey
         run(other)
     replaced = run(other, replace=True)
     assert (Path(replaced.uri) / "a/one.txt").read_text() == "13"
+    assert "numbers: made again, the old artifact is removed (config.first: 0 there, 10 now)" in logged
     monkeypatch.setattr(Numbers, "algorithm_version", 2)
     with pytest.raises(UserError, match=r"algorithm_version: 1 there, 2 now"):
         run(other)
-    assert run(other, replace=True).fingerprint != replaced.fingerprint
+    assert run(changed(stage, first=5), replace=True, label="mine").fingerprint != replaced.fingerprint
+    assert any(line.startswith("mine: made again") and line.endswith(" now, and 1 more)") for line in logged)
 
 
 @pytest.mark.parametrize("failure", [UserError("refused"), OSError(errno.ENOSPC, "full"), ValueError("a defect")])
@@ -346,6 +349,22 @@ def test_a_stage_is_as_long_as_its_inputs_take_to_read(tmp_path: Path, monkeypat
     assert asked == [(pytest.approx(seconds * share), False) for share in (2 / 3, 1 / 2, 0)]
     Squares(stage.config.model_copy(update={"resources": Resources(workers=1)})).is_made_here(shards, RaySession(4))
     assert asked[-1][1]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_rows_are_counted_and_the_speed_is_said_once(tmp_path: Path, monkeypatch, here: bool) -> None:
+    happened: list[Any] = []
+    stage = Squares(config_in(tmp_path))
+    monkeypatch.setattr(Squares, "log_speed", lambda _: happened.append("speed"))
+    monkeypatch.setattr(RaySession, "start", lambda _: happened.append("start"))
+    monkeypatch.setattr(stages, "map_shards", lambda *those: happened.append(those) or [ShardRecord("a", 7, ())])
+    progress: Any = SimpleNamespace(advance=happened.append)
+    shards = stage.plan()
+    assert list(stage.execute([], RaySession(), progress)) == happened == []
+    assert [record.rows for record in stage.execute(shards, RaySession(shards_here=here), progress)] == (
+        [1] * 3 if here else [7]
+    )
+    assert happened == [*([1, 1, 1] if here else ["start", (stage, shards), 7]), "speed"]
 
 
 def test_phases_follow_one_another_but_for_those_beside_the_one_before() -> None:

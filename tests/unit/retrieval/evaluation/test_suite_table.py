@@ -1,6 +1,7 @@
 """Several collections in one table: means by group, which systems differ in the mean, published figures beside ours."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from raytriever.stages.recipe_run import closing_lines, recipe_stages
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.significance import stratified_z_test
 from retrieval.evaluation.suite_table import measure_tables, published_figures, published_row, shown_table
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from retrieval.jobs.table import SuiteTable, TableConfig
 from tests.unit.small_run import make
 
 SIZES = {"arguana": 40, "android": 10, "gaming": 25}
@@ -71,6 +74,27 @@ def test_published_figures_stand_below_the_system_where_the_collections_are_thei
     assert float(lines[3].split()[-1]) == pytest.approx(ours - 0.487, abs=1e-4)
     (table,) = measure_tables(evaluations(), GROUPS)
     assert published_figures(table, published_row("revela/1/BM25")) == {"arguana": 0.487}
+
+
+@pytest.mark.parametrize(
+    ("measures", "published", "groups", "said"),
+    [
+        (["nDCG@10"], {"ours": "revela/1/BM25"}, {}, None),
+        (["R@10"], {"ours": "revela/1/BM25"}, {}, r"published\.ours is .*prints nDCG@10 on .*, but nothing of it"),
+        (["nDCG@10"], {"ours": "revela/1/BM25"}, {"mine": ("arguana",)}, None),  # the mean is printed too
+        (["nDCG@10"], {"our": "revela/1/BM25"}, {}, r"published\.our: no such system\. Did you mean 'ours'"),
+    ],
+)
+def test_a_published_row_stands_beside_a_system_that_is_measured_alike(measures, published, groups, said) -> None:
+    of = {"collection": "corpus", "runs": {"ours": "run"}, "output": "evaluation"}
+    stages = {"evaluation": Evaluate(EvaluateConfig(**of, measures=measures))}
+    config = {"output": "table", "published": published, "groups": groups}
+    table = SuiteTable(TableConfig(**config, evaluations={"arguana": "evaluation"}))
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        table.check_settings(stages)
+    elsewhere = TableConfig(**config, evaluations={"arguana": "evaluation", "b": "made/before"})
+    if said is None or "nothing of it" in said:
+        SuiteTable(elsewhere).check_settings(stages)  # which may have the figure
 
 
 def test_collections_of_other_systems_are_refused() -> None:

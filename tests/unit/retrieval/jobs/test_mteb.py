@@ -266,7 +266,7 @@ def test_the_same_as_the_exported_encoder(tmp_path: Path, task: Any) -> None:
         assert found[query] == pytest.approx(documents, abs=1e-5)
 
 
-def test_what_mteb_is_told_of_the_model(encoder: str) -> None:
+def test_what_mteb_is_told_of_the_model(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     meta = RaytrieverEncoder(encoder).mteb_model_meta
     assert meta.name == "raytriever/tiny"
     assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 48, "cosine")
@@ -280,6 +280,10 @@ def test_what_mteb_is_told_of_the_model(encoder: str) -> None:
     assert result_name("org/name") == "org/name"
     with pytest.raises(UserError, match="name is 'plain'"):
         RaytrieverEncoder(encoder, name="plain")
+    monkeypatch.setattr(mteb_encoder, "resolve_dtype", lambda *_, **__: "bfloat16")
+    resolved = RaytrieverEncoder(encoder, device="cpu")  # the dtype is auto: as it is on this machine
+    assert resolved.mteb_model_meta.experiment_kwargs["dtype"] == "bfloat16"
+    assert next(resolved._towers.parameters()).dtype == torch.bfloat16
 
 
 def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:

@@ -208,6 +208,32 @@ def test_a_validated_run_ends_as_it_was_at_its_best(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006", "step-00000008"]
 
 
+def test_a_step_takes_its_waiting_and_its_work_and_no_evaluation(monkeypatch, logged):
+    """By a clock that reading, a step and an evaluation move."""
+    now = [0.0]
+
+    def taking(seconds, function):
+        def slow(*given):
+            now[0] += seconds
+            return function(*given)
+
+        return slow
+
+    def read(one, steps, *_):
+        yield from ((step, taking(2.0, one)(step)) for step in steps)
+
+    validation, evaluations = Scripted(*[0.5] * 5), []
+    measures = dict.fromkeys("bcde", 0.25)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop, "prefetched", read)
+    monkeypatch.setattr(loop, "compute_gradients", taking(3.0, loop.compute_gradients))
+    monkeypatch.setattr(validation, "measure", taking(50.0, lambda _: {"score": validation.scores.pop(0), **measures}))
+    _, reports = run(tiny_settings(), validation=validation, on_evaluation=evaluations.append)
+    assert [(point["waiting_seconds"], point["seconds"]) for point in reports] == [(2.0, 5.0)] * 8
+    assert [evaluation.seconds for evaluation in evaluations] == [50.0] * 5
+    assert "  after 2 steps: score 0.5000, b 0.2500, c 0.2500, d 0.2500 (50.0 s)" in logged
+
+
 def test_a_run_stops_when_patience_is_at_its_end_and_stays_stopped(tmp_path):
     objective, reports = run(tiny_settings(), tmp_path, validation=Scripted(0.0, 0.5, 0.4, 0.3, 0.9, patience=2))
     assert reports[-1]["step"] == 6

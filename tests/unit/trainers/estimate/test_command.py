@@ -1,6 +1,7 @@
 """The command: what it says of a recipe, and of what it can't."""
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from raytriever.stages.recipe_run import recipe_stages
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_collection
 from trainers.estimate.machines import find_gpus
+from trainers.estimate.outlines import _outlines
 from trainers.estimate.recipe import Estimating
 
 RECIPE = """
@@ -51,13 +53,17 @@ def said(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_it_says_what_stages_take(recipe: str) -> None:
+def test_it_says_what_stages_take(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _outlines()
+    monkeypatch.setattr(tempfile, "tempdir", "tmp")
+    Path("tmp").mkdir()
     code, found = said(recipe, "--gpu", "a100", "--gpus", "2", "--set", "model.training.batches_per_step=2")
     assert code == 0
     lines = {line.split()[0]: line for line in found.splitlines() if line}
     assert {"corpus", "pairs", "packing", "batches", "model", "vectors", "index", "all"} < lines.keys()
     assert "4,162 steps" in found  # 532,761 pairs in batches of 64, two a step
     assert "It fits: " in found
+    assert not list(Path("tmp").iterdir())  # the models' outlines go when the process ends
     assert lines["vectors"].split()[-2:] == ["785", "MB"]  # 8,841,823 documents and 502,939 queries, 32 numbers each
 
 

@@ -1,9 +1,13 @@
 """What a run on workers that fails says, which errors end it at once, and what it tells Ray's metrics."""
 
 import json
+import logging
 import pickle
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -11,16 +15,19 @@ import torch
 from ray.train import ControllerError, FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 
+from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import StorageError, UserError
+from raytriever.reports.log import log
 from raytriever.stages import metrics
 from raytriever.stages.metrics import Metric
 from raytriever.stages.stage import Resources
 from retrieval.encoders.attention import KEEPS_MEMORY
 from tests.unit.test_grafana import METRICS
 from tests.unit.trainers.record.test_ledger import of_run
-from trainers.jobs import workers
-from trainers.jobs.worker import GPU_VARIABLES, RayMetrics, Spread, size_of_worker
-from trainers.jobs.workers import EndAtMistakes, refusal_of
+from trainers.engine.callback import Callback
+from trainers.jobs import worker, workers
+from trainers.jobs.worker import GPU_VARIABLES, RayMetrics, RelayedProgress, Spread, outcome_of, size_of_worker
+from trainers.jobs.workers import EndAtMistakes, RayCheckpoints, refusal_of
 from trainers.record.ledger import negatives_per_query
 
 
@@ -78,6 +85,192 @@ def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
     assert (variables["TOKENIZERS_PARALLELISM"], variables["RAYON_NUM_THREADS"]) == ("true", "3")
     assert variables.items() >= GPU_VARIABLES.items()
     assert size_of_worker(Resources(cpus_per_worker=3)) == (3, KEEPS_MEMORY)
+
+
+def node(alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": resources}
+
+
+def test_without_a_number_of_cpus_a_worker_has_its_share_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [node(CPU=12.0, GPU=4.0), node(CPU=8.0)])
+    assert size_of_worker(Resources())[0] == 12
+    assert size_of_worker(Resources(workers=2))[0] == 8
+    cpus, variables = size_of_worker(Resources(workers=4, gpus_per_worker=0.5))
+    assert (cpus, variables["RAYON_NUM_THREADS"]) == (3, "3")
+
+
+@pytest.mark.parametrize(
+    ("resources", "fewest", "nodes", "expected"),
+    [
+        (
+            {"workers": 3, "cpus_per_worker": 2},
+            None,
+            1,
+            {"workers": 3, "per_worker": {"CPU": 2.0}, "gpu": False, "backend": "gloo", "alone": True},
+        ),
+        (
+            {"workers": 3, "cpus_per_worker": 0.5, "gpus_per_worker": 1},
+            2,
+            2,
+            {"workers": (2, 3), "per_worker": {"CPU": 0.5, "GPU": 1.0}, "gpu": True, "backend": "nccl", "alone": False},
+        ),
+        (
+            {"cpus_per_worker": 2, "gpus_per_worker": 0.5},
+            None,
+            1,
+            {"workers": 1, "per_worker": {"CPU": 2.0, "GPU": 0.5}, "gpu": True, "backend": "nccl", "alone": True},
+        ),
+    ],
+)
+def test_what_ray_train_is_asked_for(
+    monkeypatch, resources: Any, fewest: int | None, nodes: int, expected: Any
+) -> None:
+    monkeypatch.setattr(workers, "TorchTrainer", lambda work, **options: {"work": work, **options})
+    monkeypatch.setattr(ray, "nodes", lambda: [node()] * nodes)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    asked: Any = Resources.model_validate(resources)
+    arguments = {"settings": SimpleNamespace(output="/runs/mine/model"), "board": "board"}
+    made: Any = workers.trainer_of(print, arguments, Spread(asked, fewest, 7))
+    assert made["work"] is print
+    threads = max(1, int(asked.cpus_per_worker))
+    assert made["train_loop_config"] == {**arguments, "threads": threads}
+    scaling, process_group, run = made["scaling_config"], made["torch_config"], made["run_config"]
+    assert scaling.num_workers == expected["workers"]
+    assert (scaling.use_gpu, scaling.resources_per_worker) == (expected["gpu"], expected["per_worker"])
+    assert process_group.backend == expected["backend"]
+    assert isinstance(process_group, workers._OneMachine) is expected["alone"]
+    assert run.storage_path == "/runs/mine/model/ray-train"
+    assert run.failure_config.max_failures == 7
+    assert [type(callback) for callback in run.callbacks] == [EndAtMistakes]
+    variables = size_of_worker(asked)[1] | (workers._LOOPBACK if expected["alone"] else {})
+    assert run.worker_runtime_env == {"env_vars": variables}
+    assert run.name != workers.trainer_of(print, arguments, Spread(asked, fewest, 7))["run_config"].name
+
+
+@pytest.mark.parametrize(
+    ("platform", "address", "nodes", "alone"),
+    [("linux", None, 1, True), ("darwin", None, 1, False), ("linux", "10.0.0.9", 1, False), ("linux", None, 2, False)],
+)
+def test_ranks_meet_at_a_file_on_one_machine(monkeypatch, tmp_path, platform, address, nodes, alone) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(ray, "nodes", lambda: [node()] * nodes)
+    monkeypatch.setenv("RAY_ADDRESS", address) if address else monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert workers._is_one_machine() is alone
+    done, waited = list[Any](), list[Any]()
+
+    class Group:
+        def execute(self, function: Any) -> None:
+            done.append(function)
+
+        def execute_single_async(self, rank: int, _: Any, **how: Any) -> int:
+            done.append(how)
+            return rank
+
+        def __len__(self) -> int:
+            return 3
+
+    monkeypatch.setattr(workers, "session_folder", lambda: tmp_path)
+    monkeypatch.setattr(ray, "get", waited.append)
+    config = workers._OneMachine(backend="gloo", timeout_s=60)
+    assert config.backend_cls is workers._MeetingAtAFile
+    config.backend_cls().on_start(Group(), config)
+    assert done.pop(0) is workers._set_torch_distributed_env_vars
+    places = {how.pop("init_method") for how in done}
+    assert len(places) == 1
+    assert places.pop().startswith(f"file://{tmp_path}/ranks-")
+    common = {"backend": "gloo", "world_size": 3, "timeout_s": 60}
+    assert done == [{**common, "world_rank": rank} for rank in range(3)]
+    assert waited == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(("gpus", "cpus", "device"), [(0, 3, "cpu"), (1, 3, "cuda:0"), (0.5, 0.5, "cuda:0")])
+def test_a_single_worker_is_a_task_that_ray_begins_again(monkeypatch, gpus: float, cpus: float, device: str) -> None:
+    asked: dict[str, Any] = {}
+    task = SimpleNamespace(remote=lambda *arguments: arguments)
+    monkeypatch.setattr(worker, "train_alone", SimpleNamespace(options=lambda **how: asked.update(how) or task))
+    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    resources = Resources(gpus_per_worker=gpus, cpus_per_worker=cpus)
+    got = worker.fit_alone({"board": "board"}, Spread(resources, None, 7))
+    assert got == ({"board": "board", "threads": max(1, int(cpus))}, device)
+    variables = size_of_worker(resources)[1]
+    assert asked == {
+        "num_cpus": cpus, "num_gpus": gpus, "max_retries": 7, "retry_exceptions": True,
+        "runtime_env": {"env_vars": variables},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_alone_records_and_all_warn(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    posted, threads, called = list[str](), list[int](), list[Any]()
+    actor = SimpleNamespace(put_nowait=SimpleNamespace(remote=lambda record: posted.append(record.getMessage())))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+
+    def recorded(*those: Any, is_first: bool) -> str:
+        called.append((those, is_first))
+        log.info("of the run")
+        log.warning("of storage")
+        return "record"
+
+    monkeypatch.setattr(worker, "recorded_training", recorded)
+    settings, own = SimpleNamespace(output="/runs/mine/model"), Callback()
+    arguments = {"settings": settings, "derivation": "d", "board": SimpleNamespace(actor=actor), "threads": 3}
+    assert worker.run_on_worker(arguments, torch.device("cpu"), rank, [own]) == "record"  # type: ignore[comparison-overlap]
+    (((*those, callbacks), is_first),) = called
+    assert those == [settings, "d", torch.device("cpu")]
+    assert is_first is (rank == 0)
+    assert callbacks[-1] is own
+    assert [type(callback) for callback in callbacks[:-1]] == ([RayMetrics, RelayedProgress] if rank == 0 else [])
+    assert threads == [3]
+    assert posted == (["of the run", "of storage"] if rank == 0 else ["of storage"])
+
+
+def test_each_rank_announces_checkpoints_and_the_first_posts_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(ray.train, "report", told.append)
+    RayCheckpoints().on_checkpoint(12)
+    board: Any = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=told.append)))
+    RelayedProgress(board).on_step({"step": 3})
+    assert told == [{"step": 12}, {"step": 3}]
+
+
+RECORD = ShardRecord("run", 5, ())
+
+
+@pytest.mark.parametrize("returned", [RECORD, UserError("refused"), ValueError("a defect")], ids=repr)
+def test_a_run_elsewhere_is_shown_while_it_runs_and_ends_as_it_did(monkeypatch, logged, returned: Any) -> None:
+    shown, ended = list[Any](), list[Any]()
+    record = log.makeRecord(log.name, logging.INFO, "", 0, "seen", (), None)
+    items = [record, {"step": 1}]
+    monkeypatch.setattr(worker, "ShownProgress", lambda _: SimpleNamespace(on_step=shown.append))
+
+    def taken(count: int) -> list[Any]:
+        taken, items[:count] = items[:count], []
+        return taken
+
+    looked = threading.Event()
+    board: Any = SimpleNamespace(
+        size=lambda: looked.set() or len(items), get_nowait_batch=taken, shutdown=lambda **how: ended.append(how)
+    )
+
+    def run() -> ShardRecord:
+        if isinstance(returned, Exception):
+            raise returned
+        assert isinstance(returned, ShardRecord)
+        return returned
+
+    def fit() -> str:
+        looked.wait(60)
+        if isinstance(returned, ValueError):
+            raise returned
+        return worker.returned_to_driver(run)
+
+    progress: Any = None
+    if returned is RECORD:
+        assert outcome_of(fit, board, progress) == RECORD
+    else:
+        with pytest.raises(type(returned), match=str(returned)):
+            outcome_of(fit, board, progress)
+    assert (logged, shown, ended) == (["seen"], [{"step": 1}], [{"force": True}])
 
 
 MISTAKE, FULL, LOST = UserError("row 3 has no negative"), StorageError("s3://full: no room"), RuntimeError("closed")
