@@ -7,7 +7,7 @@ from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
 from tests.cluster.stored_bytes import hashes
-from tests.unit.pipelines.chunking.test_stretches import passages, stored
+from tests.unit.pipelines.jobs.test_chunk import passages, stored
 
 
 def test_bytes_do_not_depend_on_workers(session: RaySession, tmp_path: Path) -> None:

@@ -124,21 +124,18 @@ def test_a_single_job_refuses_another_artifact_unless_forced(finished, session, 
     assert json.loads((folder / "pairs" / "manifest.json").read_text())["rows"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["run", "quickstrat"], "Did you mean 'quickstart'?"),
-        (["run", "quickstart", "--set", "clustrs.seed=1"], "Did you mean 'clusters'?"),
-        (["run", "quickstart", "--set", "clusters.cluster_sise=1"], "Did you mean 'cluster_size'?"),
-        (["run", "quickstart", "--set", "clusters.cluster_size=many"], "given: 'many'"),
-        (["run", "quickstart", "--set", "model.batches=batchs"], "Did you mean 'batches'?"),
-        (["run", "quickstart", "--until", "modle"], "Did you mean 'model'?"),
-        (["run", "quickstart", "--set", "clusters"], "key=value"),
-        (["embed", "--set", "output=x"], "'collection' is missing"),
-        (["pairs", "--set", "collection=nowhere", "--set", "output=x"], "no manifest.json"),
-        (["pairs", "nowhere.yaml"], "can't be read"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["run", "quickstrat"], "Did you mean 'quickstart'?"),
+    (["run", "quickstart", "--set", "clustrs.seed=1"], "Did you mean 'clusters'?"),
+    (["run", "quickstart", "--set", "clusters.cluster_sise=1"], "Did you mean 'cluster_size'?"),
+    (["run", "quickstart", "--set", "clusters.cluster_size=many"], "given: 'many'"),
+    (["run", "quickstart", "--set", "model.batches=batchs"], "Did you mean 'batches'?"),
+    (["run", "quickstart", "--until", "modle"], "Did you mean 'model'?"),
+    (["run", "quickstart", "--set", "clusters"], "key=value"),
+    (["embed", "--set", "output=x"], "'collection' is missing"),
+    (["pairs", "--set", "collection=nowhere", "--set", "output=x"], "no manifest.json"),
+    (["pairs", "nowhere.yaml"], "can't be read"),
+])  # fmt: skip
 def test_a_mistaken_name_is_explained(arguments, expected, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert expected in refused(*arguments)
@@ -192,19 +189,17 @@ def test_a_folder_of_others_and_a_missing_split_are_named_and_nothing_is_written
 GOOD = json.dumps({"_id": "0", "title": "", "text": "green apples"})
 
 
-@pytest.mark.parametrize(
-    ("documents", "judgments", "expected"),
-    [
-        ([GOOD, '{"_id": "1", "text": '], "a\t0\t1\n", "corpus.jsonl, line 2"),
-        ([GOOD, GOOD], "a\t0\t1\n", "line 2"),
-        ([GOOD, b'{"_id": "1", "text": "\xff"}'.decode("utf-8", "surrogateescape")], "a\t0\t1\n", "UTF-8"),
-        ([GOOD, json.dumps({"_id": "1", "title": "", "text": ""})], "a\t0\t1\n", "line 2"),
-        ([""], "a\t0\t1\n", "corpus.jsonl"),
-        ([GOOD], "a\t7\t1\n", "test.tsv"),
-        ([GOOD], "", "test.tsv"),
-    ],
-    ids=["broken JSON", "duplicate id", "not UTF-8", "no text", "empty corpus", "unknown document", "no judgments"],
-)
+@pytest.mark.parametrize(("documents", "judgments", "expected"), [
+    ([GOOD, '{"_id": "1", "text": '], "a\t0\t1\n", "corpus.jsonl, line 2"),
+    ([GOOD, GOOD], "a\t0\t1\n", "line 2"),
+    ([GOOD, b'{"_id": "1", "text": "\xff"}'.decode("utf-8", "surrogateescape")], "a\t0\t1\n", "UTF-8"),
+    ([GOOD, json.dumps({"_id": "1", "title": "", "text": ""})], "a\t0\t1\n", "line 2"),
+    ([""], "a\t0\t1\n", "corpus.jsonl"),
+    ([GOOD], "a\t7\t1\n", "test.tsv"),
+    ([GOOD], "", "test.tsv"),
+], ids=[
+    "broken JSON", "duplicate id", "not UTF-8", "no text", "empty corpus", "unknown document", "no judgments"
+])  # fmt: skip
 @pytest.mark.usefixtures("here")
 def test_bad_data_is_named_and_nothing_is_left(finished, tmp_path, documents, judgments, expected):
     data = write_collection(tmp_path / "data", documents, judgments)

@@ -136,21 +136,18 @@ def test_an_encoder_is_trained_for_each_value(tmp_path: Path, tiny_encoder: Path
     assert manifests("out") == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--grid", "lexcial.index.bm25.k1=1"], "Did you mean 'lexical'?"),
-        (["--grid", "lexical.index.bm25.k=1,2"], "'index.bm25.k' is not a setting"),
-        (["--grid", "lexical.index.bm25.k1=1,many"], "given: 'many'"),
-        (["--grid", "found.top_k=1", "--seeds", "found.top_k=2"], "swept twice"),
-        (["--grid", "found.top_k=1", "--set", "found.top_k=2"], "swept and set"),
-        (["--grid", "found.top_k=1", "--system", "BM52"], "Did you mean 'BM25'?"),
-        (["--grid", "found.top_k=1", "--measure", "nDCG@100"], "Did you mean 'nDCG@10'?"),
-        (["--grid", "found.top_k=1", "--until", "found"], "no stage with job: evaluate"),
-        (["--grid", "found.top_k=1:3"], "given: '1:3'"),
-        ([], "needs a --grid"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--grid", "lexcial.index.bm25.k1=1"], "Did you mean 'lexical'?"),
+    (["--grid", "lexical.index.bm25.k=1,2"], "'index.bm25.k' is not a setting"),
+    (["--grid", "lexical.index.bm25.k1=1,many"], "given: 'many'"),
+    (["--grid", "found.top_k=1", "--seeds", "found.top_k=2"], "swept twice"),
+    (["--grid", "found.top_k=1", "--set", "found.top_k=2"], "swept and set"),
+    (["--grid", "found.top_k=1", "--system", "BM52"], "Did you mean 'BM25'?"),
+    (["--grid", "found.top_k=1", "--measure", "nDCG@100"], "Did you mean 'nDCG@10'?"),
+    (["--grid", "found.top_k=1", "--until", "found"], "no stage with job: evaluate"),
+    (["--grid", "found.top_k=1:3"], "given: '1:3'"),
+    ([], "needs a --grid"),
+])  # fmt: skip
 def test_a_mistake_stops_the_sweep_before_anything_is_made(tmp_path: Path, arguments: list[str], expected: str) -> None:
     assert expected in refused("sweep", lexical_recipe(tmp_path), *arguments, "--output", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -171,13 +171,10 @@ def test_pylate_trains_on_published_batches_with_their_masks(
     assert_trained(tmp_path / "trained", model)
 
 
-@pytest.mark.parametrize(
-    ("form", "library", "module", "settings"),
-    [
-        ("flag_embedding", "FLAG_EMBEDDING", "FlagEmbedding.finetune.embedder.encoder_only.base", {}),
-        ("tevatron", "TEVATRON", "tevatron.retriever.driver.train", {"attn_implementation": "eager"}),
-    ],
-)
+@pytest.mark.parametrize(("form", "library", "module", "settings"), [
+    ("flag_embedding", "FLAG_EMBEDDING", "FlagEmbedding.finetune.embedder.encoder_only.base", {}),
+    ("tevatron", "TEVATRON", "tevatron.retriever.driver.train", {"attn_implementation": "eager"}),
+])  # fmt: skip
 def test_exported_batches_are_trained_on_in_their_order(
     form: str,
     library: str,

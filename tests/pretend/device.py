@@ -8,18 +8,15 @@ from torch.utils.checkpoint import checkpoint
 from tests.pretend_device import DEVICE, DeviceMistake, counted_waits
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        lambda x: x + torch.ones(4),
-        lambda x: torch.cat([x, torch.ones(3, 4)]),
-        lambda x: nn.Linear(4, 2)(x),
-        lambda x: nn.functional.cross_entropy(x, torch.arange(3)),
-        lambda x: torch.ones(2, 3) @ x,
-        lambda x: x.add_(torch.ones(3, 4)),
-        lambda x: torch.zeros(3, 4).add_(x),
-    ],
-)
+@pytest.mark.parametrize("mistake", [
+    lambda x: x + torch.ones(4),
+    lambda x: torch.cat([x, torch.ones(3, 4)]),
+    lambda x: nn.Linear(4, 2)(x),
+    lambda x: nn.functional.cross_entropy(x, torch.arange(3)),
+    lambda x: torch.ones(2, 3) @ x,
+    lambda x: x.add_(torch.ones(3, 4)),
+    lambda x: torch.zeros(3, 4).add_(x),
+])  # fmt: skip
 def test_host_and_device_do_not_meet(mistake):
     with pytest.raises(DeviceMistake, match=r"on pretend:0 is given a tensor on the host: torch\."):
         mistake(torch.ones(3, 4, device=DEVICE))

@@ -114,14 +114,11 @@ def slurm(tmp_path: Path) -> Slurm:
     return run
 
 
-@pytest.mark.parametrize(
-    ("addresses", "address"),
-    [
-        ("10.1.2.3 172.17.0.1", "10.1.2.3"),
-        ("127.0.1.1 10.1.2.3", "10.1.2.3"),
-        ("fd00::2 10.1.2.3 10.1.2.4", "10.1.2.3"),  # HOST:PORT has no room for an IPv6 address
-    ],
-)
+@pytest.mark.parametrize(("addresses", "address"), [
+    ("10.1.2.3 172.17.0.1", "10.1.2.3"),
+    ("127.0.1.1 10.1.2.3", "10.1.2.3"),
+    ("fd00::2 10.1.2.3 10.1.2.4", "10.1.2.3"),  # HOST:PORT has no room for an IPv6 address
+])  # fmt: skip
 def test_the_head_on_slurm_is_an_address_that_other_nodes_reach(
     slurm: Slurm, tmp_path: Path, addresses: str, address: str
 ) -> None:

@@ -74,14 +74,11 @@ def test_each_objective_has_a_preset_and_a_language_model_where_one_is_read(
                 preset.settings_with(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--preset", "revela"], "name its folder with --language-model FOLDER"),
-        (["--preset", "coder", "--language-model", "."], "of the presets only revela, replug read one"),
-        (["--recipe", "revela", "--language-model", "."], "name the setting with --set"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    (["--preset", "revela"], "name its folder with --language-model FOLDER"),
+    (["--preset", "coder", "--language-model", "."], "of the presets only revela, replug read one"),
+    (["--recipe", "revela", "--language-model", "."], "name the setting with --set"),
+])  # fmt: skip
 def test_the_command_refuses_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str], said: str
 ) -> None:

@@ -100,15 +100,12 @@ def test_the_command_for_a_bare_machine_is_rehearsed(tmp_path: Path) -> None:
     assert left_out <= {"tests marked gpu", "FAISS"}, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("code", "output", "held", "note"),
-    [
-        (0, "12 passed, 3 deselected in 9s", True, ""),
-        (1, "FAILED tests/gpu/a.py::b - x\n1 failed, 11 passed in 9s", False, "FAILED tests/gpu/a.py::b - x"),
-        (0, "7 skipped in 1s", None, "left out: no test ran, as none has a GPU (7 skipped in 1s)"),
-        (2, "1 error in 1s", False, "1 error in 1s"),
-    ],
-)
+@pytest.mark.parametrize(("code", "output", "held", "note"), [
+    (0, "12 passed, 3 deselected in 9s", True, ""),
+    (1, "FAILED tests/gpu/a.py::b - x\n1 failed, 11 passed in 9s", False, "FAILED tests/gpu/a.py::b - x"),
+    (0, "7 skipped in 1s", None, "left out: no test ran, as none has a GPU (7 skipped in 1s)"),
+    (2, "1 error in 1s", False, "1 error in 1s"),
+])  # fmt: skip
 def test_tests_that_fail_are_named(
     code: int, output: str, held: bool | None, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,14 +268,11 @@ def test_what_does_not_fit_or_needs_two_gpus_is_left_out(tmp_path: Path, monkeyp
     assert found.note.startswith("left out: NCCL")
 
 
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100-PCIE-40GB", "a100-40gb"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("Tesla T4", "t4"),
-        ("NVIDIA L40S", "l40s"), ("Quadro P400", None), ("", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("device", "name"), [
+    ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+    ("NVIDIA A100-PCIE-40GB", "a100-40gb"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("Tesla T4", "t4"),
+    ("NVIDIA L40S", "l40s"), ("Quadro P400", None), ("", None),
+])  # fmt: skip
 def test_gpus_are_known_by_their_names(device: str, name: str | None) -> None:
     assert known_gpu(device) == name
 

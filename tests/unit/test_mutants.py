@@ -27,32 +27,29 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("line", "operator", "expected"),
-    [
-        ("if a < b: pass", "comparison", {"if a <= b: pass", "if a >= b: pass"}),
-        ("x = (a + 1) not in b", "comparison", {"x = (a + 1) in b"}),
-        ("x = not a", "comparison", {"x = a"}),
-        ("x = a[-1]", "off by one", {"x = a[-2]"}),
-        ("for i in range(n): pass", "off by one", {"for i in range(n)[1:]: pass"}),
-        ("require_same(a)", "dropped check", {"pass"}),
-        ("x = (a | b) & c", "dropped condition", {"x = (a | b)", "x = c", "x = (a) & c", "x = (b) & c"}),
-        ("x = a.masked_fill(m, 0)", "dropped condition", {"x = a"}),
-        ("x = [a for a in b if a]", "dropped condition", {"x = [a for a in b if True]"}),
-        ("x = (a - b) * c", "sign", {"x = (a + b) * c", "x = (a - b) / c"}),
-        ("x = a.sum(dim=-1)", "axis", {"x = a.sum(dim=0)"}),
-        ("x = np.int64(a)", "dtype", {"x = np.int32(a)"}),
-        ("x = f([a.seed, b], seed=seed)", "wrong seed", {"x = f([0, b], seed=seed)", "x = f([a.seed, b], seed=0)"}),
-        ("a.step()", "skipped call", {"pass"}),
-        ("x += 1", "skipped call", {"pass"}),
-        ("x = f(a, b=1, **c)", "skipped argument", {"x = f(a, **c)"}),
-        ("x = self.config.cluster_size", "ignored setting", {"x = 64"}),
-        ("x: Literal['float32'] = 'é' + f'{a - b}'", "", set()),
-        ("x = list[NDArray[np.float32]]", "", set()),
-        ("raise ValueError(a - b)", "", set()),
-        ("log.info(a - b)", "", set()),
-    ],
-)
+@pytest.mark.parametrize(("line", "operator", "expected"), [
+    ("if a < b: pass", "comparison", {"if a <= b: pass", "if a >= b: pass"}),
+    ("x = (a + 1) not in b", "comparison", {"x = (a + 1) in b"}),
+    ("x = not a", "comparison", {"x = a"}),
+    ("x = a[-1]", "off by one", {"x = a[-2]"}),
+    ("for i in range(n): pass", "off by one", {"for i in range(n)[1:]: pass"}),
+    ("require_same(a)", "dropped check", {"pass"}),
+    ("x = (a | b) & c", "dropped condition", {"x = (a | b)", "x = c", "x = (a) & c", "x = (b) & c"}),
+    ("x = a.masked_fill(m, 0)", "dropped condition", {"x = a"}),
+    ("x = [a for a in b if a]", "dropped condition", {"x = [a for a in b if True]"}),
+    ("x = (a - b) * c", "sign", {"x = (a + b) * c", "x = (a - b) / c"}),
+    ("x = a.sum(dim=-1)", "axis", {"x = a.sum(dim=0)"}),
+    ("x = np.int64(a)", "dtype", {"x = np.int32(a)"}),
+    ("x = f([a.seed, b], seed=seed)", "wrong seed", {"x = f([0, b], seed=seed)", "x = f([a.seed, b], seed=0)"}),
+    ("a.step()", "skipped call", {"pass"}),
+    ("x += 1", "skipped call", {"pass"}),
+    ("x = f(a, b=1, **c)", "skipped argument", {"x = f(a, **c)"}),
+    ("x = self.config.cluster_size", "ignored setting", {"x = 64"}),
+    ("x: Literal['float32'] = 'é' + f'{a - b}'", "", set()),
+    ("x = list[NDArray[np.float32]]", "", set()),
+    ("raise ValueError(a - b)", "", set()),
+    ("log.info(a - b)", "", set()),
+])  # fmt: skip
 def test_operators(line: str, operator: str, expected: set[str]) -> None:
     found = mutants_of(Source("trainers/x.py", line))
     assert {each.after for each in found if each.operator == operator} == expected

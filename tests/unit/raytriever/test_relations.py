@@ -82,9 +82,8 @@ def test_too_little_memory_a_full_disk_and_a_damaged_file_are_named(tmp_path: Pa
 
     with pytest.raises(UserError, match=r"^out: resources\.memory \(.*\) is too little .* Raise it"):
         join("2MiB")
-    with pytest.raises(
-        StorageError, match=r"spill: Out of Memory Error: failed to offload .* Finished artifacts .* kept"
-    ):
+    message = r"spill: Out of Memory Error: failed to offload .* Finished artifacts .* kept"
+    with pytest.raises(StorageError, match=message):
         join("80MiB", "1MiB")
     path = tmp_path / "damaged.parquet"
     pq.write_table(pa.table({"x": list(range(1000))}), path)

@@ -62,17 +62,14 @@ def test_the_whole_report(run: dict[str, str], tmp_path: Path) -> None:
     assert report(run, tmp_path / "my run & I") == html  # again the same page
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("evaluation",), ["Result", "Provenance"]),
-        (("model",), ["Training", "Provenance"]),
-        (("collection",), ["Data", "Provenance"]),
-        (("vectors",), ["Provenance"]),
-        (("pairs", "vectors", "clusters", "packing"), ["Data", "Clusters", "Batches", "Provenance"]),
-        (("batches",), ["Batches", "Provenance"]),
-    ],
-)
+@pytest.mark.parametrize(("names", "expected"), [
+    (("evaluation",), ["Result", "Provenance"]),
+    (("model",), ["Training", "Provenance"]),
+    (("collection",), ["Data", "Provenance"]),
+    (("vectors",), ["Provenance"]),
+    (("pairs", "vectors", "clusters", "packing"), ["Data", "Clusters", "Batches", "Provenance"]),
+    (("batches",), ["Batches", "Provenance"]),
+])  # fmt: skip
 def test_what_is_absent_is_left_out(
     run: dict[str, str], tmp_path: Path, names: tuple[str, ...], expected: list[str]
 ) -> None:

@@ -158,17 +158,14 @@ def test_mean_losses_are_of_tenths_of_the_steps():
     assert (mean_loss(points, 0), mean_loss(points, -1)) == (1.5, 37.5)
 
 
-@pytest.mark.parametrize(
-    ("measure", "start", "value", "is_worse"),
-    [
-        ("RR@10", 0.73, 0.72, True),
-        ("RR@10", 0.73, 0.74, False),
-        ("RR@10", 0.73, 0.73, False),
-        ("RR@10", None, 0.1, False),
-        ("loss", 1.2, 1.3, True),
-        ("loss", 1.2, 1.1, False),
-    ],
-)
+@pytest.mark.parametrize(("measure", "start", "value", "is_worse"), [
+    ("RR@10", 0.73, 0.72, True),
+    ("RR@10", 0.73, 0.74, False),
+    ("RR@10", 0.73, 0.73, False),
+    ("RR@10", None, 0.1, False),
+    ("loss", 1.2, 1.3, True),
+    ("loss", 1.2, 1.1, False),
+])  # fmt: skip
 def test_an_encoder_that_training_made_worse_is_told(
     tmp_path: Path, measure: str, start: float | None, value: float, is_worse: bool
 ) -> None:
@@ -220,13 +217,10 @@ class Exported:
         return SimpleNamespace(contract=contract)
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        (State(4), "4 steps, 32 examples"),
-        (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
-    ],
-)
+@pytest.mark.parametrize(("state", "said"), [
+    (State(4), "4 steps, 32 examples"),
+    (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
+])  # fmt: skip
 def test_the_card_counts_what_the_exported_weights_have_seen(tmp_path: Path, monkeypatch, state: State, said: str):
     """Validation on batches, or on a sample, has nothing to tell in the card, but it chooses as any other."""
     monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})

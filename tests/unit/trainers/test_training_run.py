@@ -76,13 +76,10 @@ def test_pairs_without_a_single_negative_are_refused(tmp_path: Path, tiny_encode
         ran(chosen, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "said"),
-    [
-        ([[pair(batch, hard_negatives=["other"])] for batch in range(4)], {}, ONE),
-        (ALONE, {"objective": SHARED, "training": {"batches_per_step": 2}}, ONE_OF_THE_STEP),
-    ],
-)
+@pytest.mark.parametrize(("rows", "changes", "said"), [
+    ([[pair(batch, hard_negatives=["other"])] for batch in range(4)], {}, ONE),
+    (ALONE, {"objective": SHARED, "training": {"batches_per_step": 2}}, ONE_OF_THE_STEP),
+])  # fmt: skip
 def test_one_negative_is_enough(tmp_path: Path, tiny_encoder: Path, rows: Any, changes: Any, said: str) -> None:
     lines = ran(settings(tiny_encoder, store_pairs(tmp_path / "one", rows), **changes), tmp_path / "out")
     assert [line.removeprefix("  negatives").strip() for line in lines if line.startswith("  negatives")] == [said]
@@ -161,14 +158,11 @@ def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
     assert "slow here" in ran(settings(tiny_encoder, batches), tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    ("training", "said"),
-    [
-        ({"schedule": {"kind": "plateau"}}, "depends on evaluations, but the run has none: set validation too"),
-        ({"schedule": {"warmup_steps": 2}}, "warmup_steps is 2, but the run has only 2 steps"),
-        ({"schedule": {"warmup_ratio": 0.9}}, r"warmup_ratio 0.9 makes it 2, but the run has only 2 steps"),
-    ],
-)
+@pytest.mark.parametrize(("training", "said"), [
+    ({"schedule": {"kind": "plateau"}}, "depends on evaluations, but the run has none: set validation too"),
+    ({"schedule": {"warmup_steps": 2}}, "warmup_steps is 2, but the run has only 2 steps"),
+    ({"schedule": {"warmup_ratio": 0.9}}, r"warmup_ratio 0.9 makes it 2, but the run has only 2 steps"),
+])  # fmt: skip
 def test_a_schedule_that_cannot_be_is_refused_with_the_settings(training: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         settings(Path("any"), "b", training=training)
@@ -214,17 +208,13 @@ def objective_of(settings: RunSettings) -> Objective[Any]:
     return build_objective(settings.objective, load_for_training(settings, located), located)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        {"kind": "contrastive"},
-        {"kind": "adaptive_margin"},
-        {"kind": "contextual", "context_documents": 2},
-        {"kind": "margin_mse"},
-        MULTI_LAYER,
-    ],
-    ids=lambda objective: objective["kind"],
-)
+@pytest.mark.parametrize("objective", [
+    {"kind": "contrastive"},
+    {"kind": "adaptive_margin"},
+    {"kind": "contextual", "context_documents": 2},
+    {"kind": "margin_mse"},
+    MULTI_LAYER,
+], ids=lambda objective: objective["kind"])  # fmt: skip
 def test_an_encoder_of_queries_that_is_trained_on_is_one_of_documents_too(
     objective: dict[str, Any], of_queries: Path, tmp_path: Path
 ) -> None:

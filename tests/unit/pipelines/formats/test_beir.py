@@ -67,17 +67,9 @@ def test_judgments_without_a_header_and_in_the_columns_of_trec(tmp_path: Path, q
 
 
 def test_a_document_may_lack_its_text_where_others_have_one(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path / "c", [{"_id": "d1", "title": "Alone"}, {"_id": "d3", "text": "x"}], qrels={"a": ["q1\td1\t1"]}
-    )
+    corpus = [{"_id": "d1", "title": "Alone"}, {"_id": "d3", "text": "x"}]
+    folder = write(tmp_path / "c", corpus, qrels={"a": ["q1\td1\t1"]})
     assert contents(opened(folder)).documents == [("d1", "Alone", "", ""), ("d3", "", "x", "")]
-    refused(
-        write(tmp_path / "none", [{"_id": "d1", "title": "Alone"}], qrels={"a": ["q1\td1\t1"]}), "has no column 'text'"
-    )
-    both = [{"_id": "d1"}, {"_id": "d3", "text": "x"}]
-    refused(
-        write(tmp_path / "both", both, qrels={"a": ["q1\td3\t1"]}), "line 1: document 'd1' has neither title nor text"
-    )
 
 
 def test_documents_queries_and_judgments(tmp_path: Path) -> None:
@@ -170,6 +162,7 @@ def test_bad_queries_are_named(tmp_path: Path, record: Any, message: str) -> Non
     refused(write(tmp_path / "c", queries=[*QUESTIONS, record]), message)
 
 
+ONE = {"a": ["q1\td1\t1"]}
 UNKNOWN = {"a": ["q1\td1\t1", "q1\tx1\t1", "y\td1\t1"], "b": ["q1\tx2\t0", "q1\td2\t1", "z\tx3\t1"]}
 DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unknown_ids": "drop"}
 
@@ -181,6 +174,9 @@ DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unk
     ({"corpus": [{"_id": "d1", "text": ""}]}, DROP, r"corpus\.jsonl holds no documents"),
     ({"corpus": [*CORPUS, {"_id": "e", "text": ""}, {"_id": "e", "text": "full"}]}, DROP,
      r"line 6: id 'e' already belongs to line 5"),  # the id of a dropped record is still taken
+    ({"corpus": [{"_id": "d1", "title": "Alone"}], "qrels": ONE}, {}, "has no column 'text'"),
+    ({"corpus": [{"_id": "d1"}, {"_id": "d3", "text": "x"}], "qrels": ONE}, {},
+     "line 1: document 'd1' has neither title nor text"),
     ({"queries": []}, {}, r"queries\.jsonl holds no queries with a text"),
     ({"qrels": {"a": [], "b": []}}, {}, r"No judgments to keep in .*/qrels/a\.tsv, .*/qrels/b\.tsv: 0 "),
     ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t0"]}}, {}, r"a\.tsv, line 3 judges .* with 0, line 2 with 1\. Keep one"),
@@ -305,16 +301,3 @@ def test_real_collections_have_the_counts_of_their_descriptions(data: Path, name
     assert all(passage_text(title, text) for _, title, text, _ in documents)
     assert contents(source, bytes_per_shard=50_000) == (documents, queries, judgments)
     assert dropped(source) == {}
-
-
-def test_domains_of_a_real_collection(data: Path) -> None:
-    documents, queries, _ = contents(opened(data / "stackexchange_qa", domain_key="site"))
-    domains = {row[3] for row in documents}
-    assert len(domains) == 7
-    assert {row[2] for row in queries} == domains
-
-
-@pytest.mark.parametrize("name", ["trec_dl_qrels_only", "raw_wikipedia"])
-def test_real_folders_without_a_corpus_are_refused(data: Path, name: str) -> None:
-    with pytest.raises(UserError, match=r"lacks corpus\.jsonl"):
-        opened(data / name)

@@ -1,6 +1,7 @@
-"""Collections in named columns: what is read, ids of texts, what is refused and how it is said."""
+"""Collections in named columns: what is read, ids of texts, what is refused and how it is said; published corpora."""
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from pipelines.formats.columns import ColumnFiles
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source, text_id
-from tests.unit.pipelines.formats.files import put
-from tests.unit.retrieval.collections.contents import contents
+from tests.unit.pipelines.formats.files import encoded, lines, put
+from tests.unit.retrieval.collections.contents import contents, dropped
+from tests.unit.retrieval.collections.packed_files import write_files
 
 DOCUMENTS: list[dict[str, Any]] = [
     {"docid": 7, "heading": "Cats", "body": "They purr.", "site": "pets"},
@@ -152,6 +154,7 @@ ANSWERED = {"documents": {"table": "rows.jsonl"}, "queries": {"table": "rows.jso
 PLAIN: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}}}
 LABELLED: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}, "relevance": "label"}}
 NEGATIVES: dict[str, Any] = {"pairs": {"splits": {"train": "rows.jsonl"}, "negatives": ["negative"]}}
+JUDGED: dict[str, Any] = {"queries": {"table": "q.jsonl"}, "judgments": {"splits": {"a": "j.jsonl"}}}
 NO_GRADES = [0.5, "0.5", "high", None, 2**31, "99999999999", float("inf"), [1]]
 
 
@@ -178,6 +181,13 @@ def test_bad_rows_are_named(tmp_path: Path, settings: dict[str, Any], row: dict[
     ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits excludes table and split"),
     ({"documents": {"table": []}}, r"'documents\.table'"),
     ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
+    ({"documents": {"table": "x", "id": None, "join_by": "title"}},
+     r"join_by takes the id of the first row; name the column of the ids"),
+    ({"documents": {"table": "x", "id": None}, **JUDGED},
+     r"judgments name documents by the ids of their rows: give documents\.id"),
+    ({"documents": {"table": "x", "join_by": "title"}, **JUDGED},
+     r"judgments name documents by the ids of their rows: .*leave documents\.join_by out"),
+    ({"documents": {"table": "x"}, "domain": ""}, r"'domain'"),
 ])  # fmt: skip
 def test_settings_that_make_no_collection_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -223,12 +233,12 @@ def test_any_unicode_round_trips(tmp_path_factory, ending, documents, queries, g
     rows = [(id_, title, f"{text}.", domain) for id_, (title, text, domain) in documents.items()]
     asked = [(id_, f"{text}?") for id_, text in queries.items()]
     judged = [(query, document, grade) for query in queries for document in documents]
-    for name, header, lines in (
+    for name, header, values in (
         ("documents", ("id", "title", "text", "domain"), rows),
         ("queries", ("id", "text"), asked),
         ("judgments", ("query_id", "document_id", "relevance"), judged),
     ):
-        records = [dict(zip(header, line, strict=True)) for line in lines]
+        records = [dict(zip(header, line, strict=True)) for line in values]
         put(folder, {f"{name}.{ending}": records})
     settings = {
         "documents": {"table": f"documents.{ending}", "title": "title", "domain": "domain"},
@@ -238,3 +248,94 @@ def test_any_unicode_round_trips(tmp_path_factory, ending, documents, queries, g
     assert contents(source(folder, **settings)) == (
         rows, [(*row, "", []) for row in asked], [(*row, "test") for row in judged]
     )  # fmt: skip
+
+
+Rows = list[dict[str, Any]]
+
+
+def corpus(folder: Path, documents: dict[str, Any] | None, **settings: Any) -> Source:
+    return source(folder, documents=documents, **settings)
+
+
+PASSAGES: Rows = [
+    {"docid": "1", "title": "Aaron", "text": "Aaron is a prophet"},
+    {"docid": "2", "title": "Aaron", "text": "and a priest."},
+    {"docid": "3", "title": "Abacus", "text": "It counts."},
+    {"docid": "4", "title": "", "text": "no title"},
+    {"docid": "5", "title": "", "text": "none here"},
+    {"docid": "6", "title": "Aaron", "text": "Another."},
+]
+
+
+def test_passages_of_wikipedia_one_by_one_or_joined_as_articles(tmp_path: Path) -> None:
+    write_files(str(tmp_path), {"corpus.jsonl": lines(*PASSAGES)}, ".gz")
+    documents = {"table": "corpus.jsonl.gz", "id": "docid", "title": "title"}
+    one_by_one = contents(corpus(tmp_path, documents)).documents
+    assert one_by_one == [(row["docid"], row["title"], row["text"], "") for row in PASSAGES]
+    articles = contents(corpus(tmp_path, documents | {"join_by": "title"})).documents
+    joined = ("1", "Aaron", "Aaron is a prophet and a priest.", "")
+    assert articles == [joined, *one_by_one[2:5], ("6", "Aaron", "Another.", "")]
+    articles = [0, 0, 1, "", "", None, None]
+    rows = [{"id": str(number), "text": f"w{number}", "art": art} for number, art in enumerate(articles)]
+    put(tmp_path, {"a.jsonl": rows})
+    joined = contents(corpus(tmp_path, {"table": "a.jsonl", "join_by": "art"})).documents
+    assert [row[2] for row in joined] == ["w0 w1", "w2", "w3", "w4", "w5", "w6"]
+
+
+NUMPY = {"doc_id": "numpy.sum", "doc_content": "numpy.sum(a)\nSum."}
+SORTED = {"title": "Sort a list", "text": "Use sorted.", "parsed": [["p", "Use sorted."]]}
+TASK = {"title": "", "text": "def f():\n    pass", "meta": {"task_name": "humaneval", "task_id": "HumanEval/0"}}
+THREADS = [{"text": "Q: why?\nA: so.", "meta": {"source": "stackexchange"}}, {"text": "Q: how?", "meta": None}]
+FILE = {"text": "import os\n", "meta": {"path": "a.py", "repo_name": "x/y"}}
+# the data sets of code-rag-bench: their rows, the settings that read them, and the documents
+CODE_RAG_BENCH: list[tuple[str, Rows, dict[str, Any], list[tuple[str, str, str, str]]]] = [
+    ("programming_solutions.json", [TASK], {"id": "meta.task_id", "title": "title", "domain": "meta.task_name"},
+     [("HumanEval/0", "", "def f():\n    pass", "humaneval")]),
+    ("online_tutorials.json", [SORTED] * 2, {"id": None, "title": "title"},
+     [(text_id("Sort a list", "Use sorted."), "Sort a list", "Use sorted.", "code")]),
+    ("library_documentation.json", [NUMPY], {"id": "doc_id", "title": "doc_id", "text": "doc_content"},
+     [("numpy.sum", "numpy.sum", "numpy.sum(a)\nSum.", "code")]),
+    ("stackoverflow_0000.jsonl", THREADS, {"id": None},
+     [(text_id("", text), "", text, "code") for text in ("Q: why?\nA: so.", "Q: how?")]),
+    ("filtered_0.sampled.jsonl", [FILE], {"id": None, "title": "meta.path", "domain": "meta.repo_name"},
+     [(text_id("a.py", "import os\n"), "a.py", "import os\n", "x/y")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [".jsonl", ".json", ".parquet"])  # the last one as the hub converts them
+@pytest.mark.parametrize(("name", "rows", "documents", "expected"), CODE_RAG_BENCH)
+def test_code_rag_bench(tmp_path, layout, name, rows, documents, expected) -> None:
+    name = "0000.parquet" if layout == ".parquet" else name
+    (tmp_path / name).write_bytes(encoded(rows, layout))
+    opened = corpus(tmp_path, {"table": name, **documents}, domain="code")
+    assert contents(opened).documents == expected
+    assert dropped(opened) == ({"repeated_documents": 1} if len(rows) > len(expected) else {})
+
+
+def test_a_domain_of_their_own_goes_before_that_of_the_settings(tmp_path: Path) -> None:
+    rows = [{"query": "a", "document": "x", "site": "p"}, {"query": "b", "document": "y", "site": None}]
+    put(tmp_path, {"pairs.jsonl": rows})
+    pairs = {"splits": {"train": "pairs.jsonl"}, "domain": "site", "negatives": []}
+    with_default, without = (contents(corpus(tmp_path, None, pairs=pairs, **more)) for more in ({"domain": "rest"}, {}))
+    assert [row[3] for row in with_default.documents] == [row[2] for row in with_default.queries] == ["p", "rest"]
+    assert [row[3] for row in without.documents] == ["p", ""]
+    assert [row[0] for row in with_default.documents] == [row[0] for row in without.documents]
+    assert with_default.judgments == without.judgments
+
+
+RAW = [
+    ("raw_wikipedia", {}, 256, {"wikipedia": 256}),
+    ("raw_techdocs", {"domain": "metadata.source"}, 2029, {"peps": 732, "rust-book": 107, "celery": 31}),
+    ("raw_stackexchange_threads", {"domain": "metadata.site"}, 2262, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "columns", "number", "domains"), RAW)
+def test_real_corpora(data: Path, name: str, columns: dict[str, Any], number: int, domains: dict[str, int]) -> None:
+    opened = corpus(data / name, {"table": "docs.jsonl", "title": "title", **columns}, domain="wikipedia")
+    documents = contents(opened).documents
+    counts = Counter(row[3] for row in documents)
+    assert len(documents) == number
+    assert counts | domains == counts
+    assert len(counts) == {"raw_wikipedia": 1, "raw_techdocs": 11, "raw_stackexchange_threads": 7}[name]
+    assert dropped(opened) == {}

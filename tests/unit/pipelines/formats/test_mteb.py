@@ -75,12 +75,6 @@ def test_without_a_readme_names_tell(tmp_path: Path, corpus: str, queries: str, 
     assert read(tmp_path) == EXPECTED
 
 
-def test_shards_of_a_split_are_one_table(tmp_path: Path) -> None:
-    shards = ("corpus/train-00000-of-00002.parquet", "corpus/train-00001-of-00002.parquet")
-    put(tmp_path, {name: [row] for name, row in zip(shards, CORPUS, strict=True)})
-    assert read_layout(Folder(str(tmp_path))) == {"corpus": {"train": shards}}
-
-
 def test_ids_may_be_called_id_and_titles_be_left_out(tmp_path: Path) -> None:
     put(tmp_path, {
         "corpus.jsonl": [{"id": 1, "text": "x", "partition": "train", "domain": "code"}],

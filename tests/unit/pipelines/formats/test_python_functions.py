@@ -130,21 +130,6 @@ def test_the_standard_library_is_a_sound_collection(standard_library: StandardLi
     assert "modules_that_do_not_parse" not in dropped(source)
 
 
-def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(standard_library: StandardLibrary) -> None:
-    source, (_, _, judgments) = standard_library
-    module_of = {function.id: function.module for function in source.format._functions}  # type: ignore[attr-defined]
-    splits: dict[str, set[str]] = {}
-    moved = 0
-    for query, document, _, split in judgments:
-        splits.setdefault(query, set()).add(split)
-        held_out = python.is_held_out(module_of[document], 0.2)
-        assert split == "test" or not held_out
-        moved += split == "test" and not held_out
-    assert all(len(of_query) == 1 for of_query in splits.values())
-    assert counts(source)["train_module_pairs_in_test"] == moved
-    assert 0.1 < sum(row[3] == "test" for row in judgments) / len(judgments) < 0.4
-
-
 def test_a_limit_keeps_a_stable_choice(standard_library: StandardLibrary) -> None:
     everything = [row[0] for row in standard_library[1].documents]
     chosen = set(sorted(everything, key=lambda id_: hashlib.sha256(id_.encode()).hexdigest())[:300])

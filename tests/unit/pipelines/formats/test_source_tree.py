@@ -1,18 +1,26 @@
-"""Source trees: one document a file, in the order of paths; whatever is no source is counted, and links go nowhere."""
+"""Source trees: one document a file, in the order of paths; what is no source is counted, links go nowhere; pages."""
 
+import importlib.metadata
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipelines.formats.source_tree import SourceTree
+from pipelines.formats.source_tree import Files, SourceTree, main_text, split_front_matter
+from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.source_languages import language_of
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source
 from tests.unit.retrieval.collections.contents import contents, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
+from tests.unit.small_run import make
 
 FILES: dict[str, str | bytes] = {
     "b/z.py": "print(1)\r\nprint(2)\r", "b.go": "package b\n", "b/a/x.rs": "fn main() {}\n",
@@ -138,3 +146,176 @@ def test_folders_without_sources_are_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_languages_of_names(path: str, language: str) -> None:
     assert language_of(path) == language
+
+
+SENTENCES = " ".join(f"The lamp number {number} turns on after a minute." for number in range(20))
+HTML = f"""<!DOCTYPE html><html><head><title>Relay\n - Acme</title><script>var x = "<p>no text</p>";</script></head>
+<body><nav><a href="/">Home</a> <a href="/shop">Shop</a></nav>
+<main><h1>The relay</h1><p>Plug it <b>in</b>. {SENTENCES}</p>
+<h2>Pins</h2><table><tr><th>pin</th><th>use</th></tr><tr><td>1</td><td>supply</td></tr></table>
+<pre><code>a = 1\nb = 2</code></pre></main><footer>Copyright 2020 Acme</footer></body></html>"""
+
+
+def pages(folder: str | Path, **settings: Any) -> Source:
+    return validate(Files, {"kind": "files", "path": str(folder), **settings}, "Source").open()
+
+
+def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    files = {
+        "a.md": "---\ntitle: Setting up\ntags: [x]\n---\n\n# Other\n\nPlug it in.\n",
+        "b/c.markdown": "+++\ntitle = \"In TOML\"\n+++\nText.\n",
+        "b/d.md": "Some words.\n\n## A heading\n\nMore.\n",
+        "b/first_steps-here.txt": "Only words.\n",
+        "empty.md": "---\ntitle: Nothing\n---\n\n",
+        "left.png": "no page",
+        ".hidden/e.md": "no page",
+    }  # fmt: skip
+    source = pages(write_files(str(tmp_path / "site"), files))
+    assert contents(source).documents == [
+        ("a.md", "Setting up", "\n# Other\n\nPlug it in.\n", ""),
+        ("b/c.markdown", "In TOML", "Text.\n", ""),
+        ("b/d.md", "A heading", "Some words.\n\n## A heading\n\nMore.\n", ""),
+        ("b/first_steps-here.txt", "first steps here", "Only words.\n", ""),
+    ]
+    assert dropped(source) == {"empty_files": 1, "files_not_included": 1, "hidden_files_and_folders": 1}
+    by_folder = contents(pages(tmp_path / "site", domain="folder", include="**/d.md"))
+    assert by_folder.documents[0][3] == "b"
+
+
+def test_of_html_the_main_text_is_read_as_markdown(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(HTML)
+    ((id_, title, text, _),) = contents(pages(tmp_path)).documents
+    assert (id_, title) == ("page.html", "Relay - Acme")
+    for part in ("# The relay", f"Plug it **in**. {SENTENCES}", "## Pins", "| pin | use |", "```\na = 1\nb = 2\n```"):
+        assert part in text
+    for part in ("Shop", "Copyright", "no text", "<"):
+        assert part not in text
+
+
+def test_a_page_without_a_text_is_left_out_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("x")
+    for name, html in (("b.html", ""), ("c.html", "<html><body></body></html>"), ("d.htm", "<!-- x -->")):
+        (tmp_path / name).write_text(html)
+    assert len(contents(pages(tmp_path)).documents) == 1
+    assert dropped(pages(tmp_path)) == {"empty_files": 3}
+
+
+@pytest.mark.parametrize(("text", "values", "rest"), [
+    ("---\na: 1\n---\nx", {"a": 1}, "x"),
+    ("---\na: 1\n---", {"a": 1}, ""),
+    ("+++\na = 1\n+++\n---\n", {"a": 1}, "---\n"),
+    ("---\n# only a comment\n---\nx", {}, "---\n# only a comment\n---\nx"),
+    ("---\na: [\n---\nx", {}, "---\na: [\n---\nx"),
+    ("+++\na\n+++\nx", {}, "+++\na\n+++\nx"),
+    ("---\nA rule above, never closed", {}, "---\nA rule above, never closed"),
+    ("x\n---\na: 1\n---\n", {}, "x\n---\na: 1\n---\n"),
+    ("---\na: 1\n+++\nx", {}, "---\na: 1\n+++\nx"),
+])  # fmt: skip
+def test_front_matter(text: str, values: dict[str, Any], rest: str) -> None:
+    assert split_front_matter(text) == (values, rest)
+
+
+@given(st.text(alphabet="-+\n:a[{!&*\x00 ", max_size=40))
+def test_any_front_matter_leaves_the_end_of_the_text(text: str) -> None:
+    assert text.endswith(split_front_matter(text)[1])
+    assert split_front_matter(f"{text}z")[1].endswith("z")
+
+
+def test_titles_that_are_no_text_are_written_out(tmp_path: Path) -> None:
+    write_files(str(tmp_path), {"a.md": "---\ntitle: 2024\n---\nx", "b.md": "---\ntitle: null\n---\n# Head\nx"})
+    assert [row[1] for row in contents(pages(tmp_path)).documents] == ["2024", "Head"]
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.json").write_text(json.dumps([]))
+    with pytest.raises(UserError, match=r"holds no files \*\*/\*\.md, .* do include and exclude fit"):
+        pages(tmp_path)
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    with pytest.raises(UserError, match=r"HTML needs trafilatura, .* pip install 'raytriever\[html\]', or leave"):
+        main_text("<p>x</p>")
+
+
+def test_html_without_the_library_is_refused_where_it_is_not_installed_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    (tmp_path / "a.html").write_text(HTML)
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    with pytest.raises(UserError, match=r"pip install 'raytriever\[html\]'"):
+        contents(pages(tmp_path))
+
+
+@pytest.mark.parametrize("values", [
+    "a: &a [x, x]\n" + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]\n" for n in range(20))
+    + "title: *u\n",
+    f"title: {'[' * 5000}\n",
+])  # fmt: skip
+def test_front_matter_that_stands_for_too_much_is_text(values: str) -> None:
+    text = f"---\n{values}---\nx"
+    assert split_front_matter(text) == ({}, text)
+    assert split_front_matter(f"+++\na = {'[' * 5000}\n+++\nx")[0] == {}
+
+
+def test_questions_name_the_pages_that_answer_them(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b/c.md": "Pull it out.\n"})
+    rows = [("how do I start?", "a.md"), ("how do I stop?", "a.md"), ("how do I stop?", "b/c.md")]
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(f'{{"question": "{text}", "document": "{page}"}}\n' for text, page in rows))
+    found = contents(pages(site, questions=str(asked)))
+    texts = {id_: text for id_, text, *_ in found.queries}
+    assert list(texts.values()) == ["how do I start?", "how do I stop?"]
+    assert [(texts[query], *others) for query, *others in found.judgments] == [(*row, 1, "test") for row in rows]
+    table = tmp_path / "asked.csv"
+    table.write_text("note,document,question\n" + "".join(f",{page},{text}\n" for text, page in rows))
+    assert contents(pages(site, questions=str(table))) == found
+    assert contents(pages(site)).judgments == []
+
+
+def test_other_questions_or_none_are_another_source(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n"})
+    asked, found = tmp_path / "asked.csv", [pages(site).format.fingerprint()]
+    for question in ("how?", "why?"):
+        asked.write_text(f"question,document\n{question},a.md\n")
+        found.append(pages(site, questions=str(asked)).format.fingerprint())
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            "question,document\nhow?,a.md\nwhy?,b.md\n",
+            r"asked\.csv, line 3 names 'b\.md', .* Ids like it: 'a\.md'",
+        ),
+        ("question,document\n ,a.md\n", r"asked\.csv, line 2: query .* has no text"),
+        ("question,document\nhow?,\n", r'asked\.csv, line 2: "document" is \'\''),
+        ("question,document\n", r"asked\.csv holds no queries with a text\. Is it the right file"),
+        ("", r"asked\.csv holds no queries with a text"),
+        ("query,page\nhow?,a.md\n", r"asked\.csv has no column 'question'\. Columns there: 'query', 'page'"),
+    ],
+)
+def test_questions_that_cannot_be_used(table: str, problem: str, tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n"})
+    (tmp_path / "asked.csv").write_text(table)
+    with pytest.raises(UserError, match=problem):
+        contents(pages(site, questions=str(tmp_path / "asked.csv")))
+
+
+def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"my notes/a page.md": "Plug it in.\n"})
+    (tmp_path / "asked.csv").write_text("question,document\nhow?,my notes/a page.md\n")
+    found = contents(pages(site, questions=str(tmp_path / "asked.csv")))
+    assert found.documents == [("my%20notes/a%20page.md", "a page", "Plug it in.\n", "")]
+    assert found.judgments[0][1] == "my%20notes/a%20page.md"
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    site = write_files(
+        str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b.jsonl": "{}\n", "c.jsonl": "{}\n", "d.md": ""}
+    )
+    stage = Collect(CollectConfig(source=Files(path=site), output=str(tmp_path / "collected")))
+    told = "1 documents, 0 queries, 0 judgments (left out: 1 empty files, 2 files not included)"
+    assert stage.summary(Artifact(make(stage))) == told

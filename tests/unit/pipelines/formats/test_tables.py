@@ -163,9 +163,8 @@ def test_whether_quotes_of_tsv_are_text_is_asked_and_one_never_closed_fills_no_m
     (tmp_path / "a.tsv").write_text('id\ttext\n1\tx "y"\n2\t"a ""b"""\n')
     assert read(tmp_path, "a.tsv", quotes=False) == [("1", 'x "y"'), ("2", '"a ""b"""')]
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", 'x "y"'), ("2", 'a "b"')]
-    with pytest.raises(
-        UserError, match=r"a\.tsv, line 3: a field begins with a quote.*Set quotes .* false: the quote is part"
-    ):
+    message = r"a\.tsv, line 3: a field begins with a quote.*Set quotes .* false: the quote is part"
+    with pytest.raises(UserError, match=message):
         read(tmp_path, "a.tsv")
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"two\nlines\tand a tab"\n')
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", "two\nlines\tand a tab")]

@@ -1,21 +1,22 @@
 """`raytriever chunk`: a collection of chunks that tile their sources, counted, whatever the shards."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats.columns import ColumnFiles, DocumentTable
-from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig
+from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig, stretches
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.collection import QUERIES, StoredCollection
-from tests.unit.pipelines.chunking.test_stretches import passages, stored
+from retrieval.collections.collection import DOCUMENTS, QUERIES, ParquetRows, StoredCollection
 from tests.unit.pipelines.jobs.made_up import made_by
-from tests.unit.small_run import make
+from tests.unit.small_run import make, make_artifact
 
 ROWS = [
     ("a/b.md", "First", "# Head\n\nOne two three. Four five six.\n\n```\ncode\n```\n", "docs"),
@@ -23,6 +24,24 @@ ROWS = [
     ("c.py", "", "def f():\n    return 1\n", "code"),
     ("", "Prose", "One two three four. Five six seven eight. Nine.", ""),
 ]
+
+
+def stored(folder: Path, files: list[list[tuple[str, str, str, str]]], rows_per_group: int = 2) -> StoredCollection:
+    """A collection of these documents, file by file, in small row groups."""
+    written = {}
+    for number, rows in enumerate(files):
+        table = pa.Table.from_pylist([dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows], DOCUMENTS)
+        file = io.BytesIO()
+        pq.write_table(table, file, row_group_size=rows_per_group)
+        written[f"documents/{number:05d}.parquet"] = file.getvalue()
+    return StoredCollection(make_artifact(folder, "collection", {}, {}, written, sum(map(len, files))))
+
+
+def passages(*titles: str, ids: str = "number") -> list[tuple[str, str, str, str]]:
+    return [
+        (str(number) if ids == "number" else f"p{number}", title, f"text {number}.", "wiki")
+        for number, title in enumerate(titles)
+    ]
 
 
 def chunk(folder: Path, collection: StoredCollection, **settings: Any) -> StoredCollection:
@@ -102,3 +121,19 @@ def test_real_articles(data: Path, tmp_path: Path) -> None:
     with (path / "docs.jsonl").open(encoding="utf-8") as file:
         assert joined == {row["id"]: row["text"] for row in map(json.loads, file)}
     assert made.manifest["counts"]["chunks_shorter_than_min_words"] <= 5
+
+
+def test_stretches_cover_all_row_groups_whatever_the_files(tmp_path: Path) -> None:
+    rows = passages(*"abcdefghij")
+    collection = stored(tmp_path, [rows[:5], [], rows[5:]])
+    for size in (0.5, 100, 200, 1e9):
+        parts = stretches(collection, size)
+        groups = [slice(part.begin, part.end) for part in parts]
+        files = [ParquetRows(collection, part.files) for part in parts]
+        read = [[*rows.tables(["id"], chosen)] for rows, chosen in zip(files, groups, strict=True)]
+        assert [len(tables) for tables in read] == [part.end - part.begin for part in parts]
+        assert [part.number for part in parts] == [*range(len(parts))]
+        assert pa.concat_tables([table for tables in read for table in tables])["id"].to_pylist() == [*"0123456789"]
+    assert len(stretches(collection, 0.5)) == 6
+    assert len(stretches(collection, 1e9)) == 1
+    assert stretches(stored(tmp_path / "none", []), 1) == [(0, [], 0, 0)]

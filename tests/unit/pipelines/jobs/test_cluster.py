@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
 from pipelines.clustering.kmeans import DomainPairs, KMeansSettings, cluster_pairs, read_domain
-from pipelines.jobs import cluster
+from pipelines.clustering.points import Split
+from pipelines.jobs import cluster, part_workers
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -128,3 +132,21 @@ def test_the_plain_function_finds_the_same(tmp_path: Path, above: int) -> None:
     assert domain.clusters.tolist() == found.assignments.tolist()
     assert domain.centroids.tobytes() == found.centroids.tobytes()
     assert json.dumps(artifact.manifest)  # plain values only
+
+
+def test_after_an_error_no_other_domain_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Domains that are under way fail as soon as the workers are gone."""
+    killed, begun = Event(), list[str]()
+    ray = SimpleNamespace(remote=MagicMock(), kill=lambda _: killed.set())
+    monkeypatch.setattr(part_workers, "ray", ray)
+    monkeypatch.setattr(part_workers, "workers_that_fit", lambda *_: 1)
+
+    def make(domain: str, _: Split) -> None:
+        begun.append(domain)
+        if domain == "a":
+            raise ValueError("no good")
+        assert killed.wait(10)
+
+    with pytest.raises(ValueError, match="no good"), part_workers.PartWorkers(Resources(), 1, 1) as workers:
+        list(workers.map_domains(make, "abcd"))
+    assert begun in (["a"], ["a", "b"])

@@ -126,18 +126,6 @@ def test_pairs_whose_ids_join_to_the_same_string_are_different() -> None:
     assert contents(Source(Listed(documents, queries, judged), Policies()))[2] == judged
 
 
-def test_equal_records_of_a_format_that_repeats_are_one() -> None:
-    judged = [("q1", "d1", 0, "t"), ("q1", "d2", -1, "t"), ("q1", "d1", 2, "t"), ("q1", "d1", 2, "t")]
-    judged += [("q1", "d1", 0, "u"), ("q2", "d2", 0, "t")]
-    source = Source(Listed(DOCUMENTS * 3, QUERIES * 2, judged, repeats=True), Policies())
-    documents, queries, judgments = contents(source)
-    assert [row[0] for row in documents] == ["d1", "d2"]
-    assert [row[0] for row in queries] == ["q1", "q2"]
-    # what is a positive anywhere in a split is no negative there
-    assert judgments == [judged[1], judged[2], judged[4], judged[5]]
-    assert dropped(source) == {"repeated_judgments": 2}
-
-
 @pytest.mark.parametrize("part", ["documents", "queries"])
 def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -> None:
     documents = [("e", " ", "\n"), *DOCUMENTS] if part == "documents" else DOCUMENTS

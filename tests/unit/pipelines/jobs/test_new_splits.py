@@ -79,9 +79,8 @@ def test_queries_linked_by_their_documents_are_shared_out_with_a_warning(tmp_pat
 
 
 def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"qrels/train\.tsv has 9 queries with an answer, too few .*At least 10 are needed"
-    ):
+    message = r"qrels/train\.tsv has 9 queries with an answer, too few .*At least 10 are needed"
+    with pytest.raises(UserError, match=message):
         collected(tmp_path, beir(tmp_path / "few", {"train": range(9)}))
     with pytest.raises(UserError, match=r"take queries from 'train', but the splits in .* are a, dev\. Read one"):
         collected(tmp_path, beir(tmp_path / "two", {"a": range(50), "dev": range(50, 99)}))

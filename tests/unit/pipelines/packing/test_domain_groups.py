@@ -74,7 +74,6 @@ def test_the_number_that_each_domain_keeps() -> None:
     assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
     with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
         keep_domains(names, counts, 16, "refuse", "chunks")
-    with pytest.raises(
-        UserError, match=r"No domain has 99 queries, and all together have 53, so no batch can be filled"
-    ):
+    message = r"No domain has 99 queries, and all together have 53, so no batch can be filled"
+    with pytest.raises(UserError, match=message):
         keep_domains(names, counts, 99, "merge", "queries")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.filtering.false_negatives import pair_keys
 from pipelines.jobs.pairs import Pairs, Side, Tally, leave_out_beyond
-from pipelines.pairs.pairs import SCHEMA, ChooseDocuments, read_pairs
+from pipelines.pairs.pairs import SCHEMA, ChooseDocuments, read_pairs, read_positives
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
@@ -74,17 +75,11 @@ def test_pairs_that_a_run_does_not_find_are_dropped(tmp_path: Path) -> None:
     }
     run = make_artifact(tmp_path / "run", "run", {"collection": Artifact(collection).fingerprint}, {}, files, 2)
 
-    def pairs(within: int) -> Artifact:
-        values = {"collection": collection, "run": run, "found_within": within, "output": str(tmp_path / f"{within}")}
-        return Artifact(made_by(Pairs, values))
-
-    def ids(artifact: Artifact) -> list[tuple[str, str]]:
-        return [tuple(row.values()) for row in read_pairs(artifact, ["query_id", "document_id"]).to_pylist()]
-
-    assert ids(pairs(1)) == [("q2", "d1"), ("q0", "d3")]
-    assert ids(pairs(2)) == [("q2", "d3"), ("q2", "d1"), ("q0", "d3")]
-    assert ids(all_found := pairs(3)) == [("q2", "d3"), ("q2", "d1"), ("q0", "d3"), ("q0", "d0")]
-    assert all_found.manifest["dropped"]["pairs not found within 3"] == 1
+    one, two, three = (pairs_of(tmp_path / f"{n}", collection, run=run, found_within=n) for n in (1, 2, 3))
+    assert ids(one) == [("q2", "d1"), ("q0", "d3")]
+    assert ids(two) == [("q2", "d3"), ("q2", "d1"), ("q0", "d3")]
+    assert ids(three) == [("q2", "d3"), ("q2", "d1"), ("q0", "d3"), ("q0", "d0")]
+    assert three.manifest["dropped"]["pairs not found within 3"] == 1
 
 
 def test_a_run_that_finds_nothing_or_is_of_other_documents(tmp_path: Path) -> None:
@@ -320,3 +315,27 @@ def test_texts_without_words_and_a_thousand_equal_ones(tmp_path: Path) -> None:
     artifact = pairs_of(tmp_path / "thousand-pairs", collection, duplicates={"near": "report"})
     assert len(ids(artifact)) == 1_000
     assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999
+
+
+GRADES = {("q0", "d0"): 2, ("q0", "d1"): 1, ("q1", "d1"): 0, ("q1", "d2"): -1, ("q2", "d2"): 2}
+NO_POSITIVES = {pair: min(grade, 0) for pair, grade in GRADES.items()}
+
+
+def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_relevance: int) -> Any:
+    documents = [{"id": f"d{number}", "title": "", "text": "x", "domain": ""} for number in range(3)]
+    judged = [(*pair, grade, "train") for pair, grade in grades.items()]
+    queries = [(f"q{number}", f"query {number}", "", []) for number in range(3)]
+    collection = store(folder / "collection", [pa.Table.from_pylist(documents)], queries, judged)
+    settings = {"collection": collection, "minimum_relevance": minimum_relevance, "output": str(folder / "pairs")}
+    pairs = Artifact(made_by(Pairs, settings))
+    return read_positives(pairs)
+
+
+@pytest.mark.parametrize(("grades", "minimum_relevance", "least"), [
+    (GRADES, 2, 1), (GRADES, 1, 1), (GRADES, 0, 0), (GRADES, -1, -1), (NO_POSITIVES, 0, 0),
+])  # fmt: skip
+def test_every_relevant_grade_counts(tmp_path: Path, grades: Any, minimum_relevance: int, least: int) -> None:
+    judged = [(int(q[1]), int(d[1])) for (q, d), grade in grades.items() if grade >= least]
+    query_rows, document_rows = np.array(judged, dtype=np.int64).T
+    expected = np.unique(pair_keys(query_rows=query_rows, document_rows=document_rows))
+    np.testing.assert_array_equal(known_positives(tmp_path, grades, minimum_relevance), expected)

@@ -20,22 +20,19 @@ PASSAGE = "Lobsters moult when they grow. A lobster sheds its old shell and wait
 COPY = "a lobster sheds its old shell and waits for the new one"
 
 
-@pytest.mark.parametrize(
-    ("answer", "queries", "dropped"),
-    [
-        ("why do lobsters moult\nhow does a shell harden", ["why do lobsters moult", "how does a shell harden"], {}),
-        ('1. "Why do lobsters moult?"\n\n2) when is it soft\n', ["Why do lobsters moult?", "when is it soft"], {}),
-        ("- lobster shells\n* 3 old shells\n", ["lobster shells", "3 old shells"], {}),
-        ("one two\nthree four\nfive six", ["one two", "three four"], {}),  # two were asked for
-        ("Old Shell\nold shell!", ["Old Shell"], {"generated lines that repeat another": 1}),
-        ("shell", [], {"generated lines too short or too long": 1, "passages that got no query": 1}),
-        ("word " * 33, [], {"generated lines too short or too long": 1, "passages that got no query": 1}),
-        (f"{COPY.title()}?\nits old shell", ["its old shell"], {"generated lines copied from the passage": 1}),
-        (PASSAGE, [], {"generated lines copied from the passage": 1, "passages that got no query": 1}),
-        ("\n  \n", [], {"passages that got no query": 1}),
-        ("ロブスターの殻\n殻は いつ", ["ロブスターの殻", "殻は いつ"], {}),
-    ],
-)
+@pytest.mark.parametrize(("answer", "queries", "dropped"), [
+    ("why do lobsters moult\nhow does a shell harden", ["why do lobsters moult", "how does a shell harden"], {}),
+    ('1. "Why do lobsters moult?"\n\n2) when is it soft\n', ["Why do lobsters moult?", "when is it soft"], {}),
+    ("- lobster shells\n* 3 old shells\n", ["lobster shells", "3 old shells"], {}),
+    ("one two\nthree four\nfive six", ["one two", "three four"], {}),  # two were asked for
+    ("Old Shell\nold shell!", ["Old Shell"], {"generated lines that repeat another": 1}),
+    ("shell", [], {"generated lines too short or too long": 1, "passages that got no query": 1}),
+    ("word " * 33, [], {"generated lines too short or too long": 1, "passages that got no query": 1}),
+    (f"{COPY.title()}?\nits old shell", ["its old shell"], {"generated lines copied from the passage": 1}),
+    (PASSAGE, [], {"generated lines copied from the passage": 1, "passages that got no query": 1}),
+    ("\n  \n", [], {"passages that got no query": 1}),
+    ("ロブスターの殻\n殻は いつ", ["ロブスターの殻", "殻は いつ"], {}),
+])  # fmt: skip
 def test_the_queries_of_an_answer(answer: str, queries: list[str], dropped: dict[str, int]) -> None:
     counted = Counter[str]()
     assert list(GenerationSettings().queries_in(answer, PASSAGE, counted)) == queries
@@ -96,9 +93,8 @@ def test_a_prompt_longer_than_the_model_reads_is_refused(tmp_path: Path) -> None
     config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=16)
     _, tokenizer = load_language_model(save_tiny_model("smollm2", tmp_path / "model", language_model=True))
     writer = QueryWriter(transformers.GPT2LMHeadModel(config), tokenizer, 10)
-    with pytest.raises(
-        UserError, match=r"tokens and its answer up to 10\. .* positions for 16\. Lower generation\.chara"
-    ):
+    message = r"tokens and its answer up to 10\. .* positions for 16\. Lower generation\.chara"
+    with pytest.raises(UserError, match=message):
         writer.answers(["shell " * 12])
 
 

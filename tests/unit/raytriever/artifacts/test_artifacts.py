@@ -126,18 +126,15 @@ def test_the_same_derivation_is_reused_and_files_of_others_beside_it_stay(place:
 CONFIG = DERIVATION.config
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"config": CONFIG | {"repeat": 4}}, "config.repeat: 3 there, 4 now"),
-        ({"config": CONFIG | {"parts": ["a"]}}, 'config.parts: ["a", "b"] there, ["a"] now'),
-        ({"config": CONFIG | {"nested": {"rate": 0.1, "nothing": 0}}}, "config.nested.nothing: null there, 0 now"),
-        ({"config": CONFIG | {"new": 1}}, 'config.new: "(absent)" there, 1 now'),
-        ({"inputs": {"collection": "d" * 64}}, "inputs.collection: cccccccccccc there, dddddddddddd now"),
-        ({"algorithm_version": 2}, "algorithm_version: 1 there, 2 now"),
-        ({"kind": "other"}, 'kind: "counts" there, "other" now'),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"config": CONFIG | {"repeat": 4}}, "config.repeat: 3 there, 4 now"),
+    ({"config": CONFIG | {"parts": ["a"]}}, 'config.parts: ["a", "b"] there, ["a"] now'),
+    ({"config": CONFIG | {"nested": {"rate": 0.1, "nothing": 0}}}, "config.nested.nothing: null there, 0 now"),
+    ({"config": CONFIG | {"new": 1}}, 'config.new: "(absent)" there, 1 now'),
+    ({"inputs": {"collection": "d" * 64}}, "inputs.collection: cccccccccccc there, dddddddddddd now"),
+    ({"algorithm_version": 2}, "algorithm_version: 1 there, 2 now"),
+    ({"kind": "other"}, 'kind: "counts" there, "other" now'),
+])  # fmt: skip
 def test_a_different_derivation_is_refused_by_its_fields(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     uri = make(str(tmp_path / "artifact")).uri
     before = contents(uri)
@@ -256,15 +253,12 @@ def of_file(**changes: Any) -> bytes:
     return manifest([SHARD | {"files": [FILE | changes]}])
 
 
-@pytest.mark.parametrize(
-    ("why", "text"),
-    [
-        *(("", manifest(shards)) for shards in NO_SHARDS),
-        *((NO_NAME.format(name), manifest([SHARD | {"name": name}])) for name in OUTSIDE),
-        *((NO_NAME.format(name), of_file(name=name)) for name in OUTSIDE),
-        *((f"a: {sha256!r} is no SHA-256)", of_file(sha256=sha256)) for sha256 in NO_HASHES),
-    ],
-)
+@pytest.mark.parametrize(("why", "text"), [
+    *(("", manifest(shards)) for shards in NO_SHARDS),
+    *((NO_NAME.format(name), manifest([SHARD | {"name": name}])) for name in OUTSIDE),
+    *((NO_NAME.format(name), of_file(name=name)) for name in OUTSIDE),
+    *((f"a: {sha256!r} is no SHA-256)", of_file(sha256=sha256)) for sha256 in NO_HASHES),
+])  # fmt: skip
 def test_a_manifest_of_what_an_artifact_cannot_hold_is_refused(tmp_path: Path, why: str, text: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(text)
     assert refused(lambda: Artifact(str(tmp_path))).startswith(f"{tmp_path}/manifest.json is damaged ({why}")
@@ -326,16 +320,13 @@ def test_records_survive_json() -> None:
     assert ShardRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        lambda record: record | {"derivation": OTHER.digest},
-        lambda record: {key: value for key, value in record.items() if key != "derivation"},
-        lambda record: record | {"files": [{"name": "../../x", "bytes": 1, "sha256": "0" * 64}]},
-        lambda record: record | {"files": 1},
-        lambda record: [record],
-    ],
-)
+@pytest.mark.parametrize("spoilt", [
+    lambda record: record | {"derivation": OTHER.digest},
+    lambda record: {key: value for key, value in record.items() if key != "derivation"},
+    lambda record: record | {"files": [{"name": "../../x", "bytes": 1, "sha256": "0" * 64}]},
+    lambda record: record | {"files": 1},
+    lambda record: [record],
+])  # fmt: skip
 def test_a_record_that_is_not_of_this_derivation_is_removed(tmp_path: Path, spoilt: Callable[[Any], Any]) -> None:
     place = str(tmp_path / "artifact")
     writer, made = begin_and_make(place, 2)

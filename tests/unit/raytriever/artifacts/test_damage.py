@@ -55,15 +55,12 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (flip, "is damaged: its SHA-256 differs"),
-        (lambda path: os.truncate(path, 4), "is damaged"),
-        (lambda path: path.unlink(), "is missing though its manifest lists it"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "is missing though its manifest lists it"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "said"), [
+    (flip, "is damaged: its SHA-256 differs"),
+    (lambda path: os.truncate(path, 4), "is damaged"),
+    (lambda path: path.unlink(), "is missing though its manifest lists it"),
+    (lambda path: (path.unlink(), os.mkfifo(path)), "is missing though its manifest lists it"),
+])  # fmt: skip
 def test_a_file_that_is_not_the_manifests_is_named_before_it_is_used(made, damage, said):
     damage(stored_file(made))
     for use in (Artifact.check, Artifact.verify, lambda artifact: artifact.path(NAME), lambda a: a.open(NAME)):

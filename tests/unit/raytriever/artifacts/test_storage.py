@@ -148,9 +148,8 @@ def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path
 
     folder.write_bytes("name", b"other bytes")
     expected = sha256(b"the bytes that were meant")
-    with pytest.raises(
-        UserError, match=f"{object_store}/copied/name is damaged: its SHA-256 is not the recorded {expected}"
-    ):
+    message = f"{object_store}/copied/name is damaged: its SHA-256 is not the recorded {expected}"
+    with pytest.raises(UserError, match=message):
         folder.local_path("name", expected)
     assert not (cache_folder() / "files" / expected).exists()
     assert not list((cache_folder() / "files").glob(f"{TEMPORARY_PREFIX}*"))
@@ -217,14 +216,11 @@ KEYS = [
 NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
 
 
-@pytest.mark.parametrize(
-    ("uri", "said"),
-    [
-        *((uri, "AWS_SECRET_ACCESS_KEY") for uri in KEYS),
-        *((uri, r"can't be opened as a folder: .* Use a local path, s3://") for uri in NO_FOLDERS),
-        ("s3://bucket/x?region=y", r"s3://bucket/x\?region=y has options.*environment \(AWS_REGION"),
-    ],
-)
+@pytest.mark.parametrize(("uri", "said"), [
+    *((uri, "AWS_SECRET_ACCESS_KEY") for uri in KEYS),
+    *((uri, r"can't be opened as a folder: .* Use a local path, s3://") for uri in NO_FOLDERS),
+    ("s3://bucket/x?region=y", r"s3://bucket/x\?region=y has options.*environment \(AWS_REGION"),
+])  # fmt: skip
 def test_a_uri_that_is_no_folders_is_refused_and_keys_in_it_are_not_shown(uri: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as refused:
         Folder(uri)

@@ -35,21 +35,18 @@ def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     assert checked(FINE, storage=None)["storage"].state == "note"
 
 
-@pytest.mark.parametrize(
-    ("node", "name", "expected"),
-    [
-        (with_facts(versions=FACTS.versions | {"torch": "2.12.0"}), "versions", "torch 2.12.0 on 1, 2.13.0 on 1"),
-        (with_facts(versions={"Python": "3.11.7", "ray": "2.60.0"}), "versions", "torch 2.13.0 on 1"),
-        (replace(FINE, gpus=8), "GPUs", "Ray hands out 8, torch 2.13.0 sees 2"),
-        (with_facts(libraries={"error": "libcudart is missing"}), "GPUs", "libcudart is missing"),
-        (with_facts(libraries=FACTS.libraries | {"error": "FAISS can't be"}), "FAISS", "FAISS can't be"),
-        (with_facts(libraries=FACTS.libraries | {"faiss": 1}), "FAISS", "FAISS sees 1 of 2 GPUs"),
-        (with_facts(disk=FACTS.disk | {"cache": (10**9, 10**12)}), "disk", "1.0 of 1000 GB free for the cache"),
-        (with_facts(disk=FACTS.disk | {"session": (40 * 10**9, 10**12)}), "disk", "40.0 of 1000 GB free"),
-        (replace(FINE, storage_problem="can't write: denied"), "storage", "can't write: denied"),
-        (replace(FINE, facts=None, problem="does not answer"), "nodes", "does not answer"),
-    ],
-)
+@pytest.mark.parametrize(("node", "name", "expected"), [
+    (with_facts(versions=FACTS.versions | {"torch": "2.12.0"}), "versions", "torch 2.12.0 on 1, 2.13.0 on 1"),
+    (with_facts(versions={"Python": "3.11.7", "ray": "2.60.0"}), "versions", "torch 2.13.0 on 1"),
+    (replace(FINE, gpus=8), "GPUs", "Ray hands out 8, torch 2.13.0 sees 2"),
+    (with_facts(libraries={"error": "libcudart is missing"}), "GPUs", "libcudart is missing"),
+    (with_facts(libraries=FACTS.libraries | {"error": "FAISS can't be"}), "FAISS", "FAISS can't be"),
+    (with_facts(libraries=FACTS.libraries | {"faiss": 1}), "FAISS", "FAISS sees 1 of 2 GPUs"),
+    (with_facts(disk=FACTS.disk | {"cache": (10**9, 10**12)}), "disk", "1.0 of 1000 GB free for the cache"),
+    (with_facts(disk=FACTS.disk | {"session": (40 * 10**9, 10**12)}), "disk", "40.0 of 1000 GB free"),
+    (replace(FINE, storage_problem="can't write: denied"), "storage", "can't write: denied"),
+    (replace(FINE, facts=None, problem="does not answer"), "nodes", "does not answer"),
+])  # fmt: skip
 def test_each_fault_is_found_and_says_what_to_do(node: Node, name: str, expected: str) -> None:
     checks = checked(FINE, node)
     assert checks[name].state == "FAIL"
@@ -65,17 +62,14 @@ def head(**versions: str) -> Node:
     return replace(FINE, address="10.0.0.2", gpus=0, facts=facts)
 
 
-@pytest.mark.parametrize(
-    ("on_cpus", "on_gpus", "found"),
-    [
-        ({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.1"}, None),
-        ({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.2"}, "faiss 1.15.1 on 1, 1.15.2 on 1"),
-        ({}, {"faiss-gpu": "1.15.1"}, "faiss 1.15.1 on 1"),
-        ({}, {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"}, "faiss 1.15.1 on 1"),
-        ({"torch": "2.13.0+cpu"}, {}, None),
-        ({"torch": "2.12.0+cpu"}, {}, "torch 2.12.0 on 1, 2.13.0 on 1"),
-    ],
-)
+@pytest.mark.parametrize(("on_cpus", "on_gpus", "found"), [
+    ({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.1"}, None),
+    ({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.2"}, "faiss 1.15.1 on 1, 1.15.2 on 1"),
+    ({}, {"faiss-gpu": "1.15.1"}, "faiss 1.15.1 on 1"),
+    ({}, {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"}, "faiss 1.15.1 on 1"),
+    ({"torch": "2.13.0+cpu"}, {}, None),
+    ({"torch": "2.12.0+cpu"}, {}, "torch 2.12.0 on 1, 2.13.0 on 1"),
+])  # fmt: skip
 def test_builds_for_cpus_and_for_gpus_are_one_version_of_a_library(on_cpus, on_gpus, found) -> None:
     checks = checked(with_facts(versions=FACTS.versions | on_gpus), head(**on_cpus))
     versions = checks.pop("versions")

@@ -37,9 +37,8 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
     check_output("s3://bucket/working_dir_files/mine")
     (tmp_path / "mine").write_text("a file")
     for below in ("", "/run/vectors"):
-        with pytest.raises(
-            UserError, match=r"mine is a file; an output is a folder\. Choose another output than .*mine"
-        ):
+        message = r"mine is a file; an output is a folder\. Choose another output than .*mine"
+        with pytest.raises(UserError, match=message):
             check_output(f"{tmp_path}/mine{below}")
 
 
@@ -54,15 +53,11 @@ def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(monke
     check_output("gs://bucket/mine")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["run", "quickstart", "--until", "functions"],
-        ["collect", "--set", "source.kind=beir", "--set", "source.path=absent", "--set", "output=runs/mine"],
-        ["sweep", "quickstart", "--grid", "model.seed=1,2", "--output", "runs/mine"],
-    ],
-    ids=lambda command: command[0],
-)
+@pytest.mark.parametrize("command", [
+    ["run", "quickstart", "--until", "functions"],
+    ["collect", "--set", "source.kind=beir", "--set", "source.path=absent", "--set", "output=runs/mine"],
+    ["sweep", "quickstart", "--grid", "model.seed=1,2", "--output", "runs/mine"],
+], ids=lambda command: command[0])  # fmt: skip
 def test_every_command_that_writes_refuses_it(monkeypatch, tmp_path: Path, command: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
@@ -72,19 +67,16 @@ def test_every_command_that_writes_refuses_it(monkeypatch, tmp_path: Path, comma
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (["raytriever", "trian"], "Did you mean 'train'"),
-        (["raytriever"], "'nothing'"),
-        (["submit"], "'submit'"),
-        *(
-            ([*command, word], f"word {len(command) + 1} of the command is a URI with an '@'")
-            for command in (["run", "quickstart", "--output"], [])
-            for word in ("s3://KEY:SE/CRET@b/x", "output=s3://KEY:SE/CRET@b/x", "https://me:SECRET@store")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("command", "expected"), [
+    (["raytriever", "trian"], "Did you mean 'train'"),
+    (["raytriever"], "'nothing'"),
+    (["submit"], "'submit'"),
+    *(
+        ([*command, word], f"word {len(command) + 1} of the command is a URI with an '@'")
+        for command in (["run", "quickstart", "--output"], [])
+        for word in ("s3://KEY:SE/CRET@b/x", "output=s3://KEY:SE/CRET@b/x", "https://me:SECRET@store")
+    ),
+])  # fmt: skip
 def test_only_commands_of_the_program_without_passwords_are_submitted(command: list[str], expected: str) -> None:
     with pytest.raises(UserError, match=expected) as raised:
         submit.checked_command(command)
@@ -255,13 +247,10 @@ def test_a_lost_log_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
     assert logged == ["name: still running; ray job logs name --follow, ray job stop name"]
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        *((address, "--address") for address in ("10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head")),
-        ("http://127.0.0.1:1", r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"),
-    ],
-)
+@pytest.mark.parametrize(("address", "said"), [
+    *((address, "--address") for address in ("10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head")),
+    ("http://127.0.0.1:1", r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"),
+])  # fmt: skip
 def test_an_address_that_takes_no_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, address: str, said: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")  # the one that is given wins over the environment's
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://another:8265")

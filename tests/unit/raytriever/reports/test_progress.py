@@ -7,20 +7,17 @@ from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine, format_seconds
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (4.24, "4.2 s"),
-        (59.9, "59.9 s"),
-        (59.97, "1 min 00 s"),
-        (60, "1 min 00 s"),
-        (185.4, "3 min 05 s"),
-        (3599.6, "1 h 00 min"),
-        (7800, "2 h 10 min"),
-        (90_000, "25 h 00 min"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0, "0.0 s"),
+    (4.24, "4.2 s"),
+    (59.9, "59.9 s"),
+    (59.97, "1 min 00 s"),
+    (60, "1 min 00 s"),
+    (185.4, "3 min 05 s"),
+    (3599.6, "1 h 00 min"),
+    (7800, "2 h 10 min"),
+    (90_000, "25 h 00 min"),
+])  # fmt: skip
 def test_seconds_read_well(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
@@ -28,26 +25,24 @@ def test_seconds_read_well(seconds: float, text: str) -> None:
 ONE_RATE = [(10.0 + second, 100) for second in range(41)]
 
 
-@pytest.mark.parametrize(
-    ("steps", "options", "lines"),
-    [
-        (
-            ONE_RATE,  # at 15, 30 and 45 s; the first result came at 10 s, 100 texts a second since
-            {"total": 11_000, "start_at": 1_000},
-            [
-                "  embed: 1,600 of 11,000 texts, 100.0 texts/s, 1 min 34 s left, loss 1.5",
-                "  embed: 3,100 of 11,000 texts, 100.0 texts/s, 1 min 19 s left, loss 1.5",
-                "  embed: 4,600 of 11,000 texts, 100.0 texts/s, 1 min 04 s left, loss 1.5",
-            ],
-        ),
-        ([(1, 5), (21, 40)], {}, ["  embed: 45 texts, 2.0 texts/s, loss 1.5"]),
-        ([(16, 0), (32, 5)], {}, ["  embed: no texts yet, loss 1.5", "  embed: 5 texts, 0.3 texts/s, loss 1.5"]),
-        ([(16, 0)], {"read": "corpus.jsonl"}, ["  embed: reading corpus.jsonl, loss 1.5"]),
-        ([(16, 5)], {"total": 9}, ["  embed: 5 of 9 texts, loss 1.5"]),
-        ([(1, 5), (14, 40)], {"total": 45}, []),
-    ],
-    ids=["now and then", "without a total", "what is not known yet", "what is read", "no rate yet", "short work"],
-)
+@pytest.mark.parametrize(("steps", "options", "lines"), [
+    (
+        ONE_RATE,  # at 15, 30 and 45 s; the first result came at 10 s, 100 texts a second since
+        {"total": 11_000, "start_at": 1_000},
+        [
+            "  embed: 1,600 of 11,000 texts, 100.0 texts/s, 1 min 34 s left, loss 1.5",
+            "  embed: 3,100 of 11,000 texts, 100.0 texts/s, 1 min 19 s left, loss 1.5",
+            "  embed: 4,600 of 11,000 texts, 100.0 texts/s, 1 min 04 s left, loss 1.5",
+        ],
+    ),
+    ([(1, 5), (21, 40)], {}, ["  embed: 45 texts, 2.0 texts/s, loss 1.5"]),
+    ([(16, 0), (32, 5)], {}, ["  embed: no texts yet, loss 1.5", "  embed: 5 texts, 0.3 texts/s, loss 1.5"]),
+    ([(16, 0)], {"read": "corpus.jsonl"}, ["  embed: reading corpus.jsonl, loss 1.5"]),
+    ([(16, 5)], {"total": 9}, ["  embed: 5 of 9 texts, loss 1.5"]),
+    ([(1, 5), (14, 40)], {"total": 45}, []),
+], ids=[
+    "now and then", "without a total", "what is not known yet", "what is read", "no rate yet", "short work"
+])  # fmt: skip
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lines):
     """When ``units`` are finished at each (second, units)."""
     now = [0.0]

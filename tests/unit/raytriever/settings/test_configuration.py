@@ -68,31 +68,28 @@ def refusal(values: dict[str, object]) -> str:
     return message.removeprefix("job.yaml: ")
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"outptu": "x"}, "'outptu' is not a setting. Did you mean 'output'?"),
-        ({"zzz": 1}, "'zzz' is not a setting. Allowed: optimizer, output, parts, runs, source, vectors."),
-        ({"optimizer": {"bf": 1}}, "'optimizer.bf' is not a setting. Did you mean 'bf16'?"),
-        ({"source": {"kind": "folder", "path": "c", "splits": []}}, "'source.splits' needs at least 1, and has 0: []."),
-        ({"source": {"kind": "folder"}}, "'source.path' is missing and has no default."),
-        ({"source": {"kind": "generated", "row": 1}}, "'source.row' is not a setting. Did you mean 'rows'?"),
-        ({"source": {"kind": "foldr"}}, "'source.kind' can't be 'foldr'. Did you mean 'folder'?"),
-        ({"source": {"rows": 3}}, "'source.kind' is missing. Allowed: folder, generated."),
-        ({"source": {"kind": "generated", "rows": 0}}, "'source.rows': Input should be greater than 0 (given: 0)."),
-        (
-            {"optimizer": {"learning_rate": "fast"}},
-            "'optimizer.learning_rate': Input should be a valid number, unable to parse string as a number"
-            " (given: 'fast').",
-        ),
-        ({"parts": ["docs"]}, "'parts.0': Input should be 'documents' or 'queries' (given: 'docs')."),
-        (
-            {"optimizer": {"bf16": "maybe"}},
-            "'optimizer.bf16': Input should be a valid boolean, unable to interpret input (given: 'maybe')."
-            " 'optimizer.bf16': Input should be 'auto' (given: 'maybe').",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"outptu": "x"}, "'outptu' is not a setting. Did you mean 'output'?"),
+    ({"zzz": 1}, "'zzz' is not a setting. Allowed: optimizer, output, parts, runs, source, vectors."),
+    ({"optimizer": {"bf": 1}}, "'optimizer.bf' is not a setting. Did you mean 'bf16'?"),
+    ({"source": {"kind": "folder", "path": "c", "splits": []}}, "'source.splits' needs at least 1, and has 0: []."),
+    ({"source": {"kind": "folder"}}, "'source.path' is missing and has no default."),
+    ({"source": {"kind": "generated", "row": 1}}, "'source.row' is not a setting. Did you mean 'rows'?"),
+    ({"source": {"kind": "foldr"}}, "'source.kind' can't be 'foldr'. Did you mean 'folder'?"),
+    ({"source": {"rows": 3}}, "'source.kind' is missing. Allowed: folder, generated."),
+    ({"source": {"kind": "generated", "rows": 0}}, "'source.rows': Input should be greater than 0 (given: 0)."),
+    (
+        {"optimizer": {"learning_rate": "fast"}},
+        "'optimizer.learning_rate': Input should be a valid number, unable to parse string as a number"
+        " (given: 'fast').",
+    ),
+    ({"parts": ["docs"]}, "'parts.0': Input should be 'documents' or 'queries' (given: 'docs')."),
+    (
+        {"optimizer": {"bf16": "maybe"}},
+        "'optimizer.bf16': Input should be a valid boolean, unable to interpret input (given: 'maybe')."
+        " 'optimizer.bf16': Input should be 'auto' (given: 'maybe').",
+    ),
+])  # fmt: skip
 def test_a_mistake_is_named_as_the_user_wrote_it(values: dict[str, object], message: str) -> None:
     assert refusal(values) == message
 
@@ -126,19 +123,16 @@ def test_settings_are_immutable_and_typed_and_all_mistakes_are_named_at_once() -
         job.output = "other"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: 1\nb: [1, 2\nc: 3", "f.yaml, line 3 is not valid YAML: expected ',' or ']', but got"),
-        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "f.yaml, line 4 is not valid YAML: 'b' is given twice."),
-        ("- 1", "f.yaml holds list; a mapping"),
-        ("", "f.yaml holds nothing; a mapping"),
-        ("a: !!python/object/apply:os.system ['true']", "f.yaml, line 1 is not valid YAML: could not determine"),
-        ("a: \x00", "f.yaml is not valid YAML: special characters are not allowed."),
-        ("a: 1\nruns: {{ runs }}\n", "f.yaml, line 2 is not valid YAML: a mapping or list in brackets stands where"),
-        ("a: 1\n\n[x, y]: 2\n", "f.yaml, line 3 is not valid YAML: a mapping or list in brackets stands where"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("a: 1\nb: [1, 2\nc: 3", "f.yaml, line 3 is not valid YAML: expected ',' or ']', but got"),
+    ("a:\n  b: 1\n  c: 2\n  b: 3\n", "f.yaml, line 4 is not valid YAML: 'b' is given twice."),
+    ("- 1", "f.yaml holds list; a mapping"),
+    ("", "f.yaml holds nothing; a mapping"),
+    ("a: !!python/object/apply:os.system ['true']", "f.yaml, line 1 is not valid YAML: could not determine"),
+    ("a: \x00", "f.yaml is not valid YAML: special characters are not allowed."),
+    ("a: 1\nruns: {{ runs }}\n", "f.yaml, line 2 is not valid YAML: a mapping or list in brackets stands where"),
+    ("a: 1\n\n[x, y]: 2\n", "f.yaml, line 3 is not valid YAML: a mapping or list in brackets stands where"),
+])  # fmt: skip
 def test_what_is_no_mapping_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
         parse_yaml(text, "f.yaml")
@@ -174,26 +168,21 @@ def test_overrides_are_laid_over_a_copy() -> None:
     assert settings == {"a": {"b": [1], "c": 2}, "empty": None}
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("learning_rate", "'learning_rate' is not of the form key=value"),
-        ("=3", "'=3' is not of the form key=value"),
-        ("a.b.c=3", "'a.b.c=3': a.b is 2 and has no settings below it"),
-        ("a=[1", "'a=\\[1': the value is not valid YAML"),
-        ("a=2024-13-45", "the value is not valid YAML. If it is text, put it in quotes: --set 'a=\"2024-13-45\"'"),
-        ("a={{ runs }}", "the value is not valid YAML"),
-        (
-            "a=Find the C# or F # code",
-            "'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'. Otherwise",
-        ),
-        ("a= x ", "reads 'x' and drops the rest, outer spaces.* in quotes: --set 'a=\" x \"'"),
-        ("a=query ", "in quotes: --set 'a=\"query \"'"),
-        ("a=one\n two", r"in quotes: --set 'a=\"one\\n two\"'"),
-        ("a=# nothing", "reads None and drops the rest"),
-        ("a= ", "reads None and drops the rest"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), [
+    ("learning_rate", "'learning_rate' is not of the form key=value"),
+    ("=3", "'=3' is not of the form key=value"),
+    ("a.b.c=3", "'a.b.c=3': a.b is 2 and has no settings below it"),
+    ("a=[1", "'a=\\[1': the value is not valid YAML"),
+    ("a=2024-13-45", "the value is not valid YAML. If it is text, put it in quotes: --set 'a=\"2024-13-45\"'"),
+    ("a={{ runs }}", "the value is not valid YAML"),
+    ("a=Find the C# or F # code",
+     "'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'. Otherwise"),
+    ("a= x ", "reads 'x' and drops the rest, outer spaces.* in quotes: --set 'a=\" x \"'"),
+    ("a=query ", "in quotes: --set 'a=\"query \"'"),
+    ("a=one\n two", r"in quotes: --set 'a=\"one\\n two\"'"),
+    ("a=# nothing", "reads None and drops the rest"),
+    ("a= ", "reads None and drops the rest"),
+])  # fmt: skip
 def test_bad_overrides_are_refused(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         apply_overrides({"a": {"b": 2}}, [override])

@@ -68,32 +68,26 @@ def test_overrides_begin_with_a_stage(recipe: str) -> None:
     assert loaded.stages["documents"]["resources"] == {"workers": 1}
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("pears.x=1", "--set 'pears.x=1': 'pears' is no stage of Recipe small.yaml. Did you mean 'pairs'?"),
-        ("zzz=1", "'zzz' is no stage of Recipe small.yaml. Allowed: documents, pairs, wide, output, resources."),
-        ("pairs=1", "Recipe small.yaml: stage 'pairs' is 1, a mapping of settings was expected."),
-        ("stages=1", "Recipe small.yaml: 'stages' is missing or empty"),
-        ("pairs.output=x", "Recipe small.yaml: 'pairs.output' is not a setting; a stage's folder is"),
-        ("pairs.minimum_relevance.x=1", "x=1': pairs.minimum_relevance is 2 and has no settings below it."),
-        ("pairs", "--set 'pairs' is not of the form key=value"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), [
+    ("pears.x=1", "--set 'pears.x=1': 'pears' is no stage of Recipe small.yaml. Did you mean 'pairs'?"),
+    ("zzz=1", "'zzz' is no stage of Recipe small.yaml. Allowed: documents, pairs, wide, output, resources."),
+    ("pairs=1", "Recipe small.yaml: stage 'pairs' is 1, a mapping of settings was expected."),
+    ("stages=1", "Recipe small.yaml: 'stages' is missing or empty"),
+    ("pairs.output=x", "Recipe small.yaml: 'pairs.output' is not a setting; a stage's folder is"),
+    ("pairs.minimum_relevance.x=1", "x=1': pairs.minimum_relevance is 2 and has no settings below it."),
+    ("pairs", "--set 'pairs' is not of the form key=value"),
+])  # fmt: skip
 def test_bad_overrides_are_named(recipe: str, override: str, message: str) -> None:
     assert message in refused(recipe, override)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("stage: {}", "'stage' is not a setting. Did you mean 'stages'?"),
-        ("output: x", "'stages' is missing or empty"),
-        ("stages: []", "'stages' is missing or empty"),
-        ("stages: {a: {job: collect}, a: {job: pairs}}", "line 1 is not valid YAML: 'a' is given twice"),
-        ("stages: {a: [", "line 1 is not valid YAML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("stage: {}", "'stage' is not a setting. Did you mean 'stages'?"),
+    ("output: x", "'stages' is missing or empty"),
+    ("stages: []", "'stages' is missing or empty"),
+    ("stages: {a: {job: collect}, a: {job: pairs}}", "line 1 is not valid YAML: 'a' is given twice"),
+    ("stages: {a: [", "line 1 is not valid YAML"),
+])  # fmt: skip
 def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)

@@ -146,23 +146,20 @@ def test_the_systems_of_a_recipe_are_measured_on_another_suite(tmp_path: Path) -
     assert stages["c/tuned/run"]["top_k"] == 3
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("suite.systems.reranked.rerank.by=tuend", "rerank.by is 'tuend', which is no system above it. Did you mean"),
-        ("suite.systems.base.bm25={}", "a system has one of bm25, encoder, fuse, rerank, files: name exactly one"),
-        ("suite.systems.BM25.context={}", "context belongs to an encoder"),
-        ("suite.collections.arguana.source=null", "collection 'arguana' has no source, and the suite no folder"),
-        ("suite.collections.a/b={}", "a collection is called 'a/b'; letters, digits, _ and - are allowed"),
-        ("suite.systems.BM25+tuned={bm25: {}}", "the folder of system 'BM25 + tuned' would be"),
-        ("suite.systems.BM25.published=revela/1/BM52", "no row 'BM52' of revela/1 is kept. Did you mean 'BM25'?"),
-        ("suite.systems.BM25.published=coder/1/BM25", "but nothing of it is measured here. Choose another row"),
-        ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
-        ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
-        ("suite.systems.reranked={files: {arguana: a.trec}}", "no ranking for column 'android'. Name its file"),
-        ("suite=3", "'suite' is 3; a mapping with collections and systems was expected"),
-    ],
-)
+@pytest.mark.parametrize(("override", "said"), [
+    ("suite.systems.reranked.rerank.by=tuend", "rerank.by is 'tuend', which is no system above it. Did you mean"),
+    ("suite.systems.base.bm25={}", "a system has one of bm25, encoder, fuse, rerank, files: name exactly one"),
+    ("suite.systems.BM25.context={}", "context belongs to an encoder"),
+    ("suite.collections.arguana.source=null", "collection 'arguana' has no source, and the suite no folder"),
+    ("suite.collections.a/b={}", "a collection is called 'a/b'; letters, digits, _ and - are allowed"),
+    ("suite.systems.BM25+tuned={bm25: {}}", "the folder of system 'BM25 + tuned' would be"),
+    ("suite.systems.BM25.published=revela/1/BM52", "no row 'BM52' of revela/1 is kept. Did you mean 'BM25'?"),
+    ("suite.systems.BM25.published=coder/1/BM25", "but nothing of it is measured here. Choose another row"),
+    ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
+    ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
+    ("suite.systems.reranked={files: {arguana: a.trec}}", "no ranking for column 'android'. Name its file"),
+    ("suite=3", "'suite' is 3; a mapping with collections and systems was expected"),
+])  # fmt: skip
 def test_what_is_wrong_is_named_before_anything_is_computed(tmp_path: Path, override: str, said: str) -> None:
     def check() -> None:
         stages = recipe_stages(load_recipe(write(tmp_path, SUITE), [override]))

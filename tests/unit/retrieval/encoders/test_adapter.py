@@ -273,9 +273,8 @@ def test_targets_by_name_and_those_that_match_nothing() -> None:
     ]
     untouched = load_tiny(folder, pooling="mean").transformer
     for targets in (["query", "q_proj"], ["uery"], []):
-        with pytest.raises(
-            UserError, match=r"of BertModel\. Its modules.*attention\.self\.query, .*intermediate\.dense"
-        ):
+        message = r"of BertModel\. Its modules.*attention\.self\.query, .*intermediate\.dense"
+        with pytest.raises(UserError, match=message):
             add_adapter(untouched, LoraSettings(targets=targets))
     assert all(parameter.requires_grad for name, parameter in untouched.named_parameters() if "pooler" not in name)
 

@@ -137,9 +137,8 @@ def test_vectors_are_cut_at_truncate_dim(tmp_path: Path, normalize: bool) -> Non
 
 
 def test_a_plain_folder_needs_a_pooling_and_all_its_weights(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"Set the encoder's pooling to the one it was trained with: mean, cls or last_token"
-    ):
+    message = r"Set the encoder's pooling to the one it was trained with: mean, cls or last_token"
+    with pytest.raises(UserError, match=message):
         load_tiny(tiny_model("bert"))
     folder = copy_without_weights(tiny_model("bert"), tmp_path / "model", lambda name: "layer.1." in name)
     with pytest.raises(UserError, match=r"lack 16 tensors that its config.json asks for"):

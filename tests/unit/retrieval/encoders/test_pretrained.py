@@ -1,4 +1,4 @@
-"""Finding a model's files, and what its fingerprint is of."""
+"""Finding a model's files, and what its fingerprint is of; of an artifact, what its manifest lists and nothing else."""
 
 import hashlib
 import json
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -45,7 +47,11 @@ def test_the_fingerprint_is_of_what_loading_reads(tiny_encoder: Path, tmp_path: 
     assert locate_model(str(tmp_path / "same")).fingerprint == fingerprint
     config = tmp_path / "same" / "config.json"
     config.write_text(config.read_text().replace('"gelu"', '"relu"'))
-    assert locate_model(str(tmp_path / "same")).fingerprint != fingerprint
+    changed = locate_model(str(tmp_path / "same")).fingerprint
+    assert changed != fingerprint
+    (tmp_path / "same" / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "same" / "a" / "b" / "c" / "model.safetensors").write_bytes(b"x")
+    assert locate_model(str(tmp_path / "same")).fingerprint not in (fingerprint, changed)
 
 
 def test_a_model_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,3 +307,28 @@ def test_of_a_tokenizer_on_the_hub_its_files_alone_are_fetched(monkeypatch: pyte
         assert (name, revision) == (wanted, PINNED_REVISIONS[wanted])
         assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*patterns}
         assert not any("safetensors" in pattern or "*" in pattern for pattern in patterns)
+
+
+@pytest.fixture
+def model(tiny_encoder: Path, tmp_path: Path) -> Path:
+    """A tiny encoder as `train` stores one."""
+    paths = sorted(path for path in tiny_encoder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(tiny_encoder)): path.read_bytes() for path in paths}
+    return Path(make_artifact(tmp_path / "model", "model", {}, {}, files, 1))
+
+
+def test_weights_saved_over_it_are_noticed(model: Path) -> None:
+    assert len(locate_model(str(model)).fingerprint) == 64
+    (weights,) = model.rglob("model.safetensors")
+    tensors = {name: tensor + torch.ones_like(tensor) for name, tensor in load_file(weights).items()}
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        locate_model(str(model))
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "1_Dense/config.json", "deep/er/model.safetensors", "code.py"])
+def test_a_file_that_is_laid_beside_it_is_refused(model: Path, name: str) -> None:
+    (model / name).parent.mkdir(parents=True, exist_ok=True)
+    (model / name).write_text("{}")
+    with pytest.raises(UserError, match=f"{name} isn't listed in the model artifact's manifest.json"):
+        locate_model(str(model))

@@ -277,7 +277,6 @@ def test_kernels_are_those_asked_for_or_an_error_says_what_is_missing(tiny_encod
     for other in vectors[1:]:
         np.testing.assert_allclose(vectors[0], other, atol=1e-6)
     flash = EncoderSettings(model="x", pooling="mean", attention="flash_attention_2")
-    with pytest.raises(
-        UserError, match=r"attention: flash_attention_2 isn't available .* on every node\. Or leave it out"
-    ):
+    message = r"attention: flash_attention_2 isn't available .* on every node\. Or leave it out"
+    with pytest.raises(UserError, match=message):
         load_encoder(flash, tiny_encoder, "x")

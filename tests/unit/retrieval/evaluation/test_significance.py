@@ -134,15 +134,6 @@ def test_holm_by_hand_and_of_nothing() -> None:
     assert compare_systems(systems("a"), ["RR"], 0, 0.05, []) == []
 
 
-@pytest.mark.slow  # half a minute of imports
-@settings(max_examples=30, deadline=None)
-@given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_is_statsmodels(p_values: list[float]) -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
-    expected = multitest.multipletests(p_values, method="holm")[1]
-    np.testing.assert_allclose(holm(np.array(p_values)), expected, rtol=1e-12)
-
-
 @pytest.mark.parametrize(("constant", "counts"), [(0.0, (0, 30, 0)), (0.1, (30, 0, 0)), (-0.2, (0, 0, 30))])
 def test_constant_differences_are_tested_by_their_signs(constant: float, counts: tuple[int, int, int]) -> None:
     b = np.random.default_rng(0).random(30)

@@ -14,7 +14,7 @@ from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import closing_lines, recipe_stages
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.significance import stratified_z_test
-from retrieval.evaluation.suite_table import measure_tables, published_figures, published_row, shown_table
+from retrieval.evaluation.suite_table import measure_tables, published_figures, published_row, shown_table, summarize
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.table import SuiteTable, TableConfig
 from tests.unit.small_run import make
@@ -138,3 +138,15 @@ def test_queries_that_are_documents_get_the_figure_of_beir(tmp_path: Path) -> No
     assert [line.split()[0] for line in lines if str(tmp_path) in line] == ["tables"]
     page = (tmp_path / "out/table/table.html").read_text()
     assert "1.0000" in page
+
+
+def test_means_over_tasks_and_over_categories() -> None:
+    scores = {"a": ("Retrieval", 0.5), "b": ("Reranking", 0.25), "c": ("Retrieval", 0.75), "d": ("Retrieval", 1.0)}
+    tasks = [{"task": task, "category": category, "main_score": score} for task, (category, score) in scores.items()]
+    found = summarize("mine", tasks)
+    assert found["model"] == "mine"
+    assert found["mean"] == 0.625
+    assert found["categories"] == {"Reranking": {"tasks": 1, "mean": 0.25}, "Retrieval": {"tasks": 3, "mean": 0.75}}
+    assert list(found["categories"]) == ["Reranking", "Retrieval"]
+    assert found["mean_of_categories"] == 0.5
+    assert found["tasks"]["c"] == {"category": "Retrieval", "main_score": 0.75}

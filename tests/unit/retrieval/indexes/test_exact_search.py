@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
-from retrieval.indexes import exact_search
+from retrieval.indexes import exact_search, top_k
 from retrieval.indexes.exact_search import exact_top_k, search_stored
 from retrieval.indexes.top_k import Ranking, merge_rankings
 from tests.unit.retrieval.indexes.rankings import assert_same
@@ -56,7 +56,7 @@ def test_equals_float64_on_real_numbers(search: Search) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[0, 1, 70, 8261, 9001], [0, 4500, 4500, 9001]])
-def test_shards_merged_equal_one_search_to_the_last_bit(search: Search, cuts: list[int]) -> None:
+def test_shards_merged_equal_one_search_to_the_last_bit(search: Search, cuts: list[int], monkeypatch) -> None:
     queries, documents = vectors(65, 384), vectors(9001, 384, seed=1)
     copied = np.random.default_rng(2).integers(0, 20, 500)
     documents[4000:4500] = documents[copied]  # copies far from their originals tie
@@ -65,7 +65,10 @@ def test_shards_merged_equal_one_search_to_the_last_bit(search: Search, cuts: li
     for start, stop in pairwise(cuts):
         found = search(queries, documents[start:stop], 20)
         shards.append(Ranking(np.where(found.rows < 0, -1, found.rows + start), found.scores))
-    assert_same(merge_rankings(shards, 20), search(queries, documents, 20))
+    whole = search(queries, documents, 20)
+    monkeypatch.setattr(top_k, "CANDIDATES_AT_ONCE", 40)
+    for merged in (shards, shards[::-1], [merge_rankings(shards[:1], 20), *shards[1:]]):
+        assert_same(merge_rankings(merged, 20), whole)
 
 
 def test_a_query_scores_the_same_alone_in_company_and_against_mapped_documents(search: Search, tmp_path: Path) -> None:

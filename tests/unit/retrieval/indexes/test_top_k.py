@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,20 +34,6 @@ def test_order_of_every_kind_of_float() -> None:
     scores = torch.tensor([-0.0, 0.0, -0.0])
     keys = exact_search.order_keys(scores, torch.arange(3))
     assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("cuts", [[0, 1, 40, 300], [0, 150, 150, 300], [0, 299, 300]])
-def test_shards_merged_equal_one_search_to_the_last_bit(cuts: list[int]) -> None:
-    generator = np.random.default_rng(1)
-    queries = generator.standard_normal((11, 7)).astype(np.float32)
-    documents = generator.standard_normal((300, 7)).astype(np.float32)
-    documents[100:200] = documents[generator.integers(0, 20, 100)]  # copies far from their originals tie
-    whole = exact_top_k(queries, documents, 30)
-    shards = [exact_top_k(queries, documents[start:stop], 30, first_row=start) for start, stop in pairwise(cuts)]
-    assert_same(merge_rankings(shards, 30), whole)
-    assert_same(merge_rankings(shards[::-1], 30), whole)
-    assert_same(merge_rankings([merge_rankings(shards[:1], 30), *shards[1:]], 30), whole)
 
 
 @pytest.mark.usefixtures("small_blocks")

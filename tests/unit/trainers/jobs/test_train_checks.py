@@ -64,35 +64,27 @@ def test_what_would_run_is_not_refused(check) -> None:
     check("first.resources.workers=4", "first.training.batches_per_step=2")  # slices
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("first.encoder.model=./nowhere", "Encoder './nowhere' is no folder"),
-        ("others.encoder.model=./nowhere", "Encoder './nowhere' is no folder"),
-        ("model.document_encoder={model: ./nowhere}", "Encoder './nowhere' is no folder"),
-        ("others.encoder.max_length=65", "encoder.max_length is 65, over the limit of .*, 64 tokens"),
-        ("others.encoder.form={kind: layers, layers: [1]}", r"encoder.form.layers is \[1\]. It must end in 2"),
-        ("first.objective.document_max_length=65", "objective.document_max_length is 65, but the encoder reads 64"),
-        ("first.encoder.max_length=8,first.objective.query_max_length=9", "query_max_length is 9, .* reads 8 tokens"),
-        ("first.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
-        ("model.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
-        ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
-        ("batches.judged_negatives=null,first.training.hard_negatives=2", "hard_negatives is 2, and .* will have no"),
-        (
-            "first.training.exchange_bf16=true,first.sharding=zero2",
-            "exchange_bf16 is for whole gradients, but sharding zer",
-        ),
-        ("first.validation.batches=batches", "the training batches, so validation says nothing"),
-        (
-            "first.resources.workers=3,first.training.batches_per_step=2",
-            "batches_per_step 2 can't be divided among 3 work",
-        ),
-        ("first.resources.workers=3", r"Batches of 4 rows \(.*/batches\) can't be cut into 3 equal slices"),
-        ("first.resources.workers=4,first.fewest_workers=2", "as 3 workers, which may be left of 4"),
-        ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which needs the package bitsandbytes"),
-        ("first.tracking.trackers=[wandb]", "names wandb, but its package isn't installed"),
-    ],
-)
+@pytest.mark.parametrize(("override", "said"), [
+    ("first.encoder.model=./nowhere", "Encoder './nowhere' is no folder"),
+    ("others.encoder.model=./nowhere", "Encoder './nowhere' is no folder"),
+    ("model.document_encoder={model: ./nowhere}", "Encoder './nowhere' is no folder"),
+    ("others.encoder.max_length=65", "encoder.max_length is 65, over the limit of .*, 64 tokens"),
+    ("others.encoder.form={kind: layers, layers: [1]}", r"encoder.form.layers is \[1\]. It must end in 2"),
+    ("first.objective.document_max_length=65", "objective.document_max_length is 65, but the encoder reads 64"),
+    ("first.encoder.max_length=8,first.objective.query_max_length=9", "query_max_length is 9, .* reads 8 tokens"),
+    ("first.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
+    ("model.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
+    ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
+    ("batches.judged_negatives=null,first.training.hard_negatives=2", "hard_negatives is 2, and .* will have no"),
+    ("first.training.exchange_bf16=true,first.sharding=zero2",
+     "exchange_bf16 is for whole gradients, but sharding zer"),
+    ("first.validation.batches=batches", "the training batches, so validation says nothing"),
+    ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be divided among 3 work"),
+    ("first.resources.workers=3", r"Batches of 4 rows \(.*/batches\) can't be cut into 3 equal slices"),
+    ("first.resources.workers=4,first.fewest_workers=2", "as 3 workers, which may be left of 4"),
+    ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which needs the package bitsandbytes"),
+    ("first.tracking.trackers=[wandb]", "names wandb, but its package isn't installed"),
+])  # fmt: skip
 def test_mistakes_are_found_before_the_first_stage(
     check, monkeypatch: pytest.MonkeyPatch, override: str, said: str
 ) -> None:
@@ -203,7 +195,6 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
 
     plan(kind="retrieval", collection=collection, split="train")
     assert len([line for line in logged if line.startswith("  Warning: the dev set is trained on")]) == 1
-    with pytest.raises(
-        UserError, match=f"validation.batches is {batches}, the training batches, so validation says nothing"
-    ):
+    message = f"validation.batches is {batches}, the training batches, so validation says nothing"
+    with pytest.raises(UserError, match=message):
         plan(kind="batches", batches=batches)

@@ -289,19 +289,15 @@ def test_a_mistake_is_raised_and_not_tried_again_and_bad_luck_left_to_the_next_a
     assert decisions == [FailureDecision.RETRY, FailureDecision.RAISE]
 
 
-@pytest.mark.parametrize(
-    ("raised", "said"),
-    [
-        (ControllerError(MISTAKE), str(MISTAKE)),
-        (ControllerError(LOST), None),
-        (WorkerGroupError("", {0: LOST, 1: FULL}), str(FULL)),
-        (WorkerGroupError("", {1: UserError("later"), 0: MISTAKE}), str(MISTAKE)),
-        (WorkerGroupError("", {0: LOST}), None),
-        (LOST, None),
-        (None, None),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize(("raised", "said"), [
+    (ControllerError(MISTAKE), str(MISTAKE)),
+    (ControllerError(LOST), None),
+    (WorkerGroupError("", {0: LOST, 1: FULL}), str(FULL)),
+    (WorkerGroupError("", {1: UserError("later"), 0: MISTAKE}), str(MISTAKE)),
+    (WorkerGroupError("", {0: LOST}), None),
+    (LOST, None),
+    (None, None),
+], ids=repr)  # fmt: skip
 def test_a_refusal_is_found_in_what_comes_back(raised: Exception | None, said: str | None) -> None:
     found = refusal_of(pickle.loads(pickle.dumps(raised)))  # from the controller's process
     assert found is None if said is None else str(found) == said

@@ -191,13 +191,10 @@ def triplets(queries: list[str], documents: list[str], negatives: list[list[str]
     return pa.table(columns)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "message"),
-    [
-        (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives; a triplet has .* Set training.hard_negatives to 1"),
-        ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; otherwise make .*negatives_per_example: 1"),
-    ],
-)
+@pytest.mark.parametrize(("negatives", "message"), [
+    (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives; a triplet has .* Set training.hard_negatives to 1"),
+    ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; otherwise make .*negatives_per_example: 1"),
+])  # fmt: skip
 def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):
     rows = triplets(["w1", "w2", "w4 w5"], ["w1"] * 3, [["w1"], ["w2"], negatives])
     with pytest.raises(UserError, match=message):

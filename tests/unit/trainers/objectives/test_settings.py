@@ -27,33 +27,30 @@ def coder(**settings: Any) -> CoderSettings:
     return CoderSettings(documents="vectors", **settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (ContrastiveSettings, {"chunk_tokens": 512, "chunk_size": 8}, "is 512 and chunk_size 8, .* leave one out"),
-        (ContrastiveSettings, {"matryoshka": (16, 4)}, r"matryoshka \[16, 4\] must be ascending"),
-        (AdaptiveMarginSettings, {"target": "static"}, "margin is needed with target 'static'"),
-        (AdaptiveMarginSettings, {"target": "adaptive", "margin": 0.3}, "is needed with target 'static'"),
-        (AdaptiveMarginSettings, {"target": "distributed", "in_batch": False}, "so it needs them"),
-        (AdaptiveMarginSettings, {"target": "adaptive", "share_negatives": "step"}, "set in_batch to true too"),
-        (MarginMseSettings, {"share_negatives": "step"}, "a row is compared only with its own"),
-        (MultiLayerSettings, {"training_form": "dual_encoder", "matryoshka": (4,)}, "one vector a document"),
-        (MultiLayerSettings, {"training_form": "self_contrastive"}, "regularisation"),
-        (MultiLayerSettings, {"training_form": "last_reg"}, "regularisation"),
-        (MultiLayerSettings, {"training_form": "multi_vector", "regularisation": 1.0}, "regularisation"),
-        (MultiLayerSettings, {"training_form": "dual_encoder", "regularisation": 0.0}, "regularisation"),
-        (coder, {"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
-        (coder, {"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
-        (coder, {"temperature": 0}, "temperature"),
-        (coder, {"retrieved_negatives": 5, "candidates": 10}, "drawn negatives, but negatives is 'retrieved'"),
-        (coder, {"retrieved_negatives": 5, "negatives": "corpus"}, "some of a list's 'candidates': set 'candidates'"),
-        (coder, {"scoring": TRANSFORMER, "similarity": "cosine"}, "set similarity to inner_product"),
-        (coder, {"scoring": {"kind": "similarity", "query_encoder": "frozen"}}, "query_encoder"),
-        (coder, {"scoring": {"kind": "recurrent"}}, "'similarity', 'transformer'"),
-        (ReplugSettings, {"scores": "s", "similarity": "symmetric", "first_half": ["prose"]}, "similarity has none"),
-        (TrainedModelSettings, {"model": "any", "frozen": True, "lora": LoraSettings()}, "frozen trains nothing"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings", "message"), [
+    (ContrastiveSettings, {"chunk_tokens": 512, "chunk_size": 8}, "is 512 and chunk_size 8, .* leave one out"),
+    (ContrastiveSettings, {"matryoshka": (16, 4)}, r"matryoshka \[16, 4\] must be ascending"),
+    (AdaptiveMarginSettings, {"target": "static"}, "margin is needed with target 'static'"),
+    (AdaptiveMarginSettings, {"target": "adaptive", "margin": 0.3}, "is needed with target 'static'"),
+    (AdaptiveMarginSettings, {"target": "distributed", "in_batch": False}, "so it needs them"),
+    (AdaptiveMarginSettings, {"target": "adaptive", "share_negatives": "step"}, "set in_batch to true too"),
+    (MarginMseSettings, {"share_negatives": "step"}, "a row is compared only with its own"),
+    (MultiLayerSettings, {"training_form": "dual_encoder", "matryoshka": (4,)}, "one vector a document"),
+    (MultiLayerSettings, {"training_form": "self_contrastive"}, "regularisation"),
+    (MultiLayerSettings, {"training_form": "last_reg"}, "regularisation"),
+    (MultiLayerSettings, {"training_form": "multi_vector", "regularisation": 1.0}, "regularisation"),
+    (MultiLayerSettings, {"training_form": "dual_encoder", "regularisation": 0.0}, "regularisation"),
+    (coder, {"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
+    (coder, {"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
+    (coder, {"temperature": 0}, "temperature"),
+    (coder, {"retrieved_negatives": 5, "candidates": 10}, "drawn negatives, but negatives is 'retrieved'"),
+    (coder, {"retrieved_negatives": 5, "negatives": "corpus"}, "some of a list's 'candidates': set 'candidates'"),
+    (coder, {"scoring": TRANSFORMER, "similarity": "cosine"}, "set similarity to inner_product"),
+    (coder, {"scoring": {"kind": "similarity", "query_encoder": "frozen"}}, "query_encoder"),
+    (coder, {"scoring": {"kind": "recurrent"}}, "'similarity', 'transformer'"),
+    (ReplugSettings, {"scores": "s", "similarity": "symmetric", "first_half": ["prose"]}, "similarity has none"),
+    (TrainedModelSettings, {"model": "any", "frozen": True, "lora": LoraSettings()}, "frozen trains nothing"),
+])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         kind(**settings)

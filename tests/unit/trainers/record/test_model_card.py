@@ -68,23 +68,20 @@ def test_training_is_counted_up_to_the_weights_that_validation_chose() -> None:
     assert "| training | 1,000 steps, 7,996 examples |" in model_card("mine", config, INPUTS, CONTRACT, points)
 
 
-@pytest.mark.parametrize(
-    ("values", "alone"),
-    [
-        ({}, None),
-        (LAYERS, "last layer"),
-        (LAYERS | {"reduction": "last"}, None),
-        (LAYERS | {"reduction": "average"}, None),
-        (LAYERS | {"reduction": "scalar_mix"}, None),
-        (TOKENS, "first token"),
-        (TOKENS | {"reduction": "last"}, None),
-        (TOKENS | {"reduction": "average"}, "first token"),
-        (TOKENS | {"reduction": "scalar_mix"}, "first token"),
-        ({"kind": "all_tokens"}, "first token"),
-        ({"kind": "all_tokens", "reduction": "average"}, None),
-        ({"kind": "all_tokens", "reduction": "last"}, None),
-    ],
-)
+@pytest.mark.parametrize(("values", "alone"), [
+    ({}, None),
+    (LAYERS, "last layer"),
+    (LAYERS | {"reduction": "last"}, None),
+    (LAYERS | {"reduction": "average"}, None),
+    (LAYERS | {"reduction": "scalar_mix"}, None),
+    (TOKENS, "first token"),
+    (TOKENS | {"reduction": "last"}, None),
+    (TOKENS | {"reduction": "average"}, "first token"),
+    (TOKENS | {"reduction": "scalar_mix"}, "first token"),
+    ({"kind": "all_tokens"}, "first token"),
+    ({"kind": "all_tokens", "reduction": "average"}, None),
+    ({"kind": "all_tokens", "reduction": "last"}, None),
+])  # fmt: skip
 def test_a_fallback_is_called_one(values: dict[str, Any], alone: str | None) -> None:
     """What sentence-transformers gives of each form is what tests/unit/retrieval/encoders/test_towers.py compares."""
     form = VectorForm(**values)

@@ -250,15 +250,12 @@ def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert not (tmp_path / "folder").exists()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"trackers": ["wanbd"]}, "trackers"),
-        ({"trackers": ["wandb", "wandb"]}, "names one twice"),
-        ({"every": 0}, "every"),
-        ({"token": "secret"}, "'token' is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"trackers": ["wanbd"]}, "trackers"),
+    ({"trackers": ["wandb", "wandb"]}, "names one twice"),
+    ({"every": 0}, "every"),
+    ({"token": "secret"}, "'token' is not a setting"),
+])  # fmt: skip
 def test_settings_that_do_not_fit(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(TrackingSettings, values, "tracking")

@@ -279,15 +279,12 @@ def test_queries_of_the_test_split_do_not_select(tmp_path):
         opened(whole, exclude_split="test")
 
 
-@pytest.mark.parametrize(
-    ("dev", "settings", "named"),
-    [
-        ({"q0": {"d0": 1}}, {"split": "deev"}, "no judgments of split 'deev'. Splits there: dev"),
-        ({"q0": {"d0": 0}, "q1": {"d3": -1}}, {}, "No judgment of split 'dev'.*every encoder would score 0"),
-        ({"q0": {"d0": 1}}, {"measure": "Accuracy@5"}, "no query with answers"),
-        ({"q0": {"d0": 1}}, {"measure": "Accuracy@5", "split": "deev"}, "no query with answers"),
-    ],
-)
+@pytest.mark.parametrize(("dev", "settings", "named"), [
+    ({"q0": {"d0": 1}}, {"split": "deev"}, "no judgments of split 'deev'. Splits there: dev"),
+    ({"q0": {"d0": 0}, "q1": {"d3": -1}}, {}, "No judgment of split 'dev'.*every encoder would score 0"),
+    ({"q0": {"d0": 1}}, {"measure": "Accuracy@5"}, "no query with answers"),
+    ({"q0": {"d0": 1}}, {"measure": "Accuracy@5", "split": "deev"}, "no query with answers"),
+])  # fmt: skip
 def test_splits_that_can_not_be_measured(tmp_path, dev, settings, named):
     collection = make_collection(tmp_path, dev=dev)
     with pytest.raises(UserError, match=named):

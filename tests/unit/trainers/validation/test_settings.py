@@ -29,39 +29,32 @@ def test_defaults_of_retrieval():
     assert input_paths(Recipe(validation=settings(run="r"))) == {"validation.collection": "c", "validation.run": "r"}
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"measure": "ndcg_10"}, "'validation.measure'.*is not a measure.*Is nDCG@10 meant"),
-        ({"others": ["MRR@10"]}, "'validation.others'.*Is RR@10 meant"),
-        ({"candidates": 10}, "name the 'run'"),
-        ({"top_k": 50}, "top_k is 50, but a measure needs 100"),
-        ({"run": "r", "top_k": 100}, "'top_k' is for a search"),
-        ({"every": 0}, "'validation.every'"),
-        ({"patience": 0}, "'validation.patience'"),
-        ({"evry": 5}, "Did you mean 'every'"),
-        ({"kind": "batches", "measure": "margin"}, "of 'margin' is better is unknown.*name one of loss, accuracy"),
-        ({"kind": "batches", "then": {"measure": "positive_rank"}}, "after_epoch"),
-        ({"kind": "loss"}, "'validation.kind' can't be 'loss'"),
-    ],
-)
+@pytest.mark.parametrize(("values", "named"), [
+    ({"measure": "ndcg_10"}, "'validation.measure'.*is not a measure.*Is nDCG@10 meant"),
+    ({"others": ["MRR@10"]}, "'validation.others'.*Is RR@10 meant"),
+    ({"candidates": 10}, "name the 'run'"),
+    ({"top_k": 50}, "top_k is 50, but a measure needs 100"),
+    ({"run": "r", "top_k": 100}, "'top_k' is for a search"),
+    ({"every": 0}, "'validation.every'"),
+    ({"patience": 0}, "'validation.patience'"),
+    ({"evry": 5}, "Did you mean 'every'"),
+    ({"kind": "batches", "measure": "margin"}, "of 'margin' is better is unknown.*name one of loss, accuracy"),
+    ({"kind": "batches", "then": {"measure": "positive_rank"}}, "after_epoch"),
+    ({"kind": "loss"}, "'validation.kind' can't be 'loss'"),
+])  # fmt: skip
 def test_refused(values, named):
     with pytest.raises(UserError, match=named):
         settings(**values)
 
 
-@pytest.mark.parametrize(
-    ("values", "complete"),
-    [
-        ({}, True),
-        ({"token_budget": 99, "others": ["R@500"]}, True),
-        ({"queries": 9}, False),
-        ({"run": "r"}, False),
-        ({"query_max_length": 9}, False),
-        ({"document_max_length": 9}, False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("values", "complete"), [
+    ({}, True),
+    ({"token_budget": 99, "others": ["R@500"]}, True),
+    ({"queries": 9}, False),
+    ({"run": "r"}, False),
+    ({"query_max_length": 9}, False),
+    ({"document_max_length": 9}, False),
+], ids=str)  # fmt: skip
 def test_when_the_numbers_may_be_told_as_the_models_own(values, complete):
     assert settings(**values).is_complete is complete
 

@@ -41,18 +41,15 @@ def test_stored_lists_are_as_stored():
         assert [None if np.isnan(g) else g for g in found.grades.tolist()] == row["candidate_relevance"]
 
 
-@pytest.mark.parametrize(
-    ("candidates", "level", "rows"),
-    [
-        (None, 1, [[5, 3, 9, 1, 7], [4, 5], []]),
-        (10, 1, [[5, 3, 9, 1, 7], [4, 5], []]),
-        (4, 1, [[5, 3, 9, 7], [4, 5], []]),
-        (3, 1, [[5, 3, 7], [4, 5], []]),
-        (1, 1, [[3, 7], [4], []]),  # positives are never cut
-        (3, 2, [[5, 3, 9], [4, 5], []]),
-        (3, 0, [[3, 9, 7], [4, 5], []]),
-    ],
-)
+@pytest.mark.parametrize(("candidates", "level", "rows"), [
+    (None, 1, [[5, 3, 9, 1, 7], [4, 5], []]),
+    (10, 1, [[5, 3, 9, 1, 7], [4, 5], []]),
+    (4, 1, [[5, 3, 9, 7], [4, 5], []]),
+    (3, 1, [[5, 3, 7], [4, 5], []]),
+    (1, 1, [[3, 7], [4], []]),  # positives are never cut
+    (3, 2, [[5, 3, 9], [4, 5], []]),
+    (3, 0, [[3, 9, 7], [4, 5], []]),
+])  # fmt: skip
 def test_retrieved_negatives_are_the_best(candidates, level, rows):
     assert [found.rows.tolist() for found in composed(candidates, level=level)] == rows
 
