@@ -70,7 +70,6 @@ def encode_texts(
     token_budget: int = TOKENS_ON_CPU,
     piece_size: int | None = None,
     prompt: str | None = None,
-    max_length: int | None = None,
     turns: EncoderTurns | None = None,
 ) -> NDArray[np.float32]:
     """Vectors float32 of ``texts`` in order: (n, dimension), or (n, m, dimension) where the encoder gives m a text.
@@ -78,8 +77,7 @@ def encode_texts(
     Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. None: 2,048 on a GPU, 16,384 on a
     CPU. While ``piece_size`` texts are computed, two threads tokenize and pad the next, for a GPU in pinned memory. On
     a CPU tokenizing takes a hundredth of the time and uses the same cores. ``prompt``: instead of the role's.
-    ``max_length``: tokens that texts are cut at, by default the encoder's. ``turns``: shared by the threads of one
-    encoder. A turn begins when the first texts are tokenized.
+    ``turns``: shared by the threads of one encoder. A turn begins when the first texts are tokenized.
     """
     import torch
 
@@ -95,8 +93,7 @@ def encode_texts(
 
     def read(piece: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[dict[str, torch.Tensor]], int]:
         started = time.perf_counter_ns()
-        chosen, prompts = [distinct[index] for index in piece], [prompt] * len(piece)
-        ids = encoder.tokenize_ids(chosen, role, max_length=max_length, prompts=prompts)
+        ids = encoder.tokenize_ids([distinct[index] for index in piece], role, prompts=[prompt] * len(piece))
         batches = token_budget_batches([len(row) for row in ids], token_budget)
         padded = [encoder.pad([ids[index] for index in batch]) for batch in batches]
         if device.type == "cuda":  # else the host waits for the GPU in every upload
@@ -110,7 +107,7 @@ def encode_texts(
         absent = shape[0] - found.shape[1] if len(shape) > 1 else 0
         return torch.cat([found, found[:, :1].expand(-1, absent, -1)], dim=1) if absent else found
 
-    with torch.no_grad(), closing(prefetched(read, pieces, _PIECES_AHEAD, TOKENIZING_THREADS)) as ready:
+    with torch.inference_mode(), closing(prefetched(read, pieces, _PIECES_AHEAD, TOKENIZING_THREADS)) as ready:
         begun = list(islice(ready, 1))
         with turns.turn:
             for _, (places, batches, seconds) in chain(begun, ready):

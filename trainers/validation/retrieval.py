@@ -36,7 +36,7 @@ from trainers.engine.settings import naming_full_memory
 from trainers.objective import Objective
 from trainers.validation.batches import BatchValidation, isolated
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
-from trainers.validation.texts import Vectors, encode_share
+from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
 _LESS_MEMORY = (
@@ -137,10 +137,10 @@ def _in_row_order(collection: StoredCollection, ids: list[str]) -> tuple[NDArray
 
 
 class RetrievalValidation:
-    """Made with the settings before training. Texts are read and encoded in every ``measure``.
+    """Made with the settings before training. ``measure`` tokenises on its first call and only encodes from then on.
 
-    Memory of a rank: the queries' vectors, k documents a query and one block of documents' vectors. ``notes``:
-    sentences for the user, about this run. Raises ``UserError`` as ``select``.
+    Memory of a rank: its token ids (4 bytes a token of its share), the queries' vectors, k documents a query and one
+    block of documents' vectors. ``notes``: sentences for the user, about this run. Raises ``UserError`` as ``select``.
     """
 
     def __init__(self, settings: RetrievalValidationSettings, criteria: Sequence[Criterion], *, bf16: bool) -> None:
@@ -151,6 +151,7 @@ class RetrievalValidation:
         self._selected = select(settings, self._collection)
         by_answers = any(parse_measure(name).by_answers for name in settings.measures)
         self._answers = self._collection.answers() if by_answers else {}
+        self._texts: dict[TextPart, SharedTexts] = {}
         self._corpus: list[str] | None = None
         selected = self._selected
         what = f"{settings.measure} on {len(selected.query_ids):,} queries of split '{settings.split}'"
@@ -169,8 +170,9 @@ class RetrievalValidation:
                     _, self._corpus = draw_documents(self._collection, count, seed, with_title=with_title)
                 objective.read_corpus(self._corpus)
             query_encoder = objective.encoder("query")
-            documents, problems = self._documents(objective), list[str]()
-            encoded = self._checked(self._encoded(query_encoder, "queries"), "queries", problems)
+            queries, documents = self._shared_texts(query_encoder, "queries"), self._documents(objective)
+            problems: list[str] = []
+            encoded = self._checked(queries.encode(query_encoder), "queries", problems)
             sought = _gathered(list(encoded), query_encoder.dimension, device)
             raise_together(problems, device)
             if objective.list_scorer is None:
@@ -185,7 +187,8 @@ class RetrievalValidation:
         """This rank's share of the documents: as they are stored, or encoded now."""
         vectors = self._stored_vectors(objective)
         if vectors is None:
-            yield from self._encoded(objective.encoder("document"), "documents")
+            encoder = objective.encoder("document")
+            yield from self._shared_texts(encoder, "documents").encode(encoder)
             return
         rows, stored = self._selected.document_rows, vectors.part("documents")
         starts = range(0, len(rows), _VECTORS_AT_ONCE)[collectives.rank() :: collectives.world_size()]
@@ -200,18 +203,21 @@ class RetrievalValidation:
             require_same_origin("collection", self._collection, vectors)
         return vectors
 
-    def _encoded(self, encoder: TextEncoder, part: TextPart) -> Encoded:
-        """This rank's share of the texts of a part."""
-        settings, selected, is_query = self._settings, self._selected, part == "queries"
-        return encode_share(
-            encoder,
-            self._collection,
-            part,
-            selected.query_rows if is_query else selected.document_rows,
-            with_title=settings.with_title,
-            max_length=settings.query_max_length if is_query else settings.document_max_length,
-            token_budget=settings.token_budget,
-        )
+    def _shared_texts(self, encoder: TextEncoder, part: TextPart) -> SharedTexts:
+        if part not in self._texts:
+            settings, uri = self._settings, self._collection.uri
+            is_query = part == "queries"
+            rows = self._selected.query_rows if is_query else self._selected.document_rows
+            of_split = f"of split '{settings.split}' " if is_query else ""
+            self._texts[part] = SharedTexts(
+                encoder,
+                "query" if is_query else "document",
+                lambda: stored_texts(self._collection, part, rows, with_title=settings.with_title),
+                f"{len(rows):,} {part} {of_split}of {uri}",
+                max_length=settings.query_max_length if is_query else settings.document_max_length,
+                token_budget=settings.token_budget,
+            )
+        return self._texts[part]
 
     def _checked(self, encoded: Encoded, part: TextPart, problems: list[str]) -> Encoded:
         """Passes on what is finite, the rest as zeros, and notes it in ``problems``: all ranks have to go through."""
@@ -232,7 +238,7 @@ class RetrievalValidation:
         candidates = self._selected.candidates
         k = self._settings.depth if candidates is None else candidates.shape[1]
         best = Ranking.empty(len(queries), k)
-        for rows, vectors in documents:
+        for rows, vectors in _joined(documents):
             if candidates is None:
                 found = search_block(queries, rows, vectors, k, device)
             else:
@@ -317,6 +323,27 @@ def _gathered(encoded: list[tuple[NDArray[np.int64], Vectors]], dimension: int, 
     )
     ordered: Vectors = all_vectors[np.argsort(all_rows)]
     return ordered
+
+
+def _joined(encoded: Encoded) -> Encoded:
+    """Pieces joined to blocks that are worth a search, rows ascending within each."""
+    pending: list[tuple[NDArray[np.int64], Vectors]] = []
+    waiting = 0
+    for rows, vectors in encoded:
+        pending.append((rows, vectors))
+        waiting += int(np.prod(vectors.shape[:-1]))
+        if waiting >= _VECTORS_AT_ONCE:
+            yield _sorted_block(pending)
+            pending, waiting = [], 0
+    if pending:
+        yield _sorted_block(pending)
+
+
+def _sorted_block(pieces: list[tuple[NDArray[np.int64], Vectors]]) -> tuple[NDArray[np.int64], Vectors]:
+    rows = np.concatenate([rows for rows, _ in pieces])
+    vectors = stacked([vectors for _, vectors in pieces])
+    order = np.argsort(rows)
+    return rows[order], vectors[order]
 
 
 def search_block(queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, k: int, device: torch.device) -> Ranking:

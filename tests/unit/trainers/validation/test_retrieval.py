@@ -3,6 +3,7 @@
 import os
 import random
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,10 @@ from tests.unit.trainers.validation.made_up import (
     write_source,
 )
 from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
-from trainers.validation import retrieval, texts
+from trainers.validation import retrieval
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
+from trainers.validation.texts import SharedTexts
 
 MEASURES = ["nDCG@10", "RR@10", "R@100", "AP", "Success@1"]
 
@@ -121,16 +123,34 @@ def test_conventions_are_those_of_the_tool_that_is_named(spread_encoder, objecti
         assert opened(collection, like=like).measure(objective) == pytest.approx(expected, abs=1e-12)
 
 
-def test_every_text_is_encoded_as_the_encoder_is_now(collection, objective):
-    encoder, stored = objective.text_encoder, StoredCollection(collection)
-    dev = sorted(set(stored.judgments("dev")["query_id"].to_pylist()))
-    texts = [("document", text) for text in stored.texts("documents", np.arange(DOCUMENTS))]
-    texts += [("query", text) for text in stored.texts("queries", stored.require("queries", dev))]
+def test_each_distinct_text_is_encoded_once_an_evaluation_and_tokenised_once_a_run(collection, objective, monkeypatch):
+    tokenised = []
+    encoder = objective.text_encoder
+    tokenize_ids = encoder.tokenize_ids
+
+    def counting(texts, role, max_length=None):
+        tokenised.extend((role, text) for text in texts)
+        return tokenize_ids(texts, role, max_length)
+
+    monkeypatch.setattr(encoder, "tokenize_ids", counting)
+    stored = StoredCollection(collection)
+    documents = set(stored.texts("documents", np.arange(DOCUMENTS)))
+    dev = set(stored.judgments("dev")["query_id"].to_pylist())
+    queries = stored.require("queries", sorted(dev))
+    expected = [("document", text) for text in documents] + [
+        ("query", text) for text in set(stored.texts("queries", queries))
+    ]
+    assert len(documents) < DOCUMENTS
     validation = opened(collection, token_budget=200)
     before = validation.measure(objective)
-    assert set(objective.encoded) == {tuple(encoder.tokenize_ids([text], role)[0]) for role, text in texts}
-    assert validation.measure(objective) == before
-    with torch.no_grad():
+    assert Counter(tokenised) == Counter(expected)
+    first = Counter(objective.encoded)
+    assert first == Counter(tuple(tokenize_ids([text], role)[0]) for role, text in expected)
+    objective.encoded.clear()
+    validation.measure(objective)
+    assert Counter(tokenised) == Counter(expected)
+    assert Counter(objective.encoded) == first
+    with torch.no_grad():  # what is measured is the encoder as it is now, not as it was when texts were tokenised
         for parameter in objective.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
     assert validation.measure(objective) != before
@@ -304,11 +324,21 @@ def test_runs_that_do_not_fit(collection, run, tmp_path):
     assert opened(collection, run=run, measure="R@10").notes
 
 
-def test_texts_are_not_cut_behind_what_the_encoder_reads(collection, objective):
+def test_texts_that_are_all_empty(objective):
+    blocks = [(np.arange(2), ["", ""]), (np.array([5]), [""])]
+    with pytest.raises(UserError, match="All 3 documents of there are empty texts"):
+        SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there")
+    blocks[1] = (np.array([5]), ["a word"])
     most = objective.text_encoder.contract.max_length
     message = rf"validation\.document_max_length is {most + 1}, but the encoder reads {most} tokens"
     with pytest.raises(UserError, match=message):
-        opened(collection, document_max_length=most + 1).measure(objective)
+        SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there", max_length=most + 1)
+    texts = SharedTexts(objective.text_encoder.eval(), "document", lambda: blocks, "3 documents of there")
+    with torch.no_grad():
+        ((rows, vectors),) = list(texts.encode(objective.text_encoder))
+    assert rows.tolist() == [0, 1, 5]
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert (vectors[2] != vectors[1]).any()
 
 
 def test_vectors_that_are_not_finite_name_a_text(collection, objective):
@@ -321,7 +351,7 @@ def test_vectors_that_are_not_finite_name_a_text(collection, objective):
 
 
 def test_memory_does_not_grow_with_the_documents_vectors(tmp_path, objective, monkeypatch):
-    monkeypatch.setattr(texts, "_MOST_TEXTS", 6)
+    monkeypatch.setattr(retrieval, "_VECTORS_AT_ONCE", 128)
     encoder, width = objective.text_encoder, 1280
     encoder.contract = encoder.contract.model_copy(update={"dimension": width})
     inner = encoder.forward
