@@ -166,7 +166,7 @@ def write_page(folder: Path, bench: Bench, found: list[Finding]) -> None:
         for finding in found
     ]
     header = ["check", "", "measured", "estimated", "note", "times slower", "seconds"]
-    caption = "Estimated: by raytriever estimate, modelled; memory may be a quarter above it."
+    caption = "Estimated: by raytriever estimate, counted and modelled; memory may be a tenth above it."
     section = Section("Checks", summary(found), [Table(header, rows, caption, text_columns=5)])
     folder.mkdir(parents=True, exist_ok=True)
     values = [asdict(finding) | {"slower": finding.slower} for finding in found]

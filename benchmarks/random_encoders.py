@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from trainers.estimate.step import token_counts
+from trainers.estimate.made_up import token_counts
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _SUFFIXES = ["##s", "##ed", "##ing", "##er"]

@@ -22,7 +22,7 @@ from retrieval.encoders.attention import last_states
 from retrieval.encoders.structure import transformer_blocks
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.transformer import compile_blocks
-from trainers.estimate.step import token_counts
+from trainers.estimate.made_up import token_counts
 
 _REPEATS = 20
 _SECONDS_OF_A_RUN = 0.5  # that repetitions may take together

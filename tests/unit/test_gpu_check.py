@@ -23,10 +23,12 @@ from benchmarks.device_checks import (
     check_objective,
     check_ranks,
     check_tests,
+    with_chunks_of,
 )  # fmt: skip
 from benchmarks.gpu_check import CHECKS, COMMAND, main, run_checks, summary, write_page
-from benchmarks.random_models import OBJECTIVES
+from benchmarks.random_models import OBJECTIVES, run_settings
 from raytriever.errors import UserError
+from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.machines import Machines, find_gpus, known_gpu
 from trainers.run_settings import AnyObjectiveSettings
 
@@ -225,6 +227,14 @@ def test_what_cannot_be_had_is_named_beside_what_can(tmp_path: Path) -> None:
     assert figures.keys() == {"sdpa, ms"}
     assert 2 <= figures["sdpa, ms"] < 50
     assert lacking == "no varlen: RuntimeError no kernel"
+
+
+def test_a_step_is_counted_in_the_chunks_that_its_device_takes(tmp_path: Path) -> None:
+    settings, _ = run_settings("contrastive", REHEARSED.models, tmp_path)
+    assert with_chunks_of(CPU, settings) is settings
+    assert with_chunks_of(torch.device("cuda"), settings).objective.chunk_tokens == CHUNK_TOKENS_ON_GPU
+    chunked = settings.model_copy(update={"objective": settings.objective.model_copy(update={"chunk_size": 4})})
+    assert with_chunks_of(torch.device("cuda"), chunked) is chunked
 
 
 def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

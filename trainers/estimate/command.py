@@ -1,26 +1,24 @@
 """`raytriever estimate`: memory, time and disk of a recipe on GPUs that needn't be there, from configurations alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any
 
 import typer
 
 from raytriever.command_line import OutputOption, RecipeArgument, SetOption, UntilOption, echo
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.table import Table, counted
+from raytriever.settings.configuration import apply_values
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
 from trainers.estimate.machines import GPUS, Machines, find_gpus
-from trainers.estimate.recipe import Estimate, Estimating, gib, on_gpus, seconds_of
-from trainers.estimate.step import StepCost
+from trainers.estimate.recipe import Estimate, Estimating, gib, on_gpus, seconds_of, shape_of
+from trainers.estimate.step import StepCost, step_cost
 
 _DAY = 86_400
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
-_REMEDIES = (
-    "What saves memory, the cheapest first: objective.gradient_cache true; activation_checkpointing true; sharding"
-    " 'sharded' on several GPUs; training.bf16 true; a smaller objective.chunk_tokens with the gradient cache; an"
-    " adapter (lora); shorter texts; smaller batches."
-)
 
 
 def estimate(
@@ -33,14 +31,14 @@ def estimate(
 ) -> None:
     """Says what a recipe will take: GPU memory, time, disk. Needs neither GPU nor weights nor data, and runs nothing.
 
-    It is arithmetic on the models' configurations.
+    The stages' own code runs on tensors without numbers, from the models' configurations.
     """
     machines, loaded = find_gpus(gpu, gpus), load_recipe(recipe, overrides or [], output)
     estimating = Estimating(recipe_stages(loaded), machines)
     for name in loaded.names_until(until):
         estimating.add(name)
     found = estimating.found
-    echo(f"{loaded.name} on {counted(gpus, gpu.upper())}: modelled, not measured\n")
+    echo(f"{loaded.name} on {counted(gpus, gpu.upper())}: counted and modelled, not measured\n")
     lines = Table(("stage", "time", "bound by", "GPU memory", "disk"), _rows(found, machines)).lines()
     for name, each in found.items():
         lines += _of_training(name, each, each.step, machines) if each.step is not None else []
@@ -89,4 +87,33 @@ def _of_training(name: str, each: Estimate, cost: StepCost, machines: Machines) 
     )
     needed = machines.needs(cost.peak)
     said = f"with CUDA's own and the allocator's gaps {needed:.1f} of {machines.gib} GiB"
-    yield f"  It fits: {said}." if needed <= machines.gib else f"  It doesn't fit: {said}. {_REMEDIES}"
+    if needed <= machines.gib:
+        yield f"  It fits: {said}."
+        return
+    yield f"  It doesn't fit: {said}. With"
+    for settings, changed in remedies(config, machines):
+        needed = machines.needs(step_cost(changed, shape_of(each.made, config), machines.count).peak)
+        yield f"    {settings}: {needed:.1f} GiB{', which fits' * (needed <= machines.gib)}"
+        if needed <= machines.gib:
+            return
+    yield "  What is left: smaller batches, shorter texts, an adapter (lora), larger GPUs."
+
+
+def remedies(config: Any, machines: Machines) -> Iterator[tuple[str, Any]]:
+    """What saves memory, the cheapest first, each with those before it: in words, and the settings with it."""
+    objective, before = config.objective, config.model_dump()
+    measure = "chunk_size" if objective.chunk_size else "chunk_tokens"
+    candidates: dict[str, Any] = {"objective.gradient_cache": True, "activation_checkpointing": True}
+    if hasattr(objective, "language_model"):
+        candidates["objective.language_model.activation_checkpointing"] = True
+    if machines.count > 1 and config.training.optimizer.kind != "adamw_8bit":
+        candidates["sharding"] = "sharded"
+    if machines.peak:
+        candidates["training.bf16"] = True
+    candidates[f"objective.{measure}"] = max(1, getattr(objective, measure) // 4)
+    wanted: dict[str, Any] = {}
+    for key, value in candidates.items():
+        if reduce(getitem, key.split("."), before) != value:
+            wanted[key] = value
+            words = " ".join(f"{key}={str(value).lower()}" for key, value in wanted.items())
+            yield words, type(config).model_validate(apply_values(before, wanted, "estimate"))

@@ -1,4 +1,4 @@
-"""Models as their configurations describe them, without weights, and with tokenizers that only stand for real ones.
+"""Models as their configurations describe them, without weights, and with tokenizers of one token a word.
 
 The code that loads real ones loads them: from a folder that has a configuration, and a tokenizer made here.
 """
@@ -11,29 +11,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from raytriever.artifacts.object_store import mirrored
 from raytriever.errors import UserError
-from raytriever.settings.configuration import apply_values, did_you_mean
-from retrieval.encoders.adapter import add_adapter
-from retrieval.encoders.language_model import load_language_model
-from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel, named_models
-from retrieval.encoders.towers import Towers
+from raytriever.settings.configuration import did_you_mean
+from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel
 from retrieval.encoders.transformer import OUTLINED
-from trainers.objectives.chunk_settings import RevelaSettings
 from trainers.rehearsal.models import hub_models, published_configuration, write_modules
-from trainers.run_settings import RunSettings
-from trainers.training_run import load_for_training
 
 _END, _UNKNOWN = "</s>", "[UNK]"
+_WORDS = 300  # that texts are made of
 _OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "*.model")
 
 
+def text_of(tokens: int, number: int) -> str:
+    """A text of so many tokens, another one for each ``number``."""
+    return " ".join([str(number), *[str(number % _WORDS)] * (tokens - 1)])
+
+
 @contextmanager
-def without_weights(device: str = "meta") -> Iterator[None]:
+def without_weights(device: str) -> Iterator[None]:
     """Models that are loaded in it are made of their configurations: on the device ``meta`` without any numbers."""
     token = OUTLINED.set(torch.device(device))
     try:
@@ -42,36 +44,18 @@ def without_weights(device: str = "meta") -> Iterator[None]:
         OUTLINED.reset(token)
 
 
-class OutlinedModels(nn.Module):
-    """What a run trains, on the device ``meta``: the encoders, and the language model that it learns from."""
-
-    def __init__(self, towers: Towers, language_model: nn.Module | None) -> None:
-        super().__init__()
-        self.towers = towers
-        self.language_model = language_model
-
-
-def outlined_models(settings: RunSettings) -> OutlinedModels:
-    """Raises ``UserError`` as loading does, and for models of which no configuration is at hand."""
-    settings = without_own_tokenizers(settings)
-    located = {key: outline(each.model, each.revision) for key, each in named_models(settings).items()}
-    with without_weights():
-        towers, language_model = load_for_training(settings, located), None
-        if isinstance(settings.objective, RevelaSettings):
-            wanted = settings.objective.language_model
-            language_model, _ = load_language_model(located["objective.language_model"].path)
-            if wanted.lora is not None:
-                add_adapter(language_model, wanted.lora)
-            if wanted.frozen:
-                language_model.requires_grad_(False)
-    return OutlinedModels(towers, language_model)
-
-
-def without_own_tokenizers(settings: RunSettings) -> RunSettings:
-    """The settings where each model has the tokenizer of its folder."""
-    named = named_models(settings)
-    own = {f"{key}.tokenizer": None for key, each in named.items() if getattr(each, "tokenizer", None)}
-    return type(settings).model_validate(apply_values(settings.model_dump(), own, "estimate"))
+def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Puts fake weights of the CPU in the place of a module's own, those that are shared once."""
+    made: dict[int, Tensor] = {}
+    for each in module.modules():
+        own: list[dict[str, Any]] = [each._parameters, each._buffers]
+        for held in own:
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) not in made:
+                    fake = FakeTensor(mode, tensor.detach().to("meta"), torch.device("cpu"))
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
+                held[name] = tensor if tensor is None else made[id(tensor)]
 
 
 @cache
@@ -125,11 +109,19 @@ def _write_published(model: str, place: Path) -> None:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """One that puts a token before each text and another behind it."""
-    from tokenizers import Tokenizer, models, processors
+    """One to which each word is a token, between two others."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({_END: 0, _UNKNOWN: 1}, unk_token=_UNKNOWN))
+    words = {word: number for number, word in enumerate([_END, _UNKNOWN, *map(str, range(_WORDS))])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=_UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{_END} $A {_END}", special_tokens=[(_END, 0)])
-    kept = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_END, pad_token=_END, unk_token=_UNKNOWN)
+    kept = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=_END,
+        pad_token=_END,
+        unk_token=_UNKNOWN,
+        model_input_names=["input_ids", "attention_mask"],
+    )
     kept.save_pretrained(folder)

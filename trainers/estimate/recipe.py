@@ -11,28 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipelines.batches import BATCHES, BatchReader
 from pipelines.pairs.pairs import PAIRS
 from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS
+from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.cost import BYTES_OF_A_WORD, Cost, Size
 from raytriever.stages.stage import Stage, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection, TextPart
+from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.modules import read_modules
 from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.structure import outermost_transformers
-from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
+from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.engine.order import Order
-from trainers.estimate.machines import Machines, seconds_by_cause
-from trainers.estimate.outlines import outline, outlined_models, without_weights
-from trainers.estimate.step import Shape, StepCost, context_vectors, step_cost, structure_of
+from trainers.estimate.counting import Counting, attention_of_gpus
+from trainers.estimate.machines import Machines, find_gpus, known_gpu, seconds_by_cause
+from trainers.estimate.made_up import Shape, outlined_objective
+from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
+from trainers.estimate.step import StepCost, step_cost
 from trainers.jobs.train_checks import check_slices
 from trainers.rehearsal.collections import single_sources
 from trainers.rehearsal.models import published
@@ -41,9 +46,12 @@ from trainers.run_settings import RunSettings
 BYTES_OF_A_TOKEN = 4.6
 TOKENIZE = 1 / 495e3
 """Seconds of a thread for a token."""
+_ANY = "a100"  # of which memory alone is said
 _LAUNCH = 14e-6  # seconds of the host for each kernel
 _START_UP = 5.0  # seconds of new workers on GPUs
 _NUMBER = 4  # bytes on disk of a float32
+_LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
+_ROWS = 64  # of batches in which an encoder is built that isn't trained
 _DOCUMENT_BYTES, _QUERY_BYTES = 600, 100  # where nothing is known
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
 
@@ -79,7 +87,7 @@ class Estimating:
     def __init__(self, stages: Stages, machines: Machines) -> None:
         self._stages, self._machines = stages, machines
         self.found: dict[str, Estimate] = {}
-        self._encoders: dict[str, TextEncoder] = {}
+        self._encoders: dict[str, EncoderCost] = {}
 
     def add(self, name: str) -> None:
         """The next one. Raises ``UserError`` for what can't be trained so, or known."""
@@ -141,28 +149,18 @@ class Estimating:
 
     def _embedding(self, stage: Stage[Any], read: Size) -> Estimate:
         config, share = stage.config, stage.config.resources.gpus_per_worker
-        encoder = encoder_cost(self._encoder(config.encoder), self._machines, read.document_bytes / BYTES_OF_A_TOKEN)
+        tokens = next(few for few in _LENGTHS if few >= min(_LENGTHS[-1], read.document_bytes / BYTES_OF_A_TOKEN))
+        key = f"{config.encoder.model_dump_json()} {tokens}"
+        if key not in self._encoders:
+            maker = made_by(self._stages, config.encoder.model)
+            self._encoders[key] = encoder_cost(config.encoder, maker, self._machines, tokens)
+        encoder = self._encoders[key]
         sides = {"documents": (read.documents, read.document_bytes), "queries": (read.queries(), read.query_bytes)}
         texts = [sides[part] for part in config.parts if config.run is None]
         disk = sum(count for count, _ in texts) * (2 * encoder.dimension + 20)
         made = replace(read, dimension=encoder.dimension, disk=disk)
         workers = max(1, round(1 / share)) if share else 1
         return Estimate(stage, made, embedding_causes(texts, encoder, self._machines, workers), encoder.peak)
-
-    def _encoder(self, settings: EncoderSettings) -> TextEncoder:
-        """The encoder of documents by the settings' configuration, or that which a stage trains."""
-        key = settings.model_dump_json()
-        if key not in self._encoders:
-            maker = made_by(self._stages, settings.model)
-            if maker is not None and isinstance(maker.config, RunSettings):
-                towers = outlined_models(maker.config.model_copy(update={"lora": None})).towers
-            else:
-                located = outline(settings.model, settings.revision)
-                with without_weights():
-                    own = settings.model_copy(update={"tokenizer": None})
-                    towers = load_towers(own, located.path, located.fingerprint)
-            self._encoders[key] = towers.document
-        return self._encoders[key]
 
     def _scoring(self, stage: Stage[Any], read: Size) -> Estimate:
         """Each of a batch's n chunks is read once, and behind each of them all n."""
@@ -171,13 +169,32 @@ class Estimating:
         made = replace(read, disk=_NUMBER * read.epochs * read.pairs * chunks)
         if not chunks or not tokens:
             return Estimate(stage, made)
-        with without_weights():
+        with without_weights("meta"):
             model, _ = load_language_model(outline(settings.model, settings.revision).path)
-        flops, peak = forward_cost(model, chunks * tokens, 2 * tokens)
-        head = model.get_output_embeddings().weight
-        flops, peak = flops + 2 * head.numel(), peak + _NUMBER * chunks * tokens * head.shape[0]
-        seconds = read.epochs * read.batches * chunks * (chunks + 1) * tokens * flops / machines.operations()
-        return Estimate(stage, made, {"arithmetic": seconds / machines.count} if seconds else {}, peak)
+        texts = torch.ones(chunks, tokens, dtype=torch.int64)
+        counting, peak = count_forward(model, input_ids=texts, use_cache=False)
+        of_batch = {
+            "arithmetic": counting.flops * (chunks + 1) / machines.operations(),
+            "launches": 2 * chunks * counting.launches * _LAUNCH,
+        }
+        bound = max(of_batch, key=lambda cause: of_batch[cause])
+        batches = read.epochs * read.batches / machines.count
+        return Estimate(stage, made, {bound: batches * of_batch[bound]} if batches else {}, peak)
+
+
+def estimate_of_run(stage: Stage[Any], gpus: str) -> str:
+    """A line on the training on stored batches that ``stage`` is. ``gpus``: their kind; of an unknown one no time."""
+    known = known_gpu(gpus)
+    estimating = Estimating({stage.command: stage}, find_gpus(known or _ANY, stage.config.resources.workers or 1))
+    estimating.add(stage.command)
+    found = estimating.found[stage.command]
+    if found.step is None:
+        return "a static encoder's training is not estimated: a step takes milliseconds"
+    text = f"each GPU holds {gib(found.step.peak)} at most: {found.step.parts}"
+    if known and found.causes:
+        each = f"{found.seconds / found.steps:.2g} s a step"
+        text += f"; on {known.upper()}s {format_seconds(found.seconds)}, {each}, bound by {found.bound}"
+    return f"{text}; counted and modelled, as by raytriever estimate"
 
 
 def gib(number: float) -> str:
@@ -192,7 +209,10 @@ def on_gpus(config: Any, machines: Machines) -> Any:
         raise UserError(f"training.bf16 is on, and a {machines.name} has no bfloat16 instructions. Set it to false.")
     training = config.training.model_copy(update={"bf16": bf16})
     resources = config.resources.model_copy(update={"workers": machines.count, "gpus_per_worker": 1})
-    return config.model_copy(update={"training": training, "resources": resources})
+    objective = config.objective
+    if objective.chunk_size is None and objective.chunk_tokens is None:  # the default of GPUs
+        objective = objective.model_copy(update={"chunk_tokens": CHUNK_TOKENS_ON_GPU})
+    return config.model_copy(update={"training": training, "resources": resources, "objective": objective})
 
 
 def seconds_of(cost: StepCost, config: Any, machines: Machines) -> dict[str, float]:
@@ -212,9 +232,9 @@ def shape_of(size: Size, config: RunSettings) -> Shape:
             " aren't there. Make them first, or estimate the recipe that does."
         )
     query_bytes, document_bytes = size.query_bytes or _QUERY_BYTES, size.document_bytes or _DOCUMENT_BYTES
-    negatives, drawn = max(size.negatives, int(config.objective.needs_hard_negatives)), config.training.hard_negatives
+    negatives = max(size.negatives, int(config.objective.needs_hard_negatives))
     lengths = query_bytes / BYTES_OF_A_TOKEN, document_bytes / BYTES_OF_A_TOKEN
-    return Shape(size.rows, *lengths, negatives if drawn is None else min(drawn, negatives), size.candidates)
+    return Shape(size.rows, *lengths, negatives, size.candidates)
 
 
 @dataclass(frozen=True)
@@ -241,23 +261,40 @@ def embedding_causes(
     return seconds_by_cause(cost, 0, machines, slots, "GPUs" if computing >= tokenizing else "tokenizing")
 
 
-def encoder_cost(encoder: TextEncoder, machines: Machines, tokens: float) -> EncoderCost:
-    """Of texts of so many tokens."""
-    length = max(1, min(tokens, encoder.contract.max_length))
-    reach = length + context_vectors(encoder)
-    flops, peak = forward_cost(encoder, ON_GPU["token_budget"] * reach / length, reach)
-    return EncoderCost(flops * reach / length / machines.operations(), encoder.dimension, peak)
+@torch.no_grad()
+def encoder_cost(
+    settings: EncoderSettings, maker: Stage[Any] | None, machines: Machines, tokens: int = 128
+) -> EncoderCost:
+    """Of a forward pass over texts of so many tokens by the encoder of ``settings``, or what ``maker`` trains."""
+    if maker is not None and isinstance(maker.config, RunSettings):
+        run = maker.config.model_copy(update={"lora": None, "sharding": "replicated"})
+        encoder = outlined_objective(run, Shape(_ROWS), "meta").encoder("document")
+    else:
+        located = outline(settings.model, settings.revision)
+        own = settings.model_copy(update={"tokenizer": None})
+        with without_weights("meta"):
+            encoder = load_towers(own, located.path, located.fingerprint).document
+    if isinstance(encoder, ContextualEncoder):
+        encoder.use_context(torch.zeros(encoder.contextual_form.vectors, encoder.width), "made up")
+    texts = [text_of(tokens, number) for number in range(ON_GPU["token_budget"] // tokens)]
+    features = encoder.eval().tokenize(texts, "document")
+    counting, peak = count_forward(encoder, features)
+    seconds = max(counting.flops / machines.operations(), counting.launches * _LAUNCH)
+    return EncoderCost(seconds / float(features["attention_mask"].sum()), encoder.dimension, peak)
 
 
-def forward_cost(model: nn.Module, tokens: float, reach: float) -> tuple[float, float]:
-    """Operations of a token that reads ``reach``, and bytes at the peak: weights in 16 bits, and what a block computes.
-
-    ``tokens``: that are computed at once.
-    """
-    structure = structure_of(outermost_transformers(model)[0])
-    flops = 2 * structure.weights + 4 * reach * structure.width * structure.blocks
-    weights = sum(each.numel() for each in model.parameters())
-    return flops, 2 * weights + 2 * tokens * structure.kept / structure.blocks
+@torch.no_grad()
+def count_forward(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Counting, float]:
+    """What a forward pass in bfloat16 takes, and its bytes at the peak, weights being stored in 16 bits."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    make_fake(model, fake)
+    counting = Counting(fake)
+    for parameter in model.parameters():
+        counting.hold(parameter)
+    weights = counting.alive
+    with counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
+        model.eval()(*inputs, **named)
+    return counting, counting.peak - weights / 2
 
 
 _SPLITS = ("qrels", "triples", "examples", "questions", "splits")  # settings of sources that name some

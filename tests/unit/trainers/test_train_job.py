@@ -87,18 +87,21 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
 
 
 @pytest.mark.parametrize(
-    ("resources", "changes", "fit"),
+    ("resources", "changes", "fit", "estimated"),
     [
-        ({}, {}, "alone"),
-        ({"workers": 1, "gpus_per_worker": 1}, {}, "alone"),
-        ({"workers": 2}, {"training": {"bf16": False, "batches_per_step": 2}}, "on workers"),
-        ({}, {"sharding": "zero2"}, "on workers"),  # which a process group shares out
+        ({}, {}, "alone", False),
+        ({"workers": 1, "gpus_per_worker": 1}, {}, "alone", True),
+        ({"workers": 2}, {"training": {"bf16": False, "batches_per_step": 2}}, "on workers", False),
+        ({}, {"sharding": "zero2"}, "on workers", False),  # which a process group shares out
     ],
 )
-def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: str) -> None:
+def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: str, estimated: bool) -> None:
     happened = list[Any]()
     for name, place in (("alone", "worker.fit_alone"), ("on workers", "workers.fit_on_workers")):
         monkeypatch.setattr(f"trainers.jobs.{place}", lambda *those, name=name: happened.append(name) or those)
+    remote = SimpleNamespace(remote=lambda *those: happened.append(those))
+    monkeypatch.setattr("trainers.jobs.worker.log_estimate", remote)
+    monkeypatch.setattr("trainers.jobs.worker.gpus_of_cluster", lambda: "H100")
     monkeypatch.setattr("trainers.jobs.worker.outcome_of", lambda fit, *those: (fit(), those))
     monkeypatch.setattr("trainers.jobs.train.open_board", lambda: "board")
     monkeypatch.setattr(Train, "seconds_here", lambda *_: 7.0)
@@ -116,9 +119,10 @@ def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: s
     assert shown == ("board", "progress")
     assert arguments == {"settings": sent.config, "derivation": "derived", "board": "board"}
     assert spread == (sent.config.resources, sent.config.fewest_workers, 5)
-    decided, started, fitted = happened
+    decided, started, *estimate, fitted = happened
     assert decided == (7.0, bool(resources))
     assert (started, fitted) == ("start", fit)
+    assert [(type(those[0]), *those[1:]) for those in estimate] == [(Train, "H100", "board")] * estimated
 
 
 def test_a_short_run_is_made_in_this_process_on_all_of_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,14 +162,17 @@ def test_mean_losses_are_of_tenths_of_the_steps():
     assert (mean_loss(points, 0), mean_loss(points, -1)) == (1.5, 37.5)
 
 
-@pytest.mark.parametrize(("measure", "start", "value", "is_worse"), [
-    ("RR@10", 0.73, 0.72, True),
-    ("RR@10", 0.73, 0.74, False),
-    ("RR@10", 0.73, 0.73, False),
-    ("RR@10", None, 0.1, False),
-    ("loss", 1.2, 1.3, True),
-    ("loss", 1.2, 1.1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("measure", "start", "value", "is_worse"),
+    [
+        ("RR@10", 0.73, 0.72, True),
+        ("RR@10", 0.73, 0.74, False),
+        ("RR@10", 0.73, 0.73, False),
+        ("RR@10", None, 0.1, False),
+        ("loss", 1.2, 1.3, True),
+        ("loss", 1.2, 1.1, False),
+    ],
+)
 def test_an_encoder_that_training_made_worse_is_told(
     tmp_path: Path, measure: str, start: float | None, value: float, is_worse: bool
 ) -> None:
@@ -217,10 +224,13 @@ class Exported:
         return SimpleNamespace(contract=contract)
 
 
-@pytest.mark.parametrize(("state", "said"), [
-    (State(4), "4 steps, 32 examples"),
-    (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (State(4), "4 steps, 32 examples"),
+        (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
+    ],
+)
 def test_the_card_counts_what_the_exported_weights_have_seen(tmp_path: Path, monkeypatch, state: State, said: str):
     """Validation on batches, or on a sample, has nothing to tell in the card, but it chooses as any other."""
     monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})

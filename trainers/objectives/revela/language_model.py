@@ -244,6 +244,7 @@ class InBatchLanguageModel(ShardedUnit):
             model.requires_grad_(False)
         causal: Any = model
         decoder = causal.get_decoder()
+        self.find_readers = find_readers  # an estimate's similarities have no values, so it puts another here
         self.embeddings = decoder.embed_tokens
         self.layers = nn.ModuleList(
             InBatchLayer(
@@ -268,13 +269,13 @@ class InBatchLanguageModel(ShardedUnit):
         document i reads, and the diagonal doesn't count. Raises ``UserError`` for a document without a token, or where
         none has two, and ``ValueError`` for another padding.
         """
-        readers = find_readers(attention_mask, similarity)
+        readers = self.find_readers(attention_mask, similarity)
         states = self._states(input_ids, similarity, readers)
         return next_token_loss(states, self.lm_head, input_ids, readers.lengths)
 
     def last_states(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
         """The states for the logits, (B, L, d). Places of padding have arbitrary values."""
-        return self._states(input_ids, similarity, find_readers(attention_mask, similarity))
+        return self._states(input_ids, similarity, self.find_readers(attention_mask, similarity))
 
     def _states(self, input_ids: Tensor, similarity: Tensor, readers: Readers) -> Tensor:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)

@@ -99,6 +99,12 @@ def test_without_a_number_of_cpus_a_worker_has_its_share_of_a_node(monkeypatch: 
     assert (cpus, variables["RAYON_NUM_THREADS"]) == (3, "3")
 
 
+def test_the_gpus_of_a_cluster_are_those_of_nodes_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [node(**{f"accelerator_type:{kind}": 1.0, "CPU": 8.0}) for kind in ("H100", "A100", "A100")]
+    monkeypatch.setattr(ray, "nodes", lambda: [*kinds, node(alive=False, **{"accelerator_type:T4": 1.0})])
+    assert worker.gpus_of_cluster() == "A100 H100"
+
+
 @pytest.mark.parametrize(
     ("resources", "fewest", "nodes", "expected"),
     [
