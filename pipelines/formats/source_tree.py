@@ -22,7 +22,7 @@ from pipelines.chunking.markdown import blocks
 from pipelines.formats.python_functions import decode_source
 from pipelines.formats.tables import FileTable, matches
 from pipelines.source_languages import language_of
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.storage import Folder, folder_and_name
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, parse_yaml
 from retrieval.collections.records import (
@@ -237,13 +237,14 @@ class FilesFormat(SourceTreeFormat):
         super().__init__(config)
         self.queries_name = self.judgments_name = config.questions or ""
         self.repeats = bool(config.questions)
-        folder, _, name = self.queries_name.rpartition("/")
-        self._questions = Folder(folder or "."), [name]
 
     def fingerprint(self) -> dict[str, Any]:
         """Of the pages, and of the questions where there are some."""
         found = super().fingerprint()
-        return found | {"questions": describe_files(*self._questions)} if self.queries_name else found
+        if not self.queries_name:
+            return found
+        folder, name = self._questions()
+        return found | {"questions": describe_files(folder, [name])}
 
     def queries(self) -> Iterator[QueryRecord]:
         """The questions."""
@@ -253,8 +254,19 @@ class FilesFormat(SourceTreeFormat):
         """The pages that answer them."""
         return (JudgmentRecord(place, text_id(question), page, 1, "test") for place, question, page in self._asked())
 
+    def _questions(self) -> tuple[Folder, str]:
+        folder, name = folder_and_name(self.queries_name)
+        if not folder.exists(name):
+            raise UserError(
+                f"There is no file {self.queries_name} with questions. Correct the path in questions, or leave it out."
+            )
+        return folder, name
+
     def _asked(self) -> Iterator[tuple[Place, str, str]]:
-        for row in FileTable(*self._questions).rows(["question", "document"]) if self.queries_name else ():
+        if not self.queries_name:
+            return
+        folder, name = self._questions()
+        for row in FileTable(folder, [name]).rows(["question", "document"]):
             yield row.place, row.string("question"), _id_of(row.id("document"))
 
     def _document(self, name: str, text: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ class GenerateConfig(ExamplesConfig):
     generation: GenerationSettings = GenerationSettings()
     """How."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What runs the model. vllm, which must be installed, answers many passages at once faster: raise batch_size."""
+    """What runs the model. vllm must be installed; give it a larger batch_size, as it answers many at once."""
     batch_size: PositiveInt = 16
     """Passages that the model reads at once. Another one may change queries, by rounding."""
     rows_per_shard: PositiveInt = 1_000
@@ -79,13 +79,14 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
+        config, path = self.config, self.located.path
+        length, placement = config.generation.max_new_tokens, self.placement()  # refused where it can't be had
+        if config.engine == "vllm":
+            self._writer: QueryWriter | VllmWriter = VllmWriter(path, str(config.language_model.dtype), length)
+            return
         from retrieval.encoders.language_model import load_language_model
         from retrieval.encoders.structure import place_module
 
-        path, length, placement = self.located.path, self.config.generation.max_new_tokens, self.placement()
-        if self.config.engine == "vllm":
-            self._writer: QueryWriter | VllmWriter = VllmWriter(path, str(self.config.language_model.dtype), length)
-            return
         model, tokenizer = load_language_model(path)
         place_module(model.eval(), *placement)
         self._writer = QueryWriter(model, tokenizer, length)

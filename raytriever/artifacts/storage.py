@@ -290,6 +290,12 @@ def absolute(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
 
 
+def folder_and_name(path: str) -> tuple[Folder, str]:
+    """Where a file is."""
+    folder, _, name = absolute(path).rpartition("/")
+    return Folder(folder or "/"), name
+
+
 def cache_folder() -> Path:
     """The folder of local copies: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
     return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")

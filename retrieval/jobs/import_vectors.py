@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
-from raytriever.artifacts.storage import Folder, absolute
+from raytriever.artifacts.storage import Folder, folder_and_name
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
@@ -108,10 +108,10 @@ class ImportVectors(Stage[ImportVectorsConfig]):
 
 def _file(path: str) -> tuple[Folder, str]:
     """Folder and name of an existing file. Raises ``UserError``."""
-    folder, _, name = absolute(path).rpartition("/")
-    if not name.endswith((".npy", ".parquet")) or not Folder(folder).exists(name):
+    folder, name = folder_and_name(path)
+    if not name.endswith((".npy", ".parquet")) or not folder.exists(name):
         raise UserError(f"There is no .npy or .parquet file {path}. Is the path right?")
-    return Folder(folder), name
+    return folder, name
 
 
 def _blocks(path: str, collection: StoredCollection, part: TextPart) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

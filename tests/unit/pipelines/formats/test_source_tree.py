@@ -304,6 +304,12 @@ def test_questions_that_cannot_be_used(table: str, problem: str, tmp_path: Path)
         contents(pages(site, questions=str(tmp_path / "asked.csv")))
 
 
+def test_questions_that_are_not_there(tmp_path: Path) -> None:
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n"})
+    with pytest.raises(UserError, match=r"There is no file .*nowhere\.csv with questions\. Correct the path"):
+        pages(site, questions=str(tmp_path / "nowhere.csv")).format.fingerprint()
+
+
 def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
     site = write_files(str(tmp_path / "site"), {"my notes/a page.md": "Plug it in.\n"})
     (tmp_path / "asked.csv").write_text("question,document\nhow?,my notes/a page.md\n")
