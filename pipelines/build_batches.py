@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
-from pipelines.filtering.mask_audit import Audit
+from pipelines.filtering.mask_audit import Audit, masked_share, warnings_of
 from pipelines.reports.batches import PairVectors, packed_pairs
 from raytriever.artifacts.artifact import MANIFEST, RUN, Artifact
 from raytriever.artifacts.long_columns import places_among
@@ -43,7 +43,6 @@ _ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding
     "label": "labels?|scores?|relevance",  # what sentence-transformers takes for one, and ours
 }
 _GRADE = re.compile(r"-?\d{1,9}(\.0)?")
-_MOST_MASKED = 0.5
 _JUDGED = (
     "Give (query id, document id[, grade]) for each judgment. Or give a mapping from query ids to document ids, or"
     " to grades by document id."
@@ -82,8 +81,7 @@ class BuiltBatches(BatchReader):
     @property
     def masked(self) -> float:
         """The share of negatives that are masked."""
-        audit = self.audit
-        return float(sum(rule["negatives"] for rule in audit["rules"].values()) / max(audit["negatives"], 1))
+        return masked_share(self.audit)
 
     @property
     def audit(self) -> Audit:
@@ -173,7 +171,10 @@ def build_batches(
     except BaseException:
         folder.cleanup()
         raise
-    return _checked(BuiltBatches(folder))
+    batches = BuiltBatches(folder)
+    for line in warnings_of(batches.audit):
+        log.warning(line)
+    return batches
 
 
 def _vectors(queries: Any, documents: Any, encoder: Any) -> dict[str, Any]:
@@ -207,19 +208,6 @@ def _make(folder: str, given: "_Given", vectors: Mapping[str, Any], values: dict
         for side, of_side in vectors.items() if name == "vectors" else ():
             _write_vectors(files[_PARTS[side]], of_side, side, recipe.folder("corpus"), given.ids[side])
         run_stage(stages[name], RaySession(shards_here=True), label=name)
-
-
-def _checked(batches: BuiltBatches) -> BuiltBatches:
-    """Says where there is little to learn from."""
-    if batches.masked > _MOST_MASKED:
-        rules = batches.audit["rules"]
-        most = max(rules, key=lambda rule: rules[rule]["negatives"])
-        log.warning(
-            f"Warning: {batches.masked:.0%} of the negatives are masked, most by {most!r}, so little is left to"
-            " learn from. batches.audit shows examples. Do the vectors belong to these texts, and does their"
-            f' encoder tell the texts apart? settings={{"batches.false_negatives.margin": -0.1}} masks less.'
-        )
-    return batches
 
 
 class _Given:

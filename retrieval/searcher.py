@@ -6,6 +6,7 @@ for passages in Searcher("runs/quickstart").search(["make a folder"], k=3):
     print(*passages, sep="\\n")
 """
 
+import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
 from retrieval.jobs.fuse import FuseConfig
 from retrieval.jobs.index import INDEX
+from retrieval.rankings import RANKING
 
 if TYPE_CHECKING:
     from retrieval.indexes.top_k import Ranking
@@ -48,8 +50,9 @@ class Searcher:
 
     ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages. Several are fused by
     reciprocal rank (Cormack et al. 2009). By default it is an index of vectors by a model of the run, else of other
-    vectors, else of words. The last of a kind by name is taken. ``encoder``: the model behind the vectors, if it is
-    neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
+    vectors, else of words. The last of a kind by name is taken. An index is searched with the ``search_parameters`` of
+    the run's own search of it. ``encoder``: the model behind the vectors, if it is neither in the run nor in an
+    installed package. Raises ``UserError`` where something isn't found.
     """
 
     def __init__(self, run: str | Path, indexes: Sequence[str] = (), encoder: str | Path | None = None) -> None:
@@ -108,6 +111,12 @@ class Searcher:
     def _made_of(self, artifact: Artifact, name: str) -> Artifact | None:
         return self._by_fingerprint.get(artifact.manifest["inputs"].get(name, ""))
 
+    def _search_parameters(self, index: Artifact) -> str:
+        """Those of the run's search of this index, of the last one by name; empty where it has none."""
+        runs = [artifact for artifact in self._by_fingerprint.values() if artifact.kind == RANKING]
+        own = [run for run in runs if run.manifest["inputs"].get("index") == index.fingerprint]
+        return str(max(own, key=lambda run: run.uri).config["search_parameters"]) if own else ""
+
     def _open(self, index: Artifact) -> Search:
         if index.config["index"]["kind"] == "lexical":
             return _search_words(index)
@@ -118,7 +127,8 @@ class Searcher:
         names = [self._encoder] if self._encoder else [own.uri] if own else PACKAGED_MODELS
         for located in map(locate_model, names):
             if self._encoder or located.fingerprint == wanted:
-                return _search_vectors(index, located, vectors.config.get("encoder", {}))
+                encoder = vectors.config.get("encoder", {})
+                return _search_vectors(index, located, encoder, self._search_parameters(index))
         raise UserError(
             f"Neither the run nor a package holds the encoder behind {vectors.uri}. Name its folder or hub name:"
             " encoder=… in Python, --encoder in the command."
@@ -132,7 +142,9 @@ def _search_words(index: Artifact) -> Search:
     return lambda questions, k: [shard.search(questions, k, first) for shard, first in shards]
 
 
-def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str, Any]) -> Search:
+def _search_vectors(
+    index: Artifact, located: LocatedModel, encoder: Mapping[str, Any], search_parameters: str
+) -> Search:
     """Searches with the questions' encoder, which may have another precision than that of the documents."""
     import torch
 
@@ -140,7 +152,7 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
     from retrieval.encoders.contextual.contexts import CorpusContext, set_context
     from retrieval.encoders.structure import place_module
     from retrieval.encoders.towers import load_towers
-    from retrieval.indexes.vector_index import read_index, search_shard
+    from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters
 
     settings = EncoderSettings(model=str(located.path), **encoder)
     towers = load_towers(settings, located.path, located.fingerprint).eval()
@@ -154,6 +166,8 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
     shards = [
         (read_index(index.path(f"shards/{shard.name}.faiss")), shard.facts["first_row"]) for shard in index.shards
     ]
+    for shard, _ in shards if search_parameters else []:
+        set_search_parameters(shard, search_parameters)
 
     def search(questions: Sequence[str], k: int) -> "list[Ranking]":
         vectors = encode_texts(towers.of("query"), questions, "query").astype(np.float16)  # as a run's are stored
@@ -164,7 +178,9 @@ def _search_vectors(index: Artifact, located: LocatedModel, encoder: Mapping[str
 
 def ask(
     run: Annotated[str, typer.Argument(help="Folder of a finished run.")],
-    question: Annotated[str, typer.Argument(help="The question.")],
+    question: Annotated[
+        str | None, typer.Argument(help="The question. By default each line of the input is one.")
+    ] = None,
     k: Annotated[int, typer.Option("--top", min=1, help="Passages.")] = 5,
     indexes: Annotated[
         list[str] | None, typer.Option("--index", help="Indexes of the run to search. Several are fused.")
@@ -172,9 +188,23 @@ def ask(
     encoder: Annotated[str | None, typer.Option(help="The model, if the run doesn't hold it.")] = None,
 ) -> None:
     """Prints the passages of a finished run that answer a question best."""
-    (passages,) = Searcher(run, indexes or (), encoder).search([question], k)
-    for number, passage in enumerate(passages, 1):
-        text = textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
-        echo(f"{number}  {passage.score:.4f}  {passage.id}\n     {text}")
-    if not passages:
-        echo("Nothing was found.")
+    searcher = Searcher(run, indexes or (), encoder)
+    for asked in _lines_of_input() if question is None else [question]:
+        (passages,) = searcher.search([asked], k)
+        for number, passage in enumerate(passages, 1):
+            text = textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
+            echo(f"{number}  {passage.score:.4f}  {passage.id}\n     {text}")
+        if not passages:
+            echo("Nothing was found.")
+
+
+def _lines_of_input() -> Iterator[str]:
+    """Each line of the input that is not empty, until its end."""
+    prompt = "question: " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            return
+        if line:
+            yield line

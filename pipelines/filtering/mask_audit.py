@@ -26,6 +26,7 @@ _ROWS = ("all", "with_half_masked", "without_negatives")
 _SHOWN_CHARACTERS = 240
 _EXAMPLES_SHOWN = 3  # on the screen
 _LINE = 90
+_MOST_MASKED = 0.5  # a share
 
 Audit = dict[str, Any]
 
@@ -153,3 +154,21 @@ def mask_table(audit: Audit) -> Table:
         f" half of their negatives masked, and {rows_of['without_negatives']:,} all of them."
     )
     return Table(["masked by", "negatives", "share", "batches"], rows, caption)
+
+
+def masked_share(audit: Audit) -> float:
+    """The share of negatives that are masked."""
+    return float(sum(of_rule["negatives"] for of_rule in audit["rules"].values()) / max(audit["negatives"], 1))
+
+
+def warnings_of(audit: Audit) -> list[str]:
+    """A line where most negatives are masked: what did it, and what to do."""
+    share, rules = masked_share(audit), audit["rules"]
+    if share <= _MOST_MASKED:
+        return []
+    most = max(rules, key=lambda rule: rules[rule]["negatives"])
+    return [
+        f"Warning: {share:.0%} of the negatives are masked, most by {most!r}, so little is left to learn from. Examples"
+        " stand in audit.json. Do the vectors belong to these texts, and does their encoder tell the texts apart?"
+        " batches.false_negatives.margin: -0.1 masks less."
+    ]

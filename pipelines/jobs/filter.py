@@ -15,7 +15,7 @@ from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.clustering.pair_vectors import opened_part
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
-from pipelines.filtering.mask_audit import MaskAudit, example_lines, mask_table, merge_audits
+from pipelines.filtering.mask_audit import MaskAudit, example_lines, mask_table, masked_share, merge_audits, warnings_of
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
     check_negatives,
@@ -252,20 +252,20 @@ class Filter(Stage[FilterConfig]):
 
     def summary(self, artifact: Artifact) -> str:
         """Batches, the share of masked negatives, and the number of examples without any left, with a loss of 0."""
-        counts = artifact.manifest["counts"]
-        masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
-        rows = artifact.read_json("audit.json")["rows"]
+        audit = artifact.read_json("audit.json")
+        rows = audit["rows"]
         alone = f", {rows['without_negatives']:,} of {rows['all']:,} examples without any left"
-        share = f"{masked / max(counts['negatives'], 1):.2%} of negatives masked"
-        return f"{counts['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
+        share = f"{masked_share(audit):.2%} of negatives masked"
+        return f"{audit['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """For masks by a surrogate, the audit's table and examples of what they left out."""
-        if not artifact.config["false_negatives"]["surrogate_score"]:
-            return []
+        """For masks by a surrogate, the audit's table and examples of what they left out; where most is masked, why."""
         audit = artifact.read_json("audit.json")
+        if not artifact.config["false_negatives"]["surrogate_score"]:
+            return warnings_of(audit)
         table = mask_table(audit)
-        return ["", table.caption, *(f"  {line}" for line in table.lines()), *example_lines(audit)]
+        lines = [f"  {line}" for line in table.lines()]
+        return ["", table.caption, *lines, *example_lines(audit), *warnings_of(audit)]
 
 
 def _audit_name(shard: str) -> str:

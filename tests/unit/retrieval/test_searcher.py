@@ -24,7 +24,7 @@ from retrieval.jobs.fuse import Fuse
 from retrieval.jobs.index import Index, IndexConfig
 from retrieval.jobs.search import Search
 from retrieval.rankings import StoredRanking
-from retrieval.searcher import Searcher
+from retrieval.searcher import Passage, Searcher
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.small_run import make, make_artifact, make_collection
@@ -98,6 +98,24 @@ def test_threads_of_a_service_share_a_searcher(run: Path, monkeypatch: pytest.Mo
     assert max(most) == 1
 
 
+def test_an_index_is_searched_as_the_run_searches_it(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    stage = partial(stage_of, tmp_path)
+    vectors, collection = str(tmp_path / "vectors"), str(tmp_path / "documents")
+    index = stage(Index, "ivf", index={"kind": "vectors", "vectors": vectors, "factory": "IVF8,Flat"})
+    texts = StoredCollection(collection).rows_of("queries").read(["text"])["text"].to_pylist()
+    narrow = Searcher(str(tmp_path), ["ivf"]).search(texts, K)
+    asked = {"index": index, "vectors": vectors, "collection": collection, "split": None}
+    stage(Search, "wide", **asked, search_parameters="nprobe=8")
+    wide = Searcher(str(tmp_path), ["ivf"]).search(texts, K)
+    assert ids(wide) == ids(Searcher(str(tmp_path), ["dense"]).search(texts, K))
+    assert ids(wide) != ids(narrow)
+
+
+def ids(found: list[list[Passage]]) -> list[list[str]]:
+    return [[passage.id for passage in passages] for passages in found]
+
+
 @pytest.mark.parametrize("without", [None, "null", "none"])
 def test_questions_are_read_in_the_context_of_the_documents(tmp_path: Path, without: str | None) -> None:
     collection, stage, model = make_collection(tmp_path), partial(stage_of, tmp_path), tmp_path / "encoder"
@@ -122,6 +140,17 @@ def test_a_question_of_the_command_is_answered_without_control_characters(run: P
     assert "text 12" in done.stdout
     nothing = CliRunner().invoke(app, ["ask", str(run), "zebra", "--index", "words"])
     assert nothing.stdout == "Nothing was found.\n"
+
+
+def test_without_a_question_each_line_of_the_input_is_one(run: Path) -> None:
+    def answer(*question: str, typed: str = "") -> str:
+        given = ["ask", str(run), *question, "--top", "2", "--index", "words"]
+        done = CliRunner().invoke(app, given, input=typed)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert answer(typed="text 12\n \nzebra\ntext 3") == answer("text 12") + answer("zebra") + answer("text 3")
+    assert answer(typed="") == ""
 
 
 def test_text_of_strangers_sends_nothing_to_the_terminal(tmp_path: Path) -> None:

@@ -323,13 +323,13 @@ def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, mined: B
     assert shown > 20
 
 
-def test_the_summary_tells_of_examples_that_have_no_negative_left(world: World, mined: BatchReader, tmp_path) -> None:
-    def summary(reader: BatchReader) -> str:
-        return Filter(validate(FilterConfig, world.inputs | {"output": ""}, "filter")).summary(reader.artifact)
-
-    assert re.fullmatch(r"12 batches, [0-9.]+% of negatives masked", summary(mined))
-    bare = run(world, tmp_path, false_negatives={"margin": 100.0})
-    assert summary(bare) == "12 batches, 100.00% of negatives masked, 48 of 48 examples without any left"
+def test_examples_that_have_no_negative_left_are_told_of(world: World, mined: BatchReader, tmp_path) -> None:
+    stage = Filter(validate(FilterConfig, world.inputs | {"output": ""}, "filter"))
+    assert re.fullmatch(r"12 batches, [0-9.]+% of negatives masked", stage.summary(mined.artifact))
+    assert not any(line.startswith("Warning") for line in stage.announce(mined.artifact))
+    bare = run(world, tmp_path, false_negatives={"margin": 100.0}).artifact
+    assert stage.summary(bare) == "12 batches, 100.00% of negatives masked, 48 of 48 examples without any left"
+    assert stage.announce(bare)[-1].startswith("Warning: 100% of the negatives are masked, most by 'surrogate score',")
 
 
 def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> None:
