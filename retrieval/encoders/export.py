@@ -175,7 +175,7 @@ def _write_pooling(width: int, wanted: Pooling, folder: Path) -> None:
     for name, mode in POOLING_MODES.items():
         token = "_token" if name == "cls" else "_tokens" if name in ("mean", "max", "weightedmean") else ""
         pooling[f"pooling_mode_{name}{token}"] = mode == wanted
-    write_json(folder / "config.json", pooling | {"include_prompt": True})
+    write_json(folder / "config.json", pooling)
 
 
 def _write_layer_pooling(config: Any, weights: Mapping[int, float], folder: Path) -> None:

@@ -210,6 +210,14 @@ def test_settings_that_do_not_go_together(run: dict[str, str], tmp_path, names, 
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize(("name", "what"), [("pairs", "pairs"), ("vectors", "collection")])
+def test_inputs_of_another_origin_are_refused(run: dict[str, str], tmp_path: Path, name: str, what: str) -> None:
+    queries, documents = topics(small.PAIRS, 12, 10)
+    others = store(tmp_path, queries=queries, documents=documents, domains=["plain"] * small.PAIRS)
+    with pytest.raises(UserError, match=f"don't come from the same {what} "):
+        packed(tmp_path / "packing", **all_of(run) | {name: others[name]})
+
+
 def test_an_epoch_in_parts_is_what_one_task_makes(tmp_path, run, monkeypatch) -> None:
     inputs = all_of(run)
     whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)

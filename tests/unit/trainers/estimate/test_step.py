@@ -1,7 +1,7 @@
 """What a step is estimated to hold, against what PyTorch allocates when the same step runs on real tensors."""
 
 import gc
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, outlined_objective
-from trainers.estimate.recipe import estimate_of_run, stored_size
+from trainers.estimate.recipe import estimate_of_run, shape_of, stored_size
 from trainers.estimate.step import StepCost, count_step, fake_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate
@@ -128,6 +128,15 @@ def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
     alone, one_of_two, one_of_eight = (step_cost(settings, PAIRS, workers) for workers in (1, 2, 8))
     assert alone.flops / 2 < one_of_two.flops < 0.7 * alone.flops  # fewer rows are padded to the longest, too
     assert alone.flops / 8 < one_of_eight.flops < 1.3 * alone.flops / 8  # no rank has the others' texts
+
+
+def test_texts_that_nobody_has_measured_have_an_assumed_length(tmp_path: Path) -> None:
+    values = {"batches": "b", "output": str(tmp_path), "objective": {"kind": "contrastive"}, "encoder": {"model": "m"}}
+    config = validate(TrainConfig, values, "train")
+    known = shape_of(Size(rows=8, query_bytes=46, document_bytes=460, negatives=3), config)
+    assert astuple(known) == pytest.approx((8, 10, 100, 3, 0))
+    unknown = shape_of(Size(rows=8), config)
+    assert (unknown.query_tokens, unknown.document_tokens) == pytest.approx((100 / 4.6, 600 / 4.6))
 
 
 def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path) -> None:
