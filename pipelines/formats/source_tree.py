@@ -105,16 +105,19 @@ class SourceTreeFormat(Format):
         """One document a file."""
         skipped = Counter[str]()
         for name, size in self._files(skipped):
-            reason, text = ("files_too_large", "") if size > self._config.maximum_bytes else self._read(name)
-            if not reason:
-                title, text = self._document(name, text)
-                reason = "" if text.strip() else "empty_files"
-            if reason:
-                skipped[reason] += 1
-            else:
-                place = Place(self.folder.describe(name), 1)
-                yield DocumentRecord(place, _id_of(name), title, text, self._domain_of(name))
+            yield from self._documents_of(name, size, skipped)
         self.left_out = dict(sorted(skipped.items()))
+
+    def _documents_of(self, name: str, size: int, skipped: Counter[str]) -> Iterator[DocumentRecord]:
+        """What a file holds; counts it where that is nothing."""
+        reason, text = ("files_too_large", "") if size > self._config.maximum_bytes else self._read(name)
+        if not reason:
+            title, text = self._document(name, text)
+            reason = "" if text.strip() else "empty_files"
+        if reason:
+            skipped[reason] += 1
+        else:
+            yield DocumentRecord(Place(self.folder.describe(name), 1), _id_of(name), title, text, self._domain_of(name))
 
     def _document(self, name: str, text: str) -> tuple[str, str]:
         """Title and text of the document that a file is."""
@@ -202,7 +205,7 @@ def _reason_of_kind(mode: int) -> str:
     return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "special_files"
 
 
-_MARKDOWN, _HTML = (".md", ".markdown", ".mdx"), (".html", ".htm")
+_MARKDOWN, _HTML, _LINES = (".md", ".markdown", ".mdx"), (".html", ".htm"), (".jsonl", ".ndjson")
 _FRONT_MATTER = re.compile(r"(?P<fence>---|\+\+\+)[ \t]*\n(?P<values>(?:.*\n)*?)(?P=fence)[ \t]*(?:\n|\Z)")
 
 
@@ -210,13 +213,15 @@ class Files(FileTree):
     """Settings: a folder of pages, local or in an object store.
 
     A page's title is that of its front matter or of its HTML, else its first heading, else its name. Of HTML the main
-    text is read, as Markdown, without the frame that a site has around it.
+    text is read, as Markdown, without the frame that a site has around it. Of JSON lines each is a page: ``text``, and
+    where they are there ``id`` and ``title``.
     """
 
     kind: Literal["files"] = "files"
     """The format."""
     include: FileNames | None = Field(
-        default=tuple(f"**/*{ending}" for ending in (*_MARKDOWN, *_HTML, ".txt", ".rst", ".adoc")), min_length=1
+        default=tuple(f"**/*{ending}" for ending in (*_MARKDOWN, *_HTML, *_LINES, ".txt", ".rst", ".adoc")),
+        min_length=1,
     )
     """Globs of files to read."""
     questions: InputPath | None = None
@@ -241,6 +246,8 @@ class FilesFormat(SourceTreeFormat):
     def fingerprint(self) -> dict[str, Any]:
         """Of the pages, and of the questions where there are some."""
         found = super().fingerprint()
+        lines = [name for name, _ in self._files(Counter()) if _is_lines(name)]  # however large they are
+        found |= {"lines": describe_files(self.folder, lines)} if lines else {}
         if not self.queries_name:
             return found
         folder, name = self._questions()
@@ -269,6 +276,19 @@ class FilesFormat(SourceTreeFormat):
         for row in FileTable(folder, [name]).rows(["question", "document"]):
             yield row.place, row.string("question"), _id_of(row.id("document"))
 
+    def _documents_of(self, name: str, size: int, skipped: Counter[str]) -> Iterator[DocumentRecord]:
+        if not _is_lines(name):
+            yield from super()._documents_of(name, size, skipped)
+            return
+        for row in FileTable(self.folder, [name], may_lack=["id", "title"]).rows(["text"], ["id", "title"]):
+            id_ = row.id("id") if "id" in row.values else f"{_id_of(name)}#{row.place.line}"
+            text = row.text("text")
+            title = row.text("title") or _first_heading(text)
+            if text.strip():
+                yield DocumentRecord(row.place, id_, title, text, self._domain_of(name))
+            else:
+                skipped["empty_lines"] += 1
+
     def _document(self, name: str, text: str) -> tuple[str, str]:
         if name.lower().endswith(_HTML):
             title, text = main_text(text)
@@ -278,6 +298,10 @@ class FilesFormat(SourceTreeFormat):
             front_matter, text = split_front_matter(text)
             title = str(front_matter.get("title") or "")
         return title or _first_heading(text) or PurePosixPath(name).stem.replace("-", " ").replace("_", " "), text
+
+
+def _is_lines(name: str) -> bool:
+    return name.lower().endswith(_LINES)
 
 
 def split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:

@@ -278,7 +278,9 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
 
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(map(repr, columns)) or "none"
-    return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that you mean.")
+    return UserError(
+        f"{where} has no column {column!r}. Columns there: {there}. Name one of them, or rename it in the file."
+    )
 
 
 def open_parquet(folder: Folder, name: str) -> pq.ParquetFile:

@@ -221,6 +221,31 @@ def test_any_front_matter_leaves_the_end_of_the_text(text: str) -> None:
     assert split_front_matter(f"{text}z")[1].endswith("z")
 
 
+def test_each_of_some_json_lines_is_a_page(tmp_path: Path) -> None:
+    lines = [
+        {"id": "own", "title": "Named", "text": "Some words.", "metadata": {"x": 1}},
+        {"text": "# Head\n\nMore words."},
+        {"id": "empty", "title": "Nothing", "text": " "},
+        {"text": "x" * 200, "title": None},
+    ]
+    written = "".join(f"{json.dumps(line)}\n" for line in lines)
+    site = write_files(str(tmp_path / "site"), {"a b.md": "Plug it in.\n", "c/d e.jsonl": written})
+    source = pages(site, maximum_bytes=150)
+    assert contents(source).documents == [
+        ("a%20b.md", "a b", "Plug it in.\n", ""),
+        ("own", "Named", "Some words.", ""),
+        ("c/d%20e.jsonl#2", "Head", "# Head\n\nMore words.", ""),
+        ("c/d%20e.jsonl#4", "", "x" * 200, ""),
+    ]
+    assert dropped(source) == {"empty_lines": 1}
+    before = source.format.fingerprint()
+    write_files(site, {"c/d e.jsonl": written.replace("x" * 200, "y" * 200)})
+    assert pages(site, maximum_bytes=150).format.fingerprint() != before
+    write_files(site, {"c/d e.jsonl": '{"body": "x"}\n'})
+    with pytest.raises(UserError, match=r"d e\.jsonl, line 1 has no column 'text'\. Columns there: 'body'\."):
+        contents(pages(site))
+
+
 def test_titles_that_are_no_text_are_written_out(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.md": "---\ntitle: 2024\n---\nx", "b.md": "---\ntitle: null\n---\n# Head\nx"})
     assert [row[1] for row in contents(pages(tmp_path)).documents] == ["2024", "Head"]
@@ -319,9 +344,7 @@ def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
-    site = write_files(
-        str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b.jsonl": "{}\n", "c.jsonl": "{}\n", "d.md": ""}
-    )
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b.json": "{}\n", "c.csv": "a\n", "d.md": ""})
     stage = Collect(CollectConfig(source=Files(path=site), output=str(tmp_path / "collected")))
     told = "1 documents, 0 queries, 0 judgments (left out: 1 empty files, 2 files not included)"
     assert stage.summary(Artifact(make(stage))) == told

@@ -98,7 +98,7 @@ def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
 def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"rows{ending}").write_bytes(encoded(ROWS, ending))
-    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Name the one that you mean"
+    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Name one of them, or rename it"
     with pytest.raises(UserError, match=message):
         read(tmp_path, f"rows{ending}", "id", "body")
     with pytest.raises(UserError, match=message):
