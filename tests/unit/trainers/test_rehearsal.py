@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from pipelines.formats.sources import AnySource
 from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.pack import PackConfig
+from pipelines.jobs.pairs import PairsConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.cli import app
@@ -26,7 +28,7 @@ from tests.cluster.test_faults import TrainHere
 from tests.unit.small_run import make
 from trainers.jobs.train import Train
 from trainers.rehearsal.collections import Size, toy_source, write_toy
-from trainers.rehearsal.command import parts_of
+from trainers.rehearsal.command import _sizes, parts_of
 from trainers.rehearsal.models import hub_models, write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -94,6 +96,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_splits_that_batches_are_made_of_fill_them() -> None:
+    values = {"collection": "c", "output": "o", "split": "dev"}
+    pairs = [PairsConfig(**values), PairsConfig(**values | {"split": ("test", "own")})]
+    packing = PackConfig(pairs="p", output="o", packing={"batch_size": 200, "order": "random"})
+    assert _sizes(pairs)[1] == Size(packed=frozenset({"dev", "test", "own"}))
+    assert _sizes([packing])[1] == Size(documents=250, training_queries=250)
 
 
 @pytest.mark.parametrize("name", SOURCES)

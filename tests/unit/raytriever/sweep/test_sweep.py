@@ -1,6 +1,7 @@
 """What a sweep says before it makes anything."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ stages:
   vectors: {job: embed, collection: collection, encoder: {model: model, dtype: float32}}
   index: {job: index, index: {kind: vectors, vectors: vectors}}
   found: {job: search, index: index, collection: collection, vectors: vectors, top_k: 3, split: test}
-  evaluation: {job: evaluate, collection: collection, runs: {trained: found}, split: test}
+  evaluation: {job: evaluate, collection: collection, runs: {trained: found, again: found}, split: test}
 """
 
 
@@ -44,12 +45,12 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned_of(
-    folder: Path, *overrides: str, seeds: str = "model.training.seed=1,2,3", split: str = "dev"
+    folder: Path, *overrides: str, seeds: str = "model.training.seed=1,2,3", split: str = "dev", **settings: Any
 ) -> sweep.Sweep:
     (folder / "recipe.yaml").write_text(RECIPE.replace("SPLIT", split))
     recipe = str(folder / "recipe.yaml")
-    settings = SweepSettings(recipe=recipe, seeds=seeds, output=str(folder / "out"), set=overrides)
-    return plan_sweep(settings, recipe_stages)
+    given = SweepSettings(recipe=recipe, seeds=seeds, output=str(folder / "out"), set=overrides, **settings)
+    return plan_sweep(given, recipe_stages)
 
 
 def test_what_would_be_made_where_is_printed(tmp_path: Path) -> None:
@@ -58,6 +59,8 @@ def test_what_would_be_made_where_is_printed(tmp_path: Path) -> None:
     assert described["output"] == str(tmp_path / "out")
     assert described["stages"] == {"once": shared} | {f"seed={seed}": each for seed in (1, 2, 3)}
     assert described["compared"][0] == "evaluation: nDCG@10 of trained"
+    chosen = planned_of(tmp_path, system="again", measures=["RR@10"])
+    assert chosen.described()["compared"] == ["evaluation: RR@10 of again"]
 
 
 @pytest.mark.parametrize(("split", "times"), [("test", 1), ("dev", 0)])
