@@ -5,10 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from pipelines.filtering.false_negatives import pair_keys
 from pipelines.filtering.hard_negatives import (
     BalancedMarginSettings,
     NegativeDraw,
     NegativeLists,
+    TeacherScores,
     draw_balanced,
     margin_bins,
 )
@@ -21,8 +23,13 @@ def draw():
     """Of query 0 with 7 negatives and query 1 with 2: documents of two pairs of query 0, one of query 1, an epoch."""
     opened = NegativeLists(np.array([10, 11, 12, 13, 14, 15, 16, 20, 21]), np.array([0, 7, 9]))
 
-    def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2)):
-        how = NegativeDraw(opened, 100, number, "sample", "repeat", seed)
+    scored = [(0, 0), *((0, document) for document in range(10, 17)), (1, 0), (1, 20), (1, 21)]
+    query_rows, document_rows = np.array(scored).T
+    keys = pair_keys(query_rows=query_rows, document_rows=document_rows)
+    scores = TeacherScores(keys, np.linspace(1, 0, len(keys), dtype=np.float32))
+
+    def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2), choose="sample", too_few="repeat"):
+        how = NegativeDraw(opened, 100, number, choose, too_few, seed, scores, BalancedMarginSettings())
         queries = np.array([0, 0, 1])[list(pairs)]
         rows = {"query_rows": queries, "document_rows": np.zeros(len(pairs), dtype=np.int64)}
         return how.draw(epoch, np.array(pairs), **rows, known_positives=NONE)[0].tolist()
@@ -43,6 +50,13 @@ def test_each_comes_equally_often_in_an_order_of_its_pair_and_the_seed(draw) -> 
     cases = [(pair, seed) for pair in (0, 1) for seed in (0, 1)]
     assert len({tuple(draw(epoch, seed=seed)[pair][0] for epoch in range(7)) for pair, seed in cases}) == 4
     assert [draw(3, pairs=(pair,))[0] for pair in (0, 1, 2)] == draw(3)
+
+
+@pytest.mark.parametrize("how", [{"choose": "balanced_margins"}, {"choose": "first", "too_few": "random"}])
+def test_the_seed_and_the_epoch_decide_what_is_drawn(draw, how: dict[str, str]) -> None:
+    assert draw(0, number=9, **how) == draw(0, number=9, **how)
+    assert draw(0, number=9, **how) != draw(0, number=9, seed=1, **how)
+    assert draw(0, number=9, **how) != draw(1, number=9, **how)
 
 
 def literal_bin(margin, margins, bins):
