@@ -196,6 +196,8 @@ def ask(
             echo(f"{number}  {passage.score:.4f}  {passage.id}\n     {text}")
         if not passages:
             echo("Nothing was found.")
+        if question is None:
+            echo("")
 
 
 def _lines_of_input() -> Iterator[str]:

@@ -149,7 +149,8 @@ def test_without_a_question_each_line_of_the_input_is_one(run: Path) -> None:
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    assert answer(typed="text 12\n \nzebra\ntext 3") == answer("text 12") + answer("zebra") + answer("text 3")
+    apart = "".join(f"{answer(question)}\n" for question in ("text 12", "zebra", "text 3"))
+    assert answer(typed="text 12\n \nzebra\ntext 3") == apart
     assert answer(typed="") == ""
 
 
