@@ -73,7 +73,10 @@ class Searcher:
         names = indexes or [max(known, key=lambda name: (self._rank(known[name]), name))]
         collection = self._by_fingerprint.get(require_same_origin(COLLECTION, *(known[name] for name in names)))
         if collection is None:
-            raise UserError(f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown.")
+            raise UserError(
+                f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown. If its documents"
+                " were made again, run the recipe to its end."
+            )
         self._documents = StoredCollection(collection.uri).rows_of("documents")
         self._reading = threading.Lock()  # threads that read one parquet file at once crash
         self._searches = [self._open(known[name]) for name in names]

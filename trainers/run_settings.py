@@ -43,9 +43,9 @@ class RunSettings(Settings):
     encoder: EncoderSettings
     """The encoder to train. With ``document_encoder``, it is the queries' encoder."""
     document_encoder: EncoderSettings | None = None
-    """An encoder of documents with weights of its own. None: queries and documents share one."""
+    """An encoder of documents with weights of its own. null: queries and documents share one."""
     dropout: PartialShare | None = None
-    """Dropout of the encoder. None: as its configuration says."""
+    """Dropout of the encoder. null: as its configuration says."""
     lora: LoraSettings | None = None
     """Train a LoRA adapter instead of all weights."""
     activation_checkpointing: bool = False
@@ -62,7 +62,7 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()
     """Length of the training, batches in a step and optimizer."""
     validation: ValidationSettings | None = None
-    """How the kept state is chosen. None: the last one."""
+    """How the kept state is chosen. null: the last one."""
     checkpoints_kept: PositiveInt = 2
     """Number of newest checkpoints to keep, besides the best."""
 

@@ -170,10 +170,9 @@ def _ledger(
         )
     if training.max_steps is not None and training.max_steps > order.total_steps:
         counted = "its epoch gives" if training.epochs == 1 else f"its {training.epochs} epochs give"
-        log.warning(
-            f"  Warning: training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps."
-            " The run ends there, and its learning rate is planned for that many. Pack and train more epochs for a"
-            " longer one."
+        log.info(
+            f"  training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps, for which the"
+            " learning rate is planned. More epochs, packed and trained, make a longer run."
         )
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
     ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training)

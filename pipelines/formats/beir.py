@@ -41,7 +41,7 @@ class BeirFolder(FolderSource):
     kind: Literal["beir"] = "beir"
     """The format."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Splits to read. None: every file in qrels/."""
+    """Splits to read. null: every file in qrels/."""
     domain_key: str = _DEFAULT_DOMAIN_KEY
     """Key in "metadata" with the domain. '' where it is absent."""
     answers_key: str = _DEFAULT_ANSWERS_KEY
@@ -102,7 +102,7 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
         raise UserError(
             f"{folder.uri} is no BEIR folder because it lacks {' and '.join(missing)}. A BEIR folder holds"
             f" {CORPUS_FILE}, {QUERIES_FILE} and one or more {_qrels_file('<split>')}, plain or with .gz or .zst"
-            " behind the name. Is the path right?"
+            " behind the name. Is the path right? Other tables are read with source.kind=columns."
         )
     absent = sorted(set(wanted or ()) - set(present))
     if absent:

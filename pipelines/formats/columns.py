@@ -32,9 +32,9 @@ class DocumentTable(Settings):
     table: FileNames = Field(min_length=1)
     """The table."""
     id: str | None = "id"
-    """Column of the ids. None: ids are made from title and text, so equal texts are one document."""
+    """Column of the ids. null: ids are made from title and text, so equal texts are one document."""
     title: str | None = None
-    """Column of the titles. None: no titles."""
+    """Column of the titles. null: no titles."""
     text: str = "text"
     """Column of the texts."""
     in_parts: bool = False
@@ -99,7 +99,7 @@ class JudgmentTables(SplitTables):
     document_id: str = "document_id"
     """Column of the documents' ids."""
     relevance: str | None = "relevance"
-    """Column of the grades. None: every row is a positive, of grade 1."""
+    """Column of the grades. null: every row is a positive, of grade 1."""
 
 
 class PairTables(SplitTables):

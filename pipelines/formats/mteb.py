@@ -44,7 +44,7 @@ class MtebFolder(FolderSource):
     subset: str | None = None
     """Name of one collection in a data set with several, such as a language."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Splits to read. None: all."""
+    """Splits to read. null: all."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""

@@ -166,7 +166,7 @@ class PythonFunctions(Settings):
     minimum_query_words: PositiveInt = 3
     """Fewest words of a query."""
     limit: PositiveInt | None = None
-    """Number of functions to keep, chosen by a hash of their id. None: all."""
+    """Number of functions to keep, chosen by a hash of their id. null: all."""
 
     def open(self) -> Source:
         """The running interpreter's collection. Raises ``UserError`` where its library has no source."""

@@ -51,7 +51,7 @@ class FileTree(FolderSource):
     """
 
     include: FileNames | None = Field(default=None, min_length=1)
-    """Globs of files to read. None: files of a known language by their name."""
+    """Globs of files to read. null: files of a known language by their name."""
     exclude: FileNames = ()
     """Globs of files to leave out."""
     domain: Literal["folder", "language", "none"] = "folder"

@@ -36,7 +36,7 @@ class MineConfig(StageConfig):
     collection: InputPath
     """The collection that was searched."""
     vectors: InputPath | None = None
-    """Vectors of documents and queries, from any encoder, to score positives and candidates. None: the run's scores."""
+    """Vectors of documents and queries, from any encoder, to score positives and candidates. null: the run's scores."""
     split: str = "train"
     """Split of the judgments that name the positives."""
     form: Form = "hard_negatives"
@@ -44,7 +44,7 @@ class MineConfig(StageConfig):
     rules: MiningRules = MiningRules()
     """Rules for candidates."""
     number: PositiveInt | None = None
-    """Candidates of a query, without its positives. None: all."""
+    """Candidates of a query, without its positives. null: all."""
     choose: Literal["first", "sample"] = "first"
     """How they are chosen among those that pass the rules."""
     seed: NonNegativeInt = 0

@@ -22,9 +22,9 @@ class MixConfig(StageConfig):
     sources: NamedInputs = Field(min_length=1)
     """Artifacts of batches, by their names in the counts."""
     ratios: dict[str, PositiveFloat] | None = None
-    """Ratios of the numbers of batches, by the same names. None: an epoch has all batches of all sources."""
+    """Ratios of the numbers of batches, by the same names. null: an epoch has all batches of all sources."""
     epochs: PositiveInt | None = None
-    """Number of epochs. None: as many as every source has. A source with fewer repeats its own in turn."""
+    """Number of epochs. null: as many as every source has. A source with fewer repeats its own in turn."""
     seed: NonNegativeInt = 0
     """Seed of the order."""
     batches_per_shard: PositiveInt = 1_000

@@ -49,7 +49,7 @@ class PackConfig(StageConfig):
     """How pairs become batches. Without ``clusters`` they are random ones of ``pairs``."""
 
     clusters: InputPath | None = None
-    """The clusters to pack. None: random batches."""
+    """The clusters to pack. null: random batches."""
     pairs: InputPath | None = None
     """The pairs. Swaps and random batches need them."""
     vectors: InputPath | None = None

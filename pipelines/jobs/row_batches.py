@@ -45,7 +45,7 @@ class RowBatchesConfig(StageConfig):
     """Number of epochs. Each is made anew."""
     batches_per_epoch: PositiveInt | None = None
     """Number of batches, drawn at random from those of an epoch. A smaller number draws a subset of a larger one's.
-    None: all."""
+    null: all."""
     seed: NonNegativeInt = 0
     """Seed of the order, and of the rows that each epoch leaves out."""
     batches_per_shard: PositiveInt = 1_000

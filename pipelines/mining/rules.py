@@ -53,7 +53,7 @@ class MiningRules(Settings):
     skip_first: NonNegativeInt = 0
     """Number of first ranks to drop."""
     depth: PositiveInt | None = None
-    """The last rank to read. None: all."""
+    """The last rank to read. null: all."""
     maximum_score: FiniteFloat | None = None
     """The highest score of a candidate."""
     absolute_margin: FiniteFloat | None = None

@@ -104,7 +104,7 @@ class ModelSettings(Settings):
 
 
 class EncoderSettings(ModelSettings):
-    """The encoder, and settings that override those of its folder (None or 'auto': as the folder says)."""
+    """The encoder, and settings that override those of its folder (null or 'auto': as the folder says)."""
 
     tokenizer: InputPath | None = None
     """A folder, a model artifact or a hub name to read the tokenizer from, for a model without one."""
@@ -218,9 +218,9 @@ class ListScorerForm(Settings):
     heads: PositiveInt = 8
     """Number of attention heads."""
     width: PositiveInt | None = None
-    """Width of the states. None: that of the vectors."""
+    """Width of the states. null: that of the vectors."""
     feed_forward: PositiveInt | None = None
-    """Width of the feed-forward layers. None: four times ``width``."""
+    """Width of the feed-forward layers. null: four times ``width``."""
     dropout: PartialShare = 0.1
     """Dropout on the output of attention and feed-forward layers."""
 

@@ -139,7 +139,10 @@ def verdict_table(evaluated: Evaluated) -> Table:
             interval = f"{signed(-other.high)} to {signed(-other.low)}"
             rows.append([other.name, decided, signed(-other.value), interval, _p_value(p)])
     header = [f"{mine} against", "", evaluated.measures[0], f"{_confidence(evaluated)} interval", "p"]
-    caption = f"Not decided: over {evaluated.metrics['queries']:,} queries the difference may be chance."
+    caption = (
+        f"Not decided: over {evaluated.metrics['queries']:,} queries the difference may be chance, by p, which is"
+        " corrected for all comparisons (Holm). Intervals are not corrected."
+    )
     return Table(header, rows, caption if any("not decided" in row for row in rows) else "", text_columns=2)
 
 
@@ -248,7 +251,7 @@ def notes(metrics: Metrics) -> list[str]:
             found.append(f"'{name}' has {counted(count, 'result')} with the query's own id: {what}.")
         if 0 < (depth := metrics["depth"][name]) < deepest:
             found.append(
-                f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."
+                f"'{name}' found at most {depth:,} documents a query, so measures to rank {deepest:,} see no more."
             )
         if warning := title_warning(name, metrics["made_with"].get(name, {}), conventions["title"], like):
             found.append(warning)

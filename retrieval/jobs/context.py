@@ -38,9 +38,9 @@ class ContextConfig(StageConfig):
     encoder: EncoderSettings
     """The contextual encoder."""
     documents: PositiveInt | None = None
-    """Number of documents in the context. None: as many as in training."""
+    """Number of documents in the context. null: as many as in training."""
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Draw only documents of these domains. '' is the domain of documents without one. None: all domains."""
+    """Draw only documents of these domains. '' is the domain of documents without one. null: all domains."""
     with_title: bool = True
     """Whether documents are read with their titles, as when they are embedded."""
     seed: NonNegativeInt = 0

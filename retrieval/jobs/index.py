@@ -55,7 +55,7 @@ class VectorIndexSettings(Settings):
     factory: str = "Flat"
     """FAISS factory string."""
     shards: PositiveInt | None = None
-    """Number of shards; each is a run of rows. None: as many as the memory budget requires."""
+    """Number of shards; each is a run of rows. null: as many as the memory budget requires."""
     memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
     """Memory of one worker, such as '512MiB' or '4GiB'. An index takes a third of it, and as much of a GPU's memory."""
     training_sample: PositiveInt = 262_144

@@ -30,13 +30,13 @@ class RerankConfig(StageConfig):
     query_vectors: InputPath | None = None
     """The queries' vectors, where ``vectors`` has none (for an encoder of queries only)."""
     scoring: InputPath | None = None
-    """A model trained with a module that scores whole lists. None: inner products."""
+    """A model trained with a module that scores whole lists. null: inner products."""
     collection: InputPath
     """The collection of the ranking and the vectors."""
     depth: PositiveInt = 100
     """Candidates to rerank for each query. The others are dropped."""
     top_k: PositiveInt | None = None
-    """Results kept for each query. None: all."""
+    """Results kept for each query. null: all."""
     queries_per_shard: PositiveInt = 1024
     """Queries scored in one task."""
     tag: Tag = "reranked"

@@ -37,7 +37,7 @@ class OptimizerSettings(Settings):
     epsilon: PositiveFloat = 1e-8
     """Epsilon, added to the denominator of an update."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Gradients with a larger global norm are scaled down to it. None: no limit."""
+    """Gradients with a larger global norm are scaled down to it. null: no limit."""
 
 
 _BELONGS_TO = {

@@ -1,5 +1,6 @@
 """`raytriever estimate`: memory, time and disk of a recipe on GPUs that needn't be there, from configurations alone."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
@@ -27,7 +28,7 @@ def estimate(
     output: OutputOption = None,
     until: UntilOption = None,
     gpu: Annotated[str, typer.Option(help=f"Which: {', '.join(GPUS)}.")] = "h100",
-    gpus: Annotated[int, typer.Option(help="How many, in nodes of eight.", min=1)] = 8,
+    gpus: Annotated[int, typer.Option(help="GPUs in all, eight to a node.", min=1)] = 8,
 ) -> None:
     """Says what a recipe will take: GPU memory, time, disk. Needs neither GPU nor weights nor data, and runs nothing.
 
@@ -48,7 +49,14 @@ def estimate(
             "",
             f"How much {', '.join(unknown)} will hold isn't known, nor the time of what reads it. Make it first:",
         ]
-        lines += [f"  raytriever run {recipe} --until {unknown[-1]}"]
+        given = [*(f"--set={each}" for each in overrides or []), *([f"--output={output}"] if output else [])]
+        lines += [f"  {shlex.join(['raytriever', 'run', recipe, *given, '--until', unknown[-1]])}"]
+    if estimating.others:
+        lines += [
+            "",
+            f"Not counted, because other settings or inputs made them: {', '.join(estimating.others)}. Name an --output of"
+            " its own where these are to stay.",
+        ]
     echo("\n".join(lines))
 
 

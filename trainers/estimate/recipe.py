@@ -87,11 +87,16 @@ class Estimating:
     def __init__(self, stages: Stages, machines: Machines) -> None:
         self._stages, self._machines = stages, machines
         self.found: dict[str, Estimate] = {}
+        self.others: list[str] = []
+        """Folders with an artifact of other settings or inputs, which says nothing of these."""
+        self._stored = set[str]()
         self._encoders: dict[str, EncoderCost] = {}
 
     def add(self, name: str) -> None:
         """The next one. Raises ``UserError`` for what can't be trained so, or known."""
         stage = self._stages[name]
+        if is_artifact(stage.config.output):
+            (self._stored.add if self._is_stored(stage) else self.others.append)(stage.config.output)
         ways = {"train": self._training, "embed": self._embedding, "score": self._scoring}
         try:
             read = self._read(stage)
@@ -105,9 +110,25 @@ class Estimating:
 
     def _read(self, stage: Stage[Any]) -> Size:
         if stage.command == "collect":
-            return stored_size(stage.config.output, published_size(stage.config))
+            return self._own_size(stage, published_size(stage.config))
         inputs = input_paths(stage.config).items()
         return joined([self._size_at(path) for key, path in inputs if not key.endswith(_OF_MODELS)])
+
+    def _is_stored(self, stage: Stage[Any]) -> bool:
+        """Whether its artifact is what it would make, of inputs that are so too. A source is read, no model is."""
+        makers = [made_by(self._stages, path) for path in input_paths(stage.config).values()]
+        if any(maker is not None and maker.config.output not in self._stored for maker in makers):
+            return False
+        artifact = Artifact(stage.config.output)
+        try:
+            of_source = stage.command != "collect" or artifact.manifest["inputs"] == stage.input_fingerprints()
+            return of_source and artifact.config == stage.resolved()
+        except UserError:  # the source is not at hand, so what was made of it counts
+            return True
+
+    def _own_size(self, stage: Stage[Any], size: Size) -> Size:
+        """``size``, put right by what is stored of the stage."""
+        return stored_size(stage.config.output, size) if stage.config.output in self._stored else size
 
     def _size_at(self, path: str) -> Size:
         maker = made_by(self._stages, path)
@@ -128,7 +149,7 @@ class Estimating:
 
     def _on_cores(self, stage: Stage[Any], read: Size) -> Estimate:
         cost = stage.cost(read)
-        made = stored_size(stage.config.output, cost.made)
+        made = self._own_size(stage, cost.made)
         return Estimate(stage, made, seconds_by_cause(cost, read.disk, self._machines))
 
     def _training(self, stage: Stage[Any], _: Size) -> Estimate:
@@ -206,7 +227,7 @@ def on_gpus(config: Any, machines: Machines) -> Any:
     """A training's settings on such GPUs, ``bf16`` resolved. Raises ``UserError`` where it is on and they lack it."""
     bf16 = bool(machines.peak) if config.training.bf16 == "auto" else config.training.bf16
     if bf16 and not machines.peak:
-        raise UserError(f"training.bf16 is on, and a {machines.name} has no bfloat16 instructions. Set it to false.")
+        raise UserError(f"training.bf16 is on, and a {machines.name} has no bfloat16 instructions. Set training.bf16=false.")
     training = config.training.model_copy(update={"bf16": bf16})
     resources = config.resources.model_copy(update={"workers": machines.count, "gpus_per_worker": 1})
     objective = config.objective

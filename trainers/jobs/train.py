@@ -42,7 +42,7 @@ class TrainConfig(RunSettings, StageConfig):
     tracking: TrackingSettings = TrackingSettings()
     """Experiment trackers that show the run."""
     fewest_workers: PositiveInt | None = None
-    """When machines are lost, the run resumes with this many workers or more, and takes new ones in. None: always
+    """When machines are lost, the run resumes with this many workers or more, and takes new ones in. null: always
     ``resources.workers``."""
     failures_survived: NonNegativeInt = 3
     """Lost workers to tolerate. Each costs the steps since the last checkpoint."""

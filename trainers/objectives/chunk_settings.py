@@ -27,11 +27,11 @@ class TrainedModelSettings(LanguageModelSettings):
     """A language model that is trained beside the retriever, whole or by LoRA, unless it is ``frozen``."""
 
     lora: LoraSettings | None = None
-    """LoRA adapters to train instead of its weights. None: train all of its weights."""
+    """LoRA adapters to train instead of its weights. null: train all of its weights."""
     frozen: bool = False
     """Whether its weights are frozen."""
     dropout: PartialShare | None = None
-    """Kernels of its attention within documents. None: as its configuration says."""
+    """Kernels of its attention within documents. null: as its configuration says."""
     activation_checkpointing: bool = False
     """Whether to recompute its layers in the backward pass, to save memory."""
 

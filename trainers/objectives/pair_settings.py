@@ -61,7 +61,7 @@ class AdaptiveMarginSettings(PairSettings):
     margin: float | None = Field(default=None, ge=0, le=2)
     """Epsilon of the static target. 1 is the paper's baseline; its tuned values are 0.1 to 0.6."""
     in_batch: bool | None = None
-    """Whether other triplets' negatives count too. None: only for the distributed target, which needs them."""
+    """Whether other triplets' negatives count too. null: only for the distributed target, which needs them."""
     pairing: Pairing = "paper"
     """How in-batch residuals are paired: by the equations, or as in their code, row i's negative j with row j's
     positive."""
@@ -209,15 +209,15 @@ class ContextualSettings(PairSettings):
     vectors_per_document: PositiveInt = 1
     """Vectors of the first stage for each document in the context."""
     context_max_length: PositiveInt | None = None
-    """Tokens of a document in the context. None: as the first stage says."""
+    """Tokens of a document in the context. null: as the first stage says."""
     own_documents_in_context: bool = False
     """Whether a text may read its own document, as in the paper."""
     sequence_dropout: PartialShare = 0.005
     """Probability of replacing a context vector by the null vector."""
     first_stage: EncoderSettings | None = None
-    """Initial weights of the first stage. None: a copy of the encoder."""
+    """Initial weights of the first stage. null: a copy of the encoder."""
     first_stage_layers: PositiveInt | None = None
-    """Number of the first stage's layers to keep, from the first. None: all."""
+    """Number of the first stage's layers to keep, from the first. null: all."""
     variant: Literal["paper", "released"] = "paper"
     """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
     prefix_attends: Literal["all", "prefix"] = "all"

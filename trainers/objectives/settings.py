@@ -73,7 +73,7 @@ class ObjectiveSettings(Settings):
     """Whether only the query encoder is trained, so that the export still belongs to an encoder of the documents."""
 
     chunk_tokens: PositiveInt | None = None
-    """Tokens encoded together, padding included, of texts of similar length. None: 2,048 on a CPU, 16,384 on a GPU."""
+    """Tokens encoded together, padding included, of texts of similar length. null: 2,048 on a CPU, 16,384 on a GPU."""
     chunk_size: PositiveInt | None = None
     """Texts of similar length encoded together, instead of ``chunk_tokens``."""
     gradient_cache: bool = False
@@ -111,7 +111,7 @@ class ObjectiveSettings(Settings):
 
 
 class DomainPrompts(Settings):
-    """Which of the encoder's prompts the texts of a domain have, by name; None: the role's own."""
+    """Which of the encoder's prompts the texts of a domain have, by name; null: the role's own."""
 
     query: str | None = None
     """Prompt of the domain's queries."""
@@ -123,9 +123,9 @@ class PairSettings(ObjectiveSettings):
     """How a batch of pairs is encoded and joined."""
 
     query_max_length: PositiveInt | None = None
-    """Tokens of a query. None: as the encoder says."""
+    """Tokens of a query. null: as the encoder says."""
     document_max_length: PositiveInt | None = None
-    """Tokens of a document. None: as the encoder says."""
+    """Tokens of a document. null: as the encoder says."""
     share_negatives: Literal["batch", "step"] = "batch"
     """Documents to compare a query with: those of its batch, or those of the whole step."""
     prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
@@ -157,7 +157,7 @@ class ChunkSettings(ObjectiveSettings):
     """Whether queries are the first halves of chunks: all, none, or those of these domains (prose, not code: section
     4.1)."""
     max_length: int | None = Field(default=None, ge=2)
-    """Tokens of a chunk for the retriever. None: as the encoder says."""
+    """Tokens of a chunk for the retriever. null: as the encoder says."""
 
     def _check(self) -> None:
         super()._check()

@@ -44,9 +44,9 @@ class TrackingSettings(Settings):
     project: str = Field(default="raytriever", min_length=1)
     """Project of Weights & Biases."""
     run_name: str | None = None
-    """Name of the run. None: the tracker makes one up."""
+    """Name of the run. null: the tracker makes one up."""
     folder: str | None = None
-    """Folder for TensorBoard's events and local files. None: beside the model."""
+    """Folder for TensorBoard's events and local files. null: beside the model."""
     every: PositiveInt = 1
     """Steps between tracked steps."""
 

@@ -48,11 +48,11 @@ class EvaluationSettings(Settings):
     every: PositiveInt = 500
     """Steps between evaluations."""
     patience: PositiveInt | None = None
-    """Evaluations in a row without improvement before the run ends. None: no early end."""
+    """Evaluations in a row without improvement before the run ends. null: no early end."""
     minimum_change: NonNegativeFloat = 0.0
     """An improvement is larger than this."""
     bf16: bool | None = None
-    """Bfloat16 autocast. None: as in training."""
+    """Bfloat16 autocast. null: as in training."""
 
 
 class RetrievalValidationSettings(EvaluationSettings):
@@ -77,21 +77,21 @@ class RetrievalValidationSettings(EvaluationSettings):
     with_title: bool = True
     """Whether documents are read with their titles, as in embed."""
     top_k: PositiveInt | None = None
-    """Documents found for a query. None: 100, or as many as a measure needs."""
+    """Documents found for a query. null: 100, or as many as a measure needs."""
     run: InputPath | None = None
     """A run to rerank instead of a search: an artifact, or a file of another tool."""
     candidates: PositiveInt | None = None
-    """Number of the run's first documents for each query. None: all."""
+    """Number of the run's first documents for each query. null: all."""
     queries: PositiveInt | None = None
-    """Number of queries in a sample. None: all."""
+    """Number of queries in a sample. null: all."""
     seed: NonNegativeInt = 0
     """Seed of the sample."""
     query_max_length: PositiveInt | None = None
-    """Tokens of a query. None: as the exported encoder reads."""
+    """Tokens of a query. null: as the exported encoder reads."""
     document_max_length: PositiveInt | None = None
-    """Tokens of a document. None: as the exported encoder reads."""
+    """Tokens of a document. null: as the exported encoder reads."""
     token_budget: PositiveInt | None = None
-    """Padded tokens in a forward pass. None: as suits the device."""
+    """Padded tokens in a forward pass. null: as suits the device."""
 
     @field_validator("measure", "others")
     @classmethod
@@ -165,9 +165,9 @@ class BatchValidationSettings(EvaluationSettings):
     measure: DecidingMeasure = "loss"
     """The measure that decides: ``loss`` or a metric of the objective, as a mean over the batches."""
     batches_limit: PositiveInt | None = None
-    """Number of batches, from the first. None: all."""
+    """Number of batches, from the first. null: all."""
     hard_negatives: NonNegativeInt | None = None
-    """Hard negatives drawn for each row, the same at every evaluation. None: all of a row's."""
+    """Hard negatives drawn for each row, the same at every evaluation. null: all of a row's."""
     seed: NonNegativeInt = 0
     """Seed of that draw, and of the objective's draws."""
     then: LaterMeasure | None = None

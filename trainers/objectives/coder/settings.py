@@ -95,9 +95,9 @@ class CoderSettings(ObjectiveSettings):
     label_normalization: Normalization = "none"
     """How the labels of each query are put on one scale."""
     smoothing: SmoothingSettings | None = None
-    """Labels for candidates without a judgment. None: they have none."""
+    """Labels for candidates without a judgment. null: they have none."""
     candidates: PositiveInt | None = None
-    """Candidates of a query, always with its positives. None: as many as its list has."""
+    """Candidates of a query, always with its positives. null: as many as its list has."""
     negatives: Negatives = "retrieved"
     """Negatives: the list's own, or drawn in each epoch from the batch's other lists or from the whole collection."""
     retrieved_negatives: NonNegativeInt = 0
@@ -105,7 +105,7 @@ class CoderSettings(ObjectiveSettings):
     seed: NonNegativeInt = 0
     """Seed of drawn negatives and of new weights."""
     query_max_length: PositiveInt | None = None
-    """Tokens of a query. None: as the encoder says."""
+    """Tokens of a query. null: as the encoder says."""
 
     def _check(self) -> None:
         super()._check()

@@ -123,7 +123,7 @@ def test_results_that_are_the_query_itself_are_counted_for_answers_too(tmp_path,
         how = how_it_was_measured("split 'test'", "beir", CONVENTIONS["beir"], {}, {"r": {}})
         said = notes(how | metrics_of({"r": found}, measures))
         assert f"'r' has {self_hits} results with the query's own id: removed." in said
-        shallow = "'r' has at most 3 documents a query; a measure's cutoff of 5 sees no more."
+        shallow = "'r' found at most 3 documents a query, so measures to rank 5 see no more."
         assert (shallow in said) == ("Accuracy@5" in measures)
 
 

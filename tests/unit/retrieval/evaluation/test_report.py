@@ -74,7 +74,10 @@ def test_the_verdict_says_against_each_other_system_whether_mine_is_better(syste
     low, high = map(float, str(table.rows[0][3]).split(" to "))
     assert float(str(table.rows[0][2])) == pytest.approx(difference, abs=1e-4)
     assert low < difference < high < 0
-    assert table.caption == "Not decided: over 40 queries the difference may be chance."
+    assert table.caption == (
+        "Not decided: over 40 queries the difference may be chance, by p, which is corrected for all comparisons (Holm)."
+        " Intervals are not corrected."
+    )
     best = verdict_table(evaluated(systems, mine="better"))
     assert ([row[:2] for row in best.rows], best.caption) == ([["base", "better"], ["same", "better"]], "")
     assert verdict_table(evaluated(systems, mine="better")) in evaluation_blocks(evaluated(systems, mine="better"))
@@ -243,7 +246,7 @@ def test_cutoffs_below_a_runs_end_and_queries_unanswered_or_uncounted_are_told(s
     values = np.where(np.arange(60) < 20, np.nan, 1.0)
     given = {"mine": PerQuery(IDS, {"R@1000": np.ones(60), "Accuracy@5": values}, depth=100)}
     assert notes(measured() | metrics_of(given, ["R@1000", "Accuracy@5"])) == [
-        "'mine' has at most 100 documents a query; a measure's cutoff of 1,000 sees no more.",
+        "'mine' found at most 100 documents a query, so measures to rank 1,000 see no more.",
         "Accuracy@5 is over 40 of the 60 queries.",
     ]
     section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))

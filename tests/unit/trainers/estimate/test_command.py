@@ -74,12 +74,19 @@ def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: st
     assert code == 0
     lines = {line.split()[0]: line for line in found.splitlines() if line}
     assert all("?" in lines[name] for name in ("corpus", "pairs", "packing", "batches", "model", "index", "all"))
-    assert found.endswith("Make it first:\n  raytriever run recipe.yaml --until corpus\n")
+    assert found.endswith(f"Make it first:\n  raytriever run recipe.yaml '--set={source}' --until corpus\n")
     shutil.copytree(made, "runs/recipe/corpus")
     code, found = said(recipe, "--set", source, "--set", "packing.packing.batch_size=8")
     assert code == 0
     assert "?" not in found
     assert " 6 steps." in found
+    shutil.copytree(tmp_path / "data/source", "others")
+    Path("others/queries.jsonl").write_text('{"_id": "q0", "text": "another"}\n')
+    Path("others/qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    for other in (source.replace(f"{tmp_path}/data/source", "others"), source.replace("}", ", domain_key: x}")):
+        code, found = said(recipe, "--set", other)
+        assert "Not counted, because other settings or inputs made them: runs/recipe/corpus." in found
+        assert f"raytriever run recipe.yaml '--set={other}' --until corpus\n" in found
 
 
 RANKED = """
