@@ -81,7 +81,7 @@ def _row(name: str, of: Sequence[Estimate], machines: Machines) -> list[str]:
 
 def _of_training(name: str, each: Estimate, cost: StepCost, machines: Machines) -> Iterator[str]:
     """What a step's memory consists of and what its time, whether it fits, and what makes it fit."""
-    config = on_gpus(each.stage.config, machines)
+    config = on_gpus(each.stage, machines)
     timed = ", ".join(f"{cause} {seconds:.3g} s" for cause, seconds in seconds_of(cost, config, machines).items())
     yield ""
     yield f"{name}: {gib(cost.peak)} at the peak: {cost.parts}."

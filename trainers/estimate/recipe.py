@@ -153,7 +153,7 @@ class Estimating:
         return Estimate(stage, made, seconds_by_cause(cost, read.disk, self._machines))
 
     def _training(self, stage: Stage[Any], _: Size) -> Estimate:
-        config, machines = on_gpus(stage.config, self._machines), self._machines
+        config, machines = on_gpus(stage, self._machines), self._machines
         read, training = self._size_at(config.batches), config.training
         shape = shape_of(read, config)
         batches = [read.batches] * min(training.epochs, read.epochs) if read.batches else []
@@ -223,8 +223,9 @@ def gib(number: float) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-def on_gpus(config: Any, machines: Machines) -> Any:
+def on_gpus(training_stage: Any, machines: Machines) -> Any:
     """A training's settings on such GPUs, ``bf16`` resolved. Raises ``UserError`` where it is on and they lack it."""
+    config = training_stage.asked
     bf16 = bool(machines.peak) if config.training.bf16 == "auto" else config.training.bf16
     if bf16 and not machines.peak:
         raise UserError(f"training.bf16 is on, and a {machines.name} has no bfloat16 instructions. Set training.bf16=false.")

@@ -70,7 +70,8 @@ class Train(Stage[TrainConfig]):
     results = ("",)
 
     def __init__(self, config: TrainConfig) -> None:
-        # bf16 'auto' is resolved here, by the driver, for all workers
+        self.asked = config
+        """The settings before ``training.bf16: auto`` is resolved: here, by the driver, for all workers."""
         training = config.training.resolved(gpu=config.resources.gpus_per_worker > 0)
         super().__init__(config.model_copy(update={"training": training}))
 

@@ -64,6 +64,10 @@ def test_it_says_what_stages_take(recipe: str, monkeypatch: pytest.MonkeyPatch) 
     assert "4,162 steps" in found  # 532,761 pairs in batches of 64, two a step
     assert "It fits: " in found
     assert not list(Path("tmp").iterdir())  # the models' outlines go when the process ends
+    code, of_t4 = said(recipe, "--gpu", "t4", "--gpus", "2")  # which has no bfloat16, that this processor may have
+    assert code == 0
+    assert "trained, bfloat16 autocast." in found
+    assert "trained, float32." in of_t4
     assert lines["vectors"].split()[-2:] == ["785", "MB"]  # 8,841,823 documents and 502,939 queries, 32 numbers each
 
 
