@@ -74,8 +74,8 @@ class Searcher:
         collection = self._by_fingerprint.get(require_same_origin(COLLECTION, *(known[name] for name in names)))
         if collection is None:
             raise UserError(
-                f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown. If its documents"
-                " were made again, run the recipe to its end."
+                f"The collection behind {known[names[0]].uri} is not in {run}, so no text can be shown. If its"
+                " documents were made again, run the recipe to its end."
             )
         self._documents = StoredCollection(collection.uri).rows_of("documents")
         self._reading = threading.Lock()  # threads that read one parquet file at once crash

@@ -182,7 +182,10 @@ class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignor
 
 
 class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  # type: ignore[misc]
-    """``MaskedContrastiveLoss`` in the memory of ``mini_batch_size`` texts (GradCache)."""
+    """``MaskedContrastiveLoss`` in the memory of ``mini_batch_size`` texts (GradCache).
+
+    Raises ``UserError`` for a static encoder.
+    """
 
     def __init__(
         self,
@@ -191,7 +194,12 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
         mini_batch_size: int = 32,
         directions: Directions = "query_to_document",
     ) -> None:
-        super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
+        try:
+            super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
+        except ValueError as error:
+            raise UserError(
+                f"A static encoder needs no gradient cache: take MaskedContrastiveLoss ({error})."
+            ) from error
         self._directions: Directions = directions
 
     def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ def estimate(
     if estimating.others:
         lines += [
             "",
-            f"Not counted, because other settings or inputs made them: {', '.join(estimating.others)}. Name an --output of"
-            " its own where these are to stay.",
+            f"Not counted, because other settings or inputs made them: {', '.join(estimating.others)}. Name an --output"
+            " of its own where these are to stay.",
         ]
     echo("\n".join(lines))
 

@@ -228,7 +228,9 @@ def on_gpus(training_stage: Any, machines: Machines) -> Any:
     config = training_stage.asked
     bf16 = bool(machines.peak) if config.training.bf16 == "auto" else config.training.bf16
     if bf16 and not machines.peak:
-        raise UserError(f"training.bf16 is on, and a {machines.name} has no bfloat16 instructions. Set training.bf16=false.")
+        raise UserError(
+            f"training.bf16 is on, and a {machines.name} has no bfloat16 instructions. Set training.bf16=false."
+        )
     training = config.training.model_copy(update={"bf16": bf16})
     resources = config.resources.model_copy(update={"workers": machines.count, "gpus_per_worker": 1})
     objective = config.objective

@@ -14,6 +14,8 @@ import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from datasets import Dataset, load_dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
 from pipelines.batches import BatchReader, epoch_permutation
@@ -119,6 +121,13 @@ def test_the_label_holds_the_stored_mask(batches: BatchReader, columns: Dataset)
     for number in range(2 * BATCHES):
         labels = torch.tensor(columns[number * SIZE : (number + 1) * SIZE]["label"])
         assert stored_mask(labels, 3).tolist() == batches[number]["masked"].tolist()
+
+
+def test_a_static_encoder_needs_no_gradient_cache(model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    with pytest.raises(UserError, match="take MaskedContrastiveLoss"):
+        CachedMaskedContrastiveLoss(static)
 
 
 @pytest.fixture
