@@ -1,6 +1,6 @@
 """Adaptive relevance margins: the encoder itself gives the margin that a triplet should have.
 
-Gienapp, Deckers, Scells and Potthast 2024, "Learning Effective Representations for Retrieval Using Self-Distillation
+Gienapp, Deckers, Potthast and Scells 2025, "Learning Effective Representations for Retrieval Using Self-Distillation
 with Adaptive Relevance Margins".
 """
 
