@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers import training_run
+from trainers.engine.early_stopping import Evaluation
 from trainers.objective import Objective, build_objective
 from trainers.record.ledger import ledger_lines
 from trainers.run_settings import RunSettings
-from trainers.training_run import load_for_training, objective_to_train, run_training
+from trainers.training_run import ShownProgress, load_for_training, objective_to_train, run_training
 
 CPU = torch.device("cpu")
 SHARED = {"kind": "contrastive", "share_negatives": "step"}
@@ -91,6 +93,62 @@ def test_more_steps_than_the_epochs_give_are_told(tmp_path: Path, tiny_encoder: 
     assert "training.max_steps is 1,000, but its epoch gives 4 steps" in warning
     enough = ran(settings(tiny_encoder, batches, training={"max_steps": 4}), tmp_path / "two")
     assert not [line for line in enough if "Warning" in line]
+
+
+def test_what_a_run_can_not_mean_is_warned_of(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
+    by_products = {"objective": {"kind": "contrastive", "similarity": "inner_product"}}
+    drawn = store_pairs(tmp_path / "drawn", [[pair(row, ["a", "b"]) for row in range(4)]] * 2)
+    cosines = "the objective trains cosines, but the encoder doesn't normalise"
+    none_there = "training.hard_negatives is 1, but no row of the 4 batches of"
+    draw_one = {"training": {"hard_negatives": 1, "max_steps": 1}}
+    cases: list[tuple[str, bool, dict[str, Any], list[str]]] = [
+        (batches, False, {}, [cosines]),
+        (batches, False, by_products, []),
+        (batches, True, by_products, []),
+        (batches, True, draw_one, [none_there]),
+        (drawn, True, draw_one, []),
+    ]
+    for number, (stored, normalize, changes, said) in enumerate(cases):
+        chosen = settings(tiny_encoder, stored, **{"training": {"max_steps": 1}} | changes)
+        encoder = chosen.encoder.model_copy(update={"normalize": normalize})
+        lines = ran(chosen.model_copy(update={"encoder": encoder}), tmp_path / str(number))
+        warnings = [line for line in lines if "Warning" in line]
+        assert [each in line for each, line in zip(said, warnings, strict=True)] == [True] * len(said)
+        assert any("7 a query: 6 of its batch, 1 hard" in line for line in lines) == (stored == drawn)
+
+
+def test_as_many_checkpoints_are_kept_as_the_settings_say(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
+    ran(settings(tiny_encoder, batches, checkpoints_kept=1, training={"checkpoint_every": 1}), tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_validation_is_in_the_precision_of_the_training_unless_it_has_its_own(
+    tmp_path: Path, tiny_encoder: Path, batches: str
+) -> None:
+    others = store_pairs(tmp_path / "held_out", [[pair(row, query="held") for row in range(4)]])
+
+    def before_training(in_training: bool, **own: Any) -> dict[str, float]:
+        evaluations: list[Evaluation] = []
+        validation = {"kind": "batches", "batches": others, **own}
+        chosen = settings(tiny_encoder, batches, validation=validation, training={"bf16": in_training, "max_steps": 1})
+        folder = tmp_path / f"{in_training} {own}"
+        run_training(chosen, chosen.located(), str(folder), CPU, [Reports(on_evaluation=evaluations.append)])
+        return evaluations[0].measures
+
+    exact, rounded = before_training(False), before_training(True)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.01)
+    assert before_training(True, bf16=False) == exact
+    assert before_training(False, bf16=True) == rounded
+
+
+def test_progress_goes_on_where_a_resumed_run_does() -> None:
+    told: list[Any] = []
+    progress = SimpleNamespace(start_at=told.append, advance=lambda *said: told.append(said))
+    shown = ShownProgress(progress)  # type: ignore[arg-type]
+    for step in (5, 6):
+        shown.on_step({"step": step, "examples": 8, "loss": 0.5, "learning_rate": 1e-3})
+    assert told == [32, *[(8, "loss 0.500, learning rate 1.0e-03")] * 2]
 
 
 def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(
