@@ -142,6 +142,19 @@ def test_validation_is_in_the_precision_of_the_training_unless_it_has_its_own(
     assert before_training(False, bf16=True) == rounded
 
 
+def test_what_an_objective_draws_when_it_is_built_is_the_seeds(
+    tmp_path: Path, tiny_encoder: Path, batches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of the user's own that knows no seed."""
+    drawn: list[float] = []
+    build = training_run.build_objective
+    monkeypatch.setattr(training_run, "build_objective", lambda *of: drawn.append(torch.rand(()).item()) or build(*of))
+    for number, seed in enumerate((5, 5, 6)):
+        torch.rand(number)
+        ran(settings(tiny_encoder, batches, training={"seed": seed, "max_steps": 1}), tmp_path / str(number))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_progress_goes_on_where_a_resumed_run_does() -> None:
     told: list[Any] = []
     progress = SimpleNamespace(start_at=told.append, advance=lambda *said: told.append(said))

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from raytriever.errors import UserError
 from retrieval.encoders.specification import EncoderSettings, LoraSettings, VectorForm
-from retrieval.encoders.towers import load_towers
+from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS
 from trainers.objective import build_objective
 from trainers.objectives.chunk_settings import ReplugSettings, TrainedModelSettings
@@ -96,6 +96,20 @@ def test_every_reduction_that_is_trained_is_allowed_and_no_other(form: str | Non
 def test_documents_of_one_vector_train_no_several() -> None:
     with pytest.raises(UserError, match="documents of several vectors, but the encoder's form is single"):
         MultiLayerSettings(training_form="multi_vector").require_form(VectorForm())
+
+
+def test_encoders_that_an_objective_does_not_train_are_refused(tiny_encoder: Path) -> None:
+    def load(**settings: Any) -> Towers:
+        encoder = EncoderSettings(model=str(tiny_encoder), pooling="cls", **settings)
+        return load_towers(encoder, tiny_encoder, "f" * 64)
+
+    two, several = Towers(load().query, load().document), load(form=VectorForm(kind="layers", layers=(1, 2)))
+    with pytest.raises(UserError, match="margin_mse doesn't train an encoder of documents of its own"):
+        build_objective(MarginMseSettings(), two)
+    with pytest.raises(UserError, match=r"contrastive doesn't train several vectors a document \(encoder\.form\)"):
+        build_objective(ContrastiveSettings(), several)
+    assert build_objective(ContrastiveSettings(), two).encoder("document") is two.document
+    assert build_objective(MarginMseSettings(), load()).encoder("query").dimension == 32
 
 
 @pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])
