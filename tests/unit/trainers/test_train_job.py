@@ -271,6 +271,9 @@ def test_measures_are_kept_and_the_card_tells_those_of_a_whole_split_alone(
     card = folder.read_bytes("README.md").decode()
     assert ("| nDCG@10 | 0.4000 | 0.1000 |" in card) == ("those after 3 steps" in card) == is_told
     assert folder.exists("evaluations.jsonl") == bool(evaluations)
+    assert {"README.md", "training.jsonl"} <= {file.name for file in record.files}
+    assert len(folder.read_bytes("log.jsonl").splitlines()) == 1 + len(evaluations)
+    assert record.rows == 8
     assert record.facts["stopped_early"] is True
     assert "model" not in record.facts["encoder"]
     measure, start, value = ("loss", 2.0, 1.0) if validation is HELD_OUT else ("nDCG@10", 0.1, 0.4)

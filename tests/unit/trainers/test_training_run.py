@@ -1,6 +1,7 @@
 """What a run says and refuses before its first step, where memory is full, and how it loads its encoders."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from raytriever.artifacts.artifact import Derivation
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.settings.configuration import validate
@@ -20,13 +22,21 @@ from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
-from tests.unit.trainers.validation.made_up import make_collection
+from tests.unit.trainers.validation.made_up import make_collection, spread
 from trainers import training_run
+from trainers.engine.callback import Callback
 from trainers.engine.early_stopping import Evaluation
+from trainers.jobs.train import TrainConfig
 from trainers.objective import Objective, build_objective
 from trainers.record.ledger import ledger_lines
 from trainers.run_settings import RunSettings
-from trainers.training_run import ShownProgress, load_for_training, objective_to_train, run_training
+from trainers.training_run import (
+    ShownProgress,
+    load_for_training,
+    objective_to_train,
+    recorded_training,
+    run_training,
+)
 
 CPU = torch.device("cpu")
 SHARED = {"kind": "contrastive", "share_negatives": "step"}
@@ -120,6 +130,37 @@ def test_what_a_run_can_not_mean_is_warned_of(tmp_path: Path, tiny_encoder: Path
 def test_as_many_checkpoints_are_kept_as_the_settings_say(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
     ran(settings(tiny_encoder, batches, checkpoints_kept=1, training={"checkpoint_every": 1}), tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_run_goes_on_with_what_saves_memory_and_with_no_other_weights_or_objective(
+    tmp_path: Path, tiny_encoder: Path, batches: str
+) -> None:
+    folder = tmp_path / "out"
+    ran(settings(tiny_encoder, batches), folder)
+    cached = {"kind": "contrastive", "gradient_cache": True}
+    ran(settings(tiny_encoder, batches, objective=cached, activation_checkpointing=True, checkpoints_kept=1), folder)
+    others = settings(spread(tiny_encoder, tmp_path / "spread"), batches)
+    warmer = settings(tiny_encoder, batches, objective={"kind": "contrastive", "similarity_temperature": 0.5})
+    for chosen, named in ((others, r"fingerprints\.encoder\.model"), (warmer, r"objective\.similarity_temperature")):
+        with pytest.raises(UserError, match=f"holds checkpoints of a run with other settings: .*{named}"):
+            ran(chosen, folder)
+
+
+def test_who_watches_a_run_is_told_of_what_ends_it(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
+    class Watching(Callback):
+        def on_step(self, point: Mapping[str, Any]) -> None:
+            told.append(point["step"])
+            raise KeyboardInterrupt
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+            told.append(kind)
+
+    told: list[Any] = []
+    values = settings(tiny_encoder, batches).model_dump() | {"output": str(tmp_path / "model")}
+    config = TrainConfig.model_validate(values)
+    with pytest.raises(KeyboardInterrupt):
+        recorded_training(config, Derivation("model", "train", 1, {}, {}), CPU, [Watching()])
+    assert told == [1, KeyboardInterrupt]
 
 
 def test_validation_is_in_the_precision_of_the_training_unless_it_has_its_own(
