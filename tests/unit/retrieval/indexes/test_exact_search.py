@@ -93,12 +93,6 @@ def test_equal_vectors_have_equal_scores_wherever_they_stand(search: Search) -> 
         assert len(np.unique(found.scores)) == 1
 
 
-def test_more_documents_than_a_rank_has_bits_for_are_refused(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_search, "LOW_BITS", 3)
-    with pytest.raises(UserError, match=r"4 documents are more than one search takes \(3\)"):
-        search(vectors(1, 2), vectors(4, 2), 1)
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_vectors_that_are_not_finite_are_named(search: Search, value: float) -> None:
