@@ -62,6 +62,7 @@ def test_runs_come_back_as_the_same_float32(tmp_path_factory, scores, query_ids,
     (b"\xef\xbb\xbfq1 Q0 d1 1 2.5 x\n\xef\xbb\xbfq2 Q0 d1 1 2 x\n",  # a mark is one at the beginning alone
      {"q1": {"d1": 2.5}, "\ufeffq2": {"d1": 2.0}}),
     (b"\xef\xbb\xbf1\t2\t1\n", {"1": {"2": -1.0}}),
+    (b"\n \n1\t2\t1\n", {"1": {"2": -1.0}}),  # the first line that has anything tells the form
     (b"\xef\xbb\xbf", {}),
     (b"", {}),
 ])  # fmt: skip

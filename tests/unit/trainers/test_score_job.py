@@ -72,6 +72,10 @@ def test_every_epoch_and_so_many_tokens_and_no_other_batches(llama: Path, batche
     sums, means = (reader.read(0, 0, mean=mean) for mean in (False, True))
     np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
     assert (reader.read(1, 0, mean=False) != sums).any()
+    assert [shard.rows for shard in reader.artifact.shards] == [2 * 4, 4] * 2  # two batches a task
+    for name, separator in (("nothing", ""), ("another", " and ")):
+        uri = score(tmp_path / name, batches, llama, language_model=settings, separator=separator)
+        assert (ScoreReader(uri).read(0, 0, mean=False) != sums).any()
     other = BatchReader(store_chunk_batches(tmp_path / "other", files=(1, 1)))
     with pytest.raises(UserError, match=r"belong to other batches \(\w{12}\) than .*Score these \(raytriever score\)"):
         reader.require_batches(other)

@@ -19,7 +19,7 @@ from raytriever.stages.stage import Shard
 from retrieval.encoders.specification import EncoderContract
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import make_artifact
-from trainers.engine.early_stopping import State, Trained
+from trainers.engine.early_stopping import Evaluation, State, Trained
 from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import check_slices, check_workers
@@ -224,6 +224,9 @@ class Exported:
         return SimpleNamespace(contract=contract)
 
 
+HELD_OUT = {"kind": "batches", "batches": "run/held_out"}
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -239,7 +242,40 @@ def test_the_card_counts_what_the_exported_weights_have_seen(tmp_path: Path, mon
     with run_log:
         for step in range(1, 5):
             run_log.on_step({"step": step, "loss": 1.0, "examples": 8})
-    validation = {"kind": "batches", "batches": "run/held_out"}
-    job = stage(output=folder.uri, validation=validation if state.best_step else None)
+    job = stage(output=folder.uri, validation=HELD_OUT if state.best_step else None)
     write_model(job.config, job.derivation(), Exported(), Trained(4, state), run_log)
     assert f"| training | {said} |" in folder.read_bytes("README.md").decode()
+
+
+SEARCHED = SETTINGS["validation"]
+MEASURED = (Evaluation(0, {"loss": 2.0, "nDCG@10": 0.1}), Evaluation(3, {"loss": 1.0, "nDCG@10": 0.4}))
+
+
+@pytest.mark.parametrize(("validation", "evaluations", "is_told"), [
+    (SEARCHED, MEASURED, True),
+    (SEARCHED | {"queries": 5}, MEASURED, False),
+    (HELD_OUT, MEASURED, False),
+    (SEARCHED, (), False),
+], ids=["whole", "sample", "batches", "none"])  # fmt: skip
+def test_measures_are_kept_and_the_card_tells_those_of_a_whole_split_alone(
+    tmp_path: Path, monkeypatch, validation: dict[str, Any], evaluations: tuple[Evaluation, ...], is_told: bool
+) -> None:
+    monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})
+    job, folder = stage(output=str(tmp_path), validation=validation), Folder(str(tmp_path))
+    run_log = RunLog(folder, torch.device("cpu"))
+    with run_log:
+        run_log.on_step({"step": 1, "loss": 1.0, "examples": 8})
+    best_step = 3 if evaluations else None
+    trained = Trained(9, State(4, evaluations, best_step), job.config.validation.criteria([4]))
+    record = write_model(job.config, job.derivation(), Exported(), trained, run_log)
+    card = folder.read_bytes("README.md").decode()
+    assert ("| nDCG@10 | 0.4000 | 0.1000 |" in card) == ("those after 3 steps" in card) == is_told
+    assert folder.exists("evaluations.jsonl") == bool(evaluations)
+    assert {"README.md", "training.jsonl"} <= {file.name for file in record.files}
+    assert len(folder.read_bytes("log.jsonl").splitlines()) == 1 + len(evaluations)
+    assert record.rows == 8
+    assert record.facts["stopped_early"] is True
+    assert "model" not in record.facts["encoder"]
+    measure, start, value = ("loss", 2.0, 1.0) if validation is HELD_OUT else ("nDCG@10", 0.1, 0.4)
+    best = {"step": 3, "measure": measure, "value": value, "start": start}
+    assert record.facts.get("best") == (best if evaluations else None)

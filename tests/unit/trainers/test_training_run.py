@@ -1,13 +1,16 @@
 """What a run says and refuses before its first step, where memory is full, and how it loads its encoders."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from raytriever.artifacts.artifact import Derivation
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.settings.configuration import validate
@@ -19,12 +22,21 @@ from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
-from tests.unit.trainers.validation.made_up import make_collection
+from tests.unit.trainers.validation.made_up import make_collection, spread
 from trainers import training_run
+from trainers.engine.callback import Callback
+from trainers.engine.early_stopping import Evaluation
+from trainers.jobs.train import TrainConfig
 from trainers.objective import Objective, build_objective
 from trainers.record.ledger import ledger_lines
 from trainers.run_settings import RunSettings
-from trainers.training_run import load_for_training, objective_to_train, run_training
+from trainers.training_run import (
+    ShownProgress,
+    load_for_training,
+    objective_to_train,
+    recorded_training,
+    run_training,
+)
 
 CPU = torch.device("cpu")
 SHARED = {"kind": "contrastive", "share_negatives": "step"}
@@ -91,6 +103,106 @@ def test_more_steps_than_the_epochs_give_are_told(tmp_path: Path, tiny_encoder: 
     assert "training.max_steps is 1,000, but its epoch gives 4 steps" in told
     enough = ran(settings(tiny_encoder, batches, training={"max_steps": 4}), tmp_path / "two")
     assert not [line for line in enough if "max_steps" in line]
+
+
+def test_what_a_run_can_not_mean_is_warned_of(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
+    by_products = {"objective": {"kind": "contrastive", "similarity": "inner_product"}}
+    drawn = store_pairs(tmp_path / "drawn", [[pair(row, ["a", "b"]) for row in range(4)]] * 2)
+    cosines = "the objective trains cosines, but the encoder doesn't normalise"
+    none_there = "training.hard_negatives is 1, but no row of the 4 batches of"
+    draw_one = {"training": {"hard_negatives": 1, "max_steps": 1}}
+    cases: list[tuple[str, bool, dict[str, Any], list[str]]] = [
+        (batches, False, {}, [cosines]),
+        (batches, False, by_products, []),
+        (batches, True, by_products, []),
+        (batches, True, draw_one, [none_there]),
+        (drawn, True, draw_one, []),
+    ]
+    for number, (stored, normalize, changes, said) in enumerate(cases):
+        chosen = settings(tiny_encoder, stored, **{"training": {"max_steps": 1}} | changes)
+        encoder = chosen.encoder.model_copy(update={"normalize": normalize})
+        lines = ran(chosen.model_copy(update={"encoder": encoder}), tmp_path / str(number))
+        warnings = [line for line in lines if "Warning" in line]
+        assert [each in line for each, line in zip(said, warnings, strict=True)] == [True] * len(said)
+        assert any("7 a query: 6 of its batch, 1 hard" in line for line in lines) == (stored == drawn)
+
+
+def test_as_many_checkpoints_are_kept_as_the_settings_say(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
+    ran(settings(tiny_encoder, batches, checkpoints_kept=1, training={"checkpoint_every": 1}), tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_run_goes_on_with_what_saves_memory_and_with_no_other_weights_or_objective(
+    tmp_path: Path, tiny_encoder: Path, batches: str
+) -> None:
+    folder = tmp_path / "out"
+    ran(settings(tiny_encoder, batches), folder)
+    cached = {"kind": "contrastive", "gradient_cache": True}
+    ran(settings(tiny_encoder, batches, objective=cached, activation_checkpointing=True, checkpoints_kept=1), folder)
+    others = settings(spread(tiny_encoder, tmp_path / "spread"), batches)
+    warmer = settings(tiny_encoder, batches, objective={"kind": "contrastive", "similarity_temperature": 0.5})
+    for chosen, named in ((others, r"fingerprints\.encoder\.model"), (warmer, r"objective\.similarity_temperature")):
+        with pytest.raises(UserError, match=f"holds checkpoints of a run with other settings: .*{named}"):
+            ran(chosen, folder)
+
+
+def test_who_watches_a_run_is_told_of_what_ends_it(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
+    class Watching(Callback):
+        def on_step(self, point: Mapping[str, Any]) -> None:
+            told.append(point["step"])
+            raise KeyboardInterrupt
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+            told.append(kind)
+
+    told: list[Any] = []
+    values = settings(tiny_encoder, batches).model_dump() | {"output": str(tmp_path / "model")}
+    config = TrainConfig.model_validate(values)
+    with pytest.raises(KeyboardInterrupt):
+        recorded_training(config, Derivation("model", "train", 1, {}, {}), CPU, [Watching()])
+    assert told == [1, KeyboardInterrupt]
+
+
+def test_validation_is_in_the_precision_of_the_training_unless_it_has_its_own(
+    tmp_path: Path, tiny_encoder: Path, batches: str
+) -> None:
+    others = store_pairs(tmp_path / "held_out", [[pair(row, query="held") for row in range(4)]])
+
+    def before_training(in_training: bool, **own: Any) -> dict[str, float]:
+        evaluations: list[Evaluation] = []
+        validation = {"kind": "batches", "batches": others, **own}
+        chosen = settings(tiny_encoder, batches, validation=validation, training={"bf16": in_training, "max_steps": 1})
+        folder = tmp_path / f"{in_training} {own}"
+        run_training(chosen, chosen.located(), str(folder), CPU, [Reports(on_evaluation=evaluations.append)])
+        return evaluations[0].measures
+
+    exact, rounded = before_training(False), before_training(True)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.01)
+    assert before_training(True, bf16=False) == exact
+    assert before_training(False, bf16=True) == rounded
+
+
+def test_what_an_objective_draws_when_it_is_built_is_the_seeds(
+    tmp_path: Path, tiny_encoder: Path, batches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of the user's own that knows no seed."""
+    drawn: list[float] = []
+    build = training_run.build_objective
+    monkeypatch.setattr(training_run, "build_objective", lambda *of: drawn.append(torch.rand(()).item()) or build(*of))
+    for number, seed in enumerate((5, 5, 6)):
+        torch.rand(number)
+        ran(settings(tiny_encoder, batches, training={"seed": seed, "max_steps": 1}), tmp_path / str(number))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_progress_goes_on_where_a_resumed_run_does() -> None:
+    told: list[Any] = []
+    progress = SimpleNamespace(start_at=told.append, advance=lambda *said: told.append(said))
+    shown = ShownProgress(progress)  # type: ignore[arg-type]
+    for step in (5, 6):
+        shown.on_step({"step": step, "examples": 8, "loss": 0.5, "learning_rate": 1e-3})
+    assert told == [32, *[(8, "loss 0.500, learning rate 1.0e-03")] * 2]
 
 
 def test_memory_that_is_full_in_training_says_first_what_the_run_goes_on_with(

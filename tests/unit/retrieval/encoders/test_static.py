@@ -1,6 +1,7 @@
 """Static encoders: their vectors are sentence-transformers' own, both ways; what can't be asked of them is refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
     copy_without_weights,
+    edited,
     load_tiny,
     sentence_transformer,
     tiny_model,
@@ -153,6 +155,21 @@ def test_a_step_moves_the_vectors_of_its_tokens_alone_and_placing_none(table: St
     assert table.contract.dtype == "float32"
 
 
+def test_what_the_folder_or_the_settings_say_of_a_table_counts(
+    table: StaticEncoder, tiny_encoder: Path, tmp_path: Path
+) -> None:
+    assert load_tiny(tiny_encoder, static=True, revision="r1").contract.revision == "r1"
+    assert load_tiny(tiny_encoder, pooling="mean", revision="r1").contract.revision == "r1"
+    table.save(tmp_path / "cut")
+    edited(tmp_path / "cut" / "config_sentence_transformers.json", lambda config: config.update(truncate_dim=8))
+    assert load_tiny(tmp_path / "cut").dimension == 8
+    shutil.copytree(tiny_encoder, tmp_path / "other")
+    more = {f"new{number}": 10_000 + number for number in range(5_000)}
+    edited(tmp_path / "other" / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update(more))
+    with pytest.raises(UserError, match=r"The tokenizer in .*other has .* tokens, but the model has embeddings of"):
+        load_tiny(tiny_encoder, static=True, tokenizer=str(tmp_path / "other"))
+
+
 ELSEWHERE = {"pooling": "cls", "projection": "linear", "append_eos": True, "attention": "eager", "head": "pooled"}
 
 
@@ -170,6 +187,10 @@ def test_a_damaged_table_is_named(table: StaticEncoder, tmp_path: Path) -> None:
         load_tiny(tmp_path)
     save_file({"embedding.weight": torch.zeros(3, 4)}, path)
     with pytest.raises(UserError, match="embeddings of 3"):
+        load_tiny(tmp_path)
+    table.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer\.json, which a static encoder needs"):
         load_tiny(tmp_path)
     path.unlink()
     with pytest.raises(UserError, match="table of token vectors"):

@@ -101,6 +101,9 @@ def test_what_is_printed(folder: Path) -> None:
     assert "in ±0.4" in text
     assert "nDCG@10    b - a " in text
     assert "Conventions of trec" in text
+    alone = compared(*arguments, "--measure", "Success@1", "--level", "0.2")
+    assert "p < 0.2" in alone
+    assert "nDCG@10" not in alone
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

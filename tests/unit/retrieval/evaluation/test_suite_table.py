@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,18 @@ from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import closing_lines, recipe_stages
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.significance import stratified_z_test
-from retrieval.evaluation.suite_table import measure_tables, published_figures, published_row, shown_table, summarize
+from retrieval.evaluation.suite_table import (
+    PAPERS,
+    PublishedRow,
+    measure_tables,
+    published_figures,
+    published_row,
+    shown_table,
+    summarize,
+)
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.table import SuiteTable, TableConfig
-from tests.unit.small_run import make
+from tests.unit.small_run import make, make_artifact
 
 SIZES = {"arguana": 40, "android": 10, "gaming": 25}
 GROUPS = {"cqadupstack": ("android", "gaming")}
@@ -95,6 +104,33 @@ def test_a_published_row_stands_beside_a_system_that_is_measured_alike(measures,
     elsewhere = TableConfig(**config, evaluations={"arguana": "evaluation", "b": "made/before"})
     if said is None or "nothing of it" in said:
         SuiteTable(elsewhere).check_settings(stages)  # which may have the figure
+
+
+def test_a_table_marks_the_best_and_says_what_its_means_rest_on(tmp_path: Path) -> None:
+    given, row = evaluations(), published_row("revela/1/BM25")
+    elsewhere = PublishedRow("coder", "1", "of another measure", {("arguana", "R@10"): 0.5})
+    (table,) = measure_tables(given, GROUPS)
+    shown = shown_table(table, {"base": row, "better": elsewhere}, 0.05)
+    base, printed, difference, better = shown.rows  # below a row of other measures nothing
+    assert (printed[2:], difference[3:]) == (["0.4870", "-", "-"], ["-", "-"])
+    assert [[cell.is_strong for cell in cells[2:4]] for cells in (base, better)] == [[False] * 2, [True] * 2]
+    assert [cells[4].superscript for cells in (base, better)] == ["", "a"]
+    assert "Holm-corrected, p < 0.05). Means of collections: cqadupstack of 2." in shown.caption
+    assert [name for name, paper in PAPERS.items() if paper in shown.caption] == ["revela"]
+    (comparison,) = table.comparisons
+    *_, better = shown_table(table, {}, comparison["holm"] / 2).rows
+    assert better[4].superscript == ""
+    files = {"results.json": json.dumps([asdict(table)])}
+    config = {"evaluations": {"arguana": "any"}, "published": {"base": "revela/1/BM25"}, "significance_level": 0.2}
+    stage = SuiteTable(TableConfig.model_validate(config | {"output": "any"}))
+    said = "\n".join(stage.announce(Artifact(make_artifact(tmp_path / "table", "table", {}, {}, files, 1))))
+    assert "p < 0.2)." in " ".join(said.split())
+    assert "revela: Cai" in said
+    (alone,) = measure_tables({name: {"base": systems["base"]} for name, systems in given.items()}, {})
+    assert not any(cell.is_strong for cell in shown_table(alone, {}, 0.05).rows[0][2:])
+    for system in given["arguana"].values():
+        system.values["RR"] = system.values["nDCG@10"]
+    assert [list(each.columns) for each in measure_tables(given, {})] == [list(SIZES), ["arguana"]]
 
 
 def test_collections_of_other_systems_are_refused() -> None:

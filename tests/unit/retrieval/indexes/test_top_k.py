@@ -187,3 +187,9 @@ def test_equals_a_sort_of_every_pairs_own_score() -> None:
 def test_wrong_input(queries: NDArray, documents: NDArray, k: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         search_stored(queries, documents, k)
+
+
+def test_more_documents_than_a_key_has_bits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_search, "LOW_BITS", 3)
+    with pytest.raises(UserError, match=r"4 documents are more than one search takes \(3\)"):
+        exact_top_k(np.ones((1, 2), dtype=np.float32), np.ones((4, 2), dtype=np.float32), 1)

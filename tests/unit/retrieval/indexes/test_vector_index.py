@@ -74,6 +74,14 @@ def built(vectors: NDArray[Any], factory: str = "Flat") -> Any:
     return vector_index.build_shard([vectors], factory, trained=trained)
 
 
+@pytest.mark.parametrize("factory", ["PQ4x4", "HNSW4_PQ4x4", "OPQ4_8,Flat", "IVF4,Flat"])
+def test_whatever_an_index_learns_its_seed_decides(vectors: NDArray[np.float32], factory: str) -> None:
+    few = np.ascontiguousarray(vectors[:300, :8])
+    one, again, other = (vector_index.train(few, factory, seed=seed) for seed in (3, 3, 4))
+    assert one == again
+    assert one != other
+
+
 def recall(found: Ranking, exact: Ranking) -> float:
     pairs = zip(found.rows.tolist(), exact.rows.tolist(), strict=True)
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in pairs]))

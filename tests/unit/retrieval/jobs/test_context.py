@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +16,7 @@ from pipelines.jobs.export import Export, ExportConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from retrieval.embedding import encode_texts
 from retrieval.encoders.contextual.context_reader import drawn_rows
 from retrieval.encoders.contextual.contexts import CorpusContext, draw_documents, rows_of_domains
@@ -27,6 +28,7 @@ from retrieval.jobs.context import Context, ContextConfig
 from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig
 from retrieval.vectors import StoredVectors
+from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, module_cache, saved
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection
 
@@ -103,6 +105,7 @@ def test_a_context_is_drawn_by_its_seed_alone(collection: str, model: Path, tmp_
         for number, seed in enumerate((3, 3, 4))
     )
     assert first.description == same.description
+    assert (first.description.seed, first.description.documents) == (3, 5)
     assert first.description.fingerprint != other.description.fingerprint
     assert len(first.vectors) == 5
 
@@ -126,6 +129,13 @@ def test_a_context_is_of_its_domains_alone(tmp_path: Path, monkeypatch: pytest.M
     everywhere = draw_documents(stored, 5, 2)[0]
     np.testing.assert_array_equal(everywhere, drawn_rows(54, 5, 2)[:5])  # as before there were domains
     np.testing.assert_array_equal(draw_documents(stored, 5, 2, domains=["plain", ODD_DOMAIN])[0], everywhere)
+
+
+def test_documents_that_are_all_empty_are_no_context(tmp_path: Path) -> None:
+    rows = [{"id": f"d{row}", "title": "", "text": " ", "domain": ""} for row in range(3)]
+    empty = StoredCollection(store(tmp_path, [pa.Table.from_pylist(rows, DOCUMENTS)], [], []))
+    with pytest.raises(UserError, match=r"The 3 documents drawn from .* are empty and give an encoder no context"):
+        draw_documents(empty, 2, 0)
 
 
 def test_domains_are_recorded_in_one_order(collection: str, model: Path, tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from threading import Barrier
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pydantic import ValidationError
 
 from raytriever.artifacts.artifact import TIMES, Artifact, ShardRecord
 from raytriever.errors import UserError
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
+from retrieval.collections.collection import DOCUMENTS as SCHEMA
 from retrieval.collections.collection import StoredCollection
 from retrieval.embedding import encode_texts
 from retrieval.encoders import specification
@@ -28,6 +31,7 @@ from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
+from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.retrieval.encoders.test_adapter import save_adapter
 from tests.unit.retrieval.encoders.tiny_models import POSITIONS, SENTENCES, edited, load_tiny, tiny_model
 from tests.unit.retrieval.made_up import beir_collection
@@ -170,6 +174,15 @@ def test_queries_of_some_splits_are_embedded_alone(collection: str, model: Path,
     np.testing.assert_array_equal(*(each.part("documents").range(0, 23) for each in (few, everything)))
     with pytest.raises(UserError, match=r"no vector of row 3 .* or for other splits"):
         few.part("queries").gather(np.array([3]))
+
+
+def test_what_leaves_no_text_or_chooses_queries_twice_is_refused(collection, model, tmp_path) -> None:
+    row = {"id": "d", "title": "", "text": "word", "domain": ""}
+    without = store(tmp_path / "without", [pa.Table.from_pylist([row], SCHEMA)], [], [])
+    with pytest.raises(UserError, match=r"has no queries to embed\. Leave them out of parts"):
+        stage(without, model, tmp_path / "out").plan()
+    with pytest.raises(ValidationError, match="run and splits both say which queries to embed"):
+        stage(collection, model, tmp_path / "out", run="any", splits=["test"])
 
 
 def test_a_restart_continues_and_ends_in_the_same_bytes(collection, model, plain, tmp_path) -> None:

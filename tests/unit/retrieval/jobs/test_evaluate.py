@@ -15,6 +15,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.evaluation.stored import StoredEvaluation, domain_means
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from tests.unit.retrieval import judged
 from tests.unit.retrieval.judged import RUN, make_collection, make_run_artifact, write_qrels_file, write_run_file
 from tests.unit.small_run import make
 
@@ -78,6 +79,24 @@ def test_everything_that_decides_a_number_is_recorded_and_printed(collection: st
         "relevance_levels lenient from grade 1 on, strict from grade 2 on",
     ):  # fmt: skip
         assert line in sentences
+
+
+def test_what_is_set_of_answers_and_tests_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(judged.ANSWERS, "q1", ["P.ris"])
+    settings = {"collection": make_collection(tmp_path), "runs": runs(tmp_path), "measures": ["Accuracy@1"]}
+    chosen = {"answer_match": "regex", "equivalence_margin": 0.3, "significance_level": 0.2, "mine": "better"}
+    stage, artifact = evaluated(tmp_path / "set", **settings, **chosen)
+    _, plain = evaluated(tmp_path / "plain", **settings)
+    of_q1 = [StoredEvaluation(each.uri).values()["better"].values["Accuracy@1"][0] for each in (artifact, plain)]
+    assert of_q1 == [1, 0]
+    assert {found["details"]["margin"] for found in artifact.read_json("comparisons.json")} == {0.3}
+    text = " ".join("\n".join(stage.announce(artifact)).split())
+    assert "p < 0.2" in text
+    assert "better against Accuracy@1" in text
+    stage.check_inputs({"runs.mine"})  # judgments are made by this run, and are not there yet
+    of_dev = settings | {"split": "dev", "measures": ["RR"], "output": "o"}
+    with pytest.raises(UserError, match="no judgments of split 'dev'"):
+        Evaluate(validate(EvaluateConfig, of_dev, "evaluate")).check_inputs({"collection"})
 
 
 def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
@@ -171,6 +190,7 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
     ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
     ({"qrels": "b", "conventions": {"tie": "run_order"}}, "'conventions.tie' is not a setting.*'ties'"),
     ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
+    ({"qrels": "b", "mine": "z"}, r"'mine' is 'z', which is none of the runs \(x\)"),
     ({"qrels": "b", "relevance_levels": {"all": 0}}, "'relevance_levels.all': Input should be greater"),
 ])  # fmt: skip
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:

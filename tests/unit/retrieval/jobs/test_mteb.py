@@ -199,6 +199,7 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, t
     ({"context_documents": 3}, "reads no context. Leave out context_documents"),
     ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
     ({"benchmark": None}, "neither tasks nor a benchmark is named"),
+    ({"tasks": ["Flight", "Flight"]}, "tasks names one twice"),
     ({"name": "plain"}, "of the form organization/model"),
 ])  # fmt: skip
 def test_what_can_not_be_evaluated_is_refused_before_it_is(encoder, tmp_path, changes, message):

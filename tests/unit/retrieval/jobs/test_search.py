@@ -216,6 +216,68 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     assert fused.system["with_title"] is True
 
 
+def test_runs_bear_their_tag_and_a_task_takes_the_queries_that_are_set(tmp_path, collection, vectors, index, bm25):
+    """However the work is cut the run is the same, so that the tasks alone tell."""
+    run = search(tmp_path, index=bm25, collection=collection, top_k=20)
+    of_vectors, cut = {"collection": collection, "vectors": vectors}, {"queries_per_shard": 7, "tag": "mine"}
+    output = str(tmp_path / "out")
+    for stage in (
+        Search(SearchConfig(index=index, **of_vectors, **cut, output=f"{output}/s")),
+        Rerank(RerankConfig(run=run.uri, **of_vectors, **cut, output=f"{output}/r")),
+        Fuse(FuseConfig(runs={"a": run.uri, "b": run.uri}, **cut, output=f"{output}/f")),
+    ):
+        assert len(stage.phases()[0].tasks) == 3  # of 20 queries
+        lines = StoredRanking(make(stage)).path("run.trec").read_text().splitlines()
+        assert {line.split()[-1] for line in lines} == {"mine"}
+
+
+def test_how_deep_runs_are_read_and_how_many_documents_are_kept(tmp_path, collection, vectors, index) -> None:
+    run = search(tmp_path, index=index, collection=collection, vectors=vectors, top_k=20)
+    anew = rerank(tmp_path, run, vectors, collection, depth=5, top_k=3)
+    np.testing.assert_array_equal(anew.ranking().rows, run.ranking().rows[:, :3])
+    assert (anew.system["reranked"], anew.system["top_k"]) == (5, 3)
+    all_of_them = rerank(tmp_path / "all", run, vectors, collection, depth=5)
+    assert (all_of_them.ranking().rows.shape[1], all_of_them.system["top_k"]) == (5, 5)
+    fused = fuse(tmp_path, {"a": run.uri, "b": run.uri}, rank_constant=1, depth=4)
+    expected = np.tile(np.float32([2 / (1 + rank) for rank in range(1, 5)]), (QUERIES - 1, 1))
+    np.testing.assert_allclose(fused.ranking().scores, expected)
+    assert fused.system["fusion"] == "reciprocal rank, k = 1, top 4"
+
+
+def test_what_does_not_go_together_is_refused_before_the_first_task(tmp_path, collection, vectors, index, bm25) -> None:
+    def refused(message: str, stage: Any) -> None:
+        with pytest.raises(UserError, match=message):
+            stage.phases()
+
+    def searching(**settings: Any) -> Search:
+        return Search(SearchConfig(**{"collection": collection} | settings, output=str(tmp_path / "searched")))
+
+    def reranking(**settings: Any) -> Rerank:
+        given = {"collection": collection, "run": run.uri, "vectors": vectors} | settings
+        return Rerank(RerankConfig(**given, output=str(tmp_path / "reranked")))
+
+    def part(name: str, **contract: Any) -> str:
+        of_part = {name: (values(vectors, name), [f"{name[0]}{row}" for row in range(len(values(vectors, name)))])}
+        folder = tmp_path / "-".join((name, *contract))
+        return stored_vectors(folder, collection, of_part, **{"query_prompt": "query: "} | contract)
+
+    run = search(tmp_path, index=bm25, collection=collection)
+    refused("is a BM25 index and takes texts; leave 'vectors' out", searching(index=bm25, vectors=vectors))
+    refused("is an index of vectors: name the 'vectors' artifact", searching(index=index))
+    refused("'nprobe=8' don't fit", searching(index=index, vectors=vectors, search_parameters="nprobe=8"))
+    refused("has no query of domain 'space'", searching(index=bm25, domain="space"))
+    other = beir_collection(tmp_path / "other", [("d", "", "wing")], [("q1", "wing")], [("q1", "d")])
+    refused("don't come from the same collection", searching(index=bm25, collection=other))
+    refused("holds no vectors of documents", reranking(vectors=part("queries")))
+    refused("holds no vectors of queries", reranking(vectors=part("documents")))
+    refused("come from different encoders", reranking(query_vectors=part("queries", max_length=9)))
+    foreign = stored_vectors(tmp_path / "foreign", other, {"queries": (values(vectors, "queries")[:1], ["q1"])})
+    refused("don't come from the same collection", reranking(query_vectors=foreign))
+    every_query = search(tmp_path / "every", index=bm25, collection=collection, split=None)
+    runs = {"judged": run.uri, "all": every_query.uri}
+    refused("answer different queries. Search both with one", Fuse(FuseConfig(runs=runs, output=str(tmp_path / "f"))))
+
+
 def test_the_queries_of_another_collection(tmp_path, collection, vectors, index, bm25) -> None:
     asked = [("x", "shock of t4"), ("y", "t7")]
     others = beir_collection(tmp_path / "others", NOWHERE, asked, [("y", "other")])

@@ -17,8 +17,9 @@ from raytriever.stages.cost import Size
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
+from trainers.estimate.machines import find_gpus
 from trainers.estimate.made_up import Shape, outlined_objective
-from trainers.estimate.recipe import estimate_of_run, shape_of, stored_size
+from trainers.estimate.recipe import Estimating, estimate_of_run, shape_of, stored_size
 from trainers.estimate.step import StepCost, count_step, fake_objective, step_cost
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate
@@ -163,6 +164,16 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
         log_estimate._function(other, "H100", board)
     assert records[0].getMessage() == f"  {said}"
     assert "can't be estimated: UserError: train: How the model 'org/unknown' is built" in records[1].getMessage()
+    found = []
+    for count in (2, 5):
+        estimating = Estimating(
+            {"train": Train(stage.config.model_copy(update={"checkpoints_kept": count}))}, find_gpus("h100", 1)
+        )
+        estimating.add("train")
+        found.append(estimating.found["train"])
+    assert [each.steps for each in found] == [3, 3]
+    assert found[0].step is not None
+    assert found[1].made.disk - found[0].made.disk == 3 * 3 * 4 * found[0].step.trained  # weights and two moments
     batch = stored_size(batches, Size())
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from raytriever.errors import UserError
 from retrieval.encoders.specification import EncoderSettings, LoraSettings, VectorForm
-from retrieval.encoders.towers import load_towers
+from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS
 from trainers.objective import build_objective
 from trainers.objectives.chunk_settings import ReplugSettings, TrainedModelSettings
@@ -19,6 +19,7 @@ from trainers.objectives.pair_settings import (
     MarginMseSettings,
     MultiLayerSettings,
 )
+from trainers.run_settings import AnyObjectiveSettings
 
 TRANSFORMER = {"kind": "transformer"}
 
@@ -28,7 +29,6 @@ def coder(**settings: Any) -> CoderSettings:
 
 
 @pytest.mark.parametrize(("kind", "settings", "message"), [
-    (ContrastiveSettings, {"chunk_tokens": 512, "chunk_size": 8}, "is 512 and chunk_size 8, .* leave one out"),
     (ContrastiveSettings, {"matryoshka": (16, 4)}, r"matryoshka \[16, 4\] must be ascending"),
     (AdaptiveMarginSettings, {"target": "static"}, "margin is needed with target 'static'"),
     (AdaptiveMarginSettings, {"target": "adaptive", "margin": 0.3}, "is needed with target 'static'"),
@@ -41,6 +41,9 @@ def coder(**settings: Any) -> CoderSettings:
     (MultiLayerSettings, {"training_form": "multi_vector", "regularisation": 1.0}, "regularisation"),
     (MultiLayerSettings, {"training_form": "dual_encoder", "regularisation": 0.0}, "regularisation"),
     (coder, {"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
+    (coder, {"loss": "info_nce", "label_normalization": "max"}, "shape the target of list_net, not info_nce"),
+    (coder, {"loss": "max_margin", "smoothing": {}}, "smoothing makes graded labels for list_net"),
+    (coder, {"binary_labels": True, "smoothing": {}}, "smoothing makes graded labels for list_net"),
     (coder, {"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
     (coder, {"temperature": 0}, "temperature"),
     (coder, {"retrieved_negatives": 5, "candidates": 10}, "drawn negatives, but negatives is 'retrieved'"),
@@ -54,6 +57,22 @@ def coder(**settings: Any) -> CoderSettings:
 def test_settings_that_do_not_fit_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         kind(**settings)
+
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "multi_layer": {"training_form": "multi_vector"},
+    "coder": {"documents": "vectors"},
+    "revela": {"language_model": {"model": "any"}},
+    "replug": {"scores": "scores"},
+}
+
+
+@pytest.mark.parametrize("kind", AnyObjectiveSettings.__args__[0].__args__, ids=lambda kind: kind.__name__)
+def test_no_objective_takes_two_sizes_of_a_chunk(kind: Any) -> None:
+    settings = REQUIRED.get(kind.model_fields["kind"].default, {})
+    assert kind.model_validate(settings | {"chunk_size": 8}).chunk_size == 8
+    with pytest.raises(ValidationError, match=r"chunk_tokens is 512 and chunk_size 8, .* leave one out"):
+        kind.model_validate(settings | {"chunk_tokens": 512, "chunk_size": 8})
 
 
 @pytest.mark.parametrize(("form", "training_form"), [(None, "dual_encoder"), *COMBINATIONS])
@@ -77,6 +96,20 @@ def test_every_reduction_that_is_trained_is_allowed_and_no_other(form: str | Non
 def test_documents_of_one_vector_train_no_several() -> None:
     with pytest.raises(UserError, match="documents of several vectors, but the encoder's form is single"):
         MultiLayerSettings(training_form="multi_vector").require_form(VectorForm())
+
+
+def test_encoders_that_an_objective_does_not_train_are_refused(tiny_encoder: Path) -> None:
+    def load(**settings: Any) -> Towers:
+        encoder = EncoderSettings(model=str(tiny_encoder), pooling="cls", **settings)
+        return load_towers(encoder, tiny_encoder, "f" * 64)
+
+    two, several = Towers(load().query, load().document), load(form=VectorForm(kind="layers", layers=(1, 2)))
+    with pytest.raises(UserError, match="margin_mse doesn't train an encoder of documents of its own"):
+        build_objective(MarginMseSettings(), two)
+    with pytest.raises(UserError, match=r"contrastive doesn't train several vectors a document \(encoder\.form\)"):
+        build_objective(ContrastiveSettings(), several)
+    assert build_objective(ContrastiveSettings(), two).encoder("document") is two.document
+    assert build_objective(MarginMseSettings(), load()).encoder("query").dimension == 32
 
 
 @pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])

@@ -80,6 +80,40 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
     )
 
 
+@pytest.fixture(scope="module")
+def usual_loss(run: dict[str, str], tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    return loss_of(config_of(run, tiny_encoder, tmp_path_factory.mktemp("usual"), epochs=1))
+
+
+def loss_of(config: ProbeConfig) -> float:
+    ways: dict[str, dict[str, float]] = Artifact(small_run.make(Probe(config))).read_json("trials.json")["ways"]
+    return ways["tour"]["loss"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"start": "random"}, {"temperature": 0.5}, {"learning_rate": 1e-2}, {"max_length": 2}], ids=str
+)
+def test_how_encoders_are_trained_shows_in_their_loss(
+    run: dict[str, str], tiny_encoder: Path, tmp_path: Path, usual_loss: float, change: dict[str, Any]
+) -> None:
+    assert loss_of(config_of(run, tiny_encoder, tmp_path, epochs=1, **change)) != usual_loss
+
+
+def test_what_decides_and_what_it_is_for_are_the_users(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
+    changes = {"measure": "RR@5", "significance_level": 0.9, "recipe": "finetune", "epochs": 1}
+    stage = Probe(config_of(run, tiny_encoder, tmp_path, **changes))
+    found = StoredEvaluation(small_run.make(stage))
+    assert found.metrics["measures"] == ["RR@5"]
+    assert {comparison["measure"] for comparison in found.comparisons} == {"RR@5"}
+    best = max(ways := found.read_json("trials.json")["ways"], key=lambda way: ways[way]["mean"])
+    assert ways[best]["mean"] == pytest.approx(found.metrics["means"][best]["RR@5"])
+    text = "\n".join(stage.announce(found))
+    assert "RR@5" in text
+    assert "nDCG" not in text
+    assert "p < 0.9" in text
+    assert yaml.safe_load((tmp_path / "recommended.yaml").read_text())["based_on"] == "finetune"
+
+
 def test_how_the_best_were_clustered_is_recommended_too(
     run: dict[str, str], tiny_encoder: Path, tmp_path: Path
 ) -> None:

@@ -203,6 +203,17 @@ def test_a_training_is_another_one_where_the_model_is_made_of_something_else(tmp
     assert len(digests | {training.digest}) == 5
 
 
+def test_a_model_that_goes_to_a_store_needs_a_local_folder_for_its_trackers(tmp_path: Path) -> None:
+    derivation, output = Derivation("model", "train", 2, {}, {}), "s3://bucket/model"
+    named = TrackingSettings(trackers=("wandb",))
+    with pytest.raises(UserError, match=rf"goes to {output}, but trackers write to a local folder\. Set tracking"):
+        tracked_training(named, output, derivation)
+    tracked_training(TrackingSettings(), output, derivation)  # which nobody writes to
+    elsewhere = named.model_copy(update={"folder": str(tmp_path)})
+    assert tracked_training(elsewhere, output, derivation).folder == tmp_path
+    assert tracked_training(named, "/runs/model", derivation).folder == Path("/runs/model-tracking")
+
+
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_what_goes_wrong_there_costs_one_line(stub: Stub, tmp_path: Path, logged: list[str], fails: str) -> None:
     """Without the credentials that addresses have."""

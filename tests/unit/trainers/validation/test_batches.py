@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
+from tests.unit.trainers.tiny import TinyBatches, tiny_objective
 from tests.unit.trainers.validation.made_up import (
     MadeUpBatches,
     PairObjective,
@@ -16,6 +17,8 @@ from tests.unit.trainers.validation.made_up import (
     seed_generators,
 )
 from trainers.engine.early_stopping import Criterion
+from trainers.engine.order import Piece
+from trainers.engine.reading import BatchSource, Reader
 from trainers.validation.batches import BatchValidation
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import BatchValidationSettings
@@ -28,9 +31,9 @@ def objective(spread_encoder: Path) -> PairObjective:
     return made
 
 
-def validation(batches: MadeUpBatches | None = None, **settings) -> BatchValidation:
+def validation(batches: BatchSource | None = None, bf16: bool = False, **settings) -> BatchValidation:
     given = BatchValidationSettings(batches="there", **settings)
-    return BatchValidation(given, given.criteria([10, 20]), bf16=False, batches=batches or MadeUpBatches())
+    return BatchValidation(given, given.criteria([10, 20]), bf16=bf16, batches=batches or MadeUpBatches())
 
 
 def test_means_over_the_batches(objective):
@@ -55,6 +58,18 @@ def test_the_first_batches_alone(objective):
     assert validation(MadeUpBatches(5), batches_limit=9).notes == ("loss on 5 batches of made/up",)
 
 
+@pytest.mark.parametrize(("count", "seed"), [(None, 0), (1, 0), (1, 4), (0, 0)])
+def test_hard_negatives_are_those_that_the_seed_draws(count: int | None, seed: int) -> None:
+    objective, stored = tiny_objective(), TinyBatches((3,))
+    pieces = [Reader(stored, objective, seed, count).read_piece(0, Piece((number,))) for number in range(3)]
+    losses = [float(objective(objective.collate(rows)).loss) for rows in pieces]
+    exact = validation(stored, hard_negatives=count, seed=seed).measure(objective)["loss"]
+    assert exact == pytest.approx(np.mean(losses), rel=1e-6)
+    rounded = validation(stored, hard_negatives=count, seed=seed, bf16=True).measure(objective)["loss"]
+    assert exact != rounded
+    assert rounded == pytest.approx(exact, rel=0.05)
+
+
 def test_what_the_objective_draws_is_the_same_at_every_evaluation_which_leaves_no_trace(objective):
     it = validation(seed=4)
     modes = [module.training for module in objective.modules()]
@@ -75,7 +90,8 @@ def test_what_the_objective_draws_is_the_same_at_every_evaluation_which_leaves_n
 
 
 def test_what_decides():
-    it = validation(then={"measure": "positive_rank", "after_epoch": 1}, minimum_change=0.01)
+    it = validation(then={"measure": "positive_rank", "after_epoch": 1}, minimum_change=0.01, every=7, patience=3)
+    assert (it.every, it.patience) == (7, 3)
     assert it.criteria == (
         Criterion("loss", higher_is_better=False, minimum_change=0.01),
         Criterion("positive_rank", higher_is_better=False, start=11),

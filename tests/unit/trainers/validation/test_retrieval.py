@@ -170,6 +170,19 @@ def test_padding_stays_within_the_budget_and_lengths_cut_texts(collection, objec
     assert max(map(len, set(objective.encoded) - queries)) == 9
 
 
+def test_documents_are_read_with_their_titles_unless_told_otherwise(objective, tmp_path):
+    source = write_source(tmp_path / "source")
+    corpus = (source / "corpus.jsonl").read_text()
+    (source / "corpus.jsonl").write_text(corpus.replace('"text"', '"title": "yield", "text"'))
+    collection = collect(source, tmp_path / "collection")
+    for with_title in (True, False):
+        texts = StoredCollection(collection).texts("documents", np.arange(DOCUMENTS), with_title=with_title)
+        objective.encoded.clear()
+        opened(collection, with_title=with_title).measure(objective)
+        assert set(map(tuple, objective.text_encoder.tokenize_ids(texts, "document"))) <= set(objective.encoded)
+        assert all(text.startswith("yield ") for text in texts) == with_title
+
+
 def test_an_evaluation_leaves_no_trace(collection, objective):
     for parameter in objective.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -279,7 +292,7 @@ def test_samples_are_the_same_every_time(collection):
     assert len({tuple(selected.query_ids) for selected in others}) > 1
     assert all(len(selected.qrels) == 3 for selected in others)
     assert "3 of the 6 queries of split 'dev' are a sample" in validation.notes
-    assert len(opened(collection, queries=600).notes) == 1
+    assert [len(opened(collection, queries=count).notes) for count in (6, 600)] == [1, 1]
 
 
 def test_queries_of_the_test_split_do_not_select(tmp_path):
@@ -321,7 +334,13 @@ def test_runs_that_do_not_fit(collection, run, tmp_path):
         opened(collection, run=of_training)
     with pytest.raises(UserError, match=r"measure is R@50, but 50 candidates.*so the encoder can't change it"):
         opened(collection, run=run, measure="R@50")
-    assert opened(collection, run=run, measure="R@10").notes
+    for measure in ("R@10", "nDCG@50"):  # the order of all candidates decides
+        assert len(opened(collection, run=run, measure=measure).notes) == 1
+    fewer = tmp_path / "fewer.trec"
+    lines = [line for line in text(run) if not line.startswith("q1 ")]
+    fewer.write_text("\n".join(lines))
+    lacking = 6 - len({line.split()[0] for line in lines})
+    assert f"{lacking} of the split's queries are not in {fewer}" in opened(collection, run=str(fewer)).notes
 
 
 def test_texts_that_are_all_empty(objective):
