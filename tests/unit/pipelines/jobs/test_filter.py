@@ -335,12 +335,15 @@ def test_examples_that_have_no_negative_left_are_told_of(world: World, mined: Ba
 def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'false_negatives\.surrogate_score' needs 'vectors'"):
         run(world, tmp_path / "r", vectors=None)
-    reader = run(world, tmp_path / "b", vectors=None, with_title=False, false_negatives={"surrogate_score": False})
+    asked: dict[str, Any] = {"with_title": False, "false_negatives": {"surrogate_score": False}}
+    reader = run(world, tmp_path / "b", vectors=None, **asked)
     counts = reader.artifact.manifest["counts"]
     assert counts["masked by surrogate score"] == 0
     assert counts["masked by same text"] > 0
     audit = json.loads((tmp_path / "b" / "audit.json").read_text())
     assert audit["rules"]["same text"]["examples"][0]["score"] is None
+    run(world, tmp_path / "c", **asked)
+    assert audit == json.loads((tmp_path / "c" / "audit.json").read_text())  # vectors that no rule asks for
 
 
 def older_pairs(world: World, folder: Path) -> str:

@@ -198,6 +198,7 @@ def check_audit(world: World, stored: StoredCandidates, config: MineConfig, drop
         assert document == example["document_id"]
         assert config.vectors or example["score"] == pytest.approx(score, abs=1e-6)
     counts = audit["counts"]
+    assert (counts["queries_without_answers"] == 0) == (config.rules.answers == "ignore")
     assert counts["queries"] == len(stored) == len(IN_RUN) - counts["queries_without_positive"]
     assert counts["candidates"] == counts["eligible"] + sum(map(len, dropped.values()))
     if config.form == "hard_negatives":
