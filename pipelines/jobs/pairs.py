@@ -27,7 +27,13 @@ from pipelines.pairs.duplicates import (
     text_blocks,
 )
 from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    require_own_queries,
+    require_same_origin,
+)
 from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
@@ -358,8 +364,9 @@ class Pairs(Stage[PairsConfig]):
         return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
 
     def _open_run(self, path: str) -> StoredRanking:
-        run = StoredRanking(path)
-        require_same_origin("collection", StoredCollection(self.config.collection), run)
+        run, collection = StoredRanking(path), StoredCollection(self.config.collection)
+        require_same_origin("collection", collection, run)
+        require_own_queries(collection, run)
         return run
 
     def _leave_out_not_found(self, db: Relations, path: str, tally: Tally) -> None:

@@ -364,10 +364,14 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     damaged = make_vectors(tmp_path / "v", collection, zeros[:, 0], documents)
     other = store(tmp_path / "o", [pa.Table.from_pylist(world.documents, DOCUMENTS)], [("q0", "?", "", [])], [])
     foreign = make_candidates(tmp_path / "w", other, {0: [(1, None)]})
+    foreign_vectors = make_vectors(tmp_path / "fv", other, zeros[:1, 0], np.ones((DOCUMENTS_, 4)))
+    other_pairs = make_pairs(tmp_path / "op", collection, world.pairs[1:])
     for number, (settings, message) in enumerate([
         ({"vectors": several}, "vectors for each of its queries, and one of each is needed"),
         ({"vectors": damaged}, rf"The vector of document 'd{hidden}' holds a NaN or an infinity"),
         ({"collection": other}, "don't come from the same collection"),
+        ({"vectors": foreign_vectors}, "don't come from the same collection"),
+        ({"pairs": other_pairs}, "don't come from the same pairs"),
         ({"negatives": foreign}, "don't come from the same collection"),
         ({"judged_negatives": "train"}, r"Split 'train' of .* judges no document with a relevance of 0 or less"),
         ({"judged_negatives": "dev"}, "no judgments of split 'dev'"),
