@@ -235,7 +235,7 @@ class Pack(Stage[PackConfig]):
                     region=part.region,
                 )
                 _write(file, name, pairs, clusters, packed.batches.ravel())
-                aside = np.stack([pairs[packed.aside], clusters[packed.aside].astype(np.int64)])
+                aside = np.stack([pairs[packed.aside], clusters[packed.aside]])
                 figures.append(packed.figures)
                 rows += packed.batches.size
                 left_out += len(pairs) - packed.batches.size - len(packed.aside)

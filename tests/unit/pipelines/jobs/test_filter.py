@@ -359,15 +359,19 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     zeros = np.zeros((QUERIES, 2, 4))
     several = make_vectors(tmp_path / "m", collection, zeros, np.zeros((DOCUMENTS_, 4)))
     documents = np.ones((DOCUMENTS_, 4))
-    hidden = world.pairs[int(world.epochs[0][2, 1])][1]
+    asked, hidden = world.pairs[int(world.epochs[0][2, 1])]
     documents[hidden, 2] = np.nan
     damaged = make_vectors(tmp_path / "v", collection, zeros[:, 0], documents)
+    queries = zeros[:, 0].copy()
+    queries[asked] = np.nan
+    damaged_queries = make_vectors(tmp_path / "dq", collection, queries, np.ones((DOCUMENTS_, 4)))
     other = store(tmp_path / "o", [pa.Table.from_pylist(world.documents, DOCUMENTS)], [("q0", "?", "", [])], [])
     foreign = make_candidates(tmp_path / "w", other, {0: [(1, None)]})
     foreign_vectors = make_vectors(tmp_path / "fv", other, zeros[:1, 0], np.ones((DOCUMENTS_, 4)))
     other_pairs = make_pairs(tmp_path / "op", collection, world.pairs[1:])
     for number, (settings, message) in enumerate([
         ({"vectors": several}, "vectors for each of its queries, and one of each is needed"),
+        ({"vectors": damaged_queries}, rf"The vector of query 'q{asked}' holds a NaN or an infinity"),
         ({"vectors": damaged}, rf"The vector of document 'd{hidden}' holds a NaN or an infinity"),
         ({"collection": other}, "don't come from the same collection"),
         ({"vectors": foreign_vectors}, "don't come from the same collection"),
