@@ -10,8 +10,8 @@ import pytest
 
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
-from tests.cluster.test_command import write_collection
 from tests.unit.raytriever.sweep.test_sweep_command import LEXICAL, lexical_recipe, sweep
+from tests.unit.raytriever.test_cli import write_collection
 
 TRAINING = """
 stages:

@@ -11,7 +11,7 @@ from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.cli import app
 from raytriever.stages.ray_session import RaySession
-from tests.cluster.test_command import RECIPE, refused, write_collection
+from tests.unit.raytriever.test_cli import RECIPE, refused, write_collection
 
 LEXICAL = ("--grid", "lexical.index.bm25.k1=0.5,1", "--seeds", "found.top_k=1,2")
 
