@@ -160,6 +160,9 @@ def test_polish_makes_batches_harder() -> None:
     assert polished.figures["polish"]["after"] > polished.figures["polish"]["before"]
     assert similarity(polished.batches) > 1.2 * similarity(plain.batches)
     np.testing.assert_array_equal(*(np.sort(found.batches, axis=None) for found in (plain, polished)))
+    wide = chosen.model_copy(update={"polish_margin": 2.0})
+    masked = pack(corpus.assignments, corpus.centroids[0], wide, 0, 0, vectors=read)
+    assert masked.batches.tobytes() != polished.batches.tobytes()
 
 
 def test_bad_input_is_named() -> None:

@@ -149,7 +149,8 @@ def test_a_plot_is_as_tall_as_what_it_shows() -> None:
     assert [inches(interval_panels({"m": [interval] * n, "o": []}, "x", "d")) for n in (1, 3)] == [1.44, 2.12]
     assert [inches(curve_panels([panel] * n, "d")) for n in (1, 2, 3)] == [1.95, 1.95, 3.9]
     for shape, height in (((2, 4), 4.24), ((4, 4), 8.08), ((8, 4), 8.08)):
-        assert inches(heat_map(np.ones(shape, np.float32), np.zeros(shape, bool), "d")) == height
+        svg = heat_map(np.ones(shape, np.float32), np.zeros(shape, bool), "d")
+        assert (inches(svg), svg.count("<image")) == (height, 2)  # of the matrix, and of the scale beside it
 
 
 @pytest.mark.parametrize(("names", "is_even"), [
