@@ -204,7 +204,10 @@ def test_a_pair_draws_the_same_in_whatever_batch_it_is(world: World, mined: Batc
 
 def test_too_few_negatives(world: World, tmp_path: Path) -> None:
     asked = {"negatives": world.candidates, "negatives_per_example": 5}
-    fewer = r"packed pairs have fewer than 5 hard negatives, the first of query 'q\d+' \(\d"
+    packed = sorted({pair for epoch in world.epochs for pair in epoch.ravel().tolist()})
+    lengths = {query: len(of_list(world, query)) for query in (f"q{world.pairs[pair][0]}" for pair in packed)}
+    query = next(query for query, length in lengths.items() if length < 5)
+    fewer = rf"packed pairs have fewer than 5 hard negatives, the first of query '{query}' \({lengths[query]}\)"
     with pytest.raises(UserError, match=fewer):
         run(world, tmp_path / "r", **asked)
     repeated = run(world, tmp_path / "f", **asked, too_few_negatives="repeat")

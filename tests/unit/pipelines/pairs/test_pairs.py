@@ -188,6 +188,7 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
     reported = pairs_of(tmp_path / "reported", collection, duplicates={"exact": "keep", "near": "report"})
     assert ids(reported) == ids(kept)
     assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
+    assert not any(reported.manifest["dropped"].values())
 
 
 @settings(max_examples=4)
