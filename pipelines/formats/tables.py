@@ -86,9 +86,11 @@ class FileTable:
             unseen -= found.keys()
             is_empty = False
             yield Record(place, found)
+        if is_empty:
+            return
         with reading_within(reading().limits):  # of the file, whichever piece was read
-            there = self.columns() if unseen and not is_empty else []
-        for column in () if is_empty else sorted(wanted):
+            there = self.columns() if unseen else []
+        for column in sorted(wanted):
             problem = _no_column(self.name, column, there) if column in unseen else None
             note_column(f"{self.name}: {column}", problem)
 
