@@ -88,7 +88,8 @@ def test_a_context_is_fitted_to_each_collection(tmp_path: Path) -> None:
     context = "suite.systems.base.context={documents: 5}"
     stages = load_recipe(write(tmp_path, SUITE), [encoder, context]).stages
     assert stages["arguana/base/context"] == {
-        "job": "context", "collection": "arguana/collection", "encoder": {"model": "org/contextual"},
+        "job": "context", "collection": "arguana/collection",
+        "encoder": {"model": "org/contextual", "query_prompt": "claim: "},
         "with_title": False, "resources": {"workers": 2}, "documents": 5,
     }  # fmt: skip
     assert stages["android/base/vectors"]["context"] == "android/base/context"
@@ -139,7 +140,7 @@ def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path:
     names = list(recipe.stages)
     assert names[names.index("model") + 1] == "arguana/collection"
     assert "model_vectors" not in names
-    assert recipe.stages["arguana/base/vectors"]["encoder"] == {"model": "model"}
+    assert recipe.stages["arguana/base/vectors"]["encoder"]["model"] == "model"
     assert recipe.stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82, "b": 0.5}
     assert recipe.stages["arguana/tuned/run"]["top_k"] == 7
     stage = recipe_stages(recipe)["arguana/base/vectors"]
