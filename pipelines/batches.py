@@ -345,4 +345,4 @@ class BatchWriter:
 
 def epoch_permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     """The order of the ``count`` stored batches in epoch ``epoch``: int64 (count,)."""
-    return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64)
+    return np.random.default_rng([seed, epoch]).permutation(count)

@@ -95,7 +95,7 @@ def _without_folders(value: Any) -> Any:
     """Settings without the folders of the machine they were made on: of an absolute path the last part is shown."""
     if isinstance(value, Mapping):
         return {key: _without_folders(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_without_folders(item) for item in value]
     if isinstance(value, str) and value.startswith(("/", "~")):
         return f"…/{value.rstrip('/').rpartition('/')[2]}"

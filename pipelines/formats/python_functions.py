@@ -31,8 +31,6 @@ _STATEMENT_LISTS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 
 class Function(NamedTuple):
     """A documented function.
@@ -107,7 +105,9 @@ def first_paragraph(docstring: str) -> str:
     return " ".join(words)
 
 
-def _definitions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
+def _definitions(
+    parent: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
     """Functions and classes below ``parent`` with their qualified names, in source order."""
     for field in _STATEMENT_LISTS:
         statements: Sequence[ast.AST] = getattr(parent, field, ())

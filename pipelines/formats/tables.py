@@ -86,9 +86,11 @@ class FileTable:
             unseen -= found.keys()
             is_empty = False
             yield Record(place, found)
+        if is_empty:
+            return
         with reading_within(reading().limits):  # of the file, whichever piece was read
-            there = self.columns() if unseen and not is_empty else []
-        for column in () if is_empty else sorted(wanted):
+            there = self.columns() if unseen else []
+        for column in sorted(wanted):
             problem = _no_column(self.name, column, there) if column in unseen else None
             note_column(f"{self.name}: {column}", problem)
 
@@ -227,7 +229,7 @@ def table_files(folder: Folder, pattern: str) -> list[str]:
     if ".." in parts:
         raise UserError(f"{pattern!r} leaves {folder.uri}. Name a path below that folder, or set path to another.")
     exact = "/".join(part for part in pattern.split("/") if part != ".")
-    if parts and folder.exists(exact):
+    if folder.exists(exact):
         tables = [exact] if _ends_as_table(exact) else []  # who names a hidden file means it
     else:
         fixed = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
@@ -264,7 +266,7 @@ def chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 
 def _value_of(record: Mapping[str, Any], column: str) -> Any:
     value = record.get(column, _ABSENT)
-    if value is not _ABSENT or "." not in column:
+    if value is not _ABSENT:
         return value
     value = record
     for key in column.split("."):

@@ -152,7 +152,7 @@ class Cluster(Stage[ClusterConfig]):
             db.load(GROUPED, *numbered_rows(Artifact(self.config.pairs, PAIRS), "pairs/", *columns))
             db.write(BY_DOMAIN, writer.path(_ORDERED))
         writer.add(_ORDERED)
-        return writer.commit(0)
+        return writer.commit()
 
     def _make_domain(self, domain: Domain, writer: ShardWriter) -> ShardRecord:
         """Clusters one domain's pairs; writes assignments and centroids."""

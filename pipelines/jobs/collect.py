@@ -186,7 +186,7 @@ class Collect(Stage[CollectConfig]):
                     file.write_batch(batch)
             writer.add(_records_of(writer.name, part))
         facts = {"absent": absent, "of_format": format_.facts}
-        return writer.commit(0, counts=format_.counts, dropped=format_.left_out, facts=facts)
+        return writer.commit(counts=format_.counts, dropped=format_.left_out, facts=facts)
 
     def _compare(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Tells later phases which rows of each source are left out, why, and which queries change their split."""
@@ -205,7 +205,7 @@ class Collect(Stage[CollectConfig]):
                 taken_from[name], moved = moved_queries(db, source, self.config.new_splits, record_at)
                 writer.add_table(_moved(number), pa.table([list(moved), list(moved.values())], schema=_MOVED))
             writer.add(_left_out(number))
-        return writer.commit(0, facts=taken_from)
+        return writer.commit(facts=taken_from)
 
     def _pieces_of(self, name: str) -> Iterator[SourcePiece]:
         return (piece for piece in self._phases["read"].tasks if piece.name == name)

@@ -287,4 +287,4 @@ class Export(Stage[ExportConfig]):
         published = Published(reader.layout, reader.batch_size, figures, reader.epochs)
         text = card(self._batch_format, published, reader.artifact, self._made_from(), config.title, config.license)
         writer.add_bytes(README, text.encode())
-        return writer.commit(0)
+        return writer.commit()

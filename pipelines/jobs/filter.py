@@ -191,7 +191,7 @@ class Filter(Stage[FilterConfig]):
             lengths = make_negatives(writer, db, collection, mined, config.judged_negatives)
         scored = bool(config.teacher_scores)
         check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)
-        return writer.commit(0)
+        return writer.commit()
 
     def _make_batches(self, run: Run, writer: ShardWriter) -> ShardRecord:
         """``epoch=<e>/batches-<n>.parquet`` and ``audits/<name>.json``."""
@@ -216,7 +216,7 @@ class Filter(Stage[FilterConfig]):
     def _merge_audits(self, _: None, writer: ShardWriter) -> ShardRecord:
         runs = [shard for phase in self._phases.values() for shard in phase.shards if isinstance(phase.tasks[0], Run)]
         writer.add_json("audit.json", merge_audits([json.loads(writer.read(_audit_name(shard))) for shard in runs]))
-        return writer.commit(0)
+        return writer.commit()
 
     def _batches(self) -> PairBatches:
         config, output = self.config, self.config.output

@@ -203,7 +203,7 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
         )
     writer.add_array(_SCORED_FILE, np.concatenate(keys))
     writer.add_array(_SCORES_FILE, np.concatenate(scores))
-    return writer.commit(0)
+    return writer.commit()
 
 
 def open_scores(output: str) -> TeacherScores:

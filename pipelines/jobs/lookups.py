@@ -57,7 +57,7 @@ def write_part(writer: ShardWriter, schema: pa.Schema, tables: Iterable[pa.Table
     name = _file(writer.name)
     write_mapped_rows(writer.path(name), schema, tables)
     writer.add(name)
-    return writer.commit(0)
+    return writer.commit()
 
 
 def open_parts(output: str, phase: str) -> MappedRows:

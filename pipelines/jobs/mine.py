@@ -158,14 +158,14 @@ class Mine(Stage[MineConfig]):
                 table = pa.concat_tables(db.tables(query))
                 for name in table.column_names:
                     writer.add_array(_lookup(name), table[name].to_numpy())
-        return writer.commit(0)
+        return writer.commit()
 
     def _make_keys(self, files: list[str], writer: ShardWriter) -> ShardRecord:
         """A key for the text of each document."""
         documents = ParquetRows(StoredCollection(self.config.collection), files)
         keys = document_text_keys(documents, with_title=self.config.rules.with_title)
         writer.add_array(_lookup(writer.name), keys)
-        return writer.commit(0)
+        return writer.commit()
 
     def _inputs(self) -> MiningInputs:
         config, keys = self.config, earlier_shards(self.config.output, "keys")
@@ -199,7 +199,7 @@ class Mine(Stage[MineConfig]):
     def _merge_audits(self, _: None, writer: ShardWriter) -> ShardRecord:
         audits = [json.loads(writer.read(_audit(shard))) for shard in self._phases[""].shards]
         writer.add_json("audit.json", merge_audits(audits))
-        return writer.commit(0)
+        return writer.commit()
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The system that produced the run."""

@@ -193,7 +193,7 @@ class Pack(Stage[PackConfig]):
             else:
                 db.write(IN_ORDER, writer.path(_ORDERED))
         writer.add(_ORDERED)
-        return writer.commit(0)
+        return writer.commit()
 
     def _numbered(self, *columns: str) -> tuple[pa.Schema, Iterator[pa.Table]]:
         return numbered_rows(Artifact(str(self.config.pairs), PAIRS), "pairs/", *columns)
@@ -235,13 +235,13 @@ class Pack(Stage[PackConfig]):
                     region=part.region,
                 )
                 _write(file, name, pairs, clusters, packed.batches.ravel())
-                aside = np.stack([pairs[packed.aside], clusters[packed.aside].astype(np.int64)])
+                aside = np.stack([pairs[packed.aside], clusters[packed.aside]])
                 figures.append(packed.figures)
                 rows += packed.batches.size
                 left_out += len(pairs) - packed.batches.size - len(packed.aside)
         if self._sets_aside(part):
             writer.add_array(_ASIDE.format(part.epoch, part.number), aside)
-        return writer.commit(0, facts=_facts(figures, left_out, rows))
+        return writer.commit(facts=_facts(figures, left_out, rows))
 
     def _domains(self, part: Part) -> Iterator[tuple[int, str, pa.Table]]:
         """The number and name of each domain of a part, and what was placed there."""
@@ -281,7 +281,7 @@ class Pack(Stage[PackConfig]):
         with _writer(writer, part, "dealt") as file:
             _write(file, part.names[0], pairs, clusters, batches.ravel())
         figures = [{"shuffled": len(batches)}]
-        return writer.commit(0, facts=_facts(figures, len(pairs) - batches.size, batches.size))
+        return writer.commit(facts=_facts(figures, len(pairs) - batches.size, batches.size))
 
     def _make_epoch(self, epoch: int, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch.

@@ -27,7 +27,13 @@ from pipelines.pairs.duplicates import (
     text_blocks,
 )
 from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    require_own_queries,
+    require_same_origin,
+)
 from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
@@ -263,7 +269,7 @@ class Pairs(Stage[PairsConfig]):
                 writer.add_array(_rows_of(part), np.concatenate(rows))
             db.write("FROM judged ORDER BY query_row, document_row, listed", writer.path(_JUDGED))
             writer.add(_JUDGED)
-        return writer.commit(0)
+        return writer.commit()
 
     def _make_keys(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """A hash of each text of a stretch that pairs have, without its case and white space, and its buckets."""
@@ -277,7 +283,7 @@ class Pairs(Stage[PairsConfig]):
         if settings.near != "off":
             table = table.append_column("buckets", pa.array(buckets, pa.list_(pa.uint64())))
         writer.add_table(_table_of(writer.name), table)
-        return writer.commit(0)
+        return writer.commit()
 
     def _own_rows(self, stretch: Stretch) -> NDArray[np.int64]:
         """The rows of a stretch's texts that pairs have, ascending."""
@@ -298,7 +304,7 @@ class Pairs(Stage[PairsConfig]):
                 path = writer.path(_candidates(part))
                 db.write(CANDIDATES.format(side=side), path, texts=self._tables_of("texts", part))
                 writer.add(_candidates(part))
-        return writer.commit(0, counts=tally.counts, dropped=tally.dropped, facts=tally.facts)
+        return writer.commit(counts=tally.counts, dropped=tally.dropped, facts=tally.facts)
 
     def _make_distinct(self, db: Relations, tally: Tally) -> None:
         """The table ``pairs``, of equal ones the first alone where the others are to go."""
@@ -325,7 +331,7 @@ class Pairs(Stage[PairsConfig]):
         near = first_similar(rows, pairs, sets, self.config.duplicates.threshold(part))
         is_later = near != rows
         writer.add_table(_table_of(writer.name), pa.table({"row": rows[is_later], "near": near[is_later]}))
-        return writer.commit(0, counts={f"{part} with nearly the text of an earlier one": int(is_later.sum())})
+        return writer.commit(counts={f"{part} with nearly the text of an earlier one": int(is_later.sum())})
 
     def _shingles(self, part: TextPart, rows: NDArray[np.int64]) -> dict[int, NDArray[np.uint64]]:
         distinct, words = np.unique(rows), self.config.duplicates.words(part)
@@ -358,8 +364,9 @@ class Pairs(Stage[PairsConfig]):
         return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
 
     def _open_run(self, path: str) -> StoredRanking:
-        run = StoredRanking(path)
-        require_same_origin("collection", StoredCollection(self.config.collection), run)
+        run, collection = StoredRanking(path), StoredCollection(self.config.collection)
+        require_same_origin("collection", collection, run)
+        require_own_queries(collection, run)
         return run
 
     def _leave_out_not_found(self, db: Relations, path: str, tally: Tally) -> None:

@@ -177,7 +177,7 @@ class RowBatches(Stage[Config]):
             "of batches that were not drawn": not_drawn,
         }
         facts = {f"{self.rows_in_words} {reason}": count for reason, count in left_out.items() if count}
-        return writer.commit(0, facts=facts)
+        return writer.commit(facts=facts)
 
     def _left_out(self) -> dict[str, int]:
         return earlier_record(self.config.output, "stretches").facts
@@ -190,7 +190,7 @@ class RowBatches(Stage[Config]):
         made = made[self._drawn(order)]
         writer.add_array(_order_name(writer.name), made)
         if not self.shared:
-            return writer.commit(0)
+            return writer.commit()
         facts = {"epoch": order.epoch, "batches": len(made), "batch_size": made.shape[1]}
         return writer.commit(made.size, counts={"batches": len(made)}, dropped=self._left_out(), facts=facts)
 

@@ -75,7 +75,7 @@ def labelled_lists(negatives: CandidateLists, positives: Positives) -> Candidate
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def write_lists(

@@ -412,7 +412,7 @@ class ShardWriter:
 
     def commit(
         self,
-        rows: int,
+        rows: int = 0,
         *,
         counts: Mapping[str, int] | None = None,
         dropped: Mapping[str, int] | None = None,

@@ -291,8 +291,8 @@ def program_files() -> Iterator[tuple[str, Path]]:
 def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
     """The command with its settings files named as inside the package, and those files by that name.
 
-    A settings file is an argument that is a local YAML file. If it is based on recipes by their path, these are sent
-    too, at the same relative paths. Raises ``UserError`` if one of them can't be read or sent.
+    A settings file is an argument that is a local YAML file. If it is based on recipes by their path, or has the suite
+    of one, these are sent too, at the same relative paths. Raises ``UserError`` if one of them can't be read or sent.
     """
     renamed: list[str] = []
     files: dict[str, Path] = {}
@@ -311,21 +311,26 @@ def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
 
 
 def _based_on(path: Path) -> list[Path]:
-    """The recipe at ``path``, then those that it is based on, but for the ones that come with the program."""
-    chain = [path]
-    while True:
-        base = read_yaml(path, str(path)).get("based_on")
-        if not isinstance(base, str) or Path(base).suffix not in _SETTINGS:
-            return chain
-        if Path(base).is_absolute():
-            raise UserError(
-                f"{path}: 'based_on' is {base}, an absolute path that the cluster's nodes don't have. Give a path"
-                " relative to this recipe's folder; that file is then sent along."
-            )
-        path = path.parent / base
-        if path.resolve() in [file.resolve() for file in chain]:
-            return chain  # a circle; the job itself reports it in detail
-        chain.append(path)
+    """The recipe at ``path``, then those that it is based on or has the suite of, but for the program's own."""
+    found = [path]
+    for recipe in found:  # which grows by those that each one names; of a circle the job itself reports the details
+        values = read_yaml(recipe, str(recipe))
+        suite = values.get("suite")
+        named = {
+            "based_on": values.get("based_on"),
+            "suite.from": suite.get("from") if isinstance(suite, dict) else None,
+        }
+        for key, base in named.items():
+            if not isinstance(base, str) or Path(base).suffix not in _SETTINGS:
+                continue
+            if Path(base).is_absolute():
+                raise UserError(
+                    f"{recipe}: '{key}' is {base}, an absolute path that the cluster's nodes don't have. Give a path"
+                    " relative to this recipe's folder; that file is then sent along."
+                )
+            if (recipe.parent / base).resolve() not in [file.resolve() for file in found]:
+                found.append(recipe.parent / base)
+    return found
 
 
 def write_package(path: Path, settings: dict[str, Path]) -> int:

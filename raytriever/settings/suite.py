@@ -218,12 +218,12 @@ def _index_stages(
         return {}
     encoder = {**settings.encoder, **suite.collections[collection].encoder}
     resources = {} if settings.resources is None else {"resources": settings.resources}
+    encoded = {"collection": whole, "encoder": encoder, "with_title": suite.with_title, **resources}
     stages: dict[str, dict[str, Any]] = {}
-    embed = {"job": "embed", "collection": whole, "encoder": encoder, "with_title": suite.with_title, **resources}
+    embed = {"job": "embed", **encoded}
     if settings.context is not None:
-        own = {"job": "context", "collection": whole, "encoder": encoder, "with_title": suite.with_title}
-        own |= settings.context
-        stages[f"{place}/context"], embed["context"] = own, f"{place}/context"
+        stages[f"{place}/context"] = {"job": "context", **encoded, **settings.context}
+        embed["context"] = f"{place}/context"
     splits = dict.fromkeys(column.search["split"] for column in columns)
     if None not in splits:
         embed["splits"] = list(splits)

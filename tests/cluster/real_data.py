@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_command import options
+from tests.unit.raytriever.test_cli import options
 
 DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
 needs_data = [

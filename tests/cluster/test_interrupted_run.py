@@ -13,8 +13,8 @@ from raytriever.settings.recipe import load_recipe
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import recipe_stages, run_stage
 from tests.cluster.stored_bytes import hashes
-from tests.cluster.test_command import options
 from tests.cluster.test_faults import TrainHere
+from tests.unit.raytriever.test_cli import options
 from trainers.jobs.train import Train
 
 pytestmark = pytest.mark.slow  # three runs to the model; killed workers and stages that go on: test_stages.py

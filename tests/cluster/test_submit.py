@@ -26,7 +26,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.cluster.submit import follow_job
-from tests.cluster.test_command import collect_of, write_collection
+from tests.unit.raytriever.test_cli import collect_of, write_collection
 from tests.unit.small_run import make
 
 HEAD = "127.0.0.77"  # loopback, and nobody else's

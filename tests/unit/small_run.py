@@ -38,6 +38,8 @@ def make(stage: Stage[Any]) -> str:
     stage.load()
     made = [(shard, stage.make_shard(shard)) for shard in shards]
     records = [record for shard, record in made if not shard.intermediate]
+    total, rows = stage.total_rows(), sum(record.rows for _, record in made)  # the progress line ends full
+    assert total in (None, rows) or (stage.command == "mine" and total > rows)  # less the queries without a positive
     return writer.finish(records, stage.facts(records), {"seconds": 1.5, "finished": "2030-01-02T03:04:05+0000"}).uri
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pipelines.jobs.collect import Collect
+from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import MANIFEST
 from raytriever.jobs import JOBS, stage_class
 from raytriever.settings.configuration import input_paths, models_in
@@ -220,29 +221,42 @@ READ = Size(
 )  # fmt: skip
 COSTS: dict[str, tuple[float, int, float, dict[str, Any]]] = {
     "collect": (37.00011, 20, 0, {"disk": 126_881_428}),
-    "chunk": (8.391629, 5, 0, {"documents": 524_476, "document_bytes": 576, "disk": 126_881_428}),
-    "queries": (8.391629, 21, 0, {"query_bytes": 60, "splits": {"train": (1_000_003, 1_000_003)}}),
-    "pairs": (0.1170429, 2, 0.0870319, {"pairs": 30_011, "domains": (30_011,), "disk": 600_220}),
-    "cluster": (51.71483, 2, 0, {"disk": 10_000_180}),
-    "pack": (0.220004, 1, 0, {"batches": 500_009, "rows": 1, "epochs": 1, "disk": 10_000_180}),
-    "filter": (73.50132, 24, 0, {"negatives": 0, "candidates": 0, "disk": 223_024_014}),
-    "group": (32, 63, 0, {"pairs": 1_000_000, "batches": 62_500, "rows": 16, "epochs": 1, "disk": 984_780_000}),
-    "lists": (0.64, 1, 0, {"pairs": 20_000, "batches": 625, "rows": 32, "epochs": 1, "disk": 19_695_600}),
+    "chunk": (8.391629, 7, 0, {"documents": 524_476, "document_bytes": 576, "disk": 126_881_428}),
+    "queries": (8.391629, 3_334, 0, {"query_bytes": 60, "splits": {"dev": (1_000_003, 1_000_003)}}),
+    "pairs": (0.0780429, 6, 0.0580319, {"pairs": 20_011, "domains": (20_011,), "disk": 400_220}),
+    "cluster": (54.62686, 2, 0, {"disk": 10_000_180}),
+    "pack": (29.00052, 4, 0, {"batches": 125_002, "rows": 4, "epochs": 2, "disk": 20_000_360}),
+    "filter": (73.50132, 81, 0, {"negatives": 4, "candidates": 0, "disk": 981_557_668}),
+    "group": (64, 418, 0, {"pairs": 1_000_000, "batches": 62_500, "rows": 16, "epochs": 2, "disk": 1_969_560_000}),
+    "lists": (0.128, 2, 0, {"pairs": 4_000, "batches": 500, "rows": 8, "epochs": 2, "disk": 3_939_120}),
     "index": (6.65602, 2, 0, {"shards": 2, "disk": 512_001_536}),
     "search": (2.032906, 11, 0, {"candidates": 100, "disk": 3_645_200}),
-    "mine": (0.039256, 1, 4.833578, {"disk": 4_082_244}),
+    "mine": (0.039256, 8, 4.833578, {"candidates": 7, "disk": 58_884}),
     "rerank": (0.07177318, 5, 0, {"results": 70_091, "disk": 3_644_732}),
     "fuse": (0.030143, 1, 0, {"disk": 3_645_200}),
     "evaluate": (0.25236, 1, 0, {"disk": 0}),
 }
 """Seconds of all tasks, their number, seconds of one that all wait for, and where the size is not what was read."""
+OF_COSTS: dict[str, dict[str, Any]] = {
+    "chunk": {"megabytes_per_shard": 50},
+    "queries": {"rows_per_shard": 300, "split": "dev"},
+    "pairs": {"texts_per_shard": 10_000, "documents_per_query": 1},
+    "cluster": {"cluster_size": 60},
+    "pack": {"clusters": "clusters", "packing": PackingSettings(batch_size=4, region_pairs=300_000), "epochs": 2},
+    "filter": {"negatives": "negatives", "negatives_per_example": 4, "batches_per_shard": 300},
+    "group": {"epochs": 2, "batches_per_shard": 300},
+    "lists": {"epochs": 2, "batches_per_epoch": 500, "batch_size": 8, "batches_per_shard": 300},
+    "mine": {"number": 7, "candidates_per_shard": 10_000, "split": "test"},
+}
+"""Settings of these that are not as the defaults."""
 
 
 @pytest.mark.parametrize("job", COSTS)
 def test_what_a_job_costs_is_worked_out_from_the_size_of_its_inputs(job: str) -> None:
     stage = stage_class(job, job)
     first = next((stage.config_class(**first, output="made") for first in FIRST.get(job, ())), None)
-    found = stage(first or example(stage.config_class)).cost(READ)
+    settings = (first or example(stage.config_class)).model_copy(update=OF_COSTS.get(job, {}))
+    found = stage(settings).cost(READ)
     work, tasks, alone, changed = COSTS[job]
     assert (found.work, found.tasks, found.alone) == (pytest.approx(work, 1e-6), tasks, pytest.approx(alone, 1e-6))
     assert asdict(found.made) == asdict(READ) | changed | {"disk": pytest.approx(changed.get("disk", READ.disk), 1e-6)}

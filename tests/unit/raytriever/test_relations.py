@@ -12,6 +12,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from raytriever.errors import StorageError, UserError
 from raytriever.relations import Relations, open_relations
+from raytriever.stages.ray_session import usable_cpus
 from raytriever.stages.stage import Resources, StageConfig
 
 ROWS = 400_000
@@ -20,7 +21,7 @@ JOINED = """
 """
 
 
-def opened(folder: Path, memory: str = "1GiB", threads: int = 2) -> Any:
+def opened(folder: Path, memory: str = "1GiB", threads: float | None = 2) -> Any:
     size = TypeAdapter(ByteSize).validate_python(memory)
     return open_relations(
         StageConfig(output="out", resources=Resources(cpus_per_worker=threads, memory=size)), folder / "spill"
@@ -57,6 +58,13 @@ def test_rows_and_order_depend_neither_on_threads_nor_on_memory(tmp_path: Path) 
         assert pq.read_table(tmp_path / f"{threads}.parquet").cast(found[-1].schema).equals(found[-1])
     assert found[0].equals(found[1])
     assert found[0].equals(found[2])
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(3, 3), (0.5, 1), (None, usable_cpus())])
+def test_threads_and_memory_are_those_of_the_resources(tmp_path: Path, cpus: float | None, threads: int) -> None:
+    with opened(tmp_path, "3GiB", cpus) as db:
+        found = db.rows("SELECT current_setting('threads'), current_setting('memory_limit')")
+    assert found == [(threads, "3.0 GiB")]
 
 
 def test_other_queries_run_while_a_result_is_read(tmp_path: Path) -> None:

@@ -127,17 +127,38 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.assignments.tobytes() != other.assignments.tobytes()
 
 
-def test_every_seed_draws_a_sample_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = list[bytes]()
+@pytest.mark.parametrize("two_level_above", [100, 4])
+def test_every_seed_draws_a_sample_and_first_centroids_of_its_own(monkeypatch, two_level_above: int) -> None:
+    """Of two levels the cells' first centroids, and those within each cell."""
+    draws = list[list[tuple[bytes, int]]]()
 
-    def noted(sample: NDArray[np.float32], *_: Any) -> NDArray[np.float32]:
-        samples.append(sample.tobytes())
-        return sample[:3]
+    def noted(sample: NDArray[np.float32], number: int, random: np.random.Generator) -> NDArray[np.float32]:
+        stream = random.bit_generator.state["state"]["inc"]  # of the generator's seed, however much was drawn
+        draws[-1].append((sample.tobytes(), stream))
+        return sample[:number]
 
     monkeypatch.setattr(two_levels, "seed_centroids", noted)
     for seed in (3, 3, 4):
-        clustered(topics(2000, 4, 3), 3, seed, iterations=1)
-    assert samples[0] == samples[1] != samples[2]
+        draws.append([])
+        clustered(topics(2000, 4, 3), 9, seed, iterations=1, two_level_above=two_level_above)
+    assert (len(draws[0]) > 1) == (two_level_above == 4)
+    for one, again, other in zip(*draws, strict=False):
+        assert one == again
+        assert one[0] != other[0]
+        assert one[1] != other[1]
+
+
+@pytest.mark.parametrize("two_level_above", [100, 4])
+def test_iterations_and_tolerance_bound_every_search(monkeypatch, two_level_above: int) -> None:
+    bounds = list[tuple[int, float]]()
+
+    def noted(*given: Any) -> Solution:
+        bounds.append(given[2:4])
+        return lloyd(*given)
+
+    monkeypatch.setattr(two_levels, "lloyd", noted)
+    clustered(topics(200, 4, 3), 9, iterations=1, tolerance=0.5, two_level_above=two_level_above)
+    assert set(bounds) == {(1, 0.5)}
 
 
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])

@@ -165,6 +165,11 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
     assert 1 < len(pieces) < 9
     assert [name for piece in pieces for name in piece or ()] == [f"d/{number}.jsonl" for number in range(9)]
     assert contents(source, bytes_per_shard=150) == contents(source)
+    lengths = [60, 80, 500, 70, 70, 20, 140]  # the third is cut into four, and no piece has more than 150
+    write_files(str(tmp_path), {f"e/{number}.jsonl": " " * length for number, length in enumerate(lengths)})
+    uneven = columns(tmp_path, documents={"table": "e"}, queries=None, judgments=None)
+    names = [[name[2] for name in piece or ()] for piece in pieces_of(uneven.format, 150)]
+    assert names == [["0", "1"], ["2"], ["2"], ["2"], ["2"], ["3", "4"], ["5"], ["6"]]
 
 
 @pytest.mark.parametrize("size", [90, 400])

@@ -91,6 +91,13 @@ def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent
         read(tmp_path, "rows.jsonl", optional=["title", "tilte"])
     with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'text'"):
         read(tmp_path, "rows.jsonl", "id", "title")
+    (tmp_path / "other.jsonl").write_text('{"id": 1, "m": "abc", "n": {}}\n')
+    for name in ("m.a", "n.a"):  # under a text, and not among what is there
+        with pytest.raises(UserError, match=rf"has no column '{name}'\. Columns there: 'id', 'm', 'n'\."):
+            read(tmp_path, "other.jsonl", "id", name)
+    (tmp_path / "nothing.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=r"line 1 has no column 'id'\. Columns there: none\."):
+        read(tmp_path, "nothing.jsonl", "id")
     (tmp_path / "empty.jsonl").write_text("\n")
     assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
@@ -160,10 +167,10 @@ def test_damage_inside_parquet_is_named_but_a_disk_or_a_store_that_fails_is_none
 
 
 def test_whether_quotes_of_tsv_are_text_is_asked_and_one_never_closed_fills_no_memory(tmp_path, monkeypatch) -> None:
-    (tmp_path / "a.tsv").write_text('id\ttext\n1\tx "y"\n2\t"a ""b"""\n')
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\tx "y"\n\n2\t"a ""b"""\n')
     assert read(tmp_path, "a.tsv", quotes=False) == [("1", 'x "y"'), ("2", '"a ""b"""')]
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", 'x "y"'), ("2", 'a "b"')]
-    message = r"a\.tsv, line 3: a field begins with a quote.*Set quotes .* false: the quote is part"
+    message = r"a\.tsv, line 4: a field begins with a quote.*Set quotes .* false: the quote is part"
     with pytest.raises(UserError, match=message):
         read(tmp_path, "a.tsv")
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"two\nlines\tand a tab"\n')

@@ -69,8 +69,10 @@ def make_packing(folder: Path, pairs: str, epochs: list[NDArray[np.int64]], clus
     return artifact(folder, "packing", {}, {"pairs": Artifact(pairs).fingerprint}, shards)
 
 
-def make_vectors(folder: Path, collection: str, queries: NDArray[Any], documents: NDArray[Any] | None) -> str:
-    """Vectors of all texts, or of the queries alone."""
+def make_vectors(
+    folder: Path, collection: str, queries: NDArray[Any], documents: NDArray[Any] | None, *, some: bool = False
+) -> str:
+    """Vectors of all texts, or of the queries alone, or of ``some`` documents as embedded for a ranking."""
     contract = {
         "model": "0123456789abcdef", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
         "max_length": 16, "dtype": "float32", "dimension": queries.shape[-1],
@@ -80,6 +82,8 @@ def make_vectors(folder: Path, collection: str, queries: NDArray[Any], documents
         if values is None:
             continue
         ids = pa.table({"id": [f"{part[0]}{row}" for row in range(len(values))]})
+        if some and part == "documents":
+            ids = ids.append_column("row", pa.array(range(len(values))))
         files |= {f"{part}/00000.npy": values.astype(np.float16), f"{part}/00000.ids.parquet": ids}
     shard = {"files": files, "rows": len(queries), "of_all": {"encoder": contract}}
     return artifact(folder, "vectors", {}, {"collection": Artifact(collection).fingerprint}, [shard])

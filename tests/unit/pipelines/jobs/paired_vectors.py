@@ -32,6 +32,7 @@ def store(
     documents: NDArray[np.float16] | None,
     domains: list[str],
     per_file: int = 1 << 20,
+    collection: str = COLLECTION,
 ) -> dict[str, str]:
     """The paths of ``pairs`` and ``vectors``; pair i is query i and, in reverse order, document N - 1 - i."""
     count = len(queries)
@@ -40,7 +41,7 @@ def store(
          "query_row": number, "document_row": count - 1 - number}
         for number in range(count)
     ]  # fmt: skip
-    inputs = {"collection": COLLECTION}
+    inputs = {"collection": collection}
     starts = range(0, count, per_file)
     tables = {
         f"pairs/{number:05d}.parquet": pa.Table.from_pylist(rows[start : start + per_file], SCHEMA)

@@ -116,6 +116,17 @@ def test_a_domain_of_one_pair_one_of_equal_vectors_and_none(tmp_path: Path) -> N
         Cluster(config(tmp_path / "none", inputs)).plan()
 
 
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"collection": "1" * 64}, "don't come from the same collection"),
+    ({"queries": np.stack([QUERIES, QUERIES], axis=1)}, "2 vectors for each of its queries"),
+    ({"documents": np.stack([DOCUMENTS, DOCUMENTS], axis=1)}, "2 vectors for each of its documents"),
+])  # fmt: skip
+def test_vectors_that_are_not_of_these_pairs_are_refused(tmp_path, changes, message) -> None:
+    vectors = stored(tmp_path / "others", **changes)["vectors"]
+    with pytest.raises(UserError, match=message):
+        Cluster(config(tmp_path, stored(tmp_path) | {"vectors": vectors})).plan()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="torch finds none here"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 from pipelines.batches import LAYOUTS, BatchReader, Layout, epoch_permutation
+from pipelines.formats import card
+from pipelines.formats.batch_formats import Figures, Published
 from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.mine import Mine
 from raytriever.artifacts.artifact import Artifact
@@ -282,6 +285,12 @@ def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:
     assert "- …/y" in text
     block = text.split("### corpus")[1].split("### batches")[0]
     assert re.search(r"\n    settings:\n.*\n? +note: '```'\n", block, re.DOTALL)
+
+
+def test_a_card_has_the_largest_domains_and_the_others_together() -> None:
+    figures = Figures(domains=Counter({f"d{number}": number for number in range(33)}))
+    rows = card._domains(Published("pairs", 4, figures, 1))
+    assert rows == [*((f"d{number}", f"{number}") for number in range(32, 2, -1)), ("3 others", "3")]
 
 
 @pytest.mark.parametrize("form", ["tevatron", "flag_embedding"])

@@ -204,7 +204,10 @@ def test_a_pair_draws_the_same_in_whatever_batch_it_is(world: World, mined: Batc
 
 def test_too_few_negatives(world: World, tmp_path: Path) -> None:
     asked = {"negatives": world.candidates, "negatives_per_example": 5}
-    fewer = r"packed pairs have fewer than 5 hard negatives, the first of query 'q\d+' \(\d"
+    packed = sorted({pair for epoch in world.epochs for pair in epoch.ravel().tolist()})
+    lengths = {query: len(of_list(world, query)) for query in (f"q{world.pairs[pair][0]}" for pair in packed)}
+    query = next(query for query, length in lengths.items() if length < 5)
+    fewer = rf"packed pairs have fewer than 5 hard negatives, the first of query '{query}' \({lengths[query]}\)"
     with pytest.raises(UserError, match=fewer):
         run(world, tmp_path / "r", **asked)
     repeated = run(world, tmp_path / "f", **asked, too_few_negatives="repeat")
@@ -335,12 +338,15 @@ def test_examples_that_have_no_negative_left_are_told_of(world: World, mined: Ba
 def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'false_negatives\.surrogate_score' needs 'vectors'"):
         run(world, tmp_path / "r", vectors=None)
-    reader = run(world, tmp_path / "b", vectors=None, with_title=False, false_negatives={"surrogate_score": False})
+    asked: dict[str, Any] = {"with_title": False, "false_negatives": {"surrogate_score": False}}
+    reader = run(world, tmp_path / "b", vectors=None, **asked)
     counts = reader.artifact.manifest["counts"]
     assert counts["masked by surrogate score"] == 0
     assert counts["masked by same text"] > 0
     audit = json.loads((tmp_path / "b" / "audit.json").read_text())
     assert audit["rules"]["same text"]["examples"][0]["score"] is None
+    run(world, tmp_path / "c", **asked)
+    assert audit == json.loads((tmp_path / "c" / "audit.json").read_text())  # vectors that no rule asks for
 
 
 def older_pairs(world: World, folder: Path) -> str:
@@ -356,15 +362,23 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     zeros = np.zeros((QUERIES, 2, 4))
     several = make_vectors(tmp_path / "m", collection, zeros, np.zeros((DOCUMENTS_, 4)))
     documents = np.ones((DOCUMENTS_, 4))
-    hidden = world.pairs[int(world.epochs[0][2, 1])][1]
+    asked, hidden = world.pairs[int(world.epochs[0][2, 1])]
     documents[hidden, 2] = np.nan
     damaged = make_vectors(tmp_path / "v", collection, zeros[:, 0], documents)
+    queries = zeros[:, 0].copy()
+    queries[asked] = np.nan
+    damaged_queries = make_vectors(tmp_path / "dq", collection, queries, np.ones((DOCUMENTS_, 4)))
     other = store(tmp_path / "o", [pa.Table.from_pylist(world.documents, DOCUMENTS)], [("q0", "?", "", [])], [])
     foreign = make_candidates(tmp_path / "w", other, {0: [(1, None)]})
+    foreign_vectors = make_vectors(tmp_path / "fv", other, zeros[:1, 0], np.ones((DOCUMENTS_, 4)))
+    other_pairs = make_pairs(tmp_path / "op", collection, world.pairs[1:])
     for number, (settings, message) in enumerate([
         ({"vectors": several}, "vectors for each of its queries, and one of each is needed"),
+        ({"vectors": damaged_queries}, rf"The vector of query 'q{asked}' holds a NaN or an infinity"),
         ({"vectors": damaged}, rf"The vector of document 'd{hidden}' holds a NaN or an infinity"),
         ({"collection": other}, "don't come from the same collection"),
+        ({"vectors": foreign_vectors}, "don't come from the same collection"),
+        ({"pairs": other_pairs}, "don't come from the same pairs"),
         ({"negatives": foreign}, "don't come from the same collection"),
         ({"judged_negatives": "train"}, r"Split 'train' of .* judges no document with a relevance of 0 or less"),
         ({"judged_negatives": "dev"}, "no judgments of split 'dev'"),

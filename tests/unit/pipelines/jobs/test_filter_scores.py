@@ -218,12 +218,18 @@ def test_a_damaged_run_file_is_refused(world: World, tmp_path: Path, line: str, 
 def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path) -> None:
     strangers = tmp_path / "strangers.trec"
     strangers.write_text("a Q0 b 1 2.0 t\n")
+    collection, documents = world.inputs["collection"], [{"_id": f"d{row}"} for row in range(DOCUMENTS_)]
+    found = ["q0"], documents, np.array([[1, 2]]), np.array([[2, 1]], np.float32)
+    asked_elsewhere = make_run(tmp_path / "r", collection, *found, queries="0" * 64)
+    other = store(tmp_path / "o", [DOCUMENTS.empty_table()], [("q0", "?", "", [])], [])
     for settings, message in [
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
         ({"teacher_scores": teacher, "too_few_negatives": "random"}, "without a teacher's score: set refuse or repeat"),
         ({"teacher_scores": str(tmp_path / "none")}, "neither an artifact .* nor a run file"),
         ({"teacher_scores": world.inputs["packing"]}, r"which holds packing\. Scores come from"),
+        ({"teacher_scores": asked_elsewhere}, "answers the queries of another collection"),
+        ({"teacher_scores": make_run(tmp_path / "f", other, *found)}, "don't come from the same collection"),
         (
             {"teacher_scores": str(strangers)},
             r"no document of .* for any of its queries\. Are ids written in the same way",

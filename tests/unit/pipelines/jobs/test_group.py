@@ -280,3 +280,6 @@ def test_lists_that_can_not_be_trained_on_are_refused(collection: str, tmp_path:
         made = make_candidates(tmp_path / f"{number}", collection, found, form)
         with pytest.raises(UserError, match=match):
             lists(tmp_path / "out", collection, made, **settings)
+    other = store(tmp_path / "other", [DOCUMENTS.empty_table()], [("q0", "?", "", [])], [])
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        lists(tmp_path / "out", other, made)

@@ -90,12 +90,18 @@ def collected(folder: Path, documents: list[Any], queries: list[Any], splits: di
 
 
 def make_run(
-    folder: Path, collection: str, query_ids: list[str], documents: list[Any], rows: np.ndarray, scores: np.ndarray
+    folder: Path,
+    collection: str,
+    query_ids: list[str],
+    documents: list[Any],
+    rows: np.ndarray,
+    scores: np.ndarray,
+    **origins: str,
 ) -> str:
     ids = pa.table({"id": [document["_id"] for document in documents]})
     files = {"rows.npy": rows, "scores.npy": scores, "queries.parquet": pa.table({"id": query_ids}), "run.trec": ""}
     inputs = {"collection": StoredCollection(collection).fingerprint}
-    facts = {"system": {"index": "made up"}}
+    facts = {"system": {"index": "made up"}, "origins": origins}
     return make_artifact(folder, "run", inputs, facts, {**files, "documents.parquet": ids}, len(query_ids))
 
 
@@ -198,6 +204,7 @@ def check_audit(world: World, stored: StoredCandidates, config: MineConfig, drop
         assert document == example["document_id"]
         assert config.vectors or example["score"] == pytest.approx(score, abs=1e-6)
     counts = audit["counts"]
+    assert (counts["queries_without_answers"] == 0) == (config.rules.answers == "ignore")
     assert counts["queries"] == len(stored) == len(IN_RUN) - counts["queries_without_positive"]
     assert counts["candidates"] == counts["eligible"] + sum(map(len, dropped.values()))
     if config.form == "hard_negatives":
@@ -260,11 +267,18 @@ def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: P
     foreign = make_vectors(tmp_path / "v", other, queries[:3, 0], documents)
     queries_only = make_vectors(tmp_path / "q", world.collection, queries[:, 0], None)
     several = make_vectors(tmp_path / "m", world.collection, queries, documents)
+    some = make_vectors(tmp_path / "s", world.collection, queries[:, 0], documents, some=True)
+    found = world.documents, np.array([[1, 2]]), np.array([[2, 1]], np.float32)
+    asked_elsewhere = make_run(tmp_path / "r", world.collection, ["q0"], *found, queries="0" * 64)
+    unknown = make_run(tmp_path / "u", world.collection, ["q99"], *found)
     for number, (settings, message) in enumerate([
         ({"collection": other}, "don't come from the same collection"),
         ({"vectors": foreign}, "don't come from the same collection"),
         ({"vectors": queries_only}, "holds no vectors of documents"),
         ({"vectors": several}, "vectors for each of its queries, and one of each is needed"),
+        ({"vectors": some}, "holds only vectors of a ranking's texts"),
+        ({"run": asked_elsewhere}, "answers the queries of another collection"),
+        ({"run": unknown}, "1 of 1 queries are not in .*, such as 'q99'"),
         ({"run": world.vectors}, "of kind 'vectors', one of kind 'run' is needed"),
     ]):  # fmt: skip
         with pytest.raises(UserError, match=message):

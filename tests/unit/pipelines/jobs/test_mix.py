@@ -102,7 +102,6 @@ def test_bytes_are_a_function_of_sources_and_seed_and_chunks_are_mixed_too(sourc
     first = contents(mix(tmp_path / "a", sources).uri)
     swapped = dict(reversed(list(sources.items())))
     assert contents(mix(tmp_path / "b", swapped).uri) == first
-    assert contents(mix(tmp_path / "c", sources, seed=1).uri) != first
     assert {name.split("/")[0] for name in first} == {"manifest.json", "epoch=00000", "epoch=00001"}
     made = {name: source(tmp_path, name, [[2]], "chunks") for name in ("wiki", "posts")}
     reader = mix(tmp_path / "m", made)
@@ -148,7 +147,9 @@ def test_shares_and_an_order_that_mixes_without_repeats_and_rotates() -> None:
     assert {count for (source, _), count in seen.items() if source == 0} == {3}
     assert len(set(orders)) == 7
     np.testing.assert_array_equal(mixed_order(counts, used, 2, 6).tobytes(), orders[-1])
-    assert mixed_order(counts, used, 3, 6).tobytes() != orders[-1]
+    other = mixed_order(counts, used, 3, 6)  # of a seed: which batches, and where
+    assert set(map(tuple, other.tolist())) != set(batches)
+    assert other[:, 0].tolist() != order[:, 0].tolist()
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0.01, 100)), min_size=1, max_size=5))

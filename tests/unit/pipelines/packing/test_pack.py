@@ -122,6 +122,10 @@ def test_what_is_left_out_rotates_and_the_next_topic_is_drawn_by_what_is_left() 
     assert not any(out[epoch] & out[epoch + 1] for epoch in range(46))
     times = np.bincount([item for items in out for item in items])
     assert times.tolist() == [7] * 47  # after 47 epochs of 7 each item has been left out 7 times
+    other = corpus.pack(8, seed=1)
+    assert out[0] != set(range(47)) - set(other.batches.ravel().tolist())
+    tours = [found.parts[0].figures["tour"] for found in (corpus.pack(8), other)]
+    assert tours[0]["random_length"] != tours[1]["random_length"]
     clusters = np.repeat([0, 1], [8, 24])
     generators = map(np.random.default_rng, range(2000))
     first = [int(clusters[topic_batches(clusters, np.arange(32), 4, each)[0, 0]]) for each in generators]
@@ -156,6 +160,9 @@ def test_polish_makes_batches_harder() -> None:
     assert polished.figures["polish"]["after"] > polished.figures["polish"]["before"]
     assert similarity(polished.batches) > 1.2 * similarity(plain.batches)
     np.testing.assert_array_equal(*(np.sort(found.batches, axis=None) for found in (plain, polished)))
+    wide = chosen.model_copy(update={"polish_margin": 2.0})
+    masked = pack(corpus.assignments, corpus.centroids[0], wide, 0, 0, vectors=read)
+    assert masked.batches.tobytes() != polished.batches.tobytes()
 
 
 def test_bad_input_is_named() -> None:

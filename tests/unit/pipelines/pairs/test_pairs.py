@@ -97,8 +97,15 @@ def test_a_run_that_finds_nothing_or_is_of_other_documents(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"No pair's document is among the first 20 .* split train, or raise found_wi"):
         made_by(Pairs, values | {"run": run})
     other = make_artifact(tmp_path / "other", "run", {"collection": "0" * 64}, {}, files, 1)
-    with pytest.raises(UserError, match="collection"):
-        made_by(Pairs, values | {"run": other, "output": str(tmp_path / "others")})
+    facts = {"origins": {"queries": "0" * 64}}
+    elsewhere = make_artifact(
+        tmp_path / "asked", "run", {"collection": Artifact(collection).fingerprint}, facts, files, 1
+    )
+    for number, (found, message) in enumerate((
+        (other, "don't come from the same collection"), (elsewhere, "answers the queries of another collection"),
+    )):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            made_by(Pairs, values | {"run": found, "output": str(tmp_path / f"{number}")})
 
 
 def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
@@ -181,6 +188,7 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
     reported = pairs_of(tmp_path / "reported", collection, duplicates={"exact": "keep", "near": "report"})
     assert ids(reported) == ids(kept)
     assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
+    assert not any(reported.manifest["dropped"].values())
 
 
 @settings(max_examples=4)

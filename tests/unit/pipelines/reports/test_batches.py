@@ -23,7 +23,7 @@ from raytriever.errors import UserError
 from raytriever.reports.report import Details, Plot, Section
 from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
-from tests.unit.pipelines.jobs.batch_inputs import make_candidates
+from tests.unit.pipelines.jobs.batch_inputs import make_candidates, make_vectors
 from tests.unit.pipelines.jobs.made_up import collection_of
 from tests.unit.pipelines.jobs.test_export import stored
 from tests.unit.small_run import BATCH_SIZE, PAIRS, make
@@ -249,6 +249,9 @@ def test_a_matrix_that_cannot_be_drawn_is_refused(small_run: Run, tmp_path: Path
         show(small_run["batches"], html=page)
     with pytest.raises(UserError, match="does not hold one vector for each of the batch's documents"):
         show(stored(tmp_path / "other").uri, vectors=small_run["vectors"], html=page)
+    some = make_vectors(tmp_path / "some", small_run["collection"], np.ones((90, 8)), np.ones((90, 8)), some=True)
+    with pytest.raises(UserError, match="holds only vectors of a ranking's texts"):
+        show(small_run["batches"], vectors=some, html=page)
     with pytest.raises(UserError, match="needs batches of pairs"):
         show(stored(tmp_path / "chunks", "chunks").uri, vectors=small_run["vectors"])
     assert not page.exists()

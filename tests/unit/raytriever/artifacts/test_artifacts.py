@@ -94,7 +94,11 @@ def test_a_finished_artifact_says_what_it_is(place: str) -> None:
     assert opened.names("texts/") == [f"texts/{name}.txt" for name in SHARDS]
     assert opened.names(suffix="1.txt") == ["texts/00001.txt", "ids/00001.txt"]
     assert opened.path("texts/00002.txt").read_text() == "texts of 00002\n"
-    assert is_artifact(place)
+    stored = {name: Folder(place).read_bytes(name) for name in opened.names()}
+    assert opened.bytes == sum(map(len, stored.values()))
+    for _ in range(2):  # of an object store the second time by the same links
+        folder = opened.local_folder()
+        assert {name: (folder / name).read_bytes() for name in stored} == stored
     assert is_artifact(place)
     opened.verify()
     files = {f"{kind}/{name}.txt" for kind in ("texts", "ids") for name in SHARDS}

@@ -219,9 +219,12 @@ NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "n
 @pytest.mark.parametrize(("uri", "said"), [
     *((uri, "AWS_SECRET_ACCESS_KEY") for uri in KEYS),
     *((uri, r"can't be opened as a folder: .* Use a local path, s3://") for uri in NO_FOLDERS),
+    *((uri, f"{uri!r} names no folder. Give a path or a URI") for uri in ("", None, 3)),
+    ("/tmp/" + 128 * "ü", "has 128 letters. File systems allow 255 bytes"),
     ("s3://bucket/x?region=y", r"s3://bucket/x\?region=y has options.*environment \(AWS_REGION"),
 ])  # fmt: skip
-def test_a_uri_that_is_no_folders_is_refused_and_keys_in_it_are_not_shown(uri: str, said: str) -> None:
+def test_a_uri_that_is_no_folders_is_refused_and_keys_in_it_are_not_shown(uri: Any, said: str) -> None:
+    Folder("/tmp/" + 255 * "a")
     with pytest.raises(UserError, match=said) as refused:
         Folder(uri)
     assert not any(part in str(refused.value) for part in ("key:", "sec", "ret@"))

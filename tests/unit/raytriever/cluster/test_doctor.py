@@ -44,6 +44,7 @@ def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     (with_facts(libraries=FACTS.libraries | {"faiss": 1}), "FAISS", "FAISS sees 1 of 2 GPUs"),
     (with_facts(disk=FACTS.disk | {"cache": (10**9, 10**12)}), "disk", "1.0 of 1000 GB free for the cache"),
     (with_facts(disk=FACTS.disk | {"session": (40 * 10**9, 10**12)}), "disk", "40.0 of 1000 GB free"),
+    (with_facts(open_session="/tmp/ray/session"), "session", "10.0.0.2: /tmp/ray/session"),
     (replace(FINE, storage_problem="can't write: denied"), "storage", "can't write: denied"),
     (replace(FINE, facts=None, problem="does not answer"), "nodes", "does not answer"),
 ])  # fmt: skip
@@ -111,12 +112,48 @@ def test_the_report_is_aligned() -> None:
 
 def test_a_node_that_does_not_answer_is_told_with_the_first_line_of_why(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"a": FACTS, "b": RuntimeError("lost\nTraceback …"), "c": ValueError()}
-    nodes = [{"NodeID": name, "NodeManagerAddress": name, "Alive": True, "Resources": {"GPU": 2}} for name in names]
+    resources = {"a": {}, "b": {"GPU": 2}, "c": {"GPU": 2}, "dead": {}}
+    nodes = [
+        {"NodeID": name, "NodeManagerAddress": name, "Alive": name in names, "Resources": resources[name]}
+        for name in reversed(resources)
+    ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(doctor, "_on_nodes", lambda *_: names)
     found = examine(SimpleNamespace(start=lambda: None), None)  # type: ignore[arg-type]
     assert [node.problem for node in found] == [None, "does not answer (lost)", "does not answer ()"]
     assert [node.facts for node in found] == [FACTS, None, None]
+    assert [(node.address, node.gpus) for node in found] == [("a", 0), ("b", 2), ("c", 2)]
+
+
+def test_every_node_tries_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_nodes(function: Any, given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+        """On this machine; the node ``b`` can't write, and nobody reads what it should have written."""
+        step = next(iter(given.values()))[0]
+        denied = {"b": "denied"} if step == "write" else {}
+        return {name: denied.get(name) or function(*each) for name, each in given.items()}
+
+    monkeypatch.setattr(doctor, "_on_nodes", on_nodes)
+    assert doctor._try_storage(["a", "b"], str(tmp_path)) == {"b": "can't write: denied"}
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    problems = doctor._try_storage(["a"], str(tmp_path / "file"))
+    assert problems["a"].startswith("can't write: ")
+
+
+@pytest.mark.parametrize(("program", "found"), [
+    ('print("a warning"); print("{\\"torch\\": [\\"A100\\"]}")', {"torch": ["A100"]}),
+    ('import json, os, sys; print(json.dumps(["CUDA_VISIBLE_DEVICES" in os.environ, "/here" in sys.path]))',
+     [False, True]),
+    ('raise ValueError("no good")', {"error": "ValueError: no good"}),
+    ("raise SystemExit(3)", {"error": "ended with code 3"}),
+    ("import time; time.sleep(60)", {"error": "torch and FAISS did not load within 2 s"}),
+])  # fmt: skip
+def test_what_the_libraries_see_is_asked_of_another_process(monkeypatch, program: str, found: Any) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")  # a worker's own, where all of the node's count
+    monkeypatch.syspath_prepend("/here")
+    monkeypatch.setattr(doctor, "_PROBE", program)
+    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 2 if "sleep" in program else 60)
+    assert doctor._gpus_of_libraries() == found
 
 
 def test_all_nodes_are_asked_at_once_and_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,16 @@ def test_recipes_that_one_is_based_on_travel_with_it(monkeypatch: pytest.MonkeyP
     here = tmp_path / "here"
     (here / "mine").mkdir(parents=True)
     (here / "team").mkdir()
-    (here / "mine" / "night.yaml").write_text("based_on: ../team/base.yaml\nset: {functions.source.limit: 5}\n")
+    night = "based_on: ../team/base.yaml\nset: {functions.source.limit: 5}\nsuite: {from: ../team/suite.yaml}\n"
+    (here / "mine" / "night.yaml").write_text(night)
+    suite = "{collections: {c: {source: {kind: beir, path: c}}}, systems: {BM25: {bm25: {}}}}"
+    (here / "team" / "suite.yaml").write_text(f"based_on: quickstart\nsuite: {suite}\n")
     (here / "team" / "base.yaml").write_text("based_on: first.yml\nset: {functions.source.limit: 4}\n")
     (here / "team" / "first.yml").write_text("based_on: quickstart\nset: {functions.source.limit: 3}\n")
     monkeypatch.chdir(here / "mine")
     command, files = settings_files(["run", "night.yaml", "../team/first.yml"])
     assert command == ["run", "submitted/0/mine/night.yaml", "submitted/1/first.yml"]
-    sent = ["0/mine/night.yaml", "0/team/base.yaml", "0/team/first.yml", "1/first.yml"]
+    sent = ["0/mine/night.yaml", "0/team/base.yaml", "0/team/suite.yaml", "0/team/first.yml", "1/first.yml"]
     assert list(files) == [f"submitted/{name}" for name in sent]
     expected = load_recipe("night.yaml", [], "s3://bucket/x")
     write_package(tmp_path / "package.zip", files)
@@ -57,6 +60,7 @@ def test_recipes_that_one_is_based_on_travel_with_it(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path / "job")
     assert load_recipe(command[1], [], "s3://bucket/x") == expected
     assert expected.stages["functions"]["source"]["limit"] == 5
+    assert "c/BM25/run" in expected.stages
 
 
 def test_a_recipe_whose_base_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,9 +69,10 @@ def test_a_recipe_whose_base_cannot_travel_is_refused(monkeypatch: pytest.Monkey
     mine.write_text("based_on: absent.yaml\n")
     with pytest.raises(UserError, match=r"absent\.yaml can't be read"):
         settings_files(["run", "mine.yaml"])
-    mine.write_text(f"based_on: {tmp_path}/base.yaml\n")
-    with pytest.raises(UserError, match="an absolute path"):
-        settings_files(["run", "mine.yaml"])
+    for key, text in (("based_on", "based_on: {}"), ("suite.from", "suite: {{from: {}}}")):
+        mine.write_text(text.format(f"{tmp_path}/base.yaml"))
+        with pytest.raises(UserError, match=f"'{key}' is .*base.yaml, an absolute path"):
+            settings_files(["run", "mine.yaml"])
     mine.write_text("based_on: mine.yaml\n")
     assert settings_files(["run", "mine.yaml"])[0] == ["run", "submitted/0/mine.yaml"]  # the job says what is wrong
 

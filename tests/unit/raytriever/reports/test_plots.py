@@ -15,9 +15,11 @@ from raytriever.reports.plots import (
     Panel,
     SettingPanel,
     curve_panels,
+    heat_map,
     interval_panels,
     running_mean,
     setting_panels,
+    shown,
     thin,
 )  # fmt: skip
 
@@ -137,3 +139,28 @@ def test_the_marked_step_is_set_off_once() -> None:
     assert "#c8642b" not in plain
     assert "#c8642b" in marked
     assert absent == plain
+
+
+def test_a_plot_is_as_tall_as_what_it_shows() -> None:
+    def inches(svg: str) -> float:
+        return round(float(re.findall(r'viewBox="0 0 691.2 ([0-9.]+)"', svg)[0]) / 72, 6)
+
+    interval, panel = Interval("a", 0.1, 0.0, 0.2, True), Panel("a", STEPS, VALUES)
+    assert [inches(interval_panels({"m": [interval] * n, "o": []}, "x", "d")) for n in (1, 3)] == [1.44, 2.12]
+    assert [inches(curve_panels([panel] * n, "d")) for n in (1, 2, 3)] == [1.95, 1.95, 3.9]
+    for shape, height in (((2, 4), 4.24), ((4, 4), 8.08), ((8, 4), 8.08)):
+        svg = heat_map(np.ones(shape, np.float32), np.zeros(shape, bool), "d")
+        assert (inches(svg), svg.count("<image")) == (height, 2)  # of the matrix, and of the scale beside it
+
+
+@pytest.mark.parametrize(("names", "is_even"), [
+    (["2", "20", "200"], True), (["2", "100", "198"], True), (["2", "20", "198"], False), (["0", "20", "200"], False),
+])  # fmt: skip
+def test_values_a_hundredfold_apart_are_on_a_logarithmic_scale(names: list[str], is_even: bool) -> None:
+    svg = setting_panels([SettingPanel("m", "k", names, np.array([0.5, 0.7, 0.6]), np.zeros(3))], "d")
+    x = [float(place) for place in re.findall(r'<use [^>]*x="([0-9.]+)"[^>]*fill: #1f5a94', svg)[:3]]
+    assert (x[1] - x[0] == pytest.approx(x[2] - x[1])) == is_even
+
+
+def test_a_long_name_is_cut() -> None:
+    assert [shown("a" * 40), shown("a" * 41), shown("abc", 2)] == ["a" * 40, "a" * 39 + "…", "a…"]

@@ -39,3 +39,20 @@ def test_columns_that_are_too_many_go_below() -> None:
 def test_a_column_wider_than_the_page_stands_beside_its_names_alone() -> None:
     lines = Table(["name", "x" * 120, "n"], [["a", "1", "2"]]).lines()
     assert [line.split() for line in lines] == [["name", "x" * 120], ["a", "1"], [], ["name", "n"], ["a", "2"]]
+
+
+def test_a_table_of_a_page_escapes_its_texts_and_keeps_room_for_marks() -> None:
+    table = Table(["a<b", "nDCG"], [["c", Cell("0.5")], ["d", Cell("1.5", "xy", is_strong=True)]], "e & f")
+    room = '<sup style="min-width: 2ch">'
+    assert table.html().splitlines() == [
+        '<figure><div class="table"><table><thead><tr><th>a&lt;b</th>'
+        f'<th class="number">nDCG{room}</sup></th></tr></thead>',
+        "<tbody>",
+        f'<tr><td>c</td><td class="number">0.5{room}</sup></td></tr>',
+        f'<tr><td>d</td><td class="number"><strong>1.5</strong>{room}xy</sup></td></tr>',
+        "</tbody></table></div><figcaption>e &amp; f</figcaption></figure>",
+    ]
+    assert Table((), [["1"]], text_columns=0).html().splitlines() == [
+        '<figure><div class="table"><table><tbody>', '<tr><td class="number">1</td></tr>',
+        "</tbody></table></div></figure>",
+    ]  # fmt: skip

@@ -66,6 +66,8 @@ def test_overrides_begin_with_a_stage(recipe: str) -> None:
     assert loaded.stages["documents"]["source"] == {"kind": "beir", "path": "other"}
     assert loaded.stages["pairs"]["minimum_relevance"] == 1
     assert loaded.stages["documents"]["resources"] == {"workers": 1}
+    Path(recipe).write_text("stages: {output: {job: collect}}")  # a stage with the name of a setting
+    assert load_recipe(recipe, ["output.x=1"]).stages["output"]["x"] == 1
 
 
 @pytest.mark.parametrize(("override", "message"), [

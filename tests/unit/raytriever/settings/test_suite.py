@@ -13,18 +13,19 @@ from raytriever.stages.recipe_run import recipe_stages
 SUITE = """
 output: out
 suite:
+  with_title: false
   evaluate: {like: beir, measures: [nDCG@10]}
   collections:
-    arguana: {source: {kind: beir, path: data/arguana}}
+    arguana: {source: {kind: beir, path: data/arguana}, encoder: {query_prompt: "claim: "}}
     android: {source: {kind: beir, path: data/android}, group: cqadupstack, evaluate: {split: dev}}
     msmarco:
       source: {kind: beir, path: data/msmarco}
       columns: {dl19: {split: dl2019}, dl20: {split: dl2020, relevance_levels: {strict: 2}}}
   systems:
-    BM25: {bm25: {k1: 0.82}, published: revela/1/BM25}
-    base: {encoder: {model: org/base}, index: {factory: Flat}, top_k: 50}
-    tuned: {encoder: {model: org/tuned}, documents: base}
-    BM25 + tuned: {fuse: {systems: [BM25, tuned]}}
+    BM25: {bm25: {k1: 0.82}, top_k: 90, published: revela/1/BM25}
+    base: {encoder: {model: org/base}, index: {factory: Flat}, top_k: 50, resources: {workers: 2}}
+    tuned: {encoder: {model: org/tuned}, documents: base, search_parameters: nprobe=3}
+    BM25 + tuned: {fuse: {systems: [BM25, tuned], rank_constant: 9}, top_k: 7}
     reranked: {rerank: {candidates: BM25, by: tuned}}
 """
 
@@ -40,34 +41,46 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_each_collection_is_read_once_and_indexed_once_by_each_system(stages: dict[str, Any]) -> None:
-    assert [name for name in stages if name.startswith("arguana/")] == [
-        "arguana/collection",
-        "arguana/BM25/index",
-        "arguana/BM25/run",
-        "arguana/base/vectors",
-        "arguana/base/index",
-        "arguana/base/run",
-        "arguana/tuned/vectors",  # of queries alone: it searches the documents of base
-        "arguana/tuned/run",
-        "arguana/BM25_tuned/run",
-        "arguana/reranked/run",
-        "arguana/evaluation",
-    ]
-    assert stages["arguana/base/vectors"]["splits"] == ["test"]  # queries that are searched
+    whole, dense = "arguana/collection", {"query_prompt": "claim: "}
+    of_collection = {"collection": whole, "with_title": False}
+    expected = {
+        whole: {"job": "collect", "source": {"kind": "beir", "path": "data/arguana"}},
+        "arguana/BM25/index": {"job": "index", "index": {"kind": "lexical", "bm25": {"k1": 0.82}} | of_collection},
+        "arguana/BM25/run": {"job": "search", "index": "arguana/BM25/index", "top_k": 90},
+        "arguana/base/vectors": {"job": "embed", "encoder": {"model": "org/base"} | dense, "resources": {"workers": 2}},
+        "arguana/base/index": {
+            "job": "index", "index": {"kind": "vectors", "vectors": "arguana/base/vectors", "factory": "Flat"},
+        },
+        "arguana/base/run": {
+            "job": "search", "index": "arguana/base/index", "top_k": 50, "vectors": "arguana/base/vectors",
+            "search_parameters": "",
+        },
+        # of queries alone: it searches the documents of base
+        "arguana/tuned/vectors": {"job": "embed", "encoder": {"model": "org/tuned"} | dense, "parts": ["queries"]},
+        "arguana/tuned/run": {
+            "job": "search", "index": "arguana/base/index", "top_k": 200, "vectors": "arguana/tuned/vectors",
+            "search_parameters": "nprobe=3",
+        },
+        "arguana/BM25_tuned/run": {
+            "job": "fuse", "runs": {"BM25": "arguana/BM25/run", "tuned": "arguana/tuned/run"}, "rank_constant": 9,
+            "depth": 7,
+        },
+        "arguana/reranked/run": {
+            "job": "rerank", "run": "arguana/BM25/run", "vectors": "arguana/base/vectors", "collection": whole,
+            "depth": 90, "top_k": 200, "query_vectors": "arguana/tuned/vectors",
+        },
+        "arguana/evaluation": {"job": "evaluate", "collection": whole, "like": "beir", "measures": ["nDCG@10"]},
+    }  # fmt: skip
+    runs = {"BM25": "BM25", "base": "base", "tuned": "tuned", "BM25 + tuned": "BM25_tuned", "reranked": "reranked"}
+    expected["arguana/evaluation"]["runs"] = {system: f"arguana/{folder}/run" for system, folder in runs.items()}
+    for stage in expected.values():
+        stage |= {"embed": of_collection | {"splits": ["test"]}}.get(stage["job"], {})  # queries that are searched
+        stage |= {"search": {"collection": whole, "split": "test"}}.get(stage["job"], {})
+    found = {name: stage for name, stage in stages.items() if name.startswith("arguana/")}
+    assert found == expected
+    assert list(found) == list(expected)  # in the order they run
     assert stages["msmarco/base/vectors"]["splits"] == ["dl2019", "dl2020"]
-
-
-def test_stages_have_the_settings_of_their_system_and_collection(stages: dict[str, Any]) -> None:
-    assert stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82}
-    assert stages["arguana/tuned/vectors"]["parts"] == ["queries"]
-    assert stages["arguana/tuned/run"]["index"] == "arguana/base/index"
-    assert stages["arguana/tuned/run"]["vectors"] == "arguana/tuned/vectors"
-    assert stages["arguana/base/run"]["top_k"] == 50
-    assert stages["arguana/BM25_tuned/run"]["runs"] == {"BM25": "arguana/BM25/run", "tuned": "arguana/tuned/run"}
-    reranked = stages["arguana/reranked/run"]
-    assert (reranked["vectors"], reranked["query_vectors"]) == ("arguana/base/vectors", "arguana/tuned/vectors")
     assert stages["android/BM25/run"]["split"] == stages["android/evaluation"]["split"] == "dev"
-    assert stages["arguana/evaluation"]["like"] == "beir"
 
 
 def test_a_context_is_fitted_to_each_collection(tmp_path: Path) -> None:
@@ -75,8 +88,9 @@ def test_a_context_is_fitted_to_each_collection(tmp_path: Path) -> None:
     context = "suite.systems.base.context={documents: 5}"
     stages = load_recipe(write(tmp_path, SUITE), [encoder, context]).stages
     assert stages["arguana/base/context"] == {
-        "job": "context", "collection": "arguana/collection", "encoder": {"model": "org/contextual"},
-        "with_title": True, "documents": 5,
+        "job": "context", "collection": "arguana/collection",
+        "encoder": {"model": "org/contextual", "query_prompt": "claim: "},
+        "with_title": False, "resources": {"workers": 2}, "documents": 5,
     }  # fmt: skip
     assert stages["android/base/vectors"]["context"] == "android/base/context"
 
@@ -126,9 +140,9 @@ def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path:
     names = list(recipe.stages)
     assert names[names.index("model") + 1] == "arguana/collection"
     assert "model_vectors" not in names
-    assert recipe.stages["arguana/base/vectors"]["encoder"] == {"model": "model"}
+    assert recipe.stages["arguana/base/vectors"]["encoder"]["model"] == "model"
     assert recipe.stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82, "b": 0.5}
-    assert recipe.stages["arguana/BM25/run"]["top_k"] == 7
+    assert recipe.stages["arguana/tuned/run"]["top_k"] == 7
     stage = recipe_stages(recipe)["arguana/base/vectors"]
     assert stage.config.encoder.model == recipe.folder("model")  # type: ignore[attr-defined]
 
