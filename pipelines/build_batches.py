@@ -170,10 +170,7 @@ def build_batches(
     except BaseException:
         folder.cleanup()
         raise
-    batches = BuiltBatches(folder)
-    for line in warnings_of(batches.audit):
-        log.warning(line)
-    return batches
+    return BuiltBatches(folder)
 
 
 def _vectors(queries: Any, documents: Any, encoder: Any) -> dict[str, Any]:
@@ -207,6 +204,8 @@ def _make(folder: str, given: "_Given", vectors: Mapping[str, Any], values: dict
         for side, of_side in vectors.items() if name == "vectors" else ():
             _write_vectors(files[_PARTS[side]], of_side, side, recipe.folder("corpus"), given.ids[side])
         run_stage(stages[name], RaySession(shards_here=True), label=name)
+    for line in warnings_of(Artifact(recipe.folder("batches")).read_json("audit.json")):
+        log.warning(line)
 
 
 class _Given:
