@@ -62,7 +62,7 @@ def test_the_first_batches_alone(objective):
 def test_hard_negatives_are_those_that_the_seed_draws(count: int | None, seed: int) -> None:
     objective, stored = tiny_objective(), TinyBatches((3,))
     pieces = [Reader(stored, objective, seed, count).read_piece(0, Piece((number,))) for number in range(3)]
-    losses = [float(objective(objective.collate(rows)).loss) for rows in pieces]
+    losses = [objective(objective.collate(rows)).loss.item() for rows in pieces]
     exact = validation(stored, hard_negatives=count, seed=seed).measure(objective)["loss"]
     assert exact == pytest.approx(np.mean(losses), rel=1e-6)
     rounded = validation(stored, hard_negatives=count, seed=seed, bf16=True).measure(objective)["loss"]
