@@ -69,6 +69,12 @@ def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: in
     return {named: of_seeds for named, of_seeds in found.items() if len(of_seeds) == seeds}
 
 
+def is_whole(found: Finals) -> bool:
+    """Whether each side has a way that was tried on all collections."""
+    whole = [way for way in WAYS if all((each, way) in found for each in (*COLLECTIONS, MIXTURE))]
+    return {WAYS[way].side for way in whole} == {"theirs", "ours"}
+
+
 def chosen(found: Finals, side: str, collections: Sequence[str]) -> str:
     """The side's way with the best mean on dev queries, over the ways that have been tried on all collections.
 
@@ -193,7 +199,7 @@ def draw(of_students: Mapping[str, Sequence[Difference]], target: Path) -> None:
 
 
 def main() -> None:
-    """Prints the tables of all students."""
+    """Prints the tables of the students whose trials are whole."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trials", type=Path, nargs="?", default=KNOWN, help="trials.jsonl, or what --rows wrote")
     parser.add_argument("--seeds", type=int, default=3, help="ways that have fewer are left out")
@@ -202,7 +208,7 @@ def main() -> None:
     parser.add_argument("--chart", type=Path, help="also draw the differences at equal seconds there, as SVG")
     arguments = parser.parse_args()
     rows = list(stored_rows(arguments.trials))
-    there = [student for student in STUDENTS if any(row["student"] == student and "test" in row for row in rows)]
+    there = [student for student in STUDENTS if is_whole(finals(rows, student, "data", arguments.seeds))]
     compared = {student: [show(rows, student, view, arguments.seeds) for view in VIEWS][-1] for student in there}
     for student in there if arguments.ways else ():
         show_two(rows, student, arguments.seeds, arguments.ways)

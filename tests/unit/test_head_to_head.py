@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.head_to_head.data import Limits, Pair, read_collection
-from benchmarks.head_to_head.page import chosen, differences, finals, main, student, variances
+from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Limits, Pair, read_collection
+from benchmarks.head_to_head.page import chosen, differences, finals, is_whole, main, student, variances
 from benchmarks.head_to_head.plan import stored_rows
 
 SEEDS, QUERIES = 3, 40
@@ -103,6 +103,14 @@ def test_the_mean_is_over_the_single_collections() -> None:
     assert mean.ours - mean.theirs == pytest.approx(0.02, abs=0.02)
     assert mixed.ours - mixed.theirs == pytest.approx(0.6, abs=0.1)
     assert mixed.low > 0.4
+
+
+def test_a_student_has_tables_when_both_sides_have_been_tried_on_all_collections() -> None:
+    ways, collections = ("pairs", "contextual"), (*COLLECTIONS, MIXTURE)
+    rows = [row(each, way, "data", seed, 0.5, 0.5) for way in ways for each in collections for seed in range(SEEDS)]
+    assert is_whole(finals(rows, "static", "data", SEEDS))
+    assert not is_whole(finals(rows[:-1], "static", "data", SEEDS))
+    assert not is_whole(finals(rows[: len(rows) // 2], "static", "data", SEEDS))
 
 
 def test_stored_rows_give_the_tables_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
