@@ -17,7 +17,6 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 
 from raytriever.command_line import echo
-from raytriever.errors import UserError
 from raytriever.jobs import JOBS, stage_class
 from raytriever.settings.configuration import Input, is_input, kind_of, models_in
 from raytriever.settings.suite import Suite
@@ -29,14 +28,14 @@ _REFERENCES = "#/$defs/{model}"
 
 
 def settings(
-    job: Annotated[str | None, typer.Argument(help="A job, such as train.")] = None,
+    job: Annotated[str | None, typer.Argument(help="A job, such as train. By default all are listed.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Prints a JSON schema of recipes, for editors.")] = False,
 ) -> None:
-    """Describes every setting of a job: its key, type, default and meaning."""
+    """Describes every setting of a job: its key, type, default and meaning. Without a job it lists them."""
     if schema:
         echo(schema_text(), nl=False)
     elif job is None:
-        raise UserError(f"Name a job, or give --schema. Jobs: {', '.join(JOBS)}.")
+        echo("\n".join(f"{name:16}{about}" for name, (_, about) in JOBS.items()))
     else:
         echo("\n".join(describe(job)))
 
