@@ -193,7 +193,7 @@ def write_ranking_block(
     with writer.path(f"{name}/run.trec").open("wb") as file:
         write_trec(file, query_ids, document_ids, ranking, tag)
     writer.add(f"{name}/run.trec")
-    return writer.commit(0)
+    return writer.commit()
 
 
 def join_ranking_blocks(

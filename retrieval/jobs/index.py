@@ -186,7 +186,7 @@ class Index(Stage[IndexConfig]):
         self._set_threads()
         sample = _training_sample(settings, StoredVectors(settings.vectors).part("documents"))
         writer.add_bytes(_TRAINED, train(sample, settings.factory, settings.seed, gpu=self._gpu))
-        return writer.commit(0)
+        return writer.commit()
 
     def _build(self, rows: Rows, writer: ShardWriter) -> ShardRecord:
         """One shard of vectors."""
@@ -224,13 +224,13 @@ class Index(Stage[IndexConfig]):
         for array, values in zip(_COUNTED, (part.counts.data, part.counts.indices, part.counts.indptr), strict=True):
             writer.add_array(ARRAYS.format(rows.name, array), values)
         writer.add_table(f"ids/{rows.name}.parquet", pa.table({"id": joined(ids)}))
-        return writer.commit(0)
+        return writer.commit()
 
     def _sum_words(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Sums the words of all parts."""
         parts: list[Rows] = list(self._phases[_COUNTS].tasks)
         writer.add_table(_SUMMED, sum_frequencies(_table(writer, WORDS.format(part.name)) for part in parts))
-        return writer.commit(0)
+        return writer.commit()
 
     def _score_words(self, rows: Rows, writer: ShardWriter) -> ShardRecord:
         """One shard of words: a part scored by the counts of all."""

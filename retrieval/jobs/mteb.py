@@ -148,7 +148,7 @@ class Mteb(ModelStage[MtebConfig]):
         files = [writer.read(f"{RECORDS}{shard}.json") for shard in self._phases["task"].shards]
         of_tasks = [ShardRecord.from_json(json.loads(file)).facts for file in files]
         writer.add_json(RESULTS, summarize(self._name, of_tasks))
-        return writer.commit(0)
+        return writer.commit()
 
     def _evaluate(self, name: str, writer: ShardWriter) -> ShardRecord:
         """A task's files and main score."""

@@ -153,7 +153,7 @@ class Search(Stage[SearchConfig]):
         """One index shard's best for one block of queries."""
         index = Artifact(self.config.index, INDEX)
         write_ranking(writer, _partial(*partial), self._found(index, partial.shard, self._block(partial.block)))
-        return writer.commit(0)
+        return writer.commit()
 
     def _merge(self, block: int, writer: ShardWriter) -> ShardRecord:
         """The best of all index shards."""

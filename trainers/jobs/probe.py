@@ -180,7 +180,7 @@ class Probe(Stage[ProbeConfig]):
         found = TokenLists.of(lists)
         writer.add_array(f"{writer.name}.tokens.npy", found.tokens)
         writer.add_array(f"{writer.name}.offsets.npy", found.offsets)
-        return writer.commit(0)
+        return writer.commit()
 
     def _tokens(self, part: TextPart) -> TokenLists:
         shards = earlier_shards(self.config.output, part)
