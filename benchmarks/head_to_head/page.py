@@ -209,7 +209,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = list(stored_rows(arguments.trials))
     there = [student for student in STUDENTS if is_whole(finals(rows, student, "data", arguments.seeds))]
-    compared = {student: [show(rows, student, view, arguments.seeds) for view in VIEWS][-1] for student in there}
+    compared = dict[str, list[Difference]]()
+    for student in there:
+        for view in VIEWS:
+            if any(row["student"] == student and row["purpose"] == view for row in rows):
+                compared[student] = show(rows, student, view, arguments.seeds)
     for student in there if arguments.ways else ():
         show_two(rows, student, arguments.seeds, arguments.ways)
     if failed := [row for row in rows if row.get("error")]:
