@@ -26,7 +26,6 @@ from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
 from retrieval.jobs.fuse import FuseConfig
 from retrieval.jobs.index import INDEX
-from retrieval.rankings import RANKING
 
 if TYPE_CHECKING:
     from retrieval.indexes.top_k import Ranking
@@ -116,9 +115,12 @@ class Searcher:
 
     def _search_parameters(self, index: Artifact) -> str:
         """Those of the run's search of this index, of the last one by name; empty where it has none."""
-        runs = [artifact for artifact in self._by_fingerprint.values() if artifact.kind == RANKING]
-        own = [run for run in runs if run.manifest["inputs"].get("index") == index.fingerprint]
-        return str(max(own, key=lambda run: run.uri).config["search_parameters"]) if own else ""
+        searches = [
+            found
+            for found in self._by_fingerprint.values()
+            if found.manifest["inputs"].get("index") == index.fingerprint
+        ]
+        return str(max(searches, key=lambda search: search.uri).config["search_parameters"]) if searches else ""
 
     def _open(self, index: Artifact) -> Search:
         if index.config["index"]["kind"] == "lexical":

@@ -194,12 +194,9 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
         mini_batch_size: int = 32,
         directions: Directions = "query_to_document",
     ) -> None:
-        try:
-            super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
-        except ValueError as error:
-            raise UserError(
-                f"A static encoder needs no gradient cache: take MaskedContrastiveLoss ({error})."
-            ) from error
+        if type(model[0]).__name__ == "StaticEmbedding":
+            raise UserError("The model is a static encoder, which needs no gradient cache: take MaskedContrastiveLoss.")
+        super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
         self._directions: Directions = directions
 
     def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:

@@ -246,7 +246,9 @@ class FilesFormat(SourceTreeFormat):
     def fingerprint(self) -> dict[str, Any]:
         """Of the pages, and of the questions where there are some."""
         found = super().fingerprint()
-        lines = [name for name, _ in self._files(Counter()) if _is_lines(name)]  # however large they are
+        lines = [  # too large for a page, so that only their sizes are in it yet
+            name for name, size in self._files(Counter()) if _is_lines(name) and size > self._config.maximum_bytes
+        ]
         found |= {"lines": describe_files(self.folder, lines)} if lines else {}
         if not self.queries_name:
             return found

@@ -198,7 +198,7 @@ def match_judgments(
     relevance = np.full(rows.shape, UNJUDGED, dtype=np.int32)
     ranks = np.zeros(len(judged.rows), dtype=np.int32)
     found_scores = np.full(len(judged.rows), np.nan, dtype=np.float32)
-    if not len(judged.rows):
+    if not len(judged.rows) or not rows.size:
         return relevance, ranks, found_scores
     width = int(max(judged.rows.max(), rows.max())) + 1  # (query, row) as one number
     wanted = np.arange(len(rows))[:, None] * width + rows

@@ -30,7 +30,7 @@ def estimate(
     gpu: Annotated[str, typer.Option(help=f"Which: {', '.join(GPUS)}.")] = "h100",
     gpus: Annotated[int, typer.Option(help="GPUs in all, eight to a node.", min=1)] = 8,
 ) -> None:
-    """Says what a recipe will take: GPU memory, time, disk. Needs neither GPU nor weights nor data, and runs nothing.
+    """Says what a recipe will take: GPU memory, time, disk. Needs no GPU, no weights, and of your data the collection.
 
     The stages' own code runs on tensors without numbers, from the models' configurations.
     """
@@ -51,10 +51,10 @@ def estimate(
         ]
         given = [*(f"--set={each}" for each in overrides or []), *([f"--output={output}"] if output else [])]
         lines += [f"  {shlex.join(['raytriever', 'run', recipe, *given, '--until', unknown[-1]])}"]
-    if estimating.others:
+    if others := [folder for folder, is_own in estimating.stored.items() if not is_own]:
         lines += [
             "",
-            f"Not counted, because other settings or inputs made them: {', '.join(estimating.others)}. Name an --output"
+            f"Not counted, because other settings or inputs made them: {', '.join(others)}. Name an --output"
             " of its own where these are to stay.",
         ]
     echo("\n".join(lines))

@@ -87,16 +87,15 @@ class Estimating:
     def __init__(self, stages: Stages, machines: Machines) -> None:
         self._stages, self._machines = stages, machines
         self.found: dict[str, Estimate] = {}
-        self.others: list[str] = []
-        """Folders with an artifact of other settings or inputs, which says nothing of these."""
-        self._stored = set[str]()
+        self.stored: dict[str, bool] = {}
+        """Folders with an artifact, and whether it is what the recipe makes: of other settings it says nothing."""
         self._encoders: dict[str, EncoderCost] = {}
 
     def add(self, name: str) -> None:
         """The next one. Raises ``UserError`` for what can't be trained so, or known."""
         stage = self._stages[name]
         if is_artifact(stage.config.output):
-            (self._stored.add if self._is_stored(stage) else self.others.append)(stage.config.output)
+            self.stored[stage.config.output] = self._is_stored(stage)
         ways = {"train": self._training, "embed": self._embedding, "score": self._scoring}
         try:
             read = self._read(stage)
@@ -117,18 +116,19 @@ class Estimating:
     def _is_stored(self, stage: Stage[Any]) -> bool:
         """Whether its artifact is what it would make, of inputs that are so too. A source is read, no model is."""
         makers = [made_by(self._stages, path) for path in input_paths(stage.config).values()]
-        if any(maker is not None and maker.config.output not in self._stored for maker in makers):
+        if any(maker is not None and not self.stored.get(maker.config.output) for maker in makers):
             return False
         artifact = Artifact(stage.config.output)
         try:
-            of_source = stage.command != "collect" or artifact.manifest["inputs"] == stage.input_fingerprints()
-            return of_source and artifact.config == stage.resolved()
+            return artifact.config == stage.resolved() and (
+                stage.command != "collect" or artifact.manifest["inputs"] == stage.input_fingerprints()
+            )
         except UserError:  # the source is not at hand, so what was made of it counts
             return True
 
     def _own_size(self, stage: Stage[Any], size: Size) -> Size:
         """``size``, put right by what is stored of the stage."""
-        return stored_size(stage.config.output, size) if stage.config.output in self._stored else size
+        return stored_size(stage.config.output, size) if self.stored.get(stage.config.output) else size
 
     def _size_at(self, path: str) -> Size:
         maker = made_by(self._stages, path)

@@ -173,6 +173,13 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
             assert np.isnan(scores[pair])
 
 
+def test_of_no_candidate_a_judgment_has_no_rank() -> None:
+    judged = mining.JudgedPairs(np.array([0]), np.array([5]), np.array([1], dtype=np.int32))
+    none = np.empty((1, 0))
+    relevance, ranks, scores = mining.match_judgments(none.astype(np.int64), none.astype(np.float32), judged)
+    assert (relevance.shape, ranks.tolist(), np.isnan(scores).tolist()) == ((1, 0), [0], [True])
+
+
 @pytest.mark.parametrize(("margins", "positive", "kept"), [
     ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
     ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
