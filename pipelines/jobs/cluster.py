@@ -123,7 +123,8 @@ class Cluster(Stage[ClusterConfig]):
         spread = not self.is_made_here(pending, session)
         domains = [shard for shard in pending if isinstance(shard.task, Domain)]
         large = [shard for shard in domains if spread and shard.task.pairs > LARGE_DOMAIN]
-        yield from super().execute([shard for shard in pending if shard not in large], session, progress)
+        if small := [shard for shard in pending if shard not in large]:
+            yield from super().execute(small, session, progress)
         if not large:
             return
         session.start()

@@ -165,7 +165,7 @@ def run_stage(
                 progress.start_at(sum(record.rows for record in finished.values()))
                 for phase in sorted({shard.phase for shard in shards}):
                     pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
-                    for record in stage.execute(pending, session, progress):
+                    for record in stage.execute(pending, session, progress) if pending else ():
                         finished[record.name] = record
                         metrics.record_shard(record)
             records = [finished[shard.name] for shard in shards if not shard.intermediate]

@@ -218,9 +218,7 @@ class Stage(Generic[Config]):
         return session.makes_here(saved, is_spread=self.config.resources != Resources())
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Makes the pending shards of one phase on Ray, in any order, or in this process."""
-        if not pending:
-            return
+        """Makes the pending shards of one phase, of which there are some, on Ray, in any order, or in this process."""
         if self.is_made_here(pending, session):
             records = make_here(self, pending)
         else:

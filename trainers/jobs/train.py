@@ -147,8 +147,6 @@ class Train(Stage[TrainConfig]):
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Trains in this process, on one worker, or on Ray Train's workers; the first of these exports."""
-        if not pending:
-            return
         if self.is_made_here(pending, session):
             yield self._train_here(progress)
             return

@@ -360,7 +360,6 @@ def test_rows_are_counted_and_the_speed_is_said_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(stages, "map_shards", lambda *those: happened.append(those) or [ShardRecord("a", 7, ())])
     progress: Any = SimpleNamespace(advance=happened.append)
     shards = stage.plan()
-    assert list(stage.execute([], RaySession(), progress)) == happened == []
     assert [record.rows for record in stage.execute(shards, RaySession(shards_here=here), progress)] == (
         [1] * 3 if here else [7]
     )
