@@ -253,10 +253,10 @@ def _tell(recipe: str, stages: Stages, values: Mapping[str, Any]) -> None:
 def _write_toys(part: Part) -> None:
     """Data and models; made anew, they are the same."""
     small, large = _sizes([stage.config for stage in part.stages.values()])
-    trained = [stage for stage in part.stages.values() if isinstance(stage.config, RunSettings)]
-    trained_on = [maker for stage in trained for maker in _ancestors(stage, part.stages)]
+    sized = [stage for stage in part.stages.values() if any(_numbers(stage.config))]
+    filling = [maker for stage in sized for maker in _ancestors(stage, part.stages)]
     for name, source in part.sources.items():
-        write_toy(source, _toys_of(part.recipe, name), large if part.stages[name] in trained_on else small)
+        write_toy(source, _toys_of(part.recipe, name), large if part.stages[name] in filling else small)
     texts = [document.text for document in make_documents("vocabulary", Size())]
     for model, layers in part.models.items():
         is_of_hub = _of_hub(model)
@@ -274,7 +274,7 @@ def _sizes(configs: Sequence[Any]) -> tuple[Size, Size]:
     most = max((number for config in configs for number in _numbers(config)), default=0)
     packed = frozenset(split for config in configs if isinstance(config, PairsConfig) for split in _splits(config))
     steps = [config.training.batches_per_step for config in configs if isinstance(config, RunSettings)]
-    rows = most * 5 // 4 * max([1, *steps])
+    rows = most * 5 // 4 * max([_STEPS, *steps])
     return small, Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed)
 
 
@@ -293,7 +293,7 @@ def _numbers(settings: BaseModel) -> Iterator[int]:
 
 
 def _ancestors(stage: Stage[Any], stages: Stages) -> Iterator[Stage[Any]]:
-    """The stages that made what ``stage`` trains on."""
+    """The stages that made what ``stage`` fills its batches and clusters with, or trains on."""
     paths = input_paths(stage.config)
     if isinstance(stage.config, RunSettings):
         paths = {key: path for key, path in paths.items() if not key.startswith("validation.collection")}
