@@ -157,7 +157,7 @@ def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu")
         elif wanted.kind == "replug":
             objective = Replug(towers.query, wanted, cast(Any, _Scores(shape.rows)))
         else:
-            objective = build_objective(wanted, towers, located, settings.training.seed)
+            objective = build_objective(wanted, towers, located)
     for module in objective.modules():
         if isinstance(module, InBatchLanguageModel):
             module.find_readers = _every_other

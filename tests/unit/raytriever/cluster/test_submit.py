@@ -248,7 +248,8 @@ def test_a_lost_log_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("address", "said"), [
-    *((address, "--address") for address in ("10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head")),
+    *((address, "--address") for address in ("10.0.0.1:6379", "ray://head:10001", "http://")),
+    *((address, "a user or a password") for address in ("https://me@head", "https://:pw@head")),
     ("http://127.0.0.1:1", r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"),
 ])  # fmt: skip
 def test_an_address_that_takes_no_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, address: str, said: str) -> None:

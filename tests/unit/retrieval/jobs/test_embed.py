@@ -123,6 +123,7 @@ def test_documents_have_the_vectors_of_the_form_and_queries_one(collection, mode
         np.testing.assert_array_equal(found[:, 1], expected.part("documents").range(0, len(DOCUMENTS)))
     np.testing.assert_array_equal(*(each.part("queries").range(0, len(QUERIES)) for each in (vectors, expected)))
     assert vectors.contract.form == str(form)
+    assert max(shard.rows for shard in vectors.shards) == 7
     with pytest.raises(UserError, match=f"form '{form}' against 'single'"):
         vectors.contract.require_same(expected.contract, "one", "two")
 
@@ -132,8 +133,8 @@ def test_a_vector_for_every_token_is_stored_and_searched(collection: str, tmp_pa
     artifact = run(stage(collection, tiny_model("bert"), tmp_path / "out", encoder, texts_per_shard=32))
     stored = StoredVectors(artifact.uri)
     assert stored.part("documents").vectors_per_text == 24
-    of_documents = [shard.rows for shard in artifact.shards if shard.name.startswith("documents")]
-    assert max(of_documents) == 2  # a sixteenth
+    rows = {shard.name.partition("/")[0].partition("-")[0]: shard.rows for shard in artifact.shards[::-1]}
+    assert rows == {"documents": 2, "queries": len(QUERIES)}  # a sixteenth, of documents alone
     index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=artifact.uri), output=str(tmp_path / "index"))))
     settings = {"index": index, "collection": collection, "vectors": artifact.uri, "split": None, "top_k": 5}
     ranking = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings))))

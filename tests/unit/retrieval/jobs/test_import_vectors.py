@@ -79,6 +79,13 @@ def test_files_in_any_order_give_the_bytes_that_embedding_gives(collection, embe
             assert pq.read_table(own / "00000.ids.parquet").equals(pq.read_table(theirs / "00000.ids.parquet"))
 
 
+def test_a_users_own_file_is_opened_for_reading_alone(collection: str, sides: Sides, tmp_path: Path) -> None:
+    np.save(tmp_path / "q.npy", sides["queries"])
+    ((rows, vectors),) = import_vectors._blocks(str(tmp_path / "q.npy"), StoredCollection(collection), "queries")
+    assert len(rows) == len(vectors)
+    assert not vectors.flags.writeable
+
+
 def test_one_side_is_enough_for_later_stages_too(collection: str, sides: Sides, tmp_path: Path) -> None:
     vectors = imported(collection, tmp_path, **sides)
     pairs = make(Pairs(PairsConfig(collection=collection, output=str(tmp_path / "pairs"))))
