@@ -160,7 +160,7 @@ def _require_order(collection: StoredCollection, stored: Mapping[TextPart, NDArr
     if len(judged) < _FEWEST_COMPARED:
         return
     queries = stored["queries"][collection.find("queries", judged["query_id"])].astype(np.float32)
-    documents = stored["documents"][collection.find("documents", judged["document_id"])].astype(np.float32)
+    documents = stored["documents"][collection.find("documents", judged["document_id"])]
     own = np.einsum("nd,nd->n", queries, documents)
     strange = np.einsum("nd,nd->n", queries, documents[random.permutation(len(documents))])
     if (own - strange).mean() < 2 * (own - strange).std() / np.sqrt(len(own)):

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ByteSize, TypeAdapter
 
 from raytriever.errors import StorageError, UserError
-from raytriever.relations import Relations, open_relations
+from raytriever.relations import ROW, Relations, open_relations, with_numbers
 from raytriever.stages.ray_session import usable_cpus
 from raytriever.stages.stage import Resources, StageConfig
 
@@ -98,3 +98,8 @@ def test_too_little_memory_a_full_disk_and_a_damaged_file_are_named(tmp_path: Pa
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
     with pytest.raises(UserError, match=r"damaged\.parquet"):
         read(path)
+
+
+def test_rows_are_numbered_beyond_what_32_bits_hold() -> None:
+    (table,) = with_numbers([pa.record_batch({"id": ["a", "b"]})], pa.schema([("id", pa.string()), ROW]), first=1 << 31)
+    assert table["row"].to_pylist() == [1 << 31, (1 << 31) + 1]

@@ -58,6 +58,10 @@ def test_prompts_are_told_by_name() -> None:
     assert "| prompt `classification` | `'classification: '` |" in text
     assert "prompt_name='classification'" in text
     assert "prompt_name" not in card()
+    both = "`encode_query` and `encode_document` put the prompts before the texts"
+    for of_queries, of_documents in (("q: ", ""), ("", "d: "), ("", "")):
+        own = CONTRACT.model_copy(update={"query_prompt": of_queries, "document_prompt": of_documents})
+        assert (both in model_card("any", {}, INPUTS, own, POINTS)) == bool(of_queries or of_documents)
 
 
 def test_training_is_counted_up_to_the_weights_that_validation_chose() -> None:
