@@ -24,9 +24,10 @@ from raytriever.jobs import stage_class
 from raytriever.prefetching import TOKENIZING_THREADS
 from raytriever.reports.table import counted
 from raytriever.stages.cost import STORED, Cost, Size
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.machines import GPUS, Machines, seconds_by_cause
-from trainers.estimate.recipe import BYTES_OF_A_TOKEN, TOKENIZE, EncoderCost, embedding_causes
+from trainers.estimate.recipe import TOKENIZE, EncoderCost, embedding_causes
 from trainers.rehearsal.models import published
 
 DOMAINS = tuple[int, ...](published()["collections"]["data/nomic_unsupervised"]["domains"])

@@ -13,7 +13,8 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 # Without --no-kill Slurm would end the whole job with any node of it; Ray goes on with the others. This script and
-# Ray's head are on the first node: with that one the run ends, and Slurm may start it anew (--requeue).
+# Ray's head are on the first node: with that one the run ends, and Slurm may start it anew (--requeue). On
+# another first node the command then needs --force, because a lost node's lock can't be checked from there.
 #SBATCH --no-kill
 set -euo pipefail
 if [ "$#" -eq 0 ]; then

@@ -48,9 +48,9 @@ _JUDGED = (
     " to grades by document id."
 )
 _TABLES = (
-    "Give a table with a column of queries and one of documents: a datasets.Dataset (streaming or not), a frame of"
-    " pandas or Polars, an Arrow table, a mapping from names to columns. Or give rows, each a mapping, or a tuple"
-    " (query, document[, negative, …]). datasets.load_dataset reads files as such a table."
+    "Give a table with a column of queries and one of documents. It may be a datasets.Dataset (streaming or not), a"
+    " frame of pandas or Polars, an Arrow table, or a mapping from names to columns. Or give rows, each a mapping or a"
+    " tuple (query, document[, negative, …]). datasets.load_dataset reads files as such a table."
 )
 _JUDGED_NEGATIVES: dict[str, Any] = {"batches.judged_negatives": "train", "batches.too_few_negatives": "repeat"}
 _SOURCE: dict[str, Any] = {

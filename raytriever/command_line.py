@@ -27,7 +27,7 @@ def echo(text: str, *, nl: bool = True) -> None:
 
 @contextmanager
 def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
-    """Shows a ``UserError`` as one paragraph and exits with code 2. An interrupt exits with 130.
+    """Shows a ``UserError`` as one paragraph and exits with code 2. An interrupt (Ctrl-C, SIGTERM) exits with 130.
 
     Errors of the system about a file (no right to read it, a name too long) are shown in the same way.
     """

@@ -169,10 +169,10 @@ def _ledger(
             " by inner products instead. Set encoder.normalize to true."
         )
     if training.max_steps is not None and training.max_steps > order.total_steps:
-        counted = "its epoch gives" if training.epochs == 1 else f"its {training.epochs} epochs give"
         log.info(
-            f"  training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps, for which the"
-            " learning rate is planned. More epochs, packed and trained, make a longer run."
+            f"  training.max_steps is {training.max_steps:,}, but the batches give {order.total_steps:,} steps"
+            f" (training.epochs is {training.epochs}). The schedule of the learning rate ends with them. To train"
+            " longer, pack and train more epochs."
         )
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
     ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training)

@@ -4,7 +4,7 @@ Everything is a function of the vectors and the seed alone: assignments are exac
 exact (``points``), so neither parts nor workers nor threads matter. Memory here: the centroids, their sums, and 4 bytes
 a point; a part's own is that of one block, or of its points where they are held.
 
-``divide`` cuts what one task would take too long for into parts of one size, whose points are near one another.
+``divide`` cuts what would take one task too long. Its parts have one size, and near points share a part.
 """
 
 import heapq

@@ -6,8 +6,8 @@ An audit is plain JSON::
      "rules": {"same text": {"negatives": …, "batches": …, "examples": [{"epoch", "batch", "row", "column", "query_id",
                "query", "positive_id", "positive", "document_id", "document", "positive_score", "score"}, …]}, …}}
 
-Scores are the surrogate's, null without vectors. The examples of a rule are of the first batches in which it left
-something out, the first such negative of each.
+Scores are the surrogate's, null without vectors. The examples of a rule come from the first batches where it left
+something out: the first such negative of each batch.
 """
 
 from collections.abc import Sequence

@@ -79,8 +79,8 @@ def _described_layout(folder: Folder) -> Layout:
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{where}: the YAML at its head can't be read ({type(error).__name__}: {error}). Its configs must be a"
-            " list of entries with config_name and data_files. data_files is a name, a list of entries with split"
-            " and path, or a mapping from splits to paths."
+            " list of entries with config_name and data_files. Each data_files is a name, a list of entries with"
+            " split and path, or a mapping from splits to paths."
         ) from error
 
 

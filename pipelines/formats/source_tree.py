@@ -225,8 +225,8 @@ class Files(FileTree):
     )
     """Globs of files to read."""
     questions: InputPath | None = None
-    """A file of your own questions, judged in split test: JSON lines, CSV, TSV or parquet, with columns 'question' and
-    'document', the path of a page that answers it. A question with several pages has several rows."""
+    """A file of your own questions (JSON lines, CSV, TSV, parquet), judged in split test. Column 'question' has the
+    question, 'document' the path of a page that answers it. A question with several pages has several rows."""
     domain: Literal["folder", "language", "none"] = "none"
     """A document's domain. folder: the first folder below path, '' for files in path itself."""
 

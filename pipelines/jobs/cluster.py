@@ -27,8 +27,8 @@ from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
-WORKERS_OF_A_DOMAIN = 32  # for each so many one large domain is clustered at a time,
-MOST_AT_ONCE = 8  # and no more than these, whose sums are in the driver's memory
+WORKERS_OF_A_DOMAIN = 32  # one large domain at a time is clustered for each so many workers,
+MOST_AT_ONCE = 8  # and no more than these, because their sums are in the driver's memory
 _BY_DOMAIN = "by_domain"  # a phase,
 _ORDERED = "relations/by_domain.parquet"  # and what it makes
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded

@@ -51,8 +51,8 @@ def _text_keys(records: list[Any], *, compares: bool) -> NDArray[np.uint64]:
     return np.where([bool(text) for text in texts], keys, np.uint64(0))
 
 
-# A part's rows are numbered. The first of some that repeat each other is kept; of a format whose judgments repeat, the
-# first that says most: a positive, then a grade of 0.
+# A part's rows are numbered. Of rows that repeat each other the first is kept. If a format repeats judgments, the first
+# that says most is kept: a positive, then a grade of 0.
 
 FIRST = """
     CREATE TABLE first_{part} AS

@@ -248,8 +248,10 @@ def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -
         return stages
     known = dict(sizes) if isinstance(sizes, Mapping) else {}
     if str(size) not in known:
-        hint = did_you_mean(str(size), list(known))
-        raise UserError(f"{where}: size is {size!r}, and the sizes are {', '.join(known) or 'none'}.{hint}")
+        raise UserError(
+            f"{where}: size is {size!r}, which is no size of this recipe."
+            f"{did_you_mean(str(size), list(known)) or ' It has none: leave size out.'}"
+        )
     return _changed(dict(stages), known[str(size)], f"{where}: sizes.{size}", where)
 
 

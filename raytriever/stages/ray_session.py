@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import signal
 import stat
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from raytriever.reports.progress import format_seconds
 
 _START_SECONDS = 8  # that Ray and its workers take to start, with what these import
 _WATCH_SECONDS = 0.5
-_SIGNAL_SECONDS = 2  # by which this process may take to shut Ray down, where a signal to all has ended that first
+_SIGNAL_SECONDS = 2  # that this process may take to shut Ray down after a signal to all has ended Ray
 
 _COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
 
@@ -123,6 +124,8 @@ class RaySession:
 
             watched = [global_worker.node, self._closing]
             threading.Thread(target=_end_with_ray, args=watched, daemon=True).start()
+        # Ray's handler of SIGTERM prints a stack, and the process then ends by an abort
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._owned = True
         _quiet_ray_data()
 

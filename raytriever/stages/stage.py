@@ -145,7 +145,7 @@ class Stage(Generic[Config]):
     keeps_state: ClassVar[bool] = False  # True: workers are actors that load something once (an encoder)
     shards_at_once: ClassVar[int] = 1  # that such a worker makes, each in a thread
     results: ClassVar[tuple[str, ...]] = ()  # the artifact's files that a user looks at; '' is the folder itself
-    shows_inputs: ClassVar[bool] = False  # True: what is said of its inputs is part of what it says
+    shows_inputs: ClassVar[bool] = False  # True: its lines replace those of its inputs
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -17,7 +17,7 @@ from raytriever.errors import UserError, require_strings
 
 
 def schema_of(**types: pa.DataType) -> pa.Schema:
-    """Columns of these names and types, none of which is ever null."""
+    """Columns of these names and types, never null."""
     return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in types.items()])
 
 

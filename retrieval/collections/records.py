@@ -1,8 +1,8 @@
 """What a format gives: plain records with the place each was read at, and settings for records that are no good.
 
 A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
-formats have in common is in ``raytriever collect``. Within which limits a source is read, and which pieces of its
-files, is said around the reading, so that many tasks read one source.
+formats have in common is in ``raytriever collect``. Limits, and the pieces of files to read, are set around the
+reading, so that many tasks read one source.
 """
 
 import hashlib

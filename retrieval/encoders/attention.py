@@ -19,7 +19,7 @@ from retrieval.encoders.structure import has_own_code, is_causal
 FULL = "full"
 """Among a batch's features, a tensor without numbers (n, 0): none of its texts is padded."""
 
-# families whose layers take a mask as it is, all of them that of a whole text
+# families whose layers take a mask as it is, each layer the mask of a whole text
 _BIDIRECTIONAL = {"bert", "camembert", "distilbert", "mpnet", "mt5", "nomic_bert", "roberta", "t5", "xlm-roberta"}
 
 
@@ -81,7 +81,7 @@ def _window(config: Any) -> int | None:
 # trimmed.
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
-# Tokens up to which a CPU computes attention with its backward pass faster by matrix products than by PyTorch's flash
+# Up to so many tokens a CPU computes attention with its backward pass faster by matrix products than by PyTorch's flash
 # kernel. In bfloat16 that kernel takes 5 times as long at 32 tokens, 3 at 128, 1.3 at 512; at 1,024, and in float32, it
 # wins. The limit keeps the products' memory small too, which grows with the square of a text.
 _PRODUCTS_UP_TO = 512

@@ -26,8 +26,8 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
         if "trust_remote_code" not in str(error.__cause__):
             raise
         raise UserError(
-            f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
-            " transformers has."
+            f"The language model in {path} brings code of its own, which is not run. Choose one with an"
+            " architecture of transformers."
         ) from error
     if missing:
         raise UserError(

@@ -25,7 +25,7 @@ Scores = dict[str, dict[str, float]]
 class Judgments:
     """``qrels``: query id to document id to grade. ``name``: their name in results.
 
-    ``alternatives``: query id to answers of which one is enough. The first of them stands for all in ``qrels``.
+    ``alternatives``: query id to answers. One of them is enough, and the first stands for all in ``qrels``.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """What is shown of evaluated systems: the same blocks as lines for a terminal and in a section of a report.
 
-Examples are queries by which a system gained and lost most against another, with what each ranked first.
+Examples are the queries on which a system gained and lost most against another, with what each ranked first.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -140,8 +140,8 @@ def verdict_table(evaluated: Evaluated) -> Table:
             rows.append([other.name, decided, signed(-other.value), interval, _p_value(p)])
     header = [f"{mine} against", "", evaluated.measures[0], f"{_confidence(evaluated)} interval", "p"]
     caption = (
-        f"Not decided: over {evaluated.metrics['queries']:,} queries the difference may be chance, by p, which is"
-        " corrected for all comparisons (Holm). Intervals are not corrected."
+        f"Not decided: the difference over {evaluated.metrics['queries']:,} queries may be chance. This follows p,"
+        " which is corrected for all comparisons (Holm). Intervals are not corrected."
     )
     return Table(header, rows, caption if any("not decided" in row for row in rows) else "", text_columns=2)
 

@@ -1,7 +1,7 @@
 """One table over several collections: a row for each system, published figures beside it, and which differ in the mean.
 
-The mean is that over columns, as BEIR reports it; collections of a group make one column, their own mean. Beside the
-table of a suite that of MTEB's tasks, whose main scores have the means that MTEB takes.
+The mean is over columns, as BEIR reports it. Collections of a group make one column, their own mean. A suite's table
+stands beside that of MTEB's tasks. Their main scores have the means that MTEB takes.
 
 ``published.csv`` holds one line for each figure of five papers' tables: ``paper,table,row,collection,measure,figure``.
 Figures are fractions with the printed digits; nDCG@10 of 46.1 % is 0.461. Measures have our names. Two need a word:

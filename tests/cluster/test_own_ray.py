@@ -109,8 +109,22 @@ def test_it_joins_no_other_and_nobody_else_gets_at_it(probed: dict[str, Any]) ->
     assert len(others) <= 1, rank["listening"]
 
 
-@pytest.mark.parametrize("killed", ["raylet", "gcs_server"])
-def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, killed: str) -> None:
+LOST = (1, "raytriever: Ray's own process on this machine has died")
+INTERRUPTED = (130, "raytriever: interrupted; run the same command again to resume.")
+
+
+@pytest.mark.parametrize(
+    ("ended", "by", "expected"),
+    [
+        ("raylet", signal.SIGKILL, LOST),
+        ("gcs_server", signal.SIGKILL, LOST),
+        ("the command", signal.SIGTERM, INTERRUPTED),
+    ],
+    ids=["raylet", "gcs_server", "the command"],
+)
+def test_a_run_that_is_ended_says_so_at_once_and_is_resumed(
+    tmp_path: Path, ended: str, by: signal.Signals, expected: tuple[int, str]
+) -> None:
     command, output = [sys.executable, "-c", COUNT, str(tmp_path / "out")], tmp_path / "out"
     settings: dict[str, Any] = {"cwd": Path(__file__).parents[2], "text": True, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **settings) as process:
@@ -121,14 +135,16 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, kil
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             family = psutil.Process(process.pid).children(recursive=True)
-            (needed,) = [child for child in family if child.name() == killed]
-            os.kill(needed.pid, signal.SIGKILL)
+            numbers = {child.name(): child.pid for child in family} | {"the command": process.pid}
+            os.kill(numbers[ended], by)
             _, said = process.communicate(timeout=8)  # Ray's own library takes 10 and 60 s
         finally:
             process.kill()  # its end would be waited for, which is not allowed yet
-    assert process.returncode == 1
-    assert "Ray's own process on this machine has died" in said
-    assert "Run the same command again to resume." in " ".join(said.split())
+    code, message = expected
+    assert process.returncode == code
+    assert message in " ".join(said.split())
+    assert "same command again to resume." in " ".join(said.split())
+    assert "SIGTERM" not in said  # of Ray, with a stack
     (tmp_path / "allowed").touch()
     again = subprocess.run(command, **settings, check=True, timeout=120)
     assert " of 4 shards are finished already" in " ".join(again.stderr.split())

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from benchmarks.scale_model import DOMAINS, NODE, Modelled, Workload, calibrated, costs, forecasts, main, stages
 from raytriever.errors import UserError
 from raytriever.stages.cost import Cost, Size
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
 from trainers.estimate.machines import Machines, seconds_by_cause
-from trainers.estimate.recipe import BYTES_OF_A_TOKEN, TOKENIZE
+from trainers.estimate.recipe import TOKENIZE
 
 FAST = replace(NODE, node_bandwidth=inf, store_bandwidth=inf, network=inf)
 SMALL = Workload(domains=(2_000_000, 900_000, 300_000, 20_000), passages=100_000)

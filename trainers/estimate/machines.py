@@ -37,9 +37,9 @@ _TASK = 5e-3  # seconds of the driver for a task: 9.9 s for 2,000 that do nothin
 class Machines:
     """``count`` GPUs in nodes of up to eight, with twelve cores for each; what a second gives is assumed.
 
-    ``gib``: a GPU's memory; ``peak``, ``single``: its TFLOP/s in bfloat16, 0 for none, and in float32, of which it
-    reaches ``share``; ``link``: GB/s to the next of its node, ``network``: from a node to the others. GB/s between a
-    node and the store, and of the store for all nodes together.
+    ``gib``: a GPU's memory. ``peak``, ``single``: its TFLOP/s in bfloat16 (0 for none) and in float32. It reaches
+    ``share`` of them. ``link``: GB/s to the next GPU of its node. ``network``: GB/s from a node to the others. The
+    bandwidths: GB/s between a node and the store, and of the store for all nodes together.
     """
 
     name: str
@@ -88,19 +88,17 @@ def known_gpu(device: str) -> str | None:
 def find_gpus(name: str, count: int) -> Machines:
     """Raises ``UserError`` for an unknown one."""
     if name not in GPUS:
-        raise UserError(
-            f"--gpu {name}: no such GPU is known.{did_you_mean(name, list(GPUS))} Known: {', '.join(GPUS)}."
-        )
+        raise UserError(f"--gpu {name}: no such GPU is known.{did_you_mean(name, list(GPUS))}")
     return Machines(name, count, *GPUS[name])
 
 
 def seconds_by_cause(
     cost: Cost, read: float, machines: Machines, slots: int = 0, busy: str = "cores"
 ) -> dict[str, float]:
-    """Seconds of a stage by what they are spent on or waited for; none where it isn't known what is read.
+    """Seconds of a stage by their cause; none where the inputs' size is unknown.
 
-    Each node copies the ``read`` bytes of the inputs before its tasks run on ``slots``, of which all are ``busy``; by
-    default on all cores.
+    Each node copies the ``read`` bytes of the inputs. Then its tasks run on ``slots``, by default on all cores.
+    ``busy`` names the cause where all slots work.
     """
     if not cost.tasks:
         return {}

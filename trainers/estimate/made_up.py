@@ -142,7 +142,7 @@ def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
 def outlined_objective(settings: RunSettings, shape: Shape, device: str = "cpu") -> Objective[Any]:
     """What the settings train, of configurations alone; ``device`` as in ``without_weights``.
 
-    Raises ``UserError`` as training does, and for models of which no configuration is at hand.
+    Raises ``UserError`` as training does, and for models without a configuration here.
     """
     models = named_models(settings)
     own = {f"{key}.tokenizer": None for key, each in models.items() if getattr(each, "tokenizer", None)}

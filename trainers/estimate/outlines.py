@@ -95,12 +95,11 @@ def _configuration(model: str, revision: str | None) -> Path | None:
 
 
 def _write_published(model: str, place: Path) -> None:
-    known = list(hub_models())
-    if model not in known:
+    if model not in hub_models():
         raise UserError(
-            f"How the model {model!r} is built isn't known here: it is no folder, not in the hub's cache or mirror, and"
-            f" none of those whose sizes come along ({', '.join(known)}).{did_you_mean(model, known)}"
-            f" Name a folder that holds its config.json, or fetch that once: hf download {model} config.json."
+            f"The sizes of the model {model!r} are unknown. It is no folder, it is not in the hub's cache or mirror,"
+            f" and its sizes don't come with Raytriever.{did_you_mean(model, list(hub_models()))} Name a folder that"
+            f" holds its config.json, or fetch that file once: hf download {model} config.json."
         )
     values = published_configuration(model)
     (place / "config.json").write_text(json.dumps(values))
@@ -109,7 +108,7 @@ def _write_published(model: str, place: Path) -> None:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """One to which each word is a token, between two others."""
+    """Writes a tokenizer that makes each word one token, between two special ones."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

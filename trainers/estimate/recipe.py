@@ -28,6 +28,7 @@ from retrieval.collections.collection import COLLECTION, StoredCollection, TextP
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.modules import read_modules
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
@@ -43,15 +44,14 @@ from trainers.rehearsal.collections import single_sources
 from trainers.rehearsal.models import published
 from trainers.run_settings import RunSettings
 
-BYTES_OF_A_TOKEN = 4.6
 TOKENIZE = 1 / 495e3
 """Seconds of a thread for a token."""
-_ANY = "a100"  # of which memory alone is said
+_ANY = "a100"  # stands for an unknown GPU; only its memory is reported
 _LAUNCH = 14e-6  # seconds of the host for each kernel
 _START_UP = 5.0  # seconds of new workers on GPUs
 _NUMBER = 4  # bytes on disk of a float32
 _LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
-_ROWS = 64  # of batches in which an encoder is built that isn't trained
+_ROWS = 64  # of the made-up batches that an encoder to embed with is built for
 _DOCUMENT_BYTES, _QUERY_BYTES = 600, 100  # where nothing is known
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
 
@@ -252,8 +252,8 @@ def shape_of(size: Size, config: RunSettings) -> Shape:
     """Of the batches that are trained on, with texts as assumed where nothing is known of them."""
     if not size.rows:
         raise UserError(
-            f"How large the batches in {config.batches} are isn't known: no stage of the recipe makes them, and they"
-            " aren't there. Make them first, or estimate the recipe that does."
+            f"The size of the batches in {config.batches} is unknown, because no stage of the recipe makes them and"
+            " they don't exist. Make them first, or estimate the recipe that makes them."
         )
     query_bytes, document_bytes = size.query_bytes or _QUERY_BYTES, size.document_bytes or _DOCUMENT_BYTES
     negatives = max(size.negatives, int(config.objective.needs_hard_negatives))

@@ -1,6 +1,6 @@
 """What one step of a training run takes, counted on the run's own code: encoders, objective, order, gradients, update.
 
-Counted on one rank of as many as the run has, whose collectives go nowhere.
+One rank is counted, of as many as the run has. Its collectives go nowhere.
 """
 
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost
     """What a step takes on each of so many GPUs, ``training.bf16`` being resolved.
 
     A batch of many chunks is counted at two smaller sizes, and several pieces of a rank as one that comes after others.
-    Raises ``UserError`` as training does, and for models of which no configuration is at hand.
+    Raises ``UserError`` as training does, and for models without a configuration here.
     """
     rows = shape.rows
     unit = (settings.objective.chunk_size or rows) * max(1, workers // settings.training.batches_per_step)

@@ -276,11 +276,12 @@ class Probe(Stage[ProbeConfig]):
 
     def announce(self, artifact: Artifact) -> list[str]:
         """The ways, which are better, and what is recommended."""
+        level = self.config.significance_level
         found, stored = artifact.read_json(TRIALS), StoredEvaluation(artifact.uri)
-        evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
+        evaluated = Evaluated(stored.metrics, stored.comparisons, level)
         blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
         beside = f" (not significantly better than: {'; '.join(found['level'])})" if found["level"] else ""
-        queries, level = len(next(iter(stored.values().values())).query_ids), self.config.significance_level
+        queries = len(next(iter(stored.values().values())).query_ids)
         verdicts = verdict_lines(found["ways"], self.config.measure, queries, level)
         return ["", *block_lines(blocks), "", *verdicts, f"recommended: {found['recommended']}{beside}", ""]
 

@@ -40,8 +40,8 @@ def all_directions_loss(
     stands once. The mask holds in each direction: where d_j is left out for q_i, q_i is no negative of d_j. Where
     either leaves out the other's document, neither their queries nor their documents are negatives of each other.
 
-    ``all_queries`` (N, d): those of all rows, of which the first N of the M documents are the positives, in order;
-    ``all_masks`` bool (N, N): what each of these leaves out of the first N documents. The rest is as in
+    ``all_queries`` (N, d): the queries of all rows. The first N of the M documents are their positives, in order.
+    ``all_masks`` bool (N, N): what each of them leaves out of the first N documents. The rest is as in
     ``masked_contrastive_loss``.
     """
     with torch.autocast(query_vectors.device.type, enabled=False):

@@ -42,7 +42,7 @@ class Size:
 
 
 class Document(NamedTuple):
-    """A document; its number is the query's whose positive it is."""
+    """A document. Query n has document n as its positive."""
 
     id: str
     title: str

@@ -47,8 +47,8 @@ _MOST = 2  # epochs, batches of a step, workers
 _BATCHES = 8  # of an epoch of chunks
 _SIZES = ("batch_size", "cluster_size", "smallest_domain")  # of what a training collection must fill
 _NOT_SHOWN = (
-    "That the hub has these models and data sets, and that the sources' settings fit them; that the real ones fit into"
-    " memory and on disk; GPUs, and more than two workers; how long anything takes; and how good anything is: the"
+    "Whether the hub has these models and data sets, and the sources' settings fit them. Whether the real ones fit into"
+    " memory and on disk. GPUs, and more than two workers. How long anything takes. How good anything is, because the"
     " models are random."
 )
 
@@ -161,12 +161,12 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
 
 
 def _of_hub(model: str) -> bool:
-    """Whether it is a name of the hub; anything else is a folder in which some run leaves a model."""
+    """Whether it is a hub name. Anything else is a folder where some run leaves a model."""
     return model.count("/") == 1 and not model.startswith((_RUNS, _OUTSIDE))
 
 
 def _maker(path: str) -> tuple[Recipe, str] | None:
-    """The recipe of those that come along whose stage leaves at ``path`` what no plain encoder can stand in for."""
+    """The built-in recipe and stage that make ``path``; None where a plain encoder can stand in for it."""
     recipe, stage = _stages_that_come_along().get(path, (None, "")) if path.startswith(_RUNS) else (None, "")
     if recipe is None:
         return None

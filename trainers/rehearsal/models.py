@@ -60,7 +60,7 @@ def require_known(models: Sequence[str]) -> None:
 
 
 def write_model(model: str, layers: int, texts: Sequence[str], folder: Path) -> None:
-    """The toy of a model with so many layers, whose tokenizer is made for ``texts``, in ``folder``."""
+    """Writes a toy of a model to ``folder``, with so many layers and a tokenizer for ``texts``."""
     import torch
     import transformers
 

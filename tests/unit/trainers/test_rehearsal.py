@@ -248,7 +248,7 @@ def test_a_recipe_runs_as_it_stands_to_its_table(tmp_path: Path, monkeypatch: py
     assert all(Artifact(str(made / stage)).rows for stage in stages)
     assert Artifact(str(made / "model")).manifest["facts"]["steps"] == 2
     assert f"Rehearsed: {len(stages)} stages of mine" in done.stdout
-    assert "What this doesn't show: That the hub has these models and data sets, and" in done.stdout
+    assert "What this doesn't show: Whether the hub has these models and data sets, and" in done.stdout
     for line in (
         "training.max_steps: 2 (for None) in model",
         "resources.workers: 2 (for 8) in model",

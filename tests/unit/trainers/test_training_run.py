@@ -100,7 +100,7 @@ def test_one_negative_is_enough(tmp_path: Path, tiny_encoder: Path, rows: Any, c
 def test_more_steps_than_the_epochs_give_are_told(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:
     lines = ran(settings(tiny_encoder, batches, training={"max_steps": 1000}), tmp_path / "one")
     (told,) = [line for line in lines if "max_steps" in line]
-    assert "training.max_steps is 1,000, but its epoch gives 4 steps" in told
+    assert "training.max_steps is 1,000, but the batches give 4 steps (training.epochs is 1)" in told
     enough = ran(settings(tiny_encoder, batches, training={"max_steps": 4}), tmp_path / "two")
     assert not [line for line in enough if "max_steps" in line]
 

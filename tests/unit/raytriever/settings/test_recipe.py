@@ -147,9 +147,10 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
     assert [grade(), grade("size=quick"), grade("size=quick", "pairs.minimum_relevance=5")] == [2, 3, 5]
     assert list(load_recipe(str(path), ["size=bare"]).stages) == ["documents"]
     assert load_recipe(str(path), [], "out").next == "look into out"
-    assert "size is 'qick', and the sizes are quick, good, bare. Did you mean 'quick'?" in refused(
-        str(path), "size=qick"
-    )
+    unknown = "size is 'qick', which is no size of this recipe. Did you mean 'quick'?"
+    assert unknown in refused(str(path), "size=qick")
+    unknown = "size is 'huge', which is no size of this recipe. Allowed: quick, good, bare."
+    assert unknown in refused(str(path), "size=huge")
     (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nsize: quick\nset: {documents.x: 1}")
     based = load_recipe(str(tmp_path / "based.yaml"), [])
     assert based.stages == {
@@ -161,11 +162,13 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
         str(path), "size=bare"
     )
     path.write_text("size: quick\nstages: {a: {job: collect}}")
-    assert "size is 'quick', and the sizes are none." in refused(str(path))
+    has_none = "size is 'quick', which is no size of this recipe. It has none: leave size out."
+    assert has_none in refused(str(path))
     path.write_text(SIZED)
-    assert "size is ['quick'], and the sizes are quick, good, bare." in refused(str(path), "size=[quick]")
+    unknown = "size is ['quick'], which is no size of this recipe. Did you mean 'quick'?"
+    assert unknown in refused(str(path), "size=[quick]")
     path.write_text("size: quick\nsizes: 3\nstages: {a: {job: collect}}")
-    assert "size is 'quick', and the sizes are none." in refused(str(path))
+    assert has_none in refused(str(path))
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -75,8 +75,8 @@ def test_the_verdict_says_against_each_other_system_whether_mine_is_better(syste
     assert float(str(table.rows[0][2])) == pytest.approx(difference, abs=1e-4)
     assert low < difference < high < 0
     assert table.caption == (
-        "Not decided: over 40 queries the difference may be chance, by p, which is corrected for all comparisons"
-        " (Holm). Intervals are not corrected."
+        "Not decided: the difference over 40 queries may be chance. This follows p, which is corrected for all"
+        " comparisons (Holm). Intervals are not corrected."
     )
     best = verdict_table(evaluated(systems, mine="better"))
     assert ([row[:2] for row in best.rows], best.caption) == ([["base", "better"], ["same", "better"]], "")

@@ -139,6 +139,7 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
     ("arguments", "problem"),
     [
         (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
+        (["--gpu", "mine"], "--gpu mine: no such GPU is known. Allowed: h100, h200, b200, a100, a100-40gb, l40s, l4,"),
         (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
         (
             ["--gpus", "3", "--set", "model.training.batches_per_step=2"],
@@ -156,8 +157,8 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
             ],
             "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step).",
         ),
-        (["--set", "model.encoder.model=org/unknown"], "model: How the model 'org/unknown' is built isn't known here"),
-        (["--set", "model.batches=runs/none"], "model: How large the batches in runs/none are isn't known"),
+        (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
+        (["--set", "model.batches=runs/none"], "model: The size of the batches in runs/none is unknown"),
     ],
 )
 def test_what_it_cannot_say(recipe: str, arguments: list[str], problem: str) -> None:

@@ -163,7 +163,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
         other = Train(stage.config.model_copy(update={"encoder": encoder}))
         log_estimate._function(other, "H100", board)
     assert records[0].getMessage() == f"  {said}"
-    assert "can't be estimated: UserError: train: How the model 'org/unknown' is built" in records[1].getMessage()
+    assert "can't be estimated: UserError: train: The sizes of the model 'org/unknown'" in records[1].getMessage()
     found = []
     for count in (2, 5):
         estimating = Estimating(
