@@ -8,7 +8,6 @@ The command. ``raytriever run quickstart`` chains the jobs of a recipe; every jo
 """
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -128,7 +127,6 @@ def main() -> None:
     """Entry point of the ``raytriever`` command."""
     # of libraries that are loaded later: threads that spin while they wait take the time of whatever else runs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: locks are given back
     try:
         app()
     except Exception as error:  # a defect of ours; its message may hold a stranger's text

@@ -1,5 +1,6 @@
 """What commands share: options, how settings are shown, and how a user's mistake ends."""
 
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
 
     Errors of the system about a file (no right to read it, a name too long) are shown in the same way.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except (UserError, OSError) as error:

@@ -99,7 +99,7 @@ class RaySession:
 
         if ray.is_initialized():
             return
-        started = time.monotonic()
+        started, handler = time.monotonic(), signal.getsignal(signal.SIGTERM)
         if address:
             self._join(address)
             log.info(f"Ray: joined the cluster at {address}")
@@ -124,8 +124,8 @@ class RaySession:
 
             watched = [global_worker.node, self._closing]
             threading.Thread(target=_end_with_ray, args=watched, daemon=True).start()
-        # Ray's handler of SIGTERM prints a stack, and the process then ends by an abort
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray's own prints a stack, and ends the process by an abort
         self._owned = True
         _quiet_ray_data()
 
