@@ -287,6 +287,7 @@ def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, An
     there = ", ".join(f"{name!r:.60}" for name in columns) or "none"
     return UserError(
         f"{where} has no column {column!r}. Columns there: {there}. Name one of them, or rename it in the file."
+        " A CSV's first line names its columns."
     )
 
 

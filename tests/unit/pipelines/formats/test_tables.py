@@ -119,7 +119,7 @@ def test_what_the_first_line_of_a_csv_has_most_separates(tmp_path: Path, content
 
 def test_a_text_in_place_of_a_header_is_shown_by_its_beginning(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.csv": f"how?,{'x' * 500}\n"})
-    with pytest.raises(UserError, match=r"Columns there: 'how\?', 'x{59}\. Name one"):
+    with pytest.raises(UserError, match=r"Columns there: 'how\?', 'x{59}\. Name one .*CSV's first line names"):
         read(tmp_path, "a.csv")
 
 
