@@ -155,10 +155,10 @@ def build_batches(
     given = _Given(drop_empty=drop_empty)
     given.read(data, queries=queries, documents=documents, domains=domains, judgments=judgments)
     pairs = sum(grade > 0 for grade in given.grades.values())
-    if not isinstance(batch_size, int | np.integer) or not 0 < batch_size <= pairs:
+    if not isinstance(batch_size, int | np.integer) or not 1 < batch_size <= pairs:
         raise UserError(
-            f"batch_size is {batch_size!r:.60}, but there are {pairs} pairs. Give a number from 1 to"
-            " the number of pairs."
+            f"batch_size is {batch_size!r:.60}. Give a number above 1, at most that of different pairs, which"
+            f" is {pairs}."
         )
     sizes = ("clusters.cluster_size", "clusters.smallest_domain", "packing.packing.batch_size")
     values: dict[str, Any] = dict.fromkeys(sizes, batch_size) | {"packing.epochs": epochs}

@@ -63,7 +63,7 @@ class Searcher:
         known = {name: artifact for name, artifact in found.items() if artifact.kind == INDEX}
         if not known:
             raise UserError(
-                f"{run} holds no index. Run its recipe to the end, or name the folder of a run with an index."
+                f"There is no index below {run}. Run its recipe to the end, or name the folder of a run with an index."
             )
         indexes = require_strings("indexes", indexes)
         for name in indexes:
@@ -83,11 +83,14 @@ class Searcher:
     def search(self, questions: Sequence[str], k: int = 10) -> list[list[Passage]]:
         """The ``k`` best passages of each question, the best first.
 
-        Raises ``UserError`` where the questions are no list of strings.
+        Raises ``UserError`` where the questions are no list of strings, or one of them is blank.
         """
         from retrieval.indexes.top_k import merge_rankings, reciprocal_rank_fusion
 
         questions = require_strings("questions", questions)
+        for place, question in enumerate(questions):
+            if not question.strip():
+                raise UserError(f"questions[{place}] is {question!r:.60}. Ask with one word at least.")
         if not isinstance(k, int | np.integer) or k < 1:
             raise UserError(f"k is {k!r:.60}. It must be a whole number above 0.")
         fused = len(self._searches) > 1

@@ -194,8 +194,8 @@ def fill_at_random(
     taken = {*chosen.tolist(), *excluded.tolist()}
     if documents - len(taken) < number - len(chosen):
         raise UserError(
-            f"{number - len(chosen)} random documents are needed beside the {len(taken)} that a query already has,"
-            f" but the collection has {documents}. Lower negatives_per_example."
+            f"Too few documents for random negatives: a query needs {number - len(chosen)} beside the {len(taken)} that"
+            f" it already has, and the collection has {documents}. Give more, or lower negatives_per_example."
         )
     generator, drawn = np.random.default_rng(int(key)), chosen.tolist()
     while len(drawn) < number:

@@ -102,7 +102,8 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
         raise UserError(
             f"{folder.uri} is no BEIR folder because it lacks {' and '.join(missing)}. A BEIR folder holds"
             f" {CORPUS_FILE}, {QUERIES_FILE} and one or more {_qrels_file('<split>')}, plain or with .gz or .zst"
-            " behind the name. Is the path right? Other tables are read with source.kind=columns."
+            " behind the name. Is the path right? A table of pairs is read with {kind: columns, path: its folder,"
+            " pairs: {table: its name, query: a column, document: a column}}."
         )
     absent = sorted(set(wanted or ()) - set(present))
     if absent:

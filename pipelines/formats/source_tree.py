@@ -84,7 +84,7 @@ class SourceTreeFormat(Format):
         self._config = config
         self.documents_name = self.folder.uri
         if self.folder.is_local and not Path(config.path).expanduser().is_dir():
-            raise UserError(f"path: {config.path} is no folder. Give the folder with the source tree.")
+            raise UserError(f"path: {config.path} is no folder. Give the folder that holds the files.")
         if next(self._files(Counter()), None) is None:
             wanted = ", ".join(config.include) if config.include else "of a known language"
             raise UserError(
@@ -141,8 +141,7 @@ class SourceTreeFormat(Format):
                 text = decode_source(data) if language_of(name) == "python" else data.decode("utf-8-sig")
         except (UnicodeError, SyntaxError, LookupError):  # the last two: of the encoding that the file names
             return "undecodable_files", ""
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        return "", text
+        return "", text.replace("\r\n", "\n").replace("\r", "\n")
 
     def _files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         """Name and bytes of every file that is wanted, sorted folder by folder; counts the others."""

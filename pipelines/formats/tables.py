@@ -1,8 +1,9 @@
 """Rows with named columns, streamed: files of JSON (lines or one list), CSV, TSV or parquet as one table.
 
-Text files may be packed (``.gz``, ``.zst``). CSV is read as RFC 4180 says. TSV is written in two ways, and ``quotes``
-says which. True: fields may be enclosed in quotes as in CSV. False: a quote is a character like any other. None: a
-field that begins with a quote is refused.
+Text files may be packed (``.gz``, ``.zst``). CSV is read as RFC 4180 says, but semicolons or tabs may stand for the
+commas: whichever the first line has most of. TSV is written in two ways, and ``quotes`` says which. True: fields may be
+enclosed in quotes as in CSV. False: a quote is a character like any other. None: a field that begins with a quote is
+refused.
 """
 
 import csv
@@ -153,17 +154,21 @@ class FileTable:
         lines = numbered_lines(self._folder, name)
         is_tsv = plain_name(name).endswith(".tsv")
         if is_tsv and not self._quotes:
-            for place, fields in ((place, text.split("\t")) for place, text in lines if text):
-                if self._quotes is None and any(field.startswith('"') for field in fields):
+            for place, text in lines:
+                if self._quotes is None and '\t"' in f"\t{text}":
                     raise UserError(
                         f"{place}: a field begins with a quote, which may belong to the text or enclose it. Set"
                         " quotes (beside the path). false: the quote is part of the text, as in MS MARCO's files."
                         " true: the file was written as CSV, by pandas or a spreadsheet, for example."
                     )
-                yield place, fields
+                if text:
+                    yield place, text.split("\t")
             return
         csv.field_size_limit(_LONGEST_FIELD)  # the module's own limit is below the length of some documents
-        reader = csv.reader((f"{text}\n" for _, text in lines), delimiter="\t" if is_tsv else ",", strict=True)
+        texts = (f"{text}\n" for _, text in lines)
+        first = next(texts, "")
+        delimiter = "\t" if is_tsv else max(",;\t", key=first.count)  # a comma where all are equal
+        reader = csv.reader(chain([first], texts), delimiter=delimiter, strict=True)
         place = Place(self._folder.describe(name), 1)
         try:
             for fields in reader:
@@ -172,8 +177,8 @@ class FileTable:
                 place = place._replace(line=reader.line_num + 1)
         except csv.Error as error:
             raise UserError(
-                f"{place} is not valid CSV ({error}). A field with a comma, a quote or a line end must be enclosed"
-                ' in quotes, with each quote in it as "".'
+                f"{place} is not valid CSV ({error}). A field with a separator, a quote or a line end must be"
+                ' enclosed in quotes, with each quote in it as "".'
             ) from error
 
     def _parquet_records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
@@ -279,9 +284,10 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
 
 
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
-    there = ", ".join(map(repr, columns)) or "none"
+    there = ", ".join(f"{name!r:.60}" for name in columns) or "none"
     return UserError(
         f"{where} has no column {column!r}. Columns there: {there}. Name one of them, or rename it in the file."
+        " A CSV's first line names its columns."
     )
 
 

@@ -223,8 +223,8 @@ def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits)
     ids = [id_ for (id_,) in db.rows(ANSWERED, split=taken_from)]
     if len(ids) < FEWEST:
         raise UserError(
-            f"{where} has {len(ids)} queries with an answer, too few to hold some out. At least {FEWEST} are"
-            " needed. Give more, or splits of your own and new_splits: null."
+            f"Too few queries to hold some out: {where} answers {len(ids)}, and {FEWEST} are needed. Equal texts are"
+            " one query. Give more, or splits of your own and new_splits: null."
         )
     answers = pa.concat_tables(db.tables(ANSWERS, split=taken_from))
     queries, documents = (answers[column].to_numpy() for column in ("query", "document"))

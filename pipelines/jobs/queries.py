@@ -214,8 +214,8 @@ class ExamplesStage(Stage[Config], Generic[Config]):
         for record in records:
             counts.update(record.counts)
             dropped.update(record.dropped)
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "nothing left out"
         if not counts["queries"]:
-            reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
             raise Unfinishable(
                 f"No query of kind '{self.made_by}' can be made from the documents of {self.config.collection}:"
                 f" {reasons}. Choose another kind, or other settings of it."
@@ -226,7 +226,8 @@ class ExamplesStage(Stage[Config], Generic[Config]):
             if not counts[f"judgments of split '{split}'"]:
                 raise Unfinishable(
                     f"{counted(counts[_SOURCES], 'source document')} can't fill the splits: no query is left"
-                    f" for '{split}'. Give more documents, or lower held_out and validation."
+                    f" for '{split}'. Give more documents, or lower held_out and validation. They gave"
+                    f" {counts['queries']:,} of kind '{self.made_by}' ({reasons}); another kind may give more."
                 )
         return {"made_by": self.made_by, "tested_on": tests}
 

@@ -24,8 +24,8 @@ RULES = {
     "duplicate": "the text of a positive or of a better ranked candidate",
     "rank": "among the first skip_first ranks",
     "maximum_score": "above maximum_score",
-    "absolute_margin": "not absolute_margin below the positive's score",
-    "relative_margin": "not that share of the positive's score below it",
+    "absolute_margin": "scored above the positive's score less absolute_margin",
+    "relative_margin": "scored above the positive's score less its share relative_margin",
     "answer": "holds an answer to the query",
 }
 KEPT, ABSENT = 254, 255  # beside the number of a rule: no rule drops it; the ranking ends before

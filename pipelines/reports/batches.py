@@ -207,7 +207,7 @@ def epoch_tables(packing: Artifact) -> list[Table]:
         [str(epoch), *(show(facts[fact]) if fact in facts else "-" for (fact, _), show in columns.items())]
         for epoch, facts in enumerate(epochs)
     ]
-    caption = "Tour and random order: lengths over the clusters' centroids."
+    caption = "Tour and random order: sums of the distances between clusters that follow each other."
     return [Table(["epoch", *(name for _, name in columns)], rows, caption)]
 
 

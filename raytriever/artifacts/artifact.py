@@ -340,7 +340,7 @@ def _absent(folder: Folder, kind: str | None) -> str:
     wanted = f"an artifact of kind '{kind}'" if kind else "an artifact"
     if folder.exists(BUILDING):
         return f"{folder.uri} is unfinished (no {MANIFEST}). Run its stage again, which resumes it."
-    return f"{folder.uri} holds no artifact (no {MANIFEST}), {wanted} is needed. Is the path right?"
+    return f"{folder.uri} holds no artifact (no {MANIFEST}), {wanted} is needed. Is the path that of a stage?"
 
 
 def is_artifact(uri: str) -> bool:

@@ -37,7 +37,6 @@ _BEIR_COLUMNS = ("query-id", "corpus-id", "score")
 HEADER = "\t".join(_BEIR_COLUMNS)  # of a BEIR judgment file
 
 _BUFFER_BYTES = 8 << 20  # one request to an object store each
-_SHOWN_CHARACTERS = 60
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _BLOCK_CHARACTERS = 4 << 20
 _LONGEST_TOKEN = 16  # characters: a literal, or an escape with two halves, that the end of a block may cut
@@ -160,7 +159,7 @@ def tab_separated(folder: Folder, name: str, columns: Sequence[str]) -> Iterator
             yield place, fields
         elif line.strip():
             raise UserError(
-                f"{place} has {len(fields)} tab-separated fields: {_start(line)}. It must have {len(columns)}:"
+                f"{place} has {len(fields)} tab-separated fields: {line!r:.80}. It must have {len(columns)}:"
                 f" {', '.join(columns)}."
             )
 
@@ -177,15 +176,11 @@ def json_objects(folder: Folder, name: str) -> Iterator[Record]:
             value = json.loads(line)
             _require_whole_characters(line, value)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{place} is not valid JSON ({error}): {_start(line)}.") from error
+            raise UserError(f"{place} is not valid JSON ({error}): {line!r:.80}. Correct that line.") from error
         if not isinstance(value, dict):
             wanted = 'one JSON object such as {"_id": "…", "text": "…"}'
-            raise UserError(f"{place} is {_start(line)}, but every line must be {wanted}.")
+            raise UserError(f"{place} is {line!r:.80}, but every line must be {wanted}.")
         yield Record(place, value)
-
-
-def _start(line: str) -> str:
-    return repr(line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "…")
 
 
 def json_records(folder: Folder, name: str) -> Iterator[Record]:

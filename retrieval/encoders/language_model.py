@@ -32,7 +32,7 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
     if missing:
         raise UserError(
             f"The weights in {path} lack {len(missing)} tensors of a language model, the first {min(missing)}: they"
-            " would be random. Is it an encoder without a language model's head?"
+            " would be random. Is it an encoder without a language model's head? Name a model that writes text."
         )
     config: Any = model.config
     tokenizer = load_tokenizer(path, trust_remote_code=False, lower_case=False)

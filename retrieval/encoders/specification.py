@@ -363,8 +363,8 @@ class EncoderContract(Settings):
         """Raises ``UserError`` if two sets of vectors come from different encoders, naming the fields that differ."""
         if differing := self.differences(other):
             raise UserError(
-                f"The vectors of {mine} and {theirs} come from different encoders: {differing}. Embed both with the"
-                " same encoder settings."
+                f"The vectors of {mine} and {theirs} come from different encoders: {differing}. Use the encoder"
+                " that made them, with the same settings."
             )
 
     def differences(self, other: "EncoderContract") -> str:

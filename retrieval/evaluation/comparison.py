@@ -128,7 +128,7 @@ def _require_alike(first: Artifact, other: Artifact) -> None:
     for name in ("collection", "qrels"):
         if first.manifest["inputs"].get(name) != other.manifest["inputs"].get(name):
             raise UserError(
-                f"{first.uri} and {other.uri} were judged by different {name}, so their queries don't pair."
+                f"{first.uri} and {other.uri} were not judged by the same {name}, so their queries don't pair."
             )
     for name in ("split", "conventions", "answer_match"):
         here, there = first.config.get(name), other.config.get(name)

@@ -78,7 +78,8 @@ def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section
         compared = [_difference_plot(evaluated, baseline or evaluated.systems[0]), folded]
     lead = (
         f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
-        " (mean over queries; higher is better)."
+        " (mean over queries; higher is better). nDCG is 1 where the relevant documents come first, RR is 1 over the"
+        " rank of the first one, R is the share of them that is found; @10 counts the first ten."
     )
     return Section("Result", lead, evaluation_blocks(evaluated, compared))
 

@@ -138,7 +138,7 @@ def training_section(
         "Points: one a step (of long runs, means of neighbouring steps). Lines: running mean over a tenth of them."
     )
     if ends:
-        caption += " Dotted: an epoch ends."
+        caption += " Dotted: an epoch ends. Where the next one has harder batches, the loss rises."
     blocks: list[Block] = [Plot(svg, caption), _table(points, log, metrics)]
     lead = f"{len(points):,} steps over {sum(int(point['examples']) for point in points):,} examples."
     if evaluations:

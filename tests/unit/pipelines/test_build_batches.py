@@ -401,9 +401,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (ONE | {"queries": ["a", ""], "judgments": {0: 0}}, r"queries\[1\] is ''. Give it a text"),
     (TWO_QUERIES | {"documents": {"x": "c", 7: "d"}}, "names 'z'"),
     (ONE | {"documents": {"7": "c", 7: "d"}, "judgments": [(0, 7)]}, r"documents\[7\]: id '7' already belongs to"),
-    ({"queries": [], "documents": []}, "batch_size is 64, but there are 0 pairs"),
-    ({"data": TWO, "batch_size": 0}, "batch_size is 0, but there are 2 pairs"),
-    ({"data": TWO, "batch_size": "2"}, "batch_size is '2', but there are 2 pairs"),
+    ({"queries": [], "documents": []}, "batch_size is 64. Give a number above 1, .* which is 0"),
+    ({"data": TWO, "batch_size": 1}, "batch_size is 1. Give a number above 1, .* different pairs, which is 2"),
+    ({"data": [("a", "b")] * 2, "batch_size": 2}, "batch_size is 2. .* different pairs, which is 1"),
+    ({"data": TWO, "batch_size": "2"}, "batch_size is '2'. .* which is 2"),
     ({"data": TWO, "settings": ["a"]}, "settings is a list. It must be a mapping"),
     ({"queries": ["a"]}, "Give one table of pairs, or queries and documents"),
 ]

@@ -165,7 +165,7 @@ def test_text_of_strangers_sends_nothing_to_the_terminal(tmp_path: Path) -> None
 
 
 def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path) -> None:
-    with pytest.raises(UserError, match="holds no index"):
+    with pytest.raises(UserError, match="There is no index below"):
         Searcher(str(tmp_path))
     make_collection(tmp_path / "one", "other")
     other = {"index": {"kind": "lexical", "collection": str(tmp_path / "one" / "documents")}}
@@ -174,6 +174,8 @@ def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path)
     with pytest.raises(UserError, match="don't come from the same collection"):
         Searcher(str(tmp_path / "one"), ["of_another", "words"])
     shutil.rmtree(tmp_path / "one")
+    with pytest.raises(UserError, match=r"questions\[1\] is ' \\n'\. Ask with one word"):
+        Searcher(str(run), ["words"]).search(["text 1", " \n"], 1)
     with pytest.raises(UserError, match=r"no index 'sparse'\. Those there: dense, words"):
         Searcher(str(run), ["sparse"])
     (tmp_path / "dense").symlink_to(run / "dense")

@@ -85,7 +85,7 @@ def test_a_part_that_was_not_embedded_and_encoders_that_differ_are_named(tmp_pat
         contract.require_same(contract.model_copy(update={"pooling": "cls", "max_length": 32}), "a", "b")
     assert str(raised.value) == (
         "The vectors of a and b come from different encoders: pooling 'mean' against 'cls'; max_length 16 against 32."
-        " Embed both with the same encoder settings."
+        " Use the encoder that made them, with the same settings."
     )
 
 

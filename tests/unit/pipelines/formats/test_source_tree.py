@@ -128,7 +128,7 @@ def test_the_fingerprint_changes_with_names_bytes_and_what_is_left_out(tmp_path:
 
 
 def test_folders_without_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"path: .*nowhere is no folder\. Give the folder with the source tree"):
+    with pytest.raises(UserError, match=r"path: .*nowhere is no folder\. Give the folder that holds the files"):
         source(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no files of a known language\. Is path right"):
         source(tmp_path)

@@ -102,6 +102,27 @@ def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent
     assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
 
+@pytest.mark.parametrize(("content", "rows"), [
+    ("id,text\n1,x; y; z\n", [("1", "x; y; z")]),
+    ("id;text\n1;x, y, z\n", [("1", "x, y, z")]),
+    ('id\ttext\r\n1\t"x\ty; z"\r\n', [("1", "x\ty; z")]),
+    ("\ufeffid;text;a,b\n1;x;y\n", [("1", "x")]),
+    ("text;x,id\ny,1\n", None),
+])  # fmt: skip
+def test_what_the_first_line_of_a_csv_has_most_separates(tmp_path: Path, content: str, rows: Any) -> None:
+    write_files(str(tmp_path), {"a.csv": content})
+    if rows is None:  # a comma where both are as many
+        assert read(tmp_path, "a.csv", "text;x", "id") == [("y", "1")]
+    else:
+        assert read(tmp_path, "a.csv") == rows
+
+
+def test_a_text_in_place_of_a_header_is_shown_by_its_beginning(tmp_path: Path) -> None:
+    write_files(str(tmp_path), {"a.csv": f"how?,{'x' * 500}\n"})
+    with pytest.raises(UserError, match=r"Columns there: 'how\?', 'x{59}\. Name one .*CSV's first line names"):
+        read(tmp_path, "a.csv")
+
+
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
 def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"rows{ending}").write_bytes(encoded(ROWS, ending))

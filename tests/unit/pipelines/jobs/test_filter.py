@@ -243,7 +243,7 @@ def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path:
     drawn = run(world, tmp_path / "d", negatives=nobody, too_few_negatives="random")
     assert "Warning: No packed pair's query has a hard negative." in caplog.text
     assert all(len(row) == 1 for row in drawn.read(0, 0)["hard_negative_ids"].to_pylist())
-    with pytest.raises(UserError, match=r"random documents are needed .* the collection has 50\. Lower"):
+    with pytest.raises(UserError, match=r"Too few documents .* the collection has 50\. Give more, or lower neg"):
         run(world, tmp_path / "y", negatives=negatives, negatives_per_example=60, too_few_negatives="random")
 
 

@@ -211,6 +211,10 @@ def test_a_small_share_holds_a_document_out(tmp_path: Path, source: Any) -> None
 
 def test_too_few_documents_for_all_splits_are_refused(tmp_path: Path) -> None:
     collection = collected(tmp_path, THREADS[:1])
-    with pytest.raises(UserError, match=r"^1 source document can't fill the splits: .* left for 'train'\. Give more"):
+    message = (
+        r"^1 source document can't fill the splits: .* left for 'train'\. Give more .*\. They gave \d+ of kind 'title'"
+        r" \(.*\); another kind may give more"
+    )
+    with pytest.raises(UserError, match=message):
         queries(tmp_path / "few", collection, queries=TITLES, held_out=0.1)
     assert not (tmp_path / "few" / "manifest.json").exists()

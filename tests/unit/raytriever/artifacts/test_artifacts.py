@@ -278,7 +278,10 @@ def test_a_manifest_of_a_later_schema_is_refused(tmp_path: Path) -> None:
 
 def test_absent_and_other_artifacts_are_named(place: str, tmp_path: Path) -> None:
     said = refused(lambda: Artifact(place, "counts"))
-    assert f"{place} holds no artifact (no manifest.json), an artifact of kind 'counts' is needed" in said
+    assert (
+        f"{place} holds no artifact (no manifest.json), an artifact of kind 'counts' is needed. Is the path that"
+        in said
+    )
     make(place)
     said = refused(lambda: Artifact(place, "vectors"))
     assert f"{place} holds an artifact of kind 'counts', one of kind 'vectors' is needed." in said

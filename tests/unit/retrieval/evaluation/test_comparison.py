@@ -131,6 +131,6 @@ def test_evaluations_that_were_not_made_alike(folder: Path, tmp_path: Path) -> N
     assert "differ in conventions" in refused(folder, "%/first", like)
     by_file = {"qrels": str(folder / "qrels.txt"), "runs": {"z": str(folder / "c.trec")}, "measures": ("nDCG@10",)}
     other = make(Evaluate(EvaluateConfig(**by_file, output=str(tmp_path / "qrels"))))
-    assert "were judged by different collection" in refused(folder, "%/first", other)
+    assert "were not judged by the same collection, so" in refused(folder, "%/first", other)
     alone = make(Evaluate(EvaluateConfig(**(base | {"measures": ("AP",)}), output=str(tmp_path / "alone"))))
     assert "no measure in common" in refused(folder, "%/first", alone)

@@ -87,6 +87,7 @@ def test_the_verdict_says_against_each_other_system_whether_mine_is_better(syste
 def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(systems: dict[str, PerQuery]) -> None:
     section = result_section(evaluated(systems))
     assert section.lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
+    assert "RR is 1 over the rank of the first one" in section.lead
     table, conventions = section.blocks[0], section.blocks[-1]
     assert isinstance(table, Table)
     cells = {row[1]: row[2] for row in table.rows}
