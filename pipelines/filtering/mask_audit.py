@@ -151,8 +151,8 @@ def mask_table(audit: Audit) -> Table:
     caption = (
         f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs. A negative counts for"
         f" the first rule that masks it. Of {rows_of['all']:,} rows, {rows_of['with_half_masked']:,} have at least"
-        f" half of their negatives masked, and {rows_of['without_negatives']:,} all of them. Surrogate score: by the"
-        " clustering vectors the document fits the query too well for a negative."
+        f" half of their negatives masked, and {rows_of['without_negatives']:,} all of them. Surrogate score:"
+        " the surrogate encoder finds that the document fits the query too well for a negative."
     )
     return Table(["masked by", "negatives", "share", "batches"], rows, caption)
 
