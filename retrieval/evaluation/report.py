@@ -276,16 +276,21 @@ _QUERIES, _DOCUMENTS, _CHARACTERS = 3, 3, 120
 
 
 def examples_section(
-    evaluation: StoredEvaluation, rankings: Mapping[str, StoredRanking], collection: StoredCollection
+    evaluation: StoredEvaluation,
+    rankings: Mapping[str, StoredRanking],
+    collection: StoredCollection,
+    baseline: str | None = None,
 ) -> Section:
-    """Queries with the largest differences between the evaluation's ``mine``, or its last system, and the best other.
+    """Queries with the largest differences between the evaluation's ``mine``, or its last system, and the baseline.
 
-    ``rankings``: of its systems, over ``collection``. The best other has the highest first measure.
+    ``rankings``: of its systems, over ``collection``. Without one it is the other with the highest first measure.
     """
     metrics, values = evaluation.metrics, evaluation.values()
     measure = metrics["measures"][0]
     mine = metrics.get("mine") or list(metrics["means"])[-1]
-    other = max((name for name in rankings if name != mine), key=lambda name: float(metrics["means"][name][measure]))
+    others = [name for name in rankings if name != mine]
+    best = max(others, key=lambda name: float(metrics["means"][name][measure]))
+    other = baseline if baseline in others else best
     differences = values[mine].values[measure] - values[other].values[measure]
     order = np.argsort(differences, kind="stable")
     order = order[~np.isnan(differences[order])]

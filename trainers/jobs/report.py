@@ -155,7 +155,9 @@ class Report(Stage[ReportConfig]):
         pairs, clusters, packing = found.get("pairs"), found.get("clusters"), found.get("packing")
         sections = [
             self._result(evaluation) if evaluation else None,
-            examples_section(evaluation, rankings, collection) if rankings and evaluation and collection else None,
+            examples_section(evaluation, rankings, collection, self.config.baseline)
+            if rankings and evaluation and collection
+            else None,
             data_section(collection, pairs),
             chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
             clusters_section(clusters) if clusters else None,

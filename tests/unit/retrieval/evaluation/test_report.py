@@ -356,13 +356,15 @@ MINE: Run = {
 }
 
 
-def section(folder: Path, systems: dict[str, Run], **settings: Any) -> tuple[str, list[str], list[Table]]:
+def section(
+    folder: Path, systems: dict[str, Run], baseline: str | None = None, **settings: Any
+) -> tuple[str, list[str], list[Table]]:
     collection = make_collection(folder)
     runs = {name: make_run_artifact(folder / name, collection, run) for name, run in systems.items()}
     values = {"output": str(folder / "evaluation"), "collection": collection, "runs": runs, "measures": ["nDCG@1"]}
     evaluation = make(Evaluate(validate(EvaluateConfig, values | settings, "evaluate")))
     rankings = {name: StoredRanking(path) for name, path in runs.items()}
-    found = examples_section(StoredEvaluation(evaluation), rankings, StoredCollection(collection))
+    found = examples_section(StoredEvaluation(evaluation), rankings, StoredCollection(collection), baseline)
     texts = [block for block in found.blocks if isinstance(block, str)]
     return found.lead, texts, [block for block in found.blocks if isinstance(block, Table)]
 
@@ -382,6 +384,13 @@ def test_what_gained_and_what_lost_with_the_first_documents_of_each_system(tmp_p
     assert [row[1:] for row in of_q1.rows[:1]] == [
         ["+ Rome Oslo paris, Texas", "+ Rome Oslo The capital of France is Paris.", "Rome Oslo Nothing of note"]
     ]
+
+
+@pytest.mark.parametrize(("baseline", "other"), [("worst", "worst"), ("mine", "other"), ("not shown", "other")])
+def test_the_baseline_is_what_is_compared_with(tmp_path: Path, baseline: str, other: str) -> None:
+    systems = {"mine": MINE, "other": OTHER, "worst": {"q1": {"d4": 1.0}}}
+    lead, *_ = section(tmp_path, systems, baseline, mine="mine")
+    assert lead.startswith(f"Queries where mine gained and lost most nDCG@1 against {other};")
 
 
 def test_the_last_system_is_compared_with_the_best_other_where_none_is_mine(tmp_path: Path) -> None:
