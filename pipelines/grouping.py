@@ -174,7 +174,7 @@ def join(parts: Stretches, settings: GroupingSettings, generator: np.random.Gene
             if not room:
                 break
     first, lengths, documents_ = np.array(chosen, dtype=np.int64).reshape(-1, 3).T
-    return Stretches(first, lengths, documents_, np.full(len(first), parts.groups.max(initial=0)))
+    return Stretches(first, lengths, documents_, np.resize(parts.groups, len(first)))  # one group, whatever the parts
 
 
 _Part = tuple[int, int, int]  # first row, length, document

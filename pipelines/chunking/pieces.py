@@ -58,9 +58,7 @@ def count_pieces(pieces: Pieces, words: TextWords, max_words: int) -> CountedPie
         cuts = [word_starts[before[piece] + max_words : before[piece + 1] : max_words] for piece in long[~is_sealed]]
         ends = np.sort(np.concatenate([ends, *cuts]))
         before = np.append(0, np.searchsorted(word_starts, ends))
-    openings = _none()
-    if len(pieces.openings):
-        openings = np.flatnonzero(np.isin(np.append(0, ends[:-1]), pieces.openings))
+    openings = np.flatnonzero(np.isin(ends[:-1], pieces.openings)) + 1  # none comes before the first piece
     return CountedPieces(ends, before, openings, cut, too_long)
 
 
@@ -92,7 +90,7 @@ def _balance_tail(bounds: list[int], words: Sequence[int], max_words: int, min_w
         del bounds[-2]
         return
     split = bisect_right(words, words[-1] - min_words) - 1
-    if words[split] - words[first] >= min_words and words[-1] - words[split] <= max_words:
+    if words[split] - words[first] >= min_words:  # which is more than the last chunk lacks, so that it has room
         bounds[-2] = split
 
 
@@ -107,7 +105,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 def row_starts(text: str) -> Offsets:
     """The start of each line. A line ends with a line feed, a carriage return or both."""
     starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
-    if starts[-1] == len(text) and len(starts) > 1:
+    if starts[-1] == len(text):
         starts.pop()
     return np.array(starts, dtype=np.int64)
 

@@ -248,7 +248,7 @@ class PythonFunctionsFormat(Format):
         kept = [function for function in functions if len(function.query.split()) >= self._config.minimum_query_words]
         dropped["functions_with_a_short_query"] = len(functions) - len(kept)
         limit = self._config.limit
-        if limit is not None and limit < len(kept):
+        if limit is not None:
             dropped["functions_beyond_the_limit"] = len(kept) - limit
             chosen = set(sorted(kept, key=lambda function: _hash(function.id))[:limit])
             kept = [function for function in kept if function in chosen]
