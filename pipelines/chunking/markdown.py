@@ -78,7 +78,7 @@ def sections(text: str) -> list[Section]:
     path: list[tuple[int, str]] = []
     start, rows = 0, [*row_starts(text).tolist(), len(text)]
     for block in blocks(text):
-        if block.kind != "heading" or not block.text:
+        if not block.text:  # no heading, or one without a word
             continue
         found.append(Section(tuple(name for _, name in path), start, rows[block.first]))
         path = [(level, name) for level, name in path if level < block.level] + [(block.level, block.text)]
@@ -158,7 +158,7 @@ def _not_inside(ends: Offsets, spans: list[tuple[int, int]]) -> list[int]:
 
 def _join_headings(ends: Offsets, headings: Offsets, words: TextWords, max_words: int) -> Offsets:
     """Takes away the end behind each heading, from the last to the first, where a chunk can hold what follows too."""
-    bounds = [0, *ends.tolist(), words.length]
+    bounds = [0, *ends.tolist()]  # the last one is the text's
     before = np.searchsorted(words.word_starts(ends), bounds)
     is_heading = set(headings.tolist())
     kept = [len(bounds) - 1]

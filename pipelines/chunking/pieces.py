@@ -13,7 +13,7 @@ from retrieval.words import Offsets, TextWords
 
 
 def _none() -> Offsets:
-    return np.empty(0, np.int64)
+    return np.array([], np.int64)
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,8 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 def row_starts(text: str) -> Offsets:
-    """The start of each line. A line ends with a line feed, a carriage return or both."""
-    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
-    if starts[-1] == len(text):
-        starts.pop()
-    return np.array(starts, dtype=np.int64)
+    """The start of each line, an empty one at the end too. A line ends with a line feed, a carriage return or both."""
+    return np.array([0, *(end.end() for end in _LINE_END.finditer(text))])
 
 
 def levels_by_blank_lines(text: str, rows: Offsets) -> NDArray[np.int64]:
@@ -115,10 +112,9 @@ def levels_by_blank_lines(text: str, rows: Offsets) -> NDArray[np.int64]:
     levels = np.full(len(rows), ANY)
     was_blank = False
     for row, (start, stop) in enumerate(pairwise([*rows.tolist(), len(text)])):
-        is_blank = text[start:stop].isspace()
-        if was_blank and not is_blank:
+        if was_blank:
             levels[row] = AFTER_BLANK
-        was_blank = is_blank
+        was_blank = text[start:stop].isspace()
     return levels
 
 
@@ -145,7 +141,7 @@ def cut_rows(
 
 def words_before(words: TextWords, rows: Offsets) -> NDArray[np.int64]:
     """Words before each row, and at the end: (rows + 1,)."""
-    starts = words.word_starts(np.empty(0, np.int64))
+    starts = words.word_starts(_none())
     return np.append(np.searchsorted(starts, rows), len(starts))
 
 
@@ -167,4 +163,4 @@ def line_pieces(text: str, words: TextWords, max_words: int) -> Pieces:
     """The text in stretches of lines, cut at blank ones first."""
     rows = row_starts(text)
     firsts = cut_rows(words_before(words, rows), levels_by_blank_lines(text, rows), max_words)
-    return sealed_pieces(rows[firsts], words, rows, np.empty(0, np.int64))
+    return sealed_pieces(rows[firsts], words, rows, _none())

@@ -49,9 +49,10 @@ def test_sentences_fill_chunks_up_to_the_limit_and_longer_ones_are_cut_by_words(
 
 
 def test_lines_are_cut_at_blank_ones_first_and_never_within() -> None:
-    lines = cut("a b\n\nc d\ne f\ng h\n", kind="lines", max_words=6, min_words=0)
-    assert lines == ["a b\n\n", "c d\ne f\ng h\n"]
-    counts = chunk_text("a b c d e f g\n", ChunkingSettings(kind="lines", max_words=6, min_words=0)).counts
+    long = "a b c d e f g\n"
+    for chunks in (["a b\n\n", "c d\ne f\ng h\n"], ["x\n\na b c d\n", "e f g h"], ["a\n", long], [f"{long}  "]):
+        assert cut("".join(chunks), kind="lines", max_words=6, min_words=0) == chunks
+    counts = chunk_text(long, ChunkingSettings(kind="lines", max_words=6, min_words=0)).counts
     assert counts == {"sources_cut_as_lines": 1, "lines_longer_than_a_chunk": 1}
 
 
@@ -127,6 +128,7 @@ def packed(sizes: list[int], openings: list[int], most: int, least: int) -> list
     ([4, 4, 4, 4], [], 0, [[4, 4], [4, 4]]),
     ([5, 5, 1], [], 0, [[5, 5], [1]]),
     ([3, 3, 3, 2], [], 3, [[3, 3], [3, 2]]),  # the tail takes as little as does
+    ([4, 5, 1, 1], [], 2, [[4, 5], [1, 1]]),
     ([9, 1, 1], [], 3, [[9, 1], [1]]),  # no place leaves both with three
     ([3, 7, 2], [], 3, [[3], [7, 2]]),
     ([5, 9, 1], [1, 2], 2, [[5], [9, 1]]),  # a short tail joins what has room

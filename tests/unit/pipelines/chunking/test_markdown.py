@@ -103,6 +103,10 @@ def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_piece
     ]  # fmt: skip
     text = "Intro one.\n\n## Head\n\nSeven eight nine ten.\n"  # what follows a heading is in its chunk where it fits
     assert cut(text, kind="markdown", max_words=6, min_words=3) == ["Intro one.\n\n", text[12:]]
+    text = "## Head\n\nSeven eight nine ten eleven.\n"  # and where not, it is none of its words
+    assert cut(text, kind="markdown", max_words=6, min_words=0) == ["## Head\n\n", text[9:]]
+    text = "a b c d\n\n- e\n- f g h i j k l\n"  # items begin no chunk, and are cut
+    assert cut(text, kind="markdown", max_words=6, min_words=0) == ["a b c d\n\n- e\n", "- f g h i j ", "k l\n"]
     text = "- They go in. Then they come out again.\n"
     assert cut(text, kind="markdown", max_words=5, min_words=0) == ["- They go in. ", text[14:]]
     text = "```\na b\nc d\n\ne f\ng h i j k l m n o p q\n```\n"

@@ -20,7 +20,7 @@ from raytriever.stages.recipe_run import recipe_stages
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_collection
 from trainers.estimate import command
-from trainers.estimate.machines import Machines, find_gpus
+from trainers.estimate.machines import GPUS, Machines, find_gpus
 from trainers.estimate.outlines import _outlines
 from trainers.estimate.recipe import Estimate, Estimating, on_gpus
 from trainers.estimate.step import StepCost
@@ -195,6 +195,8 @@ def test_what_it_cannot_say(recipe: str, arguments: list[str], problem: str) -> 
 
 
 def test_what_gpus_hold_compute_and_send() -> None:
+    totals = [sum(column) for column in zip(*GPUS.values(), strict=True)]  # of their makers' sheets
+    assert totals == pytest.approx([674.0, 5570, 505.8, 2694])
     few, many = find_gpus("t4", 6), find_gpus("h100", 9)  # in one node and in two
     assert [(each.nodes, each.slots) for each in (few, many)] == [(1, 72), (2, 192)]
     assert few.needs(10 * 2**30) == pytest.approx(12)
