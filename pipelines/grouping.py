@@ -121,7 +121,7 @@ def without_remainder(stretches: Stretches, batch_size: int, seed: int, epoch: i
     shuffled = stretches.where(np.random.default_rng([seed, group]).permutation(len(stretches.first)))
     begin = epoch * remainder % total
     end = begin + remainder
-    kept = [_between(shuffled, end - total if end > total else 0, begin), _between(shuffled, end, total)]
+    kept = [_between(shuffled, max(end - total, 0), begin), _between(shuffled, end, total)]
     return Stretches(*(np.concatenate([getattr(part, name) for part in kept]) for name in _FIELDS))
 
 
@@ -174,7 +174,7 @@ def join(parts: Stretches, settings: GroupingSettings, generator: np.random.Gene
             if not room:
                 break
     first, lengths, documents_ = np.array(chosen, dtype=np.int64).reshape(-1, 3).T
-    return Stretches(first, lengths, documents_, np.full(len(first), parts.groups.max(initial=0)))
+    return Stretches(first, lengths, documents_, np.resize(parts.groups, len(first)))  # one group, whatever the parts
 
 
 _Part = tuple[int, int, int]  # first row, length, document

@@ -78,7 +78,7 @@ def sections(text: str) -> list[Section]:
     path: list[tuple[int, str]] = []
     start, rows = 0, [*row_starts(text).tolist(), len(text)]
     for block in blocks(text):
-        if block.kind != "heading" or not block.text:
+        if not block.text:  # no heading, or one without a word
             continue
         found.append(Section(tuple(name for _, name in path), start, rows[block.first]))
         path = [(level, name) for level, name in path if level < block.level] + [(block.level, block.text)]
@@ -129,14 +129,14 @@ def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) 
     sentences, failures = sentence_ends(text, words, language)
     ends = _not_inside(sentences, whole)
     ends += [offset for span in whole for offset in span]
-    ends += [bounds[block.first] for block in found if block.kind == "item"]
+    ends += [bounds[block.first] for block in found]
     code = [block for block in found if block.kind == "code"]
     before = words_before(words, rows)
     levels = levels_by_blank_lines(text, rows) if code else None
     sealed = []
     for block in code:
         assert levels is not None
-        firsts = cut_rows(before[block.first : block.stop + 1], levels[block.first : block.stop], max_words)
+        firsts = cut_rows(before[block.first :], levels[block.first : block.stop], max_words)
         sealed += [bounds[block.first + first] for first in firsts]
     headings = [bounds[block.first] for block in found if block.kind == "heading"]
     moved = [
@@ -158,11 +158,9 @@ def _not_inside(ends: Offsets, spans: list[tuple[int, int]]) -> list[int]:
 
 def _join_headings(ends: Offsets, headings: Offsets, words: TextWords, max_words: int) -> Offsets:
     """Takes away the end behind each heading, from the last to the first, where a chunk can hold what follows too."""
-    bounds = [0, *ends[(ends > words.first) & (ends < words.length)].tolist(), words.length]
+    bounds = [0, *ends.tolist()]  # the last one is the text's
     before = np.searchsorted(words.word_starts(ends), bounds)
     is_heading = set(headings.tolist())
-    if headings.size and headings[0] <= words.first:
-        is_heading.add(0)
     kept = [len(bounds) - 1]
     for number in range(len(bounds) - 2, 0, -1):
         # the piece before this end begins at bounds[number - 1], the one behind it ends at the last end kept

@@ -13,7 +13,7 @@ from retrieval.words import Offsets, TextWords
 
 
 def _none() -> Offsets:
-    return np.empty(0, np.int64)
+    return np.array([], np.int64)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ def count_pieces(pieces: Pieces, words: TextWords, max_words: int) -> CountedPie
         cuts = [word_starts[before[piece] + max_words : before[piece + 1] : max_words] for piece in long[~is_sealed]]
         ends = np.sort(np.concatenate([ends, *cuts]))
         before = np.append(0, np.searchsorted(word_starts, ends))
-    openings = _none()
-    if len(pieces.openings):
-        openings = np.flatnonzero(np.isin(np.append(0, ends[:-1]), pieces.openings))
+    openings = np.flatnonzero(np.isin(ends[:-1], pieces.openings)) + 1  # none comes before the first piece
     return CountedPieces(ends, before, openings, cut, too_long)
 
 
@@ -92,7 +90,7 @@ def _balance_tail(bounds: list[int], words: Sequence[int], max_words: int, min_w
         del bounds[-2]
         return
     split = bisect_right(words, words[-1] - min_words) - 1
-    if words[split] - words[first] >= min_words and words[-1] - words[split] <= max_words:
+    if words[split] - words[first] >= min_words:  # which is more than the last chunk lacks, so that it has room
         bounds[-2] = split
 
 
@@ -105,11 +103,8 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 def row_starts(text: str) -> Offsets:
-    """The start of each line. A line ends with a line feed, a carriage return or both."""
-    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
-    if starts[-1] == len(text) and len(starts) > 1:
-        starts.pop()
-    return np.array(starts, dtype=np.int64)
+    """The start of each line, an empty one at the end too. A line ends with a line feed, a carriage return or both."""
+    return np.array([0, *(end.end() for end in _LINE_END.finditer(text))])
 
 
 def levels_by_blank_lines(text: str, rows: Offsets) -> NDArray[np.int64]:
@@ -117,10 +112,9 @@ def levels_by_blank_lines(text: str, rows: Offsets) -> NDArray[np.int64]:
     levels = np.full(len(rows), ANY)
     was_blank = False
     for row, (start, stop) in enumerate(pairwise([*rows.tolist(), len(text)])):
-        is_blank = text[start:stop].isspace()
-        if was_blank and not is_blank:
+        if was_blank:
             levels[row] = AFTER_BLANK
-        was_blank = is_blank
+        was_blank = text[start:stop].isspace()
     return levels
 
 
@@ -147,7 +141,7 @@ def cut_rows(
 
 def words_before(words: TextWords, rows: Offsets) -> NDArray[np.int64]:
     """Words before each row, and at the end: (rows + 1,)."""
-    starts = words.word_starts(np.empty(0, np.int64))
+    starts = words.word_starts(_none())
     return np.append(np.searchsorted(starts, rows), len(starts))
 
 
@@ -169,4 +163,4 @@ def line_pieces(text: str, words: TextWords, max_words: int) -> Pieces:
     """The text in stretches of lines, cut at blank ones first."""
     rows = row_starts(text)
     firsts = cut_rows(words_before(words, rows), levels_by_blank_lines(text, rows), max_words)
-    return sealed_pieces(rows[firsts], words, rows, np.empty(0, np.int64))
+    return sealed_pieces(rows[firsts], words, rows, _none())

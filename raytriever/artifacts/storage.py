@@ -274,9 +274,9 @@ class Folder:
     def delete_temporary(self) -> None:
         """Removes what killed writers left behind."""
         for parent, folders, _ in os.walk(self._root) if self.is_local else ():
-            for name in [name for name in folders if name.startswith(TEMPORARY_PREFIX)]:
-                folders.remove(name)
-                shutil.rmtree(Path(parent) / name, ignore_errors=True)
+            for name in folders:
+                if name.startswith(TEMPORARY_PREFIX):
+                    shutil.rmtree(Path(parent) / name, ignore_errors=True)
 
     def delete_empty_folders(self) -> None:
         """Removes local subfolders without files (an object store has none)."""

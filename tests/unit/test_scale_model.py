@@ -43,6 +43,9 @@ def test_a_stage_takes_as_long_as_its_equal_tasks_and_what_waits_for_one() -> No
     assert seconds_by_cause(cost, 0, one, slots=7)["the longest task"] == 10
     assert seconds_by_cause(replace(cost, tasks=10_000), 0, one)["the driver"] == 50
     assert seconds_by_cause(replace(cost, tasks=0), 0, one) == {}
+    assert seconds_by_cause(cost, 0, one, slots=6) == {"one task": 7, "cores": 10, "a node's reading": 0}
+    written = replace(cost, made=Size(disk=8e9))
+    assert seconds_by_cause(written, 3e9, replace(NODE, count=16))["a node's reading"] == pytest.approx((3 + 4) / 2)
 
 
 @settings(max_examples=20)

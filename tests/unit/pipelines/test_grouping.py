@@ -1,5 +1,6 @@
 """Groupings: each row at most once, full batches, one group a batch, remainders that rotate, few documents a batch."""
 
+import hashlib
 from math import ceil
 
 import numpy as np
@@ -130,6 +131,14 @@ def test_rows_are_shuffled_in_their_groups_and_parts_without_bias() -> None:
     assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
     with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
         GroupingSettings(batch_size=8, documents_per_batch=9)
+
+
+def test_the_batches_of_a_seed_are_these_very_ones() -> None:
+    """Others raise the algorithm_version of the jobs that group."""
+    stretches = stretches_of([1 + 7 * number % 23 for number in range(300)])
+    batches = group_batches(stretches.divided(1000, 3), GroupingSettings(batch_size=12, documents_per_batch=3), 5, 2)
+    assert len(batches) == 297
+    assert hashlib.blake2b(batches.tobytes(), digest_size=8).hexdigest() == "5d9e577f140f9de6"
 
 
 def test_epochs_and_seeds_differ_and_the_remainder_rotates() -> None:

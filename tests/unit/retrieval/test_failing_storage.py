@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,27 @@ def test_a_region_that_is_given_is_not_asked_for(aws, environment, region):
     for name, value in environment.items():
         aws.setenv(name, value)
     assert Folder("s3://bucket/x")._filesystem.region == region
+
+
+@pytest.mark.parametrize(("environment", "endpoint"), [
+    ({}, None),
+    ({"AWS_ENDPOINT_URL": ""}, None),
+    ({"AWS_ENDPOINT_URL": "http://any"}, "http://any"),
+    ({"AWS_ENDPOINT_URL": "http://any", "AWS_ENDPOINT_URL_S3": "http://s3"}, "http://s3"),
+])  # fmt: skip
+def test_a_store_is_where_the_environment_says_and_given_time(aws, environment, endpoint):
+    for name in ("S3FileSystem", "GcsFileSystem"):
+        aws.setattr(f"pyarrow.fs.{name}", lambda **how: how)
+    aws.setattr("pyarrow.fs.resolve_s3_region", lambda _: "asked")
+    for name, value in environment.items():
+        aws.setenv(name, value)
+    how: Any = object_store_module.open_object_store("s3://bucket/x")[0]
+    assert how.pop("retry_strategy").max_attempts == 12
+    patience = {"connect_timeout": 10, "request_timeout": 30, "allow_delayed_open": True}
+    assert how == patience | {"endpoint_override": endpoint, "region": None if endpoint else "asked"}
+    for uri, anonymous in (("gs://anonymous@bucket/x", True), ("gcs://bucket/x", False)):
+        found = object_store_module.open_object_store(uri)
+        assert found == ({"anonymous": anonymous, "retry_time_limit": timedelta(minutes=2)}, "bucket/x")
 
 
 def test_a_region_that_cannot_be_asked_for_is_an_error(aws: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import yaml
 from pydantic import TypeAdapter
@@ -24,10 +23,11 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import find_tokenizer, locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
+from retrieval.jobs.index import IndexConfig
 from tests.cluster.test_faults import TrainHere
 from tests.unit.small_run import make
-from trainers.jobs.train import Train
-from trainers.rehearsal.collections import Size, toy_source, write_toy
+from trainers.jobs.train import Train, TrainConfig
+from trainers.rehearsal.collections import Size, make_documents, make_queries, toy_source, write_toy
 from trainers.rehearsal.command import _sizes, parts_of
 from trainers.rehearsal.models import hub_models, write_model
 
@@ -104,6 +104,28 @@ def test_splits_that_batches_are_made_of_fill_them() -> None:
     packing = PackConfig(pairs="p", output="o", packing={"batch_size": 200, "order": "random"})
     assert _sizes(pairs)[1] == Size(packed=frozenset({"dev", "test", "own"}))
     assert _sizes([packing])[1] == Size(documents=250, training_queries=250)
+    train = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": {"kind": "contrastive"}}
+    stepped = TrainConfig.model_validate(train | {"training": {"batches_per_step": 3}})
+    assert _sizes([packing, stepped])[1] == Size(documents=750, training_queries=750)
+    for factory, documents in (("IVF8,Flat", 96), ("PQ4", 256)):  # as many as an index learns from
+        index = IndexConfig(index={"kind": "vectors", "vectors": "v", "factory": factory}, output="o")
+        assert _sizes([index]) == (Size(documents=documents),) * 2
+
+
+def test_toys_of_one_name_are_the_same() -> None:
+    documents = make_documents("x", Size(documents=3, words=14))
+    text = (
+        "Latebazu0 kivafonu risotu vuniliru bidade pavona topa medakina pililovi kovufuta bovi kovufuta. Voti datukonu."
+    )
+    assert documents[0] == ("d0", "Solugo muvutozi 0", text)
+    assert [each.title for each in documents[1:]] == ["Gise rule 1", "Nululoru surufe 2"]
+    assert make_queries(documents, "train", Size(training_queries=2)) == [
+        ("train0", "latebazu0 medakina kovufuta kovufuta train0", ((0, 1), (1, 0))),
+        ("train1", "tinikono1 gutoga fufata kala train1", ((1, 1), (2, 0))),
+    ]
+    assert make_queries(documents, "dev", Size(queries=1)) == [
+        ("dev0", "latebazu0 datukonu voti kovufuta dev0", ((0, 3), (1, 1), (2, 0))),
+    ]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -125,8 +147,12 @@ def test_a_toy_has_what_the_settings_of_a_source_name(name: str) -> None:
         return
     splits = set(collection.rows_of("judgments").read(["split"])["split"].to_pylist())
     assert splits == SPLITS.get(name, {"train", "dev", "test"})
-    judgments = pa.concat_tables([collection.judgments(split) for split in splits])
-    assert set(judgments["relevance"].to_pylist()) >= {0, 1}
+    for split in splits:
+        judgments, is_trained = collection.judgments(split), "train" in split
+        assert set(judgments["relevance"].to_pylist()) == ({0, 1} if is_trained else {0, 1, 3})
+        asked = len(judgments["query_id"].unique())
+        assert name == "sources" or asked == (20 * len(domains) if is_trained else 6)
+    assert len(texts) == 64 * (2 if name == "sources" else len(domains))
     asked = set(collection.rows_of("queries").read(["domain"])["domain"].to_pylist())
     assert asked == splits if name == "dpr" else asked <= domains
 
@@ -257,6 +283,36 @@ def test_a_recipe_runs_as_it_stands_to_its_table(tmp_path: Path, monkeypatch: py
         f"resources.gpus_per_worker: 0 (for 1.0) in {len(stages)} stages, such as corpus",
     ):
         assert line in done.stderr
+
+
+@pytest.mark.parametrize(("setting", "given", "rehearsed"), [
+    ("model.resources.workers", 1, 1),
+    ("model.resources.workers", 4, 2),
+    ("model.resources.gpus_per_worker", 1, 0),
+    ("pairs.resources.cpus_per_worker", 4, None),
+    ("packing.epochs", 1, 1),
+    ("packing.epochs", 2, 2),
+    ("packing.epochs", 3, 2),
+    ("model.training.epochs", 1, 1),
+    ("model.training.batches_per_step", 2, 2),
+    ("model.training.batches_per_step", 4, 2),
+    ("model.training.schedule.warmup_steps", 1, 1),
+    ("model.training.schedule.warmup_steps", 2, 1),
+    ("model.training.max_steps", 400, 2),
+    ("nfcorpus/after/index.index.factory", "IVF4,Flat", "IVF4,Flat"),
+    ("nfcorpus/after/index.index.factory", "IVF8,Flat", "IVF8,Flat"),
+    ("nfcorpus/after/index.index.factory", "IVF9_HNSW32,PQ8", "IVF8,PQ8"),
+    ("nfcorpus/after/index.index.factory", "HNSW32,Flat", "HNSW32,Flat"),
+])  # fmt: skip
+def test_what_is_less_in_a_rehearsal(here: Path, setting: str, given: Any, rehearsed: Any) -> None:
+    (here / "mine.yaml").write_text(RECIPE)
+    stage, _, key = setting.partition(".")
+    overrides = ["model.training.batches_per_step=2", "model.resources.workers=1", f"{setting}={given}"]
+    *_, part = parts_of(load_recipe("mine.yaml", overrides))
+    value: Any = part.stages[stage].config
+    for name in key.split("."):
+        value = getattr(value, name)
+    assert value == rehearsed
 
 
 def test_batches_without_a_training_have_a_collection_that_fills_them(tmp_path: Path) -> None:

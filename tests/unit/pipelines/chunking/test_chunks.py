@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sentencex import get_sentence_boundaries
 
+from pipelines.chunking import sentences
 from pipelines.chunking.chunks import ChunkingSettings, Kind, chunk_text
 from pipelines.chunking.pieces import pack_pieces
 from retrieval.words import count_words
@@ -44,6 +45,33 @@ def test_sentences_fill_chunks_up_to_the_limit_and_longer_ones_are_cut_by_words(
     text = "One two three four. " * 5 + "Last."
     assert chunk_text(text, ChunkingSettings(max_words=20, min_words=0)).words == [20, 1]
     assert chunk_text(text, ChunkingSettings(max_words=20, min_words=4)).words == [16, 5]
+    assert chunk_text(text, ChunkingSettings(max_words=4, min_words=0)).counts == {"sources_cut_as_sentences": 1}
+
+
+def test_lines_are_cut_at_blank_ones_first_and_never_within() -> None:
+    long = "a b c d e f g\n"
+    for chunks in (["a b\n\n", "c d\ne f\ng h\n"], ["x\n\na b c d\n", "e f g h"], ["a\n", long], [f"{long}  "]):
+        assert cut("".join(chunks), kind="lines", max_words=6, min_words=0) == chunks
+    counts = chunk_text(long, ChunkingSettings(kind="lines", max_words=6, min_words=0)).counts
+    assert counts == {"sources_cut_as_lines": 1, "lines_longer_than_a_chunk": 1}
+
+
+@pytest.mark.parametrize("kind", ["sentences", "markdown"])
+def test_what_sentencex_fails_on_is_counted_and_its_paragraphs_stay_whole(kind: Kind, monkeypatch) -> None:
+    class PanicException(BaseException):  # as Rust names its own
+        pass
+
+    def panic(language: str, _: str) -> None:
+        asked.append(language)
+        raise PanicException
+
+    asked: list[str] = []
+    monkeypatch.setattr(sentences, "segment", panic)
+    text = "One two. Three four.\n\nFive six."
+    chunks = chunk_text(text, ChunkingSettings(kind=kind, max_words=4, min_words=0, language="de"))
+    assert texts_of(text, chunks) == ["One two. Three four.\n\n", "Five six."]
+    assert chunks.counts == {"windows_not_segmented": 1, f"sources_cut_as_{kind}": 1}
+    assert asked == ["de"]
 
 
 @pytest.mark.parametrize("unit", ["中", "ก", "あ。", "x", "word ", "😀", "\u0301", "a\n\n", "\ud800"])
@@ -100,9 +128,12 @@ def packed(sizes: list[int], openings: list[int], most: int, least: int) -> list
     ([4, 4, 4, 4], [], 0, [[4, 4], [4, 4]]),
     ([5, 5, 1], [], 0, [[5, 5], [1]]),
     ([3, 3, 3, 2], [], 3, [[3, 3], [3, 2]]),  # the tail takes as little as does
+    ([4, 5, 1, 1], [], 2, [[4, 5], [1, 1]]),
     ([9, 1, 1], [], 3, [[9, 1], [1]]),  # no place leaves both with three
-    ([4, 6, 2], [], 3, [[4], [6, 2]]),
-    ([5, 3, 1], [1, 2], 2, [[5], [3, 1]]),  # a short tail joins what has room
+    ([3, 7, 2], [], 3, [[3], [7, 2]]),
+    ([5, 9, 1], [1, 2], 2, [[5], [9, 1]]),  # a short tail joins what has room
+    ([2, 2], [1], 2, [[2], [2]]),  # this one is not short
+    ([1, 3], [1], 0, [[1], [3]]),
     ([1, 3, 3], [1, 2], 2, [[1, 3], [3]]),  # nothing begins before the chunk holds enough
     ([20, 1], [], 0, [[20], [1]]),
 ])  # fmt: skip

@@ -85,12 +85,15 @@ def test_every_language_has_its_grammar(language: Grammar) -> None:
 
 def test_the_grammar_goes_by_the_ending_and_binaries_and_enormous_files_by_lines() -> None:
     settings = ChunkingSettings(kind="auto")
-    ways = {name: settings.way_of(name) for name in ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "beer-q1")}
+    names = ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "T.CSV", "x.rst", "beer-q1")
+    ways = {name: settings.way_of(name) for name in names}
     assert ways == {
         "a/b.rs": ("code", "rust"), "a/B.JAVA": ("code", "java"), "x.md": ("markdown", None),
-        "q.sql": ("lines", None), "Makefile": ("lines", None), "beer-q1": ("sentences", None),
+        "q.sql": ("lines", None), "Makefile": ("lines", None), "T.CSV": ("lines", None), "x.rst": ("sentences", None),
+        "beer-q1": ("sentences", None),
     }  # fmt: skip
-    assert ChunkingSettings(kind="code").way_of("Makefile") == ("lines", None)
+    for name in ("Makefile", "beer-q1"):
+        assert ChunkingSettings(kind="code").way_of(name) == ("lines", None)
     for text in ("a\0b\n" * 100, "x = 1\n" * 200_000):
         chunks = chunk_text(text, ChunkingSettings(kind="auto"), "a.py")
         assert chunks.counts["sources_cut_as_lines"] == chunks.counts["sources_not_parsed"] == 1

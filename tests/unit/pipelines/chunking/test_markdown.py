@@ -30,6 +30,7 @@ CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
     ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
     ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
     ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
+    ("<div>\na\n</div>\n\n# <pre>\n", [("heading", 4, 5, 1, "<pre>")]),
     ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("table", 0, 3), ("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
     ("#hashtag\n", []),
     ("", []),
@@ -85,7 +86,8 @@ def test_titles_without_one_of_the_document_and_with_the_same_heading() -> None:
     starts = [PAGE.index(text) for text in ("Before", "Intro", "| 2")]
     assert list(titles_of_chunks(PAGE, "", starts)) == ["", "Guide", "Guide > Install > Linux: pin | use"]
     assert next(titles_of_chunks(PAGE, "Guide", starts[1:])) == "Guide"
-    assert list(titles_of_chunks("| a | b |\n|---|---|\n| c | d |\n", "", [0, 20])) == ["", "a | b"]
+    below = "| a | b |\n|---|---|\n| c | d |\n# Next\n"
+    assert list(titles_of_chunks(below, "", [0, 20, 30])) == ["", "a | b", ""]
 
 
 def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_pieces() -> None:
@@ -95,8 +97,18 @@ def test_headings_begin_chunks_code_is_whole_or_cut_at_lines_and_items_are_piece
         "## Next\n\n### Below\n\nSeven eight nine. Ten eleven.\n",
     ]
     indented = "    a = 1\n\n    b = 2\n"
-    text = f"Some words come first here. And more.\n\n{indented}\nThen others follow on that.\n"
-    assert f"{indented}\n" in cut(text, kind="markdown", max_words=6, min_words=0)
+    text = f"Some words come first here. And more.\n\n{indented}\nThen others follow on that. One more.\n"
+    assert cut(text, kind="markdown", max_words=6, min_words=0) == [
+        "Some words come first here. ", "And more.\n\n", f"{indented}\n", "Then others follow on that. ", "One more.\n",
+    ]  # fmt: skip
+    text = "Intro one.\n\n## Head\n\nSeven eight nine ten.\n"  # what follows a heading is in its chunk where it fits
+    assert cut(text, kind="markdown", max_words=6, min_words=3) == ["Intro one.\n\n", text[12:]]
+    text = "## Head\n\nSeven eight nine ten eleven.\n"  # and where not, it is none of its words
+    assert cut(text, kind="markdown", max_words=6, min_words=0) == ["## Head\n\n", text[9:]]
+    text = "a b c d\n\n- e\n- f g h i j k l\n"  # items begin no chunk, and are cut
+    assert cut(text, kind="markdown", max_words=6, min_words=0) == ["a b c d\n\n- e\n", "- f g h i j ", "k l\n"]
+    text = "- They go in. Then they come out again.\n"
+    assert cut(text, kind="markdown", max_words=5, min_words=0) == ["- They go in. ", text[14:]]
     text = "```\na b\nc d\n\ne f\ng h i j k l m n o p q\n```\n"
     assert cut(text, kind="markdown", max_words=6, min_words=0) == [
         "```\na b\nc d\n\n", "e f\n", "g h i j k l m n o p q\n", "```\n",

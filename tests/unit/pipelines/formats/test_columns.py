@@ -59,6 +59,9 @@ def test_documents_queries_and_judgments_of_three_kinds_of_files(tmp_path: Path)
     ]
     assert found.queries == [("q1", "what purrs", "", ["cats", "Cat"]), ("q2", "never judged", "", [])]
     assert found.judgments == [("q1", "7", 2, "train"), ("q1", "8", -1, "test"), ("q1", "9", 0, "train")]
+    named = contents(source(tmp_path, **SETTINGS, domain="rest"))
+    assert [row[3] for row in named.documents] == ["pets", "rest", "rest"]
+    assert [row[2] for row in named.queries] == ["rest", "rest"]
 
 
 def test_a_corpus_alone_and_a_table_that_is_missing(tmp_path: Path) -> None:
@@ -179,6 +182,7 @@ def test_bad_rows_are_named(tmp_path: Path, settings: dict[str, Any], row: dict[
     ({"documents": {"table": "x"}, "judgments": {"splits": {"a": "x"}}}, "judgments need queries"),
     ({"pairs": {"query": "x"}}, "'pairs': the table is missing. Give table, or splits"),
     ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits excludes table and split"),
+    ({"pairs": {"split": "x", "splits": {"a": "x"}}}, "splits excludes table and split"),
     ({"documents": {"table": []}}, r"'documents\.table'"),
     ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
     ({"documents": {"table": "x", "id": None, "join_by": "title"}},

@@ -63,15 +63,15 @@ def test_the_readme_says_which_files_there_are(tmp_path: Path) -> None:
     assert "texts/old.jsonl" not in names
 
 
-@pytest.mark.parametrize(("corpus", "queries", "judged"), [
-    ("corpus.jsonl", "queries.jsonl", "qrels/{}.tsv"),
+@pytest.mark.parametrize(("corpus", "queries", "judged", "readme"), [
+    ("corpus.jsonl", "queries.jsonl", "qrels/{}.tsv", "# No YAML here\n"),
     ("corpus/corpus-00000-of-00001.parquet", "queries/queries-00000-of-00001.parquet",
-     "data/{}-00000-of-00001.parquet"),
-    ("corpus/corpus.jsonl", "queries/test.jsonl", "default/{}.jsonl"),
+     "data/{}-00000-of-00001.parquet", "---\nlanguage: en\n---\n"),
+    ("corpus/corpus.jsonl", "queries/test.jsonl", "default/{}.jsonl", "---\n# nothing\n---\n"),
 ])  # fmt: skip
-def test_without_a_readme_names_tell(tmp_path: Path, corpus: str, queries: str, judged: str) -> None:
+def test_without_a_readme_names_tell(tmp_path: Path, corpus: str, queries: str, judged: str, readme: str) -> None:
     put(tmp_path, {corpus: CORPUS, queries: QUERIES, judged.format("test"): TEST, judged.format("train"): TRAIN})
-    write_files(str(tmp_path), {"README.md": "# No YAML here\n", ".cache/x.jsonl": "broken"})
+    write_files(str(tmp_path), {"README.md": readme, ".cache/x.jsonl": "broken"})
     assert read(tmp_path) == EXPECTED
 
 
@@ -107,6 +107,10 @@ def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) ->
     assert read(tmp_path, splits=("train",)) == ([EXPECTED.documents[1]], EXPECTED.queries[1:], EXPECTED.judgments[2:])
     with pytest.raises(UserError, match=r"the corpus has the splits test, train, and each is a collection of its"):
         read(tmp_path)
+    judged = 'query-id\tcorpus-id\tscore\n"q2"\td2\t1\n'  # as a library of tables writes it
+    (tmp_path / "qrels/train.jsonl").unlink()
+    write_files(str(tmp_path), {"qrels/train.tsv": judged})
+    assert read(tmp_path, splits=("train",)).judgments == EXPECTED.judgments[2:]
     put(tmp_path, {"qrels/dev.jsonl": TRAIN})
     with pytest.raises(UserError, match=r"the corpus has the splits test, train, but not dev, which has judg"):
         read(tmp_path, splits=("dev", "test"))

@@ -30,7 +30,7 @@ FILES: dict[str, str | bytes] = {
     "b/empty.py": " \n", "b/cut.c": b"int \xe4;\n", "b/strange.py": "# coding: nonsense\n",
     "b/rot.py": "# coding: rot13\n", "b/half.py": "# coding: utf-7\nx = '+2AA-'\n",
     "b/half_too.py": "# coding: raw_unicode_escape\nx = '\\ud800'\n", "b/undefined.py": "# coding: undefined\n",
-    "b/object.c": b"\x7fELF\0\0", "b/large.py": "x" * 2001, "b/notes.txt": "notes",
+    "b/object.c": b"\x7fELF\0\0", "b/large.py": "x" * 43, "b/notes.txt": "notes",
     ".git/config.py": "hidden", "b/.hidden.py": "hidden", "node_modules/left/pad.js": "x",
 }  # fmt: skip
 DOCUMENTS = [  # sorted folder by folder: a folder's name stands among those of the files beside it
@@ -49,7 +49,7 @@ LEFT_OUT = {
 
 
 def source(folder: Path | str, **settings: Any) -> Source:
-    values = {"kind": "source_tree", "path": str(folder), "maximum_bytes": 2000, **settings}
+    values = {"kind": "source_tree", "path": str(folder), "maximum_bytes": 42, **settings}  # as half_too.py has
     return validate(SourceTree, values, "Source").open()
 
 
@@ -120,7 +120,9 @@ def test_globs_choose_files(tmp_path: Path) -> None:
 def test_the_fingerprint_changes_with_names_bytes_and_what_is_left_out(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.py": "1", "b.py": "2"})
     seen = [source(tmp_path).format.fingerprint()]
-    for change in ({"b.py": "3"}, {"c.py": "2"}, {"d.txt": "x"}, {"large.py": "x" * 3000}):
+    assert seen[0]["files"] == 2
+    moved, longest = {"a.py": "13", "b.py": ""}, [{"e.py": digit * 42} for digit in "12"]
+    for change in ({"b.py": "3"}, moved, {"c.py": "2"}, {"d.txt": "x"}, *longest, {"large.py": "x" * 3000}):
         write_files(str(tmp_path), change)
         seen.append(source(tmp_path).format.fingerprint())
         assert seen[-1] not in seen[:-1]
@@ -184,7 +186,9 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
 
 def test_of_html_the_main_text_is_read_as_markdown(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(HTML)
-    ((id_, title, text, _),) = contents(pages(tmp_path)).documents
+    opened = pages(tmp_path)
+    ((id_, title, text, _),) = contents(opened).documents
+    assert opened.format.facts == {"trafilatura": importlib.metadata.version("trafilatura")}
     assert (id_, title) == ("page.html", "Relay - Acme")
     for part in ("# The relay", f"Plug it **in**. {SENTENCES}", "## Pins", "| pin | use |", "```\na = 1\nb = 2\n```"):
         assert part in text
@@ -229,16 +233,19 @@ def test_each_of_some_json_lines_is_a_page(tmp_path: Path) -> None:
         {"text": "x" * 200, "title": None},
     ]
     written = "".join(f"{json.dumps(line)}\n" for line in lines)
-    site = write_files(str(tmp_path / "site"), {"a b.md": "Plug it in.\n", "c/d e.jsonl": written})
+    files = {"a b.md": "Plug it in.\n", "c/d e.jsonl": written, "c/f.md": "x" * 200, "g.jsonl": '{"text": "Few."}\n'}
+    site = write_files(str(tmp_path / "site"), files)
     source = pages(site, maximum_bytes=150)
     assert contents(source).documents == [
         ("a%20b.md", "a b", "Plug it in.\n", ""),
         ("own", "Named", "Some words.", ""),
         ("c/d%20e.jsonl#2", "Head", "# Head\n\nMore words.", ""),
         ("c/d%20e.jsonl#4", "", "x" * 200, ""),
+        ("g.jsonl#1", "", "Few.", ""),
     ]
-    assert dropped(source) == {"empty_lines": 1}
+    assert dropped(source) == {"empty_lines": 1, "files_too_large": 1}
     before = source.format.fingerprint()
+    assert [file["name"] for file in before["lines"]["files"]] == ["c/d e.jsonl"]
     write_files(site, {"c/d e.jsonl": written.replace("x" * 200, "y" * 200)})
     assert pages(site, maximum_bytes=150).format.fingerprint() != before
     write_files(site, {"c/d e.jsonl": '{"body": "x"}\n'})

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats import tables
-from pipelines.formats.tables import FileTables
+from pipelines.formats.tables import FileTable, FileTables
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
 from tests.unit.pipelines.formats.files import encoded
@@ -61,6 +61,8 @@ def test_rows_of_several_files_come_in_the_order_of_the_names(tmp_path: Path) ->
     for missing in ("c", "b/*.parquet", "b/read.me"):
         with pytest.raises(UserError, match=rf"{re.escape(missing)}: there is no such table\. A table is a file, or"):
             found(missing)
+    named = [FileTable(Folder("/f"), list("abcd")[:count]).name for count in (3, 4)]
+    assert named == ["/f/a, /f/b, /f/c", "/f/a, /f/b, /f/c, …"]
     with pytest.raises(UserError, match=r"'\.\./x\.jsonl' leaves .* set path to another"):
         found("../x.jsonl")
 
@@ -183,6 +185,11 @@ def test_damage_inside_parquet_is_named_but_a_disk_or_a_store_that_fails_is_none
         tables._whole_parquet(stored, "a.parquet"),
     ):
         raise refused
+    with (
+        pytest.raises(UserError, match=r"a\.parquet can't be read as parquet"),
+        tables._whole_parquet(stored, "a.parquet"),
+    ):
+        raise pa.ArrowInvalid("no footer")
     with pytest.raises(MemoryError), tables._whole_parquet(Folder(str(tmp_path)), "a.parquet"):
         raise pa.ArrowMemoryError("malloc of size 1 failed")
 
@@ -208,7 +215,7 @@ def test_whether_quotes_of_tsv_are_text_is_asked_and_one_never_closed_fills_no_m
 def test_rows_come_while_a_row_group_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"id": str(number), "text": "x"} for number in range(10_000)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=10_000)
-    sizes: list[int] = []
+    sizes: list[tuple[int, list[str]]] = []
     to_pylist = pa.RecordBatch.to_pylist
 
     class Counting:
@@ -216,11 +223,11 @@ def test_rows_come_while_a_row_group_is_read(tmp_path: Path, monkeypatch: pytest
             self._batch = batch
 
         def to_pylist(self) -> list[Any]:
-            sizes.append(len(self._batch))
+            sizes.append((len(self._batch), self._batch.schema.names))
             return list(to_pylist(self._batch))
 
     iter_batches = pq.ParquetFile.iter_batches
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: map(Counting, iter_batches(*a, **k)))
     stream = FileTables(Folder(str(tmp_path))).open(["a.parquet"]).rows(["id"])
     next(stream)
-    assert sizes == [256]
+    assert sizes == [(256, ["id"])]

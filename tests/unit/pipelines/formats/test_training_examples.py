@@ -109,6 +109,7 @@ def test_examples_are_those_of_plain_loops(tmp_path_factory, data, rows, at_once
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_examples, "_DOCUMENTS_AT_ONCE", at_once)
         patch.setattr(training_examples, "_QUERIES_AT_ONCE", at_once)
+        patch.setattr("tempfile.tempdir", str(folder / "absent"))  # whose disk may be small
         examples = made_examples(stored(folder / "c", *rows), folder, hard_negatives)
         read = list(examples)
     assert read == expected(documents, queries, judgments, hard_negatives)
@@ -132,6 +133,9 @@ def judgments_of(*judged: tuple[str, str, int, str]) -> Rows:
     ("dev", "no judgments of split 'dev'. Splits there: ../up, test, train"),
     ("test", "no query of split 'test' has a positive"),
     ("../up", "the split '../up' can't be the name of a file"),
+    (".up", "the split '.up' can't be the name of a file"),
+    ("ü" * 100, "no judgments of split 'ü"),
+    ("ü" * 100 + "x", "can't be the name of a file"),
 ])  # fmt: skip
 def test_what_can_not_be_written_is_refused(tmp_path: Path, split: str, message: str) -> None:
     judgments = judgments_of(("q1", "d1", 1, "train"), ("q0", "d1", 0, "test"), ("q0", "d1", 2, "../up"))

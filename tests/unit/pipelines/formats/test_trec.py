@@ -114,7 +114,7 @@ def test_fields_and_tags_may_be_named_and_a_description_be_the_query(tmp_path: P
         "t.tsv": "q1\tfirst\n",
         "a.txt": "q1 0 p1 1\n",
         "b.txt": "q1 0 p1 2\n",
-        "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\n",
+        "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\tmore\n",
         "d.tsv": "q1 0 D1 1\n",
     }
     path = write_files(str(tmp_path / "c"), FILES | files)
@@ -128,7 +128,7 @@ def test_fields_and_tags_may_be_named_and_a_description_be_the_query(tmp_path: P
     twice = given | {"qrels": {"x": ["a.txt", "b.txt"]}}
     refused(path, "b.txt, line 1 judges .* with 2, .*a.txt, line 1 with 1\\.", **twice, document_keys=keys)
     columns = opened(path, documents="msmarco-docs.tsv", queries="t.tsv", qrels={"train": "d.tsv"},
-                     document_columns=["id", "-", "title", "text"])  # fmt: skip
+                     document_columns=["id", "-", "title", "text", "-"])  # fmt: skip
     assert read(columns) == ([("D1", "Title", "body")], [("q1", "first")], [("q1", "D1", 1, "train")])
     descriptions = opened(path, **NAMES | {"queries": "topics.txt", "qrels": {}}, topic_field="desc")
     assert read(descriptions)[1:] == ([("2", "longer")], [])

@@ -58,7 +58,7 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ready_made_batches_are_taken_as_they_are(tmp_path: Path) -> None:
     texts = ("One {}. Two.", "code {}\n\nmore", "a", "Three {}. Four.")
     lines = [[text.format(line) for text in texts] for line in range(7)]
-    lines[3][2] = "word " * 200
+    lines[3][2] = lines[4][0] = "word " * 200
     write_files(str(tmp_path), {"a.jsonl": "".join(json.dumps({"text": texts}) + "\n" for texts in lines)})
     source = {"kind": "columns", "path": str(tmp_path), "documents": {"table": "a.jsonl", "id": None, "in_parts": True}}
     values = {"source": source, "output": str(tmp_path / "articles")}

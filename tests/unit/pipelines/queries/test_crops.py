@@ -71,5 +71,8 @@ def test_texts_without_spaces_short_passages_and_shares_in_the_wrong_order() -> 
     assert 7 <= len(made[0].query) <= 70
     assert made[0].query in text
     assert examples(CropQueries(), source("only three words"), source("")) == ([], {"passages too short": 2})
+    assert len(examples(CropQueries(), source("just these four words"))[0]) == 1
+    made, _ = examples(CropQueries(word_deletion=0.99), *SOURCES[:50])
+    assert all(example.query for example in made)  # a word is left of each
     with pytest.raises(UserError, match=r"minimum_share \(0\.6\) is above maximum_share \(0\.5\)"):
         validate(CropQueries, {"minimum_share": 0.6}, "queries")

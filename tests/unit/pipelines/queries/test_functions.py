@@ -39,11 +39,20 @@ def test_rust() -> None:
             fn elsewhere(&self);
 
             fn undocumented(&self) {}
+
+            #[test]
+            fn tested(&self) {}
+
+            /// Far from it.
+            #[inline]
+            // Beside it.
+            fn near(&self) {}
         }
     """
     body = "    // a remark\n    if self.claws > 2 {\n        return 2;\n    }\n    self.claws\n}"
     claws = "#[inline]\npub fn claws(&self) -> u8 {\n" + body
-    assert found(code, "rust") == [("How many claws it has.\n\nTwo, mostly.", claws)]
+    near = ("Beside it.", "fn near(&self) {}")
+    assert found(code, "rust") == [("How many claws it has.\n\nTwo, mostly.", claws), near]
 
 
 def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
@@ -69,6 +78,8 @@ def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
         /* Far from its function. */
 
         int main(void) { return 0; }
+        /* Far from the next remark. */
+
         /* One line. */
         int one(void) { return 1; }
     """
@@ -110,17 +121,17 @@ def test_javascript_calls_are_no_functions() -> None:
 
 
 @pytest.mark.parametrize(("comment", "code", "grammar"), [
-    ("# Adds claws.", "def add(n)\n  n + 2\nend", "ruby"),
-    ("# Adds claws.", "add() {\n\techo $1\n}", "bash"),
-    ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "go"),
-    ("/// Adds claws.", "template <class T>\nT add(T n) {\n  return n + 2;\n}", "cpp"),
-    ("/// Adds claws.", "template <class T> T add(T n) { return n + 2; }", "cpp"),
-    ("// Adds claws.", "const add = n => n + 2", "javascript"),
-    ("// Adds claws.", "function add(n: number): number {\n  return n + 2;\n}", "typescript"),
-    ("<?php\n/** Adds claws. */", "function add($n) {\n  return $n + 2;\n}", "php"),
+    ("# Adds claws // to # of them.", "def add(n)\n  n + 2\nend", "ruby"),
+    ("# Adds claws // to # of them.", "add() {\n\techo $1\n}", "bash"),
+    ("// Adds claws // to # of them.", "func (l *L) Add(n int) int {\n\treturn n\n}", "go"),
+    ("/// Adds claws // to # of them.", "template <class T>\nT add(T n) {\n  return n + 2;\n}", "cpp"),
+    ("/// Adds claws // to # of them.", "template <class T> T add(T n) { return n + 2; }", "cpp"),
+    ("// Adds claws // to # of them.", "const add = n => n + 2", "javascript"),
+    ("// Adds claws // to # of them.", "function add(n: number): number {\n  return n + 2;\n}", "typescript"),
+    ("<?php\n/** Adds claws // to # of them. */", "function add($n) {\n  return $n + 2;\n}", "php"),
 ])  # fmt: skip
 def test_other_languages(comment: str, code: str, grammar: Grammar) -> None:
-    assert list(commented_functions(f"{comment}\n{code}\n", grammar)) == [("Adds claws.", code)]
+    assert list(commented_functions(f"{comment}\n{code}\n", grammar)) == [("Adds claws // to # of them.", code)]
 
 
 @pytest.mark.parametrize(("method", "grammar"), [

@@ -17,7 +17,7 @@ from retrieval.encoders.language_model import load_language_model
 from tests.unit.retrieval.encoders.tiny_models import DECODERS, save_tiny_model
 
 PASSAGE = "Lobsters moult when they grow. A lobster sheds its old shell and waits for the new one to harden."
-COPY = "a lobster sheds its old shell and waits for the new one"
+COPY = "its old shell and waits for the new"  # eight words
 
 
 @pytest.mark.parametrize(("answer", "queries", "dropped"), [
@@ -65,6 +65,7 @@ def test_answers_are_the_most_probable_tokens_whatever_stands_beside(name: str, 
     folder = save_tiny_model(name, tmp_path / "model", language_model=True)
     model, tokenizer = load_language_model(folder)
     model.eval()
+    model.generation_config.do_sample = True  # as folders of chat models have it
     prompts = ["a lobster", "the old shell of a lobster grows and grows", "shell"]
     expected = []
     for prompt in prompts:
@@ -90,12 +91,16 @@ def test_a_chat_template_is_put_around_a_prompt(tmp_path: Path) -> None:
 
 
 def test_a_prompt_longer_than_the_model_reads_is_refused(tmp_path: Path) -> None:
-    config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=16)
     _, tokenizer = load_language_model(save_tiny_model("smollm2", tmp_path / "model", language_model=True))
-    writer = QueryWriter(transformers.GPT2LMHeadModel(config), tokenizer, 10)
+
+    def writer_of(positions: int) -> QueryWriter:
+        config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=positions)
+        return QueryWriter(transformers.GPT2LMHeadModel(config), tokenizer, 10)
+
+    assert writer_of(len(tokenizer("shell " * 12)["input_ids"]) + 10).answers(["shell " * 12])
     message = r"tokens and its answer up to 10\. .* positions for 16\. Lower generation\.chara"
     with pytest.raises(UserError, match=message):
-        writer.answers(["shell " * 12])
+        writer_of(16).answers(["shell " * 12])
 
 
 class MadeUpVllm:
@@ -103,6 +108,7 @@ class MadeUpVllm:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.model, self.settings, self.template = model, settings, model.endswith("chat")
+        assert settings == {"dtype": "float32", "load_format": "safetensors", "seed": 0}
 
     def get_default_sampling_params(self) -> SimpleNamespace:
         return SimpleNamespace(temperature=0.7, repetition_penalty=1.1)
@@ -114,6 +120,8 @@ class MadeUpVllm:
     def generate(self, prompts: list[str], parameters: SimpleNamespace, use_tqdm: bool) -> list[SimpleNamespace]:
         if any(len(prompt) > 99 for prompt in prompts):
             raise RuntimeError("maximum context length is 99")
+        if "" in prompts:
+            raise RuntimeError("a defect")
         assert vars(parameters) == {"temperature": 0.0, "repetition_penalty": 1.1, "max_tokens": 5}
         assert not use_tqdm
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[prompt])]) for prompt in prompts]
@@ -130,6 +138,8 @@ def test_vllm_answers_with_the_most_probable_tokens(monkeypatch: pytest.MonkeyPa
     assert chat.answers(["a", "b"]) == ["to chat a", "to chat b"]
     with pytest.raises(UserError, match=r"vLLM: maximum context length is 99\. Lower generation\.characters"):
         plain.answers(["word " * 99])
+    with pytest.raises(RuntimeError, match="a defect"):
+        plain.answers([""])
 
 
 def test_vllm_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,10 @@ def test_queries_of_an_article_repeat_no_title_and_what_is_dropped_is_counted() 
     }
     assert list(queries(query="heading")) == ["Lobster", "Description", "Colour", "Distribution"]
     assert list(queries(query="title and path"))[2] == "Lobster Description Colour"
-    made, _ = examples(HeadingQueries(minimum_words=1), source("# Lobster\nAn animal.\n## Colour\nBlue.", "Lobster"))
+    text = "# Lobster\nAn animal.\n## Claws\n## Colour\nBlue."
+    made, dropped = examples(HeadingQueries(minimum_words=1), source(text, "Lobster"))
     assert [example.query for example in made] == ["Lobster", "Lobster Colour"]
+    assert dropped == {"sections too short": 1}  # but no text before the first heading is no section
     made, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE))
     assert [example.query for example in made] == ["Description", "Colour", "Distribution"]  # without a blank
     sources = source(ARTICLE, "Lobster"), source("No title at all.", "", "b")
@@ -136,7 +138,7 @@ def test_short_pieces_join_their_neighbours() -> None:
     text = "# Aa\nOne two three four five. Six. Seven eight nine ten eleven. Twelve."
     cuts = (len("# Aa\nOne two three four five."), text.index("Seven"), text.index("Twelve"))
     for first in (cuts[0], text.index("two")):
-        made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", (first, *cuts[1:])))
+        made, _ = examples(HeadingQueries(minimum_words=5), source(text, "", "s", (first, *cuts[1:])))
         pieces = [document.text for document in made[0].documents]
         assert pieces == ["One two three four five. Six.", "Seven eight nine ten eleven. Twelve."]
 

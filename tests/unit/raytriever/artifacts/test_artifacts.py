@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import socket
@@ -14,6 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raytriever.artifacts.artifact import CHECKED, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
@@ -77,7 +80,7 @@ def refused(act: Callable[[], Any]) -> str:
     return message
 
 
-def test_a_finished_artifact_says_what_it_is(place: str) -> None:
+def test_a_finished_artifact_says_what_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(place)
     opened = Artifact(place, "counts")
     text = Folder(place).read_bytes("manifest.json")
@@ -96,9 +99,11 @@ def test_a_finished_artifact_says_what_it_is(place: str) -> None:
     assert opened.path("texts/00002.txt").read_text() == "texts of 00002\n"
     stored = {name: Folder(place).read_bytes(name) for name in opened.names()}
     assert opened.bytes == sum(map(len, stored.values()))
+    monkeypatch.setattr("tempfile.tempdir", "/absent")  # links are made beside the cache
     for _ in range(2):  # of an object store the second time by the same links
         folder = opened.local_folder()
         assert {name: (folder / name).read_bytes() for name in stored} == stored
+    monkeypatch.undo()
     assert is_artifact(place)
     opened.verify()
     files = {f"{kind}/{name}.txt" for kind in ("texts", "ids") for name in SHARDS}
@@ -238,6 +243,7 @@ def test_a_damaged_manifest_is_named(place: str, text: bytes) -> None:
     Folder(place).write_bytes("manifest.json", text)
     for use in (lambda: Artifact(place), lambda: ArtifactWriter(place, DERIVATION)):
         assert refused(use).startswith(f"{place}/manifest.json is damaged")
+    assert (b'{"' in text) == ("(it lacks " in refused(lambda: Artifact(place)))
 
 
 FILE = {"name": "a", "bytes": 1, "sha256": "0" * 64}
@@ -320,6 +326,30 @@ def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
         assert writer.read("a/b.txt") == b"x"
         writer.discard()
     assert folder.files() == {}
+
+
+def test_what_a_shard_writes_and_what_it_adopts_is_there_when_its_run_goes_on(tmp_path: Path) -> None:
+    folder = ArtifactWriter(str(tmp_path / "made"), DERIVATION).folder
+    ArtifactWriter(folder.uri, DERIVATION).begin()
+    with folder.scratch() as scratch:
+        first, last = (ShardWriter(folder, name, scratch, DERIVATION.digest) for name in ("first", "last"))
+        first.add_table("kept.parquet", pa.table({"a": [1]}))
+        first.add_json("left.json", {"b": ["ä", math.inf, (-math.inf, None)], "a": 1})
+        kept, left = first.commit().files
+        last.adopt([kept])
+        record = last.commit(1)
+    assert record.files == (kept,)
+    assert pq.read_metadata(folder.open_input("kept.parquet")).row_group(0).column(0).compression == "ZSTD"
+    text = '{\n "b": [\n  "ä",\n  "Infinity",\n  [\n   "-Infinity",\n   null\n  ]\n ],\n "a": 1\n}\n'
+    assert folder.read_bytes("left.json") == text.encode()
+    assert to_json({"b": ["ä"], "a": 1}) == '{\n "a": 1,\n "b": [\n  "ä"\n ]\n}\n'.encode()
+    writer = ArtifactWriter(folder.uri, DERIVATION)
+    assert writer.begin().keys() == {"first", "last"}
+    assert writer.finish([record], {}, RUN).names() == ["kept.parquet"]
+    assert not folder.exists(left.name)
+    Path(folder.uri, kept.name).unlink()
+    with pytest.raises(UserError, match=r"kept\.parquet is missing"):
+        Artifact(folder.uri).check()
 
 
 def test_records_survive_json() -> None:

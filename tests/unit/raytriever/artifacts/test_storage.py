@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import pickle
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder, absolute, cache_folder, sha256_of
+from raytriever.artifacts.storage import (
+    TEMPORARY_PREFIX,
+    Folder,
+    absolute,
+    cache_folder,
+    folder_and_name,
+    sha256_of,
+)
 from raytriever.errors import StorageError, UserError
 
 
@@ -34,7 +42,7 @@ def test_what_is_written_is_read(place: str) -> None:
     folder = Folder(place)
     assert folder.files() == {}
     assert not folder.exists("a/b.txt")
-    written = {"a/b.txt": b"one", "a/c/d.txt": b"", "é ü.bin": bytes(range(256)), "z": b"last"}
+    written = {"a/b.txt": b"one", "a/c/d.txt": b"", "é ü.bin": bytes(range(256)), "z": b"last", "x.gz": b"as it is"}
     folder.write_bytes("z", b"a longer first version")  # which the next one replaces
     for name, data in written.items():
         folder.write_bytes(name, data)
@@ -53,7 +61,12 @@ def test_what_is_written_is_read(place: str) -> None:
     for name in ("absent", "a/b.txt", "z"):
         folder.delete(name)
     folder.delete_empty_folders()
-    assert list(folder.files()) == ["a/c/d.txt", "é ü.bin"]
+    assert list(folder.files()) == ["a/c/d.txt", "x.gz", "é ü.bin"]
+    for name in folder.files():
+        folder.delete(name)
+    folder.delete_empty_folders()
+    assert not folder.is_local or everything_in(Path(place)) == []
+    assert not folder.is_local or Path(place).is_dir()  # it stays itself
 
 
 def test_names_may_be_too_long(tmp_path: Path) -> None:
@@ -108,13 +121,19 @@ def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, object_store: 
     remote.write_bytes("name", b"to be synced")
     events: list[str] = []
     synced, moved = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
+
+    def sync(handle: int) -> None:
+        found = os.fstat(handle)
+        events.append(f"sync {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "sync")
+        synced(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
     Folder(str(tmp_path)).write_bytes("name", b"x")
-    assert events == ["sync", "rename", "sync"]  # the file, its name, the folder that holds the name
+    assert events == ["sync 1 bytes", "rename", "sync"]  # the file, its name, the folder that holds the name
     events.clear()
     remote.local_path("name", sha256(b"to be synced"))
-    assert events == ["sync", "rename", "sync"]
+    assert events == ["sync 12 bytes", "rename", "sync"]
 
 
 def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
@@ -125,6 +144,8 @@ def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
         (scratch / "deep").mkdir()
         (scratch / "deep" / "half").write_bytes(b"x")
         assert list(folder.files()) == ["kept"]
+    with folder.scratch() as scratch:
+        scratch.rmdir()  # no error where somebody else has removed it
     left_by_a_kill = tmp_path / f"{TEMPORARY_PREFIX}abc"
     left_by_a_kill.mkdir()
     (left_by_a_kill / "half").write_bytes(b"x")
@@ -254,6 +275,9 @@ def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert absolute("a/b") == str(tmp_path / "a/b")
     assert absolute("~/a") == "/home/someone/a"
     assert absolute("s3://bucket/a") == "s3://bucket/a"
+    assert folder_and_name("/x")[0].uri == "/"
+    monkeypatch.delenv("RAYTRIEVER_CACHE")
+    assert cache_folder() == Path("/home/someone/.cache/raytriever")
     Folder("relative").write_bytes("x", b"1")
     assert (tmp_path / "relative" / "x").read_bytes() == b"1"
     assert Folder(f"file://{tmp_path}/relative").is_local

@@ -52,7 +52,7 @@ def test_record_batches_are_bounded_and_made_while_rows_come(monkeypatch: pytest
     monkeypatch.setattr(collection, "_BATCH_CHARACTERS", 100)
     short = [(str(number), "", "", []) for number in range(10)]
     assert [len(batch) for batch in record_batches(short, QUERIES)] == [4, 4, 2]
-    long = [(str(number), "x" * 60, "", ["answer"]) for number in range(5)]
+    long = [(str(number), "x" * 49, "", ["answer"]) for number in range(5)]
     assert [len(batch) for batch in record_batches(long, QUERIES)] == [2, 2, 1]
 
     def rows() -> object:

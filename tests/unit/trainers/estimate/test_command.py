@@ -2,19 +2,29 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from raytriever.cli import app
+from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
+from raytriever.stages.cost import Size
 from raytriever.stages.recipe_run import recipe_stages
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_collection
-from trainers.estimate.machines import find_gpus
+from trainers.estimate import command
+from trainers.estimate.machines import GPUS, Machines, find_gpus
 from trainers.estimate.outlines import _outlines
-from trainers.estimate.recipe import Estimating
+from trainers.estimate.recipe import Estimate, Estimating, on_gpus
+from trainers.estimate.step import StepCost
+from trainers.jobs.train import TrainConfig
 
 RECIPE = """
 stages:
@@ -112,6 +122,22 @@ stages:
 """
 
 
+RANKED_ON_EIGHT = """\
+ranked on 8 H100s: counted and modelled, not measured
+
+stage             time          bound by  GPU memory     disk
+corpus           5.8 s             cores              1.25 GB
+chunks           3.0 s  the longest task              1.25 GB
+words           15.9 s  the longest task              2.23 GB
+index           14.9 s  a node's reading              13.6 GB
+by_words        21.1 s             cores              2.89 GB
+by_vectors  2 min 03 s             cores              2.89 GB
+fused           11.2 s  the longest task              2.89 GB
+reranked         6.0 s  a node's reading               289 MB
+lists           50.8 s          one task              4.67 MB
+evaluation  1 min 04 s  the longest task                 0 MB""".splitlines()
+
+
 def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ranked.yaml").write_text(RANKED)
     monkeypatch.chdir(tmp_path)
@@ -130,6 +156,8 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
     assert made["by_words"].results == made["fused"].results == 1_000 * queries
     assert made["reranked"].disk == 52 * 100 * queries
     assert made["lists"].disk == 12 * 7 * queries
+    _, text = said("ranked.yaml")
+    assert [line for line in text.splitlines() if not line.startswith(("vectors", "all"))] == RANKED_ON_EIGHT
     seconds = {name: found.seconds for name, found in estimating.found.items()}
     assert seconds["by_vectors"] > 5 * seconds["by_words"] > 0
     assert seconds["evaluation"] == pytest.approx(0.36e-3 * 3 * queries, rel=0.2)
@@ -165,3 +193,96 @@ def test_what_it_cannot_say(recipe: str, arguments: list[str], problem: str) -> 
     code, found = said(recipe, *arguments)
     assert code == 2
     assert problem in " ".join(found.split())
+
+
+def test_what_gpus_hold_compute_and_send() -> None:
+    totals = [sum(column) for column in zip(*GPUS.values(), strict=True)]  # of their makers' sheets
+    assert totals == pytest.approx([674.0, 5570, 505.8, 2694])
+    few, many = find_gpus("t4", 6), find_gpus("h100", 9)  # in one node and in two
+    assert [(each.nodes, each.slots) for each in (few, many)] == [(1, 72), (2, 192)]
+    assert few.needs(10 * 2**30) == pytest.approx(12)
+    operations = [each.operations(bf16=bf16) / 1e12 for each in (few, many) for bf16 in (True, False)]
+    assert operations == pytest.approx([3.24, 3.24, 395.6, 26.8])
+    assert [each.exchange(32e9) for each in (few, many)] == pytest.approx([2, 5.12])
+
+
+RUN = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": {"kind": "contrastive"}}
+REVELA = {"kind": "revela", "language_model": {"model": "lm"}}
+IN_8_BITS = {"optimizer": {"kind": "adamw_8bit"}}
+CACHE, CHECKPOINTS = ("objective.gradient_cache", True), ("activation_checkpointing", True)
+SHARDED, CHUNKS = ("sharding", "sharded"), ("objective.chunk_tokens", 4096)
+
+
+@pytest.mark.parametrize(
+    ("machines", "changed", "expected"),
+    [
+        (find_gpus("h100", 2), {}, [CACHE, CHECKPOINTS, SHARDED, CHUNKS]),
+        (find_gpus("h100", 2), {"training": IN_8_BITS}, [CACHE, CHECKPOINTS, CHUNKS]),
+        (find_gpus("h100", 1), {"training": {"bf16": False}}, [CACHE, CHECKPOINTS, ("training.bf16", True), CHUNKS]),
+        (
+            find_gpus("t4", 1),
+            {"objective": {"kind": "contrastive", "chunk_size": 3, "gradient_cache": True}},
+            [CHECKPOINTS, ("objective.chunk_size", 1)],
+        ),
+        (
+            find_gpus("h100", 1),
+            {"objective": REVELA},
+            [CACHE, CHECKPOINTS, ("objective.language_model.activation_checkpointing", True), CHUNKS],
+        ),
+    ],
+)
+def test_what_saves_memory_is_proposed_the_cheapest_first(machines: Machines, changed: Any, expected: Any) -> None:
+    config = on_gpus(SimpleNamespace(asked=validate(TrainConfig, RUN | changed, "train")), machines)
+    found = list(command.remedies(config, machines))
+    words = [f"{key}={str(value).lower()}" for key, value in expected]
+    assert [said for said, _ in found] == [" ".join(words[:number]) for number in range(1, len(words) + 1)]
+    for number, (_, settings) in enumerate(found, start=1):
+        dumped = settings.model_dump()
+        assert [(key, reduce(getitem, key.split("."), dumped)) for key, _ in expected[:number]] == expected[:number]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "told"),  # GiB that a step holds at the peak, with each thing more that saves memory
+    [
+        ([20], ["  It fits: with CUDA's own and the allocator's gaps 23.0 of 23 GiB."]),
+        (
+            [21, 20.5, 20],
+            [
+                "  It doesn't fit: with CUDA's own and the allocator's gaps 24.1 of 23 GiB. With",
+                "    objective.gradient_cache=true: 23.6 GiB",
+                "    objective.gradient_cache=true activation_checkpointing=true: 23.0 GiB, which fits",
+            ],
+        ),
+        (
+            [21, 21, 21, 21],
+            [
+                "  It doesn't fit: with CUDA's own and the allocator's gaps 24.1 of 23 GiB. With",
+                "    objective.gradient_cache=true: 24.1 GiB",
+                "    objective.gradient_cache=true activation_checkpointing=true: 24.1 GiB",
+                "    objective.gradient_cache=true activation_checkpointing=true objective.chunk_tokens=4096: 24.1 GiB",
+                "  What is left: smaller batches, shorter texts, an adapter (lora), larger GPUs.",
+            ],
+        ),
+    ],
+)
+def test_a_step_is_told_with_what_makes_it_fit(peaks: list[float], told: list[str], monkeypatch) -> None:
+    of_step = {"flops": 3.956e12, "launches": 1000, "sent": 1.5e9, "tokens": 4950}
+    held = {"weights": 2**30, "gradients": 2**30, "optimizer": 2**31}
+    costs = [
+        StepCost(**held, peak=peak * 2**30, **of_step, parameters=110e6, trained=86e6)  # type: ignore[arg-type]
+        for peak in peaks
+    ]
+    later = iter(costs[1:])
+    monkeypatch.setattr(command, "step_cost", lambda *_: next(later))
+    stage: Any = SimpleNamespace(asked=validate(TrainConfig, RUN, "train"))
+    machines = replace(find_gpus("h100", 1), gib=23)
+    each = Estimate(stage, Size(rows=8), step=costs[0], steps=1234)
+    assert list(command._of_training("model", each, costs[0], machines)) == [
+        "",
+        f"model: {peaks[0]:.1f} GiB at the peak: weights 1.0, gradients 1.0, optimizer states 2.0, activations"
+        f" {peaks[0] - 4:.1f}.",
+        "  A step on each GPU: 3.96 TFLOP, 1,000 launches, 1.5 GB sent, 4,950 tokens; arithmetic 0.01 s, launches 0.014"
+        " s, tokenizing 0.005 s. 1,234 steps.",
+        "  110 million weights, 86 million trained, bfloat16 autocast.",
+        *told,
+    ]

@@ -6,23 +6,40 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
+from pipelines.formats.sources import AnySource
 from raytriever.settings.configuration import validate
 from raytriever.stages.cost import Size
+from retrieval.collections.collection import StoredCollection
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.small_run import make_collection
+from tests.unit.trainers.chunk_batches import store_chunk_batches
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
 from trainers.estimate.machines import find_gpus
-from trainers.estimate.made_up import Shape, outlined_objective
-from trainers.estimate.recipe import Estimating, estimate_of_run, shape_of, stored_size
+from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective, token_counts
+from trainers.estimate.recipe import (
+    EncoderCost,
+    Estimating,
+    embedding_causes,
+    estimate_of_run,
+    joined,
+    published_size,
+    shape_of,
+    stored_size,
+)
 from trainers.estimate.step import StepCost, count_step, fake_objective, step_cost
+from trainers.jobs.score import Score, ScoreConfig
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.worker import log_estimate
+from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.run_settings import RunSettings
 from trainers.training_run import place
 
@@ -178,3 +195,98 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
     assert batch.document_bytes == round(sum(len(text.encode()) for text in texts) / 4)
+
+
+def test_what_is_counted_of_a_computation() -> None:
+    with Counting() as counting:
+        left = torch.ones(4, 8)
+        product = left @ left.view(8, 4)
+        room = torch.empty(16)
+    assert (counting.flops, counting.launches) == (2 * 4 * 8 * 4, 2)
+    assert counting.alive == counting.peak == left.nbytes + product.nbytes + room.nbytes
+    del product
+    assert counting.alive == left.nbytes + room.nbytes
+    assert (counting.mark(), counting.mark()) == (256, 192)
+
+
+def test_made_up_texts_are_of_the_shape_and_all_different() -> None:
+    counts = token_counts(1001, 80)
+    assert counts == token_counts(1001, 80) != sorted(counts)
+    assert np.mean(counts) == pytest.approx(80, rel=0.01)
+    assert np.std(np.log(counts)) == pytest.approx(0.5, rel=0.02)
+    assert min(token_counts(9, 0.1)) == 1
+    batches = MadeUpBatches(Shape(6, 3, 5, hard_negatives=2, candidates=4), 2, ContrastiveSettings())
+    rows = [row for index in range(2) for row in batches.read(0, index).to_pylist()]
+    texts = [text for row in rows for text in (row["query"], row["document"], *row["hard_negatives"])]
+    assert sorted(int(text.split()[0]) for text in texts) == list(range(2 * 6 * 4))
+    assert [len(row["query"].split()) for row in rows[:6]] == token_counts(6, 3)
+    documents = [row["document"] for row in rows[:6]] + [text for row in rows[:6] for text in row["hard_negatives"]]
+    assert [len(text.split()) for text in documents] == token_counts(18, 5)
+    assert {len(row[name]) for row in rows for name in ("hard_negatives", "hard_negative_scores")} == {2}
+    assert [row["candidate_relevance"] for row in rows] == [[1, 0, 0, 0]] * 12
+    assert {len(row["candidate_rows"]) for row in rows} == {4}
+    assert len({tuple(row["candidate_rows"]) for row in rows}) == 12
+
+
+def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path, tmp_path: Path) -> None:
+    batches = store_chunk_batches(tmp_path / "chunks", epochs=2)  # of 3 batches of 4
+    values = {"batches": batches, "language_model": {"model": str(models / "lm")}, "output": str(tmp_path / "made")}
+    stage, h100 = Score(validate(ScoreConfig, values, "score")), find_gpus("h100", 1)
+    found = []
+    for machines in (h100, find_gpus("h100", 2), replace(h100, peak=1e-9), replace(h100, peak=2e-9)):
+        estimating = Estimating({"score": stage}, machines)
+        estimating.add("score")
+        found.append(estimating.found["score"])
+    assert [list(each.causes) for each in found] == [["launches"]] * 2 + [["arithmetic"]] * 2
+    assert found[0].seconds == pytest.approx(2 * found[1].seconds)
+    assert found[2].seconds == pytest.approx(2 * found[3].seconds)
+    launches = found[0].seconds / (2 * 3) / (2 * 4) / 14e-6
+    assert launches == pytest.approx(round(launches), abs=1e-6)
+    assert {each.made.disk for each in found} == {4 * 2 * 3 * 4 * 4}
+    assert found[0].peak > 0
+
+
+def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
+    one = Size(documents=3, document_bytes=10, splits={"a": (1, 2)}, disk=5)
+    other = Size(documents=2, rows=7, splits={"b": (3, 4)}, disk=6)
+    together = Size(documents=3, document_bytes=10, rows=7, splits={"a": (1, 2), "b": (3, 4)}, disk=11)
+    assert joined([one, other]) == together
+    sources = {
+        "a": {"kind": "mteb", "path": f"hf://datasets/mteb/nfcorpus@{'0' * 40}"},
+        "b": {"kind": "trec", "path": "data/msmarco", "documents": "d", "qrels": {"dev": "q"}},
+        "c": {"kind": "beir", "path": "data/own"},
+    }
+    source = TypeAdapter[Any](AnySource).validate_python({"kind": "sources", "sources": sources})
+    found = published_size(SimpleNamespace(source=source))
+    splits = {"test": (323, 323), "dev": (55_578, 59_273)}
+    expected = Size(3_633 + 8_841_823, 56 * 6, 6 * 6, splits)
+    assert found == replace(expected, disk=expected.texts)
+    assert expected.texts == (3_633 + 8_841_823) * 336 + (323 + 55_578) * 36
+    made = StoredCollection(make_collection(tmp_path))
+    texts = made.rows_of("documents").read(["text"])["text"].to_pylist()
+    of_text = sum(map(len, texts)) / len(texts)
+    held = Size(54, of_text, 7 + 44 / 54, {"train": (48, 48), "test": (6, 6)}, disk=made.bytes)
+    assert stored_size(made.uri, one) == held
+
+
+@pytest.mark.parametrize(
+    ("files", "of_token", "workers", "cause", "seconds"),
+    [
+        (8, 1e-6, 1, "tokenizing", 1.65495),  # by two threads
+        (8, 2e-6, 1, "GPUs", 3.2768),
+        (8, 2e-6, 8, "the longest task", 26.2144),  # eight on a GPU take eight times as long, and are too many
+        (64, 1e-9, 8, "tokenizing", 2.20660),  # by one core and a half
+    ],
+)
+def test_embedding_is_bound_by_its_slower_half(
+    files, of_token: float, workers: int, cause: str, seconds: float
+) -> None:
+    texts = files * 16_384  # of a hundred tokens, vectors of a hundred numbers
+    found = embedding_causes([(texts, 460)], EncoderCost(of_token, 100), find_gpus("h100", 8), workers)
+    assert found == pytest.approx({"one task": 5, cause: seconds, "a node's reading": texts * 660 / 2e9}, rel=1e-4)
+
+
+def test_a_peak_is_weights_gradients_states_and_what_is_left() -> None:
+    cost = StepCost(2**30, 2**29, 2**31, 2**32, *[0] * 6)
+    assert cost.parts == "weights 1.0, gradients 0.5, optimizer states 2.0, activations 0.5"
+    assert replace(cost, peak=2**30).parts.endswith("activations 0.0")
