@@ -220,7 +220,7 @@ def _smaller(name: str, config: Any) -> dict[str, Any]:
 
 
 def _shorter(config: RunSettings) -> dict[str, Any]:
-    """A run of two steps, seen by nobody."""
+    """A run of a few steps, seen by nobody."""
     training = config.training
     wanted: dict[str, Any] = {"training.max_steps": _STEPS}
     for name in ("epochs", "batches_per_step"):
@@ -231,8 +231,8 @@ def _shorter(config: RunSettings) -> dict[str, Any]:
     if training.optimizer.kind == "adamw_8bit" and not find_spec("bitsandbytes"):
         wanted["training.optimizer.kind"] = "adamw"
     then = getattr(config.validation, "then", None)
-    if then is not None and then.after_epoch >= _MOST:
-        wanted["validation.then.after_epoch"] = 1
+    if then is not None:
+        wanted |= {"validation.then.after_epoch": 1, "training.max_steps": _STEPS * _MOST}  # two epochs of two batches
     return wanted
 
 

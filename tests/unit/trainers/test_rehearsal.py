@@ -103,7 +103,7 @@ def test_splits_that_batches_are_made_of_fill_them() -> None:
     pairs = [PairsConfig(**values), PairsConfig(**values | {"split": ("test", "own")})]
     packing = PackConfig(pairs="p", output="o", packing={"batch_size": 200, "order": "random"})
     assert _sizes(pairs)[1] == Size(packed=frozenset({"dev", "test", "own"}))
-    assert _sizes([packing])[1] == Size(documents=250, training_queries=250)
+    assert _sizes([packing])[1] == Size(documents=500, training_queries=500)  # two batches, and a quarter more
     train = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": {"kind": "contrastive"}}
     stepped = TrainConfig.model_validate(train | {"training": {"batches_per_step": 3}})
     assert _sizes([packing, stepped])[1] == Size(documents=750, training_queries=750)
