@@ -181,6 +181,7 @@ def test_wrong_files_are_named(tmp_path: Path, name: str, content: str, message:
 
 
 def test_the_columns_of_documents_are_checked() -> None:
+    assert trec.TrecFiles(path="x", documents=("x",), document_columns=("id", "text"))
     for columns in (["text"], ["id"], ["id", "text", "text"], ["id", "body"]):
         with pytest.raises(ValidationError, match="document_columns"):
             trec.TrecFiles(path="x", documents=("x",), document_columns=tuple(columns))  # type: ignore[arg-type]
@@ -237,6 +238,7 @@ def test_documents_stand_between_doc_tags(tmp_path: Path) -> None:
 
 <TEXT>
 BACKGROUND : One <b>line</b>.
+
   Another & more.
 </TEXT>
 
@@ -257,10 +259,10 @@ lines</P></HEADLINE>
 <DOCNO>4</DOCNO>
 </DOC>"""
     assert documents(tmp_path, text) == [
-        (2, "283040", "A trial: p < 0.05", "BACKGROUND : One <b>line</b>.\n  Another & more."),
-        (15, "LA-1", "Two\nlines", "first\nsecond"),
-        (25, "3", "", "all in one line"),
-        (26, "4", "", ""),
+        (2, "283040", "A trial: p < 0.05", "BACKGROUND : One <b>line</b>.\n\n  Another & more."),
+        (16, "LA-1", "Two\nlines", "first\nsecond"),
+        (26, "3", "", "all in one line"),
+        (27, "4", "", ""),
     ]
     assert documents(tmp_path, "\n\n") == []
     records = marked_up_records(tmp_path, "<DOC><DOCNO>1</DOCNO></DOC>\nbroken")
