@@ -118,7 +118,7 @@ def test_of_an_artifact_all_files_are_read(tmp_path: Path, points: list[dict[str
     artifact = Artifact(make_artifact(tmp_path / "new", "model", {}, facts, files, 1))
     assert "examples/s" not in tables_of(training_section_of(artifact))[1].caption  # without a log
     timed = [evaluation | {"seconds": 5.0} for evaluation in evaluations]
-    (tmp_path / "new" / "log.jsonl").write_text(lines([*points, *timed]))
+    (tmp_path / "new" / "log.jsonl").write_text(lines([*timed, *points]))
     section = training_section_of(artifact)
     validation, steps, _ledger = tables_of(section)
     assert rows_of(validation)["time in validation"] == ["5.0 s", "15.0 s", "30.0 s"]
