@@ -151,6 +151,16 @@ def test_a_folder_that_contradicts_itself_is_read_as_elsewhere_and_told(
     assert not logged  # an export says everything once
 
 
+def test_a_length_that_tokenizer_and_model_just_take_is_no_contradiction(tmp_path: Path, logged: list[str]) -> None:
+    files = {
+        "tokenizer_config.json": {"model_max_length": 20},
+        "config.json": {"max_position_embeddings": 20},
+        "sentence_bert_config.json": {"max_seq_length": 20},
+    }
+    assert load_tiny(disagreeing("llama", tmp_path / "model", files)).contract.max_length == 20
+    assert not logged
+
+
 def test_learned_positions_end_texts_and_the_front_is_kept(tmp_path: Path, logged: list[str]) -> None:
     files = {
         "tokenizer_config.json": {"truncation_side": "left"},
