@@ -1,6 +1,7 @@
 """What a step is estimated to hold, against what PyTorch allocates when the same step runs on real tensors."""
 
 import gc
+import json
 from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from pipelines.formats.sources import AnySource
+from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.settings.configuration import validate
 from raytriever.stages.cost import Size
 from retrieval.collections.collection import StoredCollection
@@ -25,6 +27,7 @@ from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate.counting import Counting
 from trainers.estimate.machines import find_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective, token_counts
+from trainers.estimate.outlines import outline
 from trainers.estimate.recipe import (
     EncoderCost,
     Estimating,
@@ -290,3 +293,21 @@ def test_a_peak_is_weights_gradients_states_and_what_is_left() -> None:
     cost = StepCost(2**30, 2**29, 2**31, 2**32, *[0] * 6)
     assert cost.parts == "weights 1.0, gradients 0.5, optimizer states 2.0, activations 0.5"
     assert replace(cost, peak=2**30).parts.endswith("activations 0.0")
+
+
+@pytest.mark.parametrize("found_in", ["mirror", "cache"])
+def test_a_models_configuration_is_that_of_the_mirror_or_else_of_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found_in: str
+) -> None:
+    name = f"own/{tmp_path.name}"  # outlines are made once a process
+    cached = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
+    for folder, layers in ((tmp_path / "mirror" / "models" / name, 1), (cached / "snapshots" / "abc", 2)):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "bert", "num_hidden_layers": layers}))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    if found_in == "mirror":
+        monkeypatch.setenv(HUB_MIRROR, str(tmp_path / "mirror"))
+    found = json.loads((outline(name).path / "config.json").read_text())
+    assert found["num_hidden_layers"] == {"mirror": 1, "cache": 2}[found_in]
