@@ -247,11 +247,9 @@ class PythonFunctionsFormat(Format):
                 dropped["modules_that_do_not_parse"] += 1
         kept = [function for function in functions if len(function.query.split()) >= self._config.minimum_query_words]
         dropped["functions_with_a_short_query"] = len(functions) - len(kept)
-        limit = self._config.limit
-        if limit is not None and limit < len(kept):
-            dropped["functions_beyond_the_limit"] = len(kept) - limit
-            chosen = set(sorted(kept, key=lambda function: _hash(function.id))[:limit])
-            kept = [function for function in kept if function in chosen]
+        chosen = set(sorted(kept, key=lambda function: _hash(function.id))[: self._config.limit])
+        dropped["functions_beyond_the_limit"] = len(kept) - len(chosen)
+        kept = [function for function in kept if function in chosen]
         self.left_out = +dropped
         modules = {function.module for function in kept}
         held_out = [module for module in modules if is_held_out(module, self._config.held_out)]
