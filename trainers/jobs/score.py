@@ -141,9 +141,7 @@ class Score(ModelStage[ScoreConfig]):
         """The chunks as contexts, with what begins a text and the separator, and as targets, their tokens alone."""
         limit = self.config.language_model.max_length
         targets = tokenizer(texts, add_special_tokens=False, truncation=True, max_length=limit)["input_ids"]
-        behind = (
-            tokenizer(self.config.separator, add_special_tokens=False)["input_ids"] if self.config.separator else []
-        )
+        behind = tokenizer(self.config.separator, add_special_tokens=False)["input_ids"]
         contexts = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
         if tokenizer.eos_token_id is not None:  # no end of the text before the target
             contexts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in contexts]

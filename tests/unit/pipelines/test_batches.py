@@ -71,6 +71,19 @@ def test_batches_are_read_in_any_order(place: str, layout: Layout) -> None:
         assert found.equals(batch(epoch, index, layout))
 
 
+def test_numbers_are_as_wide_as_large_batches_and_collections_ask_for() -> None:
+    integers, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
+    expected = {
+        "masked": integers, "cluster": pa.int32(), "positive_score": pa.float32(), "hard_negative_scores": floats,
+        "number": pa.int32(), "candidate_rows": pa.list_(pa.int64()), "candidate_relevance": integers,
+        "candidate_scores": floats,
+    }  # fmt: skip
+    columns = {column.name: column.type for layout in LAYOUTS.values() for column in layout.columns}
+    assert {
+        name: kind for name, kind in columns.items() if kind not in (pa.string(), pa.list_(pa.string()))
+    } == expected
+
+
 def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.batches._OPEN_FILES", 2)
     reader = make(str(tmp_path / "b"))
