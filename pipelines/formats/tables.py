@@ -1,12 +1,13 @@
 """Rows with named columns, streamed: files of JSON (lines or one list), CSV, TSV or parquet as one table.
 
 Text files may be packed (``.gz``, ``.zst``). CSV is read as RFC 4180 says, but semicolons or tabs may stand for the
-commas: whichever the first line has most of. TSV is written in two ways, and ``quotes`` says which. True: fields may be
-enclosed in quotes as in CSV. False: a quote is a character like any other. None: a field that begins with a quote is
-refused.
+commas: whichever the first line has most of outside of quotes. TSV is written in two ways, and ``quotes`` says which.
+True: fields may be enclosed in quotes as in CSV. False: a quote is a character like any other. None: a field that
+begins with a quote is refused.
 """
 
 import csv
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -167,7 +168,8 @@ class FileTable:
         csv.field_size_limit(_LONGEST_FIELD)  # the module's own limit is below the length of some documents
         texts = (f"{text}\n" for _, text in lines)
         first = next(texts, "")
-        delimiter = "\t" if is_tsv else max(",;\t", key=first.count)  # a comma where all are equal
+        # a comma where all are equal; what is enclosed in quotes separates nothing
+        delimiter = "\t" if is_tsv else max(",;\t", key=re.sub('"[^"]*"', "", first).count)
         reader = csv.reader(chain([first], texts), delimiter=delimiter, strict=True)
         place = Place(self._folder.describe(name), 1)
         try:

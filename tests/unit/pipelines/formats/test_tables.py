@@ -107,6 +107,7 @@ def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent
 @pytest.mark.parametrize(("content", "rows"), [
     ("id,text\n1,x; y; z\n", [("1", "x; y; z")]),
     ("id;text\n1;x, y, z\n", [("1", "x, y, z")]),
+    ('"a; b; c",id,text\n0,1,"x; y"\n', [("1", "x; y")]),  # what is enclosed separates nothing
     ('id\ttext\r\n1\t"x\ty; z"\r\n', [("1", "x\ty; z")]),
     ("\ufeffid;text;a,b\n1;x;y\n", [("1", "x")]),
     ("text;x,id\ny,1\n", None),
