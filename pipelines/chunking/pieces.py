@@ -13,7 +13,7 @@ from retrieval.words import Offsets, TextWords
 
 
 def _none() -> Offsets:
-    return np.array([], np.int64)
+    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)

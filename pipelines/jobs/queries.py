@@ -214,11 +214,11 @@ class ExamplesStage(Stage[Config], Generic[Config]):
         for record in records:
             counts.update(record.counts)
             dropped.update(record.dropped)
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "nothing left out"
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
         if not counts["queries"]:
             raise Unfinishable(
                 f"No query of kind '{self.made_by}' can be made from the documents of {self.config.collection}:"
-                f" {reasons}. Choose another kind, or other settings of it."
+                f" {reasons or 'it is empty'}. Choose another kind, or other settings of it."
             )
         tests = OWN_QUESTIONS if self._questions else "queries made of held-out documents" * bool(self.config.held_out)
         wanted = {self.config.split: True, HELD_OUT_SPLIT: tests, VALIDATION_SPLIT: self.config.validation}
@@ -227,7 +227,8 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                 raise Unfinishable(
                     f"{counted(counts[_SOURCES], 'source document')} can't fill the splits: no query is left"
                     f" for '{split}'. Give more documents, or lower held_out and validation. They gave"
-                    f" {counts['queries']:,} of kind '{self.made_by}' ({reasons}); another kind may give more."
+                    f" {counts['queries']:,} of kind '{self.made_by}' ({reasons or 'nothing left out'}); another kind"
+                    " may give more."
                 )
         return {"made_by": self.made_by, "tested_on": tests}
 

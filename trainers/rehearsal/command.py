@@ -253,8 +253,12 @@ def _tell(recipe: str, stages: Stages, values: Mapping[str, Any]) -> None:
 def _write_toys(part: Part) -> None:
     """Data and models; made anew, they are the same."""
     small, large = _sizes([stage.config for stage in part.stages.values()])
-    sized = [stage for stage in part.stages.values() if any(_numbers(stage.config))]
-    filling = [maker for stage in sized for maker in _ancestors(stage, part.stages)]
+    filling = [
+        maker
+        for stage in part.stages.values()
+        if any(_numbers(stage.config))
+        for maker in _ancestors(stage, part.stages)
+    ]
     for name, source in part.sources.items():
         write_toy(source, _toys_of(part.recipe, name), large if part.stages[name] in filling else small)
     texts = [document.text for document in make_documents("vocabulary", Size())]

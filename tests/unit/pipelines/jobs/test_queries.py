@@ -122,6 +122,7 @@ def test_a_perfect_run_measures_one_by_every_convention(tmp_path: Path, settings
      "would have the id 'query:a', but ids of the queries made here begin with 'qu"),
     ([("a", "", "Text."), ("b", "", "Text.")],
      r"No query of kind 'title' can be made .*: 2 documents without a title\."),
+    ([], r"No query of kind 'title' can be made from the documents of .*: it is empty\."),
 ])  # fmt: skip
 def test_what_gives_no_collection_is_refused_with_the_reasons(tmp_path: Path, rows: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
