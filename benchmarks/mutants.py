@@ -14,6 +14,7 @@ survivors that are equivalent to the source, each with the reason; they count ne
 import argparse
 import ast
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -36,6 +37,10 @@ from benchmarks.house import PACKAGES, ROOT
 ANSWERED = Path(__file__).with_suffix("").with_name("mutants_answered.json")
 NEAREST_SECONDS, AREA_SECONDS = 180, 600
 KILLED, SURVIVED, OPEN = "killed", "survived", "open"
+_LIBRARIES = (
+    "datasets", "faiss", "hypothesis", "peft", "pyarrow.parquet", "pydantic", "pytest", "safetensors.torch",
+    "scipy.sparse", "sentence_transformers", "torch", "transformers.models.bert.modeling_bert", "typer",
+)  # fmt: skip  # loaded once for all mutants: most tests take less time
 _SLOW_TESTS = ("tests/cluster/", "tests/gpu/", "tests/peers/")  # start Ray, need a GPU, need other projects
 _OF_EVERYTHING = (
     "tests/unit/test_every_seed.py",
@@ -318,11 +323,13 @@ def drawn(sources: Sequence[Source], count: int, seed: int, operators: Collectio
 
 def nearest_tests(path: str, tests: dict[str, str]) -> list[str]:
     """Test files of the module's name, then those that import it, the shortest first. ``tests``: text by path."""
-    place = Path(path)
+    place = Path(path).parent if path.endswith("/__init__.py") else Path(path)
     module, parent = ".".join(place.with_suffix("").parts), ".".join(place.parent.parts)
     named = [name for name in tests if re.fullmatch(f"test_{re.escape(place.stem)}(_.*)?[.]py", Path(name).name)]
     named = [name for name in named if str(place.parent).split("/")[-1] in name]
-    imports = re.compile(rf"(from|import) {re.escape(module)}\b|from {re.escape(parent)} import .*\b{place.stem}\b")
+    imports = re.compile(
+        rf"(from|import) {re.escape(module)}\b(?![.])|from {re.escape(parent)} import .*\b{place.stem}\b"
+    )
     importing = [name for name, text in tests.items() if imports.search(text) and name not in named]
     return [*named, *sorted(importing, key=lambda name: len(tests[name]))]
 
@@ -355,6 +362,9 @@ class Trial:
                 shutil.copy2(ROOT / name, self.tree / name)
         self.tests = test_files(self.tree)
         self._failing: dict[str, bool] = {}  # without any mutant, of those that killed one
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload(list(_LIBRARIES))
 
     def run(self, mutant: Mutant) -> tuple[str, str]:
         """What became of the mutant, and by which test."""
@@ -388,18 +398,32 @@ class Trial:
     def _pytest(self, arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
         """The exit code, None where it took too long, and the first test that failed, none where pytest names none."""
         options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--no-header", "-rfE", "--tb=no"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *arguments], cwd=self.tree, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": str(self.tree)},
-        )  # fmt: skip
-        try:
-            shown, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        shown = self.tree.with_name("shown")
+        process = self._processes.Process(target=_run_pytest, args=(self.tree, [*options, *arguments], shown))
+        process.start()
+        process.join(seconds)
+        if process.exitcode is None:
+            os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
             return None, ""
-        failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", shown, re.MULTILINE)
-        return process.returncode, failed[1] if failed else ""
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", shown.read_text(), re.MULTILINE)
+        return process.exitcode, failed[1] if failed else ""
+
+
+def _run_pytest(tree: Path, arguments: list[str], shown: Path) -> None:
+    """In a process of its own, which has the libraries and nothing of the tree."""
+    os.setsid()
+    output = os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    os.environ["PYTHONPATH"] = str(tree)
+    import pytest
+
+    code = pytest.main(arguments)
+    print(flush=True)
+    os._exit(code)
 
 
 class _Planted:

@@ -13,7 +13,7 @@ from pipelines.filtering.false_negatives import pair_keys
 from pipelines.filtering.hard_negatives import NegativeLists, TeacherScores, TooFew
 from pipelines.filtering.pair_batches import TEXT_ROWS
 from pipelines.jobs.lookups import map_array
-from pipelines.jobs.pairs import DOCUMENTS, QUERIES
+from pipelines.jobs.pairs import WITH_QUERIES
 from pipelines.mining.candidates import CANDIDATES, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.pairs import read_pairs
@@ -49,12 +49,11 @@ MINED = """
         FROM read_parquet($files)
     ) WHERE relevance IS NULL OR relevance < $minimum
 """
-JUDGMENTS = "CREATE TABLE judgments AS FROM stream WHERE split = $split AND relevance <= 0"
-JUDGED = """
-    INSERT INTO listed
-    SELECT queries.row, documents.row, 1, judgments.row
-    FROM judgments JOIN queries ON queries.id = query_id JOIN documents ON documents.id = document_id
+JUDGMENTS = """
+    CREATE TABLE judgments AS
+    SELECT query_id, document_id, row AS place FROM stream WHERE split = $split AND relevance <= 0
 """
+JUDGED = "INSERT INTO listed SELECT query_row, row, 1, place FROM with_queries JOIN stream ON id = document_id"
 IN_ORDER = "SELECT query_row, document_row FROM listed ORDER BY query_row, place"
 IN_TURN = """
     WITH turns AS (
@@ -106,9 +105,8 @@ def make_negatives(
         db.run(MINED, files=files, minimum=mined.minimum_relevance)
     if judged:
         db.load(JUDGMENTS, *numbered_rows(collection, "judgments/"), split=judged)
-        db.load(QUERIES, *numbered_rows(collection, "queries/", "id"))
-        db.load(DOCUMENTS, *numbered_rows(collection, "documents/", "id"))
-        db.run(JUDGED)
+        db.load(WITH_QUERIES, *numbered_rows(collection, "queries/", "id"))
+        db.load(JUDGED, *numbered_rows(collection, "documents/", "id"))
         if not db.rows("SELECT 1 FROM judgments LIMIT 1"):
             raise UserError(
                 f"Split '{judged}' of {collection.uri} judges no document with a relevance of 0 or less, so it has no"

@@ -38,7 +38,7 @@ from raytriever.errors import UserError
 from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
-from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
+from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart
 from retrieval.indexes.top_k import query_blocks
 from retrieval.rankings import StoredRanking
@@ -46,6 +46,7 @@ from retrieval.rankings import StoredRanking
 Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
 _EXAMPLES = 5
+_SECONDS_A_TEXT = 0.6e-6
 _JUDGED, _DISTINCT = "relations/judged.parquet", "relations/distinct.parquet"
 
 
@@ -113,28 +114,32 @@ class PairsConfig(StageConfig):
 
 JUDGMENTS = """
     CREATE TABLE judgments AS
-    SELECT query_id, document_id, (list_position($splits, split) - 1) * $judgments + row AS listed,
-        relevance >= $minimum AS is_pair
-    FROM stream
-    WHERE list_contains($splits, split) AND (relevance >= $minimum OR relevance >= 1)
+    SELECT query_id, document_id, place * $judgments + row AS listed, relevance >= $minimum AS is_pair
+    FROM stream JOIN (SELECT unnest($splits) AS name, generate_subscripts($splits, 1) - 1 AS place) ON name = split
+    WHERE relevance >= $minimum OR relevance >= 1
 """
-QUERIES = "CREATE TABLE queries AS FROM stream WHERE id IN (SELECT query_id FROM judgments)"
-DOCUMENTS = "CREATE TABLE documents AS FROM stream WHERE id IN (SELECT document_id FROM judgments)"
+WITH_QUERIES = """
+    CREATE TABLE with_queries AS
+    SELECT judgments.*, row AS query_row FROM judgments LEFT JOIN stream ON id = query_id
+"""
 JUDGED = """
     CREATE TABLE judged AS
-    SELECT query_id, document_id, domain, queries.row AS query_row, documents.row AS document_row, listed, is_pair
-    FROM judgments LEFT JOIN queries ON queries.id = query_id LEFT JOIN documents ON documents.id = document_id
+    SELECT query_id, document_id, domain, query_row, row AS document_row, listed, is_pair
+    FROM with_queries LEFT JOIN stream ON id = document_id
 """
 UNKNOWN = "SELECT {side}_id FROM judged WHERE {side}_row IS NULL ORDER BY listed LIMIT 1"
-ROWS_OF_PAIRS = "SELECT DISTINCT {side}_row AS row FROM judged WHERE is_pair ORDER BY row"
+ALL_PAIRS = "CREATE TABLE pairs AS SELECT * EXCLUDE (is_pair) FROM read_parquet($judged) WHERE is_pair"
 EQUAL_TEXTS = """
     CREATE TABLE equal_texts AS
-    SELECT judged.* EXCLUDE (is_pair), first_value(listed) OVER same AS first
-    FROM read_parquet($judged) AS judged
-    JOIN read_parquet($queries) AS queries ON queries.row = query_row
-    JOIN read_parquet($documents) AS documents ON documents.row = document_row
-    WHERE is_pair
-    WINDOW same AS (PARTITION BY queries.key, documents.key ORDER BY query_row, document_row, listed)
+    WITH keyed AS (
+        SELECT listed, query_row, document_row, queries.key AS query_key, documents.key AS document_key
+        FROM pairs JOIN read_parquet($queries) AS queries ON queries.row = query_row
+        JOIN read_parquet($documents) AS documents ON documents.row = document_row
+    ), repeated AS (SELECT query_key, document_key FROM keyed GROUP BY ALL HAVING count(*) > 1)
+    SELECT listed, first_value(listed) OVER same AS first
+    FROM keyed SEMI JOIN repeated USING (query_key, document_key)
+    WINDOW same AS (PARTITION BY query_key, document_key ORDER BY query_row, document_row, listed)
+    QUALIFY listed <> first
 """
 CANDIDATES = """
     WITH used AS (SELECT DISTINCT {side}_row AS row FROM pairs),
@@ -164,12 +169,13 @@ LATER_NEAR = """
         WINDOW alike AS (PARTITION BY query_near, document_near ORDER BY query_row, document_row, listed)
     ) WHERE listed <> first ORDER BY listed
 """
-REPEATS = """
+EXAMPLES = """
     SELECT later.query_id, later.document_id, earlier.query_id, earlier.document_id
-    FROM {later} AS later JOIN pairs AS earlier ON earlier.listed = later.first
-    WHERE later.listed <> later.first
+    FROM {repeats} JOIN pairs AS later ON later.listed = {repeats}.listed
+    JOIN pairs AS earlier ON earlier.listed = first
     ORDER BY later.query_row, later.document_row, later.listed LIMIT $most
 """
+NOT_REPEATED = "DELETE FROM pairs WHERE listed IN (SELECT listed FROM {repeats})"
 CROWDED = """
     SELECT listed, query_id, document_id FROM pairs
     QUALIFY count(*) OVER (PARTITION BY {side}_row) > $number ORDER BY listed
@@ -184,10 +190,6 @@ FOUND = "INSERT INTO found SELECT query_id, unnest(document_rows) AS document_ro
 NOT_FOUND = "DELETE FROM pairs WHERE listed NOT IN (SELECT listed FROM pairs JOIN found USING (query_id, document_row))"
 IN_ORDER = """
     SELECT query_id, document_id, domain, query_row, document_row FROM pairs ORDER BY query_row, document_row, listed
-"""
-COUNTS = "SELECT count(DISTINCT query_row), count(DISTINCT document_row) FROM pairs"
-POSITIVE = """
-    SELECT DISTINCT query_row, document_row FROM read_parquet($judged) ORDER BY query_row, document_row
 """
 
 
@@ -209,13 +211,13 @@ class Pairs(Stage[PairsConfig]):
             self._open_run(self.config.run)
 
     def cost(self, read: Size) -> Cost:
-        """One node joins and orders; before, in three fifths of the time, texts are hashed in parallel."""
+        """One node joins and orders; texts are hashed in parallel."""
         judged = [read.splits.get(split, (0, 0)) for split in self._splits()]
         most = self.config.documents_per_query
         pairs = sum(min(pairs, most * queries if most else pairs) for queries, pairs in judged)
         domains = read.domains if sum(read.domains) == pairs else (pairs,)
         made = replace(read, pairs=pairs, domains=domains, disk=20 * pairs)
-        return Cost(made, 3.9e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=2.9e-6 * pairs)
+        return Cost(made, 1.0e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=1.3e-6 * pairs)
 
     def phases(self) -> list[Phase]:
         """Judgments by row, keys of their texts if these are compared, texts that are near others, and pairs."""
@@ -227,6 +229,12 @@ class Pairs(Stage[PairsConfig]):
             phases.append(Phase("distinct", WHOLE, self._find_candidates))
             phases.append(Phase("near", stretches, self._compare))
         return [*phases, Phase("pairs", WHOLE, self._write_pairs, intermediate=False)]
+
+    def seconds_here(self, pending: list[Shard]) -> float:
+        """Seconds of hashing texts. MinHash takes as long as the default counts on."""
+        if self.config.duplicates.near != "off":
+            return super().seconds_here(pending)
+        return _SECONDS_A_TEXT * self.config.texts_per_shard * len(pending)
 
     def _stretches(self) -> list[Stretch]:
         collection, size = StoredCollection(self.config.collection), self.config.texts_per_shard
@@ -256,20 +264,28 @@ class Pairs(Stage[PairsConfig]):
                     f"No judgment has a relevance of {minimum} or more, so there are no pairs. Lower minimum_relevance"
                     " or choose another split."
                 )
-            db.load(QUERIES, *numbered_rows(collection, "queries/", "id"))
-            db.load(DOCUMENTS, *numbered_rows(collection, "documents/", "id", "domain"))
-            db.run(JUDGED)
+            db.load(WITH_QUERIES, *numbered_rows(collection, "queries/", "id"))
+            db.load(JUDGED, *numbered_rows(collection, "documents/", "id", "domain"))
             for part, side in _SIDES.items():
                 for (name,) in db.rows(UNKNOWN.format(side=side)):
                     raise UserError(
                         f"Judgments name {part} that are not in {self.config.collection}, such as {name!r}. Make the"
                         " collection again."
                     )
-                rows = [table["row"].to_numpy() for table in db.tables(ROWS_OF_PAIRS.format(side=side))]
-                writer.add_array(_rows_of(part), np.concatenate(rows))
+            for part, rows in self._rows_with_pairs(db, "judged WHERE is_pair").items():
+                writer.add_array(_rows_of(part), rows)
             db.write("FROM judged ORDER BY query_row, document_row, listed", writer.path(_JUDGED))
             writer.add(_JUDGED)
         return writer.commit()
+
+    def _rows_with_pairs(self, db: Relations, pairs: str) -> dict[TextPart, NDArray[np.int64]]:
+        """The rows of the queries and of the documents of some pairs, ascending."""
+        collection = StoredCollection(self.config.collection)
+        found = {part: np.zeros(collection.count(part), dtype=bool) for part in _SIDES}
+        for table in db.tables(f"SELECT query_row, document_row FROM {pairs}"):
+            for rows, has_pairs in zip(table.columns, found.values(), strict=True):
+                has_pairs[rows.to_numpy()] = True
+        return {part: np.flatnonzero(has_pairs) for part, has_pairs in found.items()}
 
     def _make_keys(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """A hash of each text of a stretch that pairs have, without its case and white space, and its buckets."""
@@ -282,7 +298,7 @@ class Pairs(Stage[PairsConfig]):
         table = pa.table({"row": rows, "key": np.concatenate(keys)})
         if settings.near != "off":
             table = table.append_column("buckets", pa.array(buckets, pa.list_(pa.uint64())))
-        writer.add_table(_table_of(writer.name), table)
+        writer.add_table(_table_of(writer.name), table, values_repeat=False)
         return writer.commit()
 
     def _own_rows(self, stretch: Stretch) -> NDArray[np.int64]:
@@ -308,18 +324,11 @@ class Pairs(Stage[PairsConfig]):
 
     def _make_distinct(self, db: Relations, tally: Tally) -> None:
         """The table ``pairs``, of equal ones the first alone where the others are to go."""
-        judged, settings = str(self._earlier("judged", _JUDGED)), self.config.duplicates
-        if not settings.needs_texts:
-            db.run(
-                "CREATE TABLE pairs AS SELECT * EXCLUDE (is_pair) FROM read_parquet($judged) WHERE is_pair",
-                judged=judged,
-            )
-            return
-        keys = {part: self._tables_of("texts", part) for part in _SIDES}
-        db.run(EQUAL_TEXTS, judged=judged, **keys)
-        kept = "WHERE first = listed" if settings.exact == "drop" else ""
-        db.run(f"CREATE TABLE pairs AS SELECT * EXCLUDE (first) FROM equal_texts {kept}")
-        _note_repeats(db, "equal_texts", "with both texts", "exact duplicates", tally, drop=settings.exact == "drop")
+        db.run(ALL_PAIRS, judged=str(self._earlier("judged", _JUDGED)))
+        if self.config.duplicates.needs_texts:
+            db.run(EQUAL_TEXTS, **{part: self._tables_of("texts", part) for part in _SIDES})
+            drop = self.config.duplicates.exact == "drop"
+            _leave_out_repeats(db, "equal_texts", "with both texts", "exact duplicates", tally, drop=drop)
 
     def _compare(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
         """The texts of a stretch that are similar to earlier ones, and of each the first that it is similar to."""
@@ -358,9 +367,9 @@ class Pairs(Stage[PairsConfig]):
             for number, table in enumerate(db.tables(IN_ORDER, config.rows_per_file)):
                 writer.add_table(f"pairs/{number:05d}.parquet", table.cast(SCHEMA).combine_chunks())
                 rows += len(table)
-            ((queries, documents),) = db.rows(COUNTS)
-            self._write_positives(db, writer)
-        tally.counts.update(queries=queries, documents=documents)
+            for part, found in self._rows_with_pairs(db, "pairs").items():
+                tally.counts[part] = len(found)
+        self._write_positives(writer)
         return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
 
     def _open_run(self, path: str) -> StoredRanking:
@@ -396,11 +405,8 @@ class Pairs(Stage[PairsConfig]):
         for later in db.tables(LATER_NEAR, 10_000):
             alike = later.select(["listed", "first"]).filter(pa.array(self._are_alike(later)))
             db.load("INSERT INTO near_repeats FROM stream", alike.schema, [alike])
-        db.run("CREATE VIEW near_pairs AS SELECT * FROM pairs JOIN near_repeats USING (listed)")
         drop = self.config.duplicates.near == "drop"
-        _note_repeats(db, "near_pairs", "with nearly both texts", "near duplicates", tally, drop=drop)
-        if drop:
-            db.run("DELETE FROM pairs WHERE listed IN (SELECT listed FROM near_repeats)")
+        _leave_out_repeats(db, "near_repeats", "with nearly both texts", "near duplicates", tally, drop=drop)
 
     def _are_alike(self, later: pa.Table) -> NDArray[np.bool_]:
         """Whether both texts of a pair are similar to those of the first with the same near ones, (pairs,).
@@ -418,12 +424,13 @@ class Pairs(Stage[PairsConfig]):
                 alike[place] = similarity(sets[int(own[place])], sets[int(first[place])]) >= threshold
         return alike
 
-    def _write_positives(self, db: Relations, writer: ShardWriter) -> None:
-        keys = list[NDArray[np.int64]]()
-        for table in db.tables(POSITIVE, judged=str(self._earlier("judged", _JUDGED))):
-            rows = (table[f"{side}_row"].to_numpy() for side in _SIDES.values())
-            keys.append(pair_keys(query_rows=next(rows), document_rows=next(rows)))
-        writer.add_array(POSITIVES, np.concatenate(keys))
+    def _write_positives(self, writer: ShardWriter) -> None:
+        keys = [np.empty(0, np.int64)]
+        judged = pq.ParquetFile(self._earlier("judged", _JUDGED))  # in order
+        for batch in judged.iter_batches(columns=["query_row", "document_row"]):
+            keys.append(pair_keys(query_rows=batch[0].to_numpy(), document_rows=batch[1].to_numpy()))
+        repeated = np.concatenate(keys)
+        writer.add_array(POSITIVES, repeated[np.diff(repeated, prepend=-1) != 0])
 
     def _earlier(self, phase: str, name: str) -> Path:
         """A file that a phase of one task has made."""
@@ -447,14 +454,18 @@ class Pairs(Stage[PairsConfig]):
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
 
 
-def _note_repeats(db: Relations, table: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:
-    """Counts the pairs that repeat the ``first`` of their kind, with the first of them as an example."""
-    ((count,),) = db.rows(f"SELECT count(*) FROM {table} WHERE listed <> first")
+def _leave_out_repeats(db: Relations, repeats: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:
+    """Counts the pairs that repeat the ``first`` of their kind, keeps some as examples, and leaves them out if wanted.
+
+    ``repeats``: a table of which pair repeats which, both by their ``listed``.
+    """
+    ((count,),) = db.rows(f"SELECT count(*) FROM {repeats}")
     tally.counts[f"pairs {how} of an earlier one"] = count
+    found = db.rows(EXAMPLES.format(repeats=repeats), most=_EXAMPLES)
+    tally.facts[reason.replace(" ", "_")] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
     if drop:
         tally.dropped[reason] = count
-    found = db.rows(REPEATS.format(later=table), most=_EXAMPLES)
-    tally.facts[reason.replace(" ", "_")] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
+        db.run(NOT_REPEATED.format(repeats=repeats))
 
 
 def leave_out_beyond(db: Relations, side: Side, number: int, choose: ChooseDocuments, tally: Tally) -> None:

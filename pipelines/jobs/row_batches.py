@@ -143,7 +143,7 @@ class RowBatches(Stage[Config]):
         """Each orders some groups, or, where training reads the order, all."""
         bounds = np.cumsum([0, *rows // self.grouping().batch_size]).tolist()
         task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // self.rows_of_an_order
-        groups = pairwise([*np.flatnonzero(np.diff(task, prepend=-2)).tolist(), len(rows)])
+        groups = pairwise([*np.unique(task, return_index=True)[1].tolist(), len(rows)])
         return [Order(epoch, (first, end), bounds[first], bounds[end], bounds[-1]) for first, end in groups]
 
     def _drawn(self, order: Order) -> NDArray[np.int64]:

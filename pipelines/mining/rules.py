@@ -250,9 +250,12 @@ def sampling_keys(seed: int, query_ids: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def folded_text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A hash of each text, equal for texts that differ only in case and white space; (texts,).
+    """64 bits of XXH3 for each text, equal for texts that differ only in case and white space; (texts,).
 
     By these, texts are compared in mining and within a batch. Across the batches of a step, training compares them
     exactly (``trainers.engine.draws.text_keys``).
     """
-    return string_hashes(" ".join(text.casefold().split()) for text in texts)
+    from xxhash import xxh3_64_intdigest  # here: build_batches works without it
+
+    folded = (" ".join(text.casefold().split()).encode("utf-8", "surrogatepass") for text in texts)
+    return np.fromiter(map(xxh3_64_intdigest, folded), np.uint64)

@@ -392,9 +392,9 @@ class ShardWriter:
         np.save(self.path(name), array)
         self.add(name)
 
-    def add_table(self, name: str, table: pa.Table) -> None:
-        """Puts a table into the artifact as parquet."""
-        pq.write_table(table, self.path(name), compression="zstd")
+    def add_table(self, name: str, table: pa.Table, *, values_repeat: bool = True) -> None:
+        """Puts a table into the artifact as parquet. Where no values repeat, dictionaries of them only take time."""
+        pq.write_table(table, self.path(name), compression="zstd", use_dictionary=values_repeat)
         self.add(name)
 
     def add_json(self, name: str, value: Any) -> None:

@@ -29,7 +29,7 @@ def take_texts(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.ChunkedAr
 def _take_block(chunks: Sequence[pa.Array], starts: NDArray[np.int64], rows: NDArray[np.int64]) -> pa.Array:
     if len(chunks) == 1:
         return chunks[0].take(pa.array(rows))
-    order = np.argsort(rows, kind="stable")
+    order = np.argsort(rows)
     ascending = rows[order]
     bounds = pairwise(np.searchsorted(ascending, starts).tolist())
     taken = [

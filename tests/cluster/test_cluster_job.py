@@ -78,8 +78,11 @@ def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, ex
     monkeypatch.setattr(parts, "PART_POINTS", 128)
     splits = count(1000 * number)  # a number of its own for each, by which workers know what they hold
 
+    chosen = workers._actors[:number]
+    assert len(chosen) == number
+
     def split(points):
-        return RayParts(points, workers._actors[:number], (0, next(splits)))
+        return RayParts(points, chosen, (0, next(splits)))
 
     for kind, values_expected in expected.items():
         assert values(clustered(stored(inputs), kind, split)) == values_expected, kind

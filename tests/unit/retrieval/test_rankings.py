@@ -15,8 +15,10 @@ from hypothesis.extra import numpy as arrays
 from pydantic import TypeAdapter, ValidationError
 
 from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import Tag, read_ranking_file, require_names, write_trec
+from retrieval.rankings import RankingFile, Tag, read_ranking_file, require_names, write_trec
+from tests.unit.retrieval.judged import make_collection, write_run_file
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
 
@@ -112,6 +114,18 @@ def test_runs_of_ms_marco_are_ordered_by_rank(tmp_path_factory, ranks):
     for query, scores in run.items():
         best = max(scores, key=scores.__getitem__)
         assert ranks[query][best] == min(ranks[query].values())
+
+
+def test_a_ranking_of_another_tool_by_the_rows_of_a_collection(tmp_path: Path) -> None:
+    collection = StoredCollection(make_collection(tmp_path))
+    path = write_run_file(tmp_path / "run.trec", {"q2": {"d3": 1e-4 + 1, "d1": 1 + 2e-4}, "q1": {"d5": 1.0}})
+    found = RankingFile(Path(path), collection)
+    assert found.query_ids() == ["q2", "q1"]
+    ids = found.document_ids().to_pylist()
+    assert [[ids[row] for row in rows if row >= 0] for rows in found.ranking().rows] == [["d1", "d3"], ["d5"]]
+    expected = np.array([[1 + 2e-4, 1 + 1e-4], [1.0, -np.inf]], dtype=np.float32)
+    np.testing.assert_array_equal(found.ranking().scores, expected)
+    assert found.ranking().scores.dtype == np.float32
 
 
 @pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])

@@ -21,7 +21,7 @@ from tests.unit.small_run import make, make_artifact
 ROWS = [
     ("a/b.md", "First", "# Head\n\nOne two three. Four five six.\n\n```\ncode\n```\n", "docs"),
     ("x", "", " \n", "docs"),
-    ("c.py", "", "def f():\n    return 1\n", "code"),
+    ("c.py", "", "# Top\nx = 1\n\n\ny = 2\n", "code"),
     ("", "Prose", "One two three four. Five six seven eight. Nine.", ""),
 ]
 
@@ -57,18 +57,19 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     shown = rows.select(["id", "source_id", "title", "domain", "number"]).to_pylist()
     assert [tuple(row.values()) for row in shown] == [
         ("a/b.md#0", "a/b.md", "First", "docs", 0), ("a/b.md#1", "a/b.md", "First > Head", "docs", 1),
-        ("c.py#0", "c.py", "", "code", 0), ("#0", "", "Prose", "", 0), ("#1", "", "Prose", "", 1),
+        ("c.py#0", "c.py", "", "code", 0), ("c.py#1", "c.py", "", "code", 1),  # its comment is no heading
+        ("#0", "", "Prose", "", 0), ("#1", "", "Prose", "", 1),
     ]  # fmt: skip
     texts = {row[0]: row[2] for row in ROWS}
     for row in rows.to_pylist():
         assert row["text"] == texts[row["source_id"]][row["start"] : row["end"]]
-    assert made.count("documents") == made.rows == 5
+    assert made.count("documents") == made.rows == 6
     assert made.count("queries") == made.count("judgments") == 0
     assert made.rows_of("queries").read(["id"]).num_rows == made.rows_of("judgments").read(["split"]).num_rows == 0
     assert pq.read_schema(made.path("queries/00000.parquet")).equals(QUERIES)
     assert made.manifest["dropped"] == {"documents without a text": 1}
     counts = made.manifest["counts"]
-    assert (counts["source_documents"], counts["words"]) == (3, 24)
+    assert (counts["source_documents"], counts["words"]) == (3, 28)
     assert [counts[f"sources_cut_as_{kind}"] for kind in ("markdown", "code", "sentences")] == [1, 1, 1]
     assert made.manifest["inputs"] == {"collection": source.fingerprint}
 

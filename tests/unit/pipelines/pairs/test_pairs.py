@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.pairs import Pairs, Side, Tally, leave_out_beyond
+from pipelines.jobs.pairs import Pairs, PairsConfig, Side, Tally, leave_out_beyond
 from pipelines.pairs.pairs import SCHEMA, ChooseDocuments, read_pairs, read_positives
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.relations import open_relations
-from raytriever.stages.stage import StageConfig
+from raytriever.settings.configuration import validate
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Shard, StageConfig
 from tests.unit.pipelines.jobs.made_up import collection_of, made_by, store
 from tests.unit.small_run import make_artifact
 
@@ -34,6 +36,14 @@ def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Tab
         collection = store(Path(folder) / "c", [pa.Table.from_pylist(documents)], list(queries), judged)
         values = {"collection": collection, "minimum_relevance": minimum_relevance, "duplicates": {"exact": "keep"}}
         return read_pairs(Artifact(made_by(Pairs, values | {"output": f"{folder}/pairs"})), SCHEMA.names)
+
+
+def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> None:
+    stretches, session = [Shard("", None, 0)] * 300, RaySession(2)
+    for near, most in (("off", 266), ("drop", 300)):
+        config = {"collection": "absent", "output": "pairs", "duplicates": {"near": near}}
+        stage = Pairs(validate(PairsConfig, config, "here"))
+        assert [stage.is_made_here(stretches[:number], session) for number in (most, 300)] == [True, most == 300]
 
 
 @settings(max_examples=15)

@@ -24,6 +24,7 @@ from retrieval.encoders.static import TokenTable, word_embeddings
 from retrieval.encoders.structure import place_module
 from retrieval.encoders.text_encoder import StaticEncoder, TextEncoder
 from retrieval.encoders.towers import load_towers
+from tests.unit.retrieval.encoders.contextual.made_up import module_cache
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
     copy_without_weights,
@@ -168,6 +169,21 @@ def test_what_the_folder_or_the_settings_say_of_a_table_counts(
     edited(tmp_path / "other" / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update(more))
     with pytest.raises(UserError, match=r"The tokenizer in .*other has .* tokens, but the model has embeddings of"):
         load_tiny(tiny_encoder, static=True, tokenizer=str(tmp_path / "other"))
+
+
+def test_a_tokenizers_own_code_is_run_where_it_is_trusted_and_nowhere_else(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "own"))
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    edited(folder / "tokenizer_config.json", lambda config: config.update(own))
+    (folder / "own.py").write_text("from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n")
+    for named in ({}, {"tokenizer": str(folder)}):
+        settings: dict[str, Any] = {"static": True} | named
+        with module_cache(tmp_path / "modules"):
+            assert type(load_tiny(folder, **settings, trust_remote_code=True).tokenizer).__name__ == "Own"
+        try:
+            assert type(load_tiny(folder, **settings).tokenizer).__name__ != "Own"
+        except UserError as error:
+            assert "can't be loaded" in str(error)
 
 
 ELSEWHERE = {"pooling": "cls", "projection": "linear", "append_eos": True, "attention": "eager", "head": "pooled"}
