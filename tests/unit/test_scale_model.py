@@ -132,7 +132,8 @@ def seconds_of(workload: Workload, factors: dict[str, float], cores: int) -> dic
 def test_the_measured_run_comes_back() -> None:
     """Ten million pairs of one domain on two cores: the table of docs/reports/scale.md."""
     seconds = seconds_of(Workload(domains=(10_000_000,), epochs=1), {}, cores=2)
-    for name, measured in {"pairs": 48, "cluster": 767, "pack": 144, "filter": 246}.items():
+    # of `pairs` 24 s, because one process hashes texts: it takes as long as starting Ray and hashing by two
+    for name, measured in {"pairs": 18, "cluster": 767, "pack": 144, "filter": 246}.items():
         assert seconds[name] == pytest.approx(measured, rel=0.04)
 
 
