@@ -58,7 +58,7 @@ def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.i
     is_word = np.asarray(pc.binary_length(words)) > 0  # a text of no words gives an empty one
     before = np.concatenate([[0], np.cumsum(is_word)])
     lengths = np.asarray(pc.list_value_length(lists), dtype=np.int64)
-    bounds = before[np.concatenate([[0], np.cumsum(lengths)])].astype(np.int64)
+    bounds = before[np.concatenate([[0], np.cumsum(lengths)])]
     return words.filter(pa.array(is_word)), bounds
 
 

@@ -92,7 +92,7 @@ def keep_domains(
             f"No domain has {smallest} {what}, and all together have {int(counts.sum())}, so no batch can be"
             f" filled. Lower {limit}, or bring more {what}."
         )
-    return groups.astype(np.int64)
+    return groups
 
 
 MERGED = "(merged)"

@@ -33,8 +33,8 @@ TextPart = Literal["documents", "queries"]
 SCHEMAS: dict[Part, pa.Schema] = {"documents": DOCUMENTS, "queries": QUERIES, "judgments": JUDGMENTS}
 
 _MOST_OPEN_FILES = 64
+_GROUPS_AT_ONCE = 8
 _BATCH_ROWS = 8192
-_GROUPS_AT_ONCE = 16
 _BATCH_CHARACTERS = 16 << 20  # at most 64 MiB of UTF-8, far below the 2 GiB that a string column can hold
 
 
@@ -112,7 +112,7 @@ class ParquetRows:
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """The given rows in the given order (repeats allowed); only the row groups that hold one are read."""
         distinct, place = np.unique(rows, return_inverse=True)
-        pieces = []
+        pieces = list[pa.Table]()
         bounds = np.searchsorted(distinct, self._starts)
         for file in np.flatnonzero(np.diff(bounds)).tolist():
             of_file = distinct[bounds[file] : bounds[file + 1]] - self._starts[file]
@@ -215,7 +215,7 @@ class StoredCollection(Artifact):
                 there = ", ".join(map(repr, sorted(table["domain"].unique().to_pylist())))
                 raise UserError(f"{self.uri} has no query of domain '{domain}'. Set 'domain' to one of {there}.")
             chosen &= of_domain
-        return np.flatnonzero(chosen).astype(np.int64)
+        return np.flatnonzero(chosen)
 
     def judgments(self, split: str) -> pa.Table:
         """The judgments of one split. Raises ``UserError`` naming the splits there are."""

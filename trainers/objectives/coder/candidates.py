@@ -82,7 +82,7 @@ def draw_others(pool: NDArray[np.int64] | int, own: NDArray[np.int64], wanted: i
     size = pool if isinstance(pool, int) else len(pool)
     chosen = generator.choice(size, size=min(size, wanted + len(own)), replace=False)
     drawn = chosen if isinstance(pool, int) else pool[chosen]
-    return drawn[~np.isin(drawn, own)][:wanted].astype(np.int64)
+    return drawn[~np.isin(drawn, own)][:wanted]
 
 
 def padded(lists: Sequence[CandidateList]) -> tuple[Tensor, Tensor]:

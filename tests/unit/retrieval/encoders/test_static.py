@@ -171,19 +171,20 @@ def test_what_the_folder_or_the_settings_say_of_a_table_counts(
         load_tiny(tiny_encoder, static=True, tokenizer=str(tmp_path / "other"))
 
 
-def test_a_tokenizers_own_code_is_run_where_it_is_trusted_and_nowhere_else(tiny_encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_tokenizers_own_code_is_run_where_it_is_trusted_alone(
+    tiny_encoder: Path, tmp_path: Path, is_named: bool
+) -> None:
     folder = Path(shutil.copytree(tiny_encoder, tmp_path / "own"))
     own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     edited(folder / "tokenizer_config.json", lambda config: config.update(own))
-    (folder / "own.py").write_text("from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n")
-    for named in ({}, {"tokenizer": str(folder)}):
-        settings: dict[str, Any] = {"static": True} | named
-        with module_cache(tmp_path / "modules"):
-            assert type(load_tiny(folder, **settings, trust_remote_code=True).tokenizer).__name__ == "Own"
-        try:
-            assert type(load_tiny(folder, **settings).tokenizer).__name__ != "Own"
-        except UserError as error:
-            assert "can't be loaded" in str(error)
+    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
+    (folder / "own.py").write_text(code)
+    settings: dict[str, Any] = {"static": True, "tokenizer": str(folder) if is_named else None}
+    with module_cache(tmp_path / "modules"):
+        for trust in (False, True):
+            encoder = load_tiny(folder, **settings, trust_remote_code=trust)
+            assert (type(encoder.tokenizer).__name__ == "Own") == trust
 
 
 ELSEWHERE = {"pooling": "cls", "projection": "linear", "append_eos": True, "attention": "eager", "head": "pooled"}

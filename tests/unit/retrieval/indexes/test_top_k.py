@@ -31,6 +31,9 @@ def test_order_of_every_kind_of_float() -> None:
     assert found.rows.tolist() == [[6, 8, 4, 9, 2, 0, 1, 3, 5, 7]]
     assert found.scores[0, 0] == np.float32(3e38)
     assert found.scores[0, -1] == np.float32(-3e38)
+    both = np.array([values, values[::-1]], dtype=np.float32)
+    near, far = (top_k.best_candidates(both, np.arange(20).reshape(2, 10) + first, 7) for first in (0, 2**40))
+    assert_same(far, Ranking(near.rows + 2**40, near.scores))
     scores = torch.tensor([-0.0, 0.0, -0.0])
     keys = exact_search.order_keys(scores, torch.arange(3))
     assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]

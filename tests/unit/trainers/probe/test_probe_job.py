@@ -99,6 +99,14 @@ def test_how_encoders_are_trained_shows_in_their_loss(
     assert loss_of(config_of(run, tiny_encoder, tmp_path, epochs=1, **change)) != usual_loss
 
 
+@pytest.mark.parametrize("start", ["random", "embeddings"])
+def test_a_random_start_is_another_for_each_seed(run, tiny_encoder: Path, tmp_path: Path, start: str) -> None:
+    untrained = {"start": start, "learning_rate": 1e-30, "epochs": 1}
+    made = Artifact(small_run.make(Probe(config_of(run, tiny_encoder, tmp_path, **untrained))))
+    one, other = made.read_json("trials.json")["ways"]["tour"]["of_seeds"]
+    assert (one != other) == (start == "random")
+
+
 def test_what_decides_and_what_it_is_for_are_the_users(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
     changes = {"measure": "RR@5", "significance_level": 0.9, "recipe": "finetune", "epochs": 1}
     stage = Probe(config_of(run, tiny_encoder, tmp_path, **changes))

@@ -241,3 +241,11 @@ def test_fresh_weights_are_those_of_the_seed() -> None:
     for name in ("null", "prompts.0.weight", "head.2.weight", "first_stage.dense.0.linear.weight"):
         torch.testing.assert_close(states[0][name], states[1][name], atol=0, rtol=0)
         assert (states[0][name] - states[2][name]).abs().max() > 1e-3
+
+
+def test_a_fresh_projection_is_that_of_the_seed(folder: Path) -> None:
+    settings = EncoderSettings(model=str(folder), projection="linear")
+    made = [load_towers(settings, folder, "f" * 64, fresh_seed=seed).document for seed in (1, 1, 2)]
+    one, same, other = (encoder.state_dict()["dense.0.linear.weight"] for encoder in made)
+    torch.testing.assert_close(one, same, atol=0, rtol=0)
+    assert (one - other).abs().max() > 1e-3
