@@ -1,10 +1,12 @@
 """Passage text and record batches; a stored collection's rows, texts and judgments, and when files are opened."""
 
+import io
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,31 +66,33 @@ def test_record_batches_are_bounded_and_made_while_rows_come(monkeypatch: pytest
     assert list(record_batches([], DOCUMENTS)) == []
 
 
-ROWS_PER_FILE = (3, 1, 4)
+ROWS_PER_FILE = (3, 1, 6)
+ROWS_PER_GROUP = (2, 1, 1, 2, 2, 2)
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
     documents = [{"id": f"d{n}", "title": "" if n % 2 else f"title {n}", "text": f"text {n}", "domain": "any"}
-                 for n in range(8)]  # fmt: skip
-    files = {
-        f"documents/{number:05d}.parquet": pa.Table.from_pylist(documents[start:stop], DOCUMENTS)
-        for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *ROWS_PER_FILE])))
-    }
+                 for n in range(10)]  # fmt: skip
+    files: dict[str, bytes | pa.Table] = {}
+    for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *ROWS_PER_FILE]))):
+        file = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(documents[start:stop], DOCUMENTS), file, row_group_size=2)
+        files[f"documents/{number:05d}.parquet"] = file.getvalue()
     queries = {"id": ["q0", "q1"], "text": ["what", "who"], "domain": ["", ""], "answers": [[], ["an answer", "ç"]]}
     files["queries/00000.parquet"] = pa.table(queries, QUERIES)
     judged = [("d1", 1, "test"), ("d2", 0, "test"), ("d1", 2, "train")]
     rows = [{"query_id": "q0", "document_id": d, "relevance": grade, "split": split} for d, grade, split in judged]
     files["judgments/00000.parquet"] = pa.Table.from_pylist(rows, JUDGMENTS)
     folder = tmp_path_factory.mktemp("stored") / "id=3"  # what looks like a partition is none
-    return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 8))
+    return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 10))
 
 
 def test_rows_are_numbered_through_the_files_and_read_as_an_encoder_does(stored: StoredCollection) -> None:
     rows = stored.rows_of("documents")
-    assert len(rows) == 8
-    assert rows.read(["id"])["id"].to_pylist() == [f"d{n}" for n in range(8)]
-    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+    assert len(rows) == 10
+    assert rows.read(["id"])["id"].to_pylist() == [f"d{n}" for n in range(10)]
+    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_GROUP)
     assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
     assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
     assert stored.texts("documents", np.array([2, 1]), with_title=False) == ["text 2", "text 1"]
@@ -97,9 +101,11 @@ def test_rows_are_numbered_through_the_files_and_read_as_an_encoder_does(stored:
 
 
 @settings(max_examples=30)
-@given(rows=st.lists(st.integers(0, 7), max_size=12))
-def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[int]) -> None:
-    taken = stored.rows_of("documents").take(np.array(rows, dtype=np.int64), ["text", "id"])
+@given(rows=st.lists(st.integers(0, 9), max_size=12), groups_at_once=st.integers(1, 3))
+def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[int], groups_at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collection, "_GROUPS_AT_ONCE", groups_at_once)
+        taken = stored.rows_of("documents").take(np.array(rows, dtype=np.int64), ["text", "id"])
     assert taken.column_names == ["text", "id"]
     assert taken["id"].to_pylist() == [f"d{n}" for n in rows]
     assert taken["text"].to_pylist() == [f"text {n}" for n in rows]
@@ -132,7 +138,7 @@ def test_files_are_opened_when_a_row_is_asked_for_and_few_stay_open(stored, monk
     with pytest.raises(UserError, match=r"has no absent\.parquet because another version .* Run its recipe again"):
         rows.take(np.array([4]), ["id"])
     with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, but its manifest says 2"):
-        ParquetRows(stored, names, [3, 2, 3]).take(np.array([4]), ["id"])
+        ParquetRows(stored, names, [3, 2, 5]).take(np.array([4]), ["id"])
     rows = stored.rows_of("documents")
     open_file = rows._file
     asked: list[int] = []
@@ -144,5 +150,5 @@ def test_files_are_opened_when_a_row_is_asked_for_and_few_stay_open(stored, monk
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     for wanted in ([7, 0, 3], [0], [5, 4]):
         assert rows.take(np.array(wanted), ["id"])["id"].to_pylist() == [f"d{n}" for n in wanted]
-    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_GROUP)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_files + 1
