@@ -2,7 +2,8 @@
 
 A mutant is the source with one expression or statement changed. A seed draws them, from each package and operator in
 turn. Each is planted in a copy of the tree and meets the nearest test files: those of its name, then those that import
-its module. If they pass, it meets its area: the tests of its folder, and all others that import something of it.
+its module. If they pass, it meets its area: the tests of its folder, and all others that import something of it, or a
+module that imports the mutant's.
 
 A test that kills is run without the mutant too. If it fails there, it is left out, and the mutant meets the others.
 Where tests run out of time, the mutant is killed if they pass without it in half of that time; else it stays open.
@@ -32,7 +33,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.house import PACKAGES, ROOT
+from benchmarks.house import PACKAGES, ROOT, arrows, source_files
 
 ANSWERED = Path(__file__).with_suffix("").with_name("mutants_answered.json")
 NEAREST_SECONDS, AREA_SECONDS = 180, 600
@@ -45,6 +46,7 @@ _SLOW_TESTS = ("tests/cluster/", "tests/gpu/", "tests/peers/")  # start Ray, nee
 _OF_EVERYTHING = (
     "tests/unit/test_every_seed.py",
     "tests/unit/test_every_setting.py",
+    "tests/unit/test_scale_model.py",
     "tests/unit/trainers/objectives/test_every_objective_setting.py",
     "tests/unit/retrieval/encoders/test_every_encoder_setting.py",
 )
@@ -335,13 +337,23 @@ def nearest_tests(path: str, tests: dict[str, str]) -> list[str]:
 
 
 def area_tests(path: str, tests: dict[str, str]) -> list[str]:
-    """All tests of the module's folder, others that import anything of it, and those of every setting and seed."""
-    folder = Path(path).parent
-    imports = re.compile(rf"(from|import) {re.escape('.'.join(folder.parts))}\b")
-    found = [name for name in tests if Path(name).parent == Path("tests/unit") / folder]
+    """All tests of the module's folder, others that import anything of it or a module that imports this one.
+
+    And those of every setting, seed and cost.
+    """
+    folder, module = Path(path).parent, ".".join(Path(path).with_suffix("").parts)
+    names = [rf"{re.escape(importer)}\b(?![.])" for importer, imported in _imports().items() if module in imported]
     if len(folder.parts) > 1:  # all import something of a package
-        found += [name for name, text in tests.items() if imports.search(text)]
+        names.append(rf"{re.escape('.'.join(folder.parts))}\b")
+    importing = re.compile(rf"(from|import) ({'|'.join(names)})") if names else re.compile(r"(?!)")
+    found = [name for name in tests if Path(name).parent == Path("tests/unit") / folder]
+    found += [name for name, text in tests.items() if importing.search(text)]
     return sorted({*found, *_OF_EVERYTHING} & tests.keys())
+
+
+@cache
+def _imports() -> dict[str, set[str]]:
+    return arrows(source_files())
 
 
 def test_files(root: Path) -> dict[str, str]:
