@@ -134,6 +134,19 @@ def test_the_null_vector_is_trained_where_something_reads_it(tiny_encoder: Path,
     assert ("query_encoder.null" in gradients) == (dropout > 0)
 
 
+def test_new_weights_are_those_of_the_trainings_seed(tiny_encoder: Path) -> None:
+    settings = EncoderSettings(model=str(tiny_encoder), pooling="mean")
+    made = []
+    for seed in (1, 1, 2):
+        run: Any = SimpleNamespace(training=SimpleNamespace(seed=seed), dropout=0.0)
+        towers = load_towers(settings, tiny_encoder, "f" * 64)
+        encoder = Contextual.prepare(ContextualSettings(), towers, run, {}).query
+        assert isinstance(encoder, ContextualEncoder)
+        made.append(encoder.null)
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
 def test_contexts_change_with_epoch_and_seed(tiny_encoder: Path) -> None:
     drawn = {}
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
