@@ -278,12 +278,17 @@ _NOT_COMPUTED = {"annotation", "returns", "decorator_list", "bases"}
 
 
 def computed(node: ast.AST) -> Iterator[ast.AST]:
-    """``node`` and all below it that computes: no annotation, docstring, import, default, or words for the user."""
+    """``node`` and all below it that computes: no annotation, docstring, import, default, or words for the user.
+
+    How much is handled at once changes speed and memory alone, so those constants are left out too.
+    """
     if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise | ast.JoinedStr | ast.arguments):
         return
     if isinstance(node, ast.Expr) and (_is_text(node.value) or ast.unparse(node.value).startswith(_SPOKEN)):
         return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Assign) and any(ast.unparse(name).endswith("_AT_ONCE") for name in node.targets):
         return
     if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Literal", "NDArray"):
         return

@@ -49,6 +49,7 @@ TESTS = {
     ("x = list[NDArray[np.float32]]", "", set()),
     ("raise ValueError(a - b)", "", set()),
     ("log.info(a - b)", "", set()),
+    ("_ROWS_AT_ONCE = 1 << 14", "", set()),
 ])  # fmt: skip
 def test_operators(line: str, operator: str, expected: set[str]) -> None:
     found = mutants_of(Source("trainers/x.py", line))
