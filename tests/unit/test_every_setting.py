@@ -223,7 +223,7 @@ COSTS: dict[str, tuple[float, int, float, dict[str, Any]]] = {
     "collect": (37.00011, 20, 0, {"disk": 126_881_428}),
     "chunk": (8.391629, 7, 0, {"documents": 524_476, "document_bytes": 576, "disk": 126_881_428}),
     "queries": (8.391629, 3_334, 0, {"query_bytes": 60, "splits": {"dev": (1_000_003, 1_000_003)}}),
-    "pairs": (0.0780429, 6, 0.0580319, {"pairs": 20_011, "domains": (20_011,), "disk": 400_220}),
+    "pairs": (0.020011, 6, 0.0260143, {"pairs": 20_011, "domains": (20_011,), "disk": 400_220}),
     "cluster": (54.62686, 2, 0, {"disk": 10_000_180}),
     "pack": (29.00052, 4, 0, {"batches": 125_002, "rows": 4, "epochs": 2, "disk": 20_000_360}),
     "filter": (73.50132, 81, 0, {"negatives": 4, "candidates": 0, "disk": 981_557_668}),

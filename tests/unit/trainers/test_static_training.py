@@ -17,6 +17,7 @@ from raytriever.errors import UserError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Stage
+from retrieval.encoders import specification
 from retrieval.encoders.towers import Towers
 from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
@@ -141,7 +142,8 @@ def run(stage: Stage[Any]) -> Artifact:
     return run_stage(stage, RaySession(shards_here=True))
 
 
-def test_stages_embed_train_and_search(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_stages_embed_train_and_search(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specification, "has_bfloat16", lambda **_: True)
     made = small_run.make_run(tmp_path)
     collection = made["collection"]
     validation = {"kind": "retrieval", "collection": collection, "split": "test", "every": 8}
