@@ -49,9 +49,8 @@ _NAMED = 8
 
 def numbered_domains(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
     """The number of each domain, (n,), by first occurrence, and the domains by number."""
-    chunks = (
-        column.dictionary_encode().chunks
-    )  # chunks share a dictionary, and may be longer together than a string array
+    # chunks share a dictionary, and may be longer together than a string array
+    chunks = column.dictionary_encode().chunks
     numbers = [np.zeros(0, dtype=np.int64), *(chunk.indices.to_numpy().astype(np.int64) for chunk in chunks)]
     return np.concatenate(numbers), chunks[-1].dictionary.to_pylist() if chunks else []
 
