@@ -1,10 +1,16 @@
-"""Every seed of every job decides bytes: the same seed makes the same artifact, another seed another one."""
+"""Every seed of every job decides bytes: the same seed makes the same artifact, another seed another one.
 
+And what these artifacts store has the types that readers elsewhere rely on.
+"""
+
+import io
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -31,6 +37,29 @@ ELSEWHERE = {
     ("train", "validation[BatchValidationSettings].seed"): "tests/unit/trainers/validation/test_batches.py",
     ("train", "validation[RetrievalValidationSettings].seed"): "tests/unit/trainers/validation/test_retrieval.py",
 }
+TYPES = {
+    "string": "id title text domain query_id query document_id document source_id split",
+    "list<element: string>": "answers document_ids hard_negative_ids hard_negatives",
+    "int32": "batch cluster epoch number relevance",
+    "list<element: int32>": "masked ranks relevance",
+    "int64": "pair query_row document_row row positives.npy order.npy",
+    "list<element: int64>": "document_rows",
+    "float": "centroids.npy vectors.npy",
+    "list<element: float>": "scores",
+}  # a measure of evaluate has a slash in its name, and is a double
+
+
+def assert_types(files: dict[str, bytes]) -> None:
+    known = {(name, kind) for kind, names in TYPES.items() for name in names.split()}
+    for file, data in files.items():
+        found: dict[str, pa.DataType] = {}
+        if file.endswith(".parquet"):
+            found = {field.name: field.type for field in pq.read_schema(io.BytesIO(data))}
+        elif file.endswith(".npy"):
+            name = re.findall("[a-z]+", file.rpartition("/")[2])[0]
+            found[f"{name}.npy"] = pa.from_numpy_dtype(np.load(io.BytesIO(data)).dtype)
+        for name, kind in found.items():
+            assert (name, str(kind)) in known or ("/" in name and kind == pa.float64()), file
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +169,12 @@ def test_another_seed_makes_another_artifact(
     )
     assert one == again
     assert one != other
+    assert_types(one)
+
+
+@pytest.mark.parametrize("artifact", ["collection", "pairs", "clusters", "packing", "batches", "evaluation"])
+def test_artifacts_without_a_seed_have_the_same_types(artifact: str, run: dict[str, str]) -> None:
+    assert_types(contents(run[artifact]))
 
 
 def test_no_seed_is_left_out() -> None:
