@@ -173,6 +173,16 @@ def test_blocks_are_the_same_for_every_text(family: str) -> None:
     assert (everything(features(encoder)) - once).abs().max() > 1e-4  # it is not the same model
 
 
+@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
+@torch.no_grad()
+def test_what_is_done_around_a_layer_is_done(register: str) -> None:
+    """As sharding gathers weights before a layer, and gives them up after it."""
+    encoder, called = contextual("bert"), list[object]()
+    getattr(encoder._backbone.layers[1], register)(lambda *given: called.append(given))
+    in_context(encoder, encoder.embed_context(DOCUMENTS))
+    assert called
+
+
 @pytest.mark.parametrize("family", ["t5", "llama", "distilbert"])
 def test_families_without_a_way_in_are_named(family: str) -> None:
     plain = load_tiny(tiny_model(family), pooling="mean")
