@@ -51,6 +51,10 @@ _OF_EVERYTHING = (
     "tests/unit/retrieval/encoders/test_every_encoder_setting.py",
 )
 _SPOKEN = ("log.", "typer.echo", "warnings.")  # calls whose text is for the user
+_LOOKS = {
+    "alpha", "capsize", "color", "interpolation", "linestyle", "linewidth", "markeredgewidth", "markerfacecolor",
+    "markersize", "shrink", "zorder",
+}  # fmt: skip  # of a plot
 _SETTINGS = {"config", "settings", "optimizer", "schedule", "rules", "packing", "training", "objective"}
 
 
@@ -217,7 +221,8 @@ def _skipped_call(node: ast.AST, source: Source) -> Edits:
 
 def _skipped_argument(node: ast.AST, source: Source) -> Edits:
     if isinstance(node, ast.Call):
-        for dropped in (each for each in node.keywords if each.arg not in (None, "strict")):  # zip's is an assertion
+        left_out = {None, "strict"} | _LOOKS  # zip's strict is an assertion
+        for dropped in (each for each in node.keywords if each.arg not in left_out):
             kept = [source.of(each) for each in [*node.args, *node.keywords] if each is not dropped]
             yield source.replaced(node, f"{source.of(node.func)}({', '.join(kept)})")
 
@@ -278,7 +283,7 @@ _NOT_COMPUTED = {"annotation", "returns", "decorator_list", "bases"}
 
 
 def computed(node: ast.AST) -> Iterator[ast.AST]:
-    """``node`` and all below it that computes: no annotation, docstring, import, default, or words for the user.
+    """``node`` and all below it that computes: no annotation, docstring, import, default, words or looks for the user.
 
     How much is handled at once changes speed and memory alone, so those constants are left out too.
     """
@@ -289,6 +294,10 @@ def computed(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Assign) and any(ast.unparse(name).endswith("_AT_ONCE") for name in node.targets):
+        return
+    if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_LOOK":
+        return
+    if isinstance(node, ast.keyword) and node.arg in _LOOKS:
         return
     if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Literal", "NDArray"):
         return

@@ -50,6 +50,8 @@ TESTS = {
     ("raise ValueError(a - b)", "", set()),
     ("log.info(a - b)", "", set()),
     ("_ROWS_AT_ONCE = 1 << 14", "", set()),
+    ("_LOOK: dict[str, int] = {'font.size': 9}", "", set()),
+    ("axes.plot(x, markersize=7, zorder=-1)", "skipped call", {"pass"}),
 ])  # fmt: skip
 def test_operators(line: str, operator: str, expected: set[str]) -> None:
     found = mutants_of(Source("trainers/x.py", line))
