@@ -114,3 +114,11 @@ def test_models_that_are_no_language_models_or_bring_code_are_refused(batches: s
     ):
         with pytest.raises(UserError, match=message):
             score(tmp_path / "scores", batches, folder)
+
+
+def test_a_chunk_without_a_token_is_named(llama: Path, batches: str, tmp_path: Path) -> None:
+    values = {"batches": batches, "output": str(tmp_path), "language_model": {"model": str(llama), "dtype": "float32"}}
+    stage = Score(validate(ScoreConfig, values, "score"))
+    stage.load()
+    with pytest.raises(UserError, match=r"^Batch 3 of epoch 1 in .*batches: chunk 1 has no token to score\."):
+        stage._scored(["some", ""], epoch=1, number=3)
