@@ -201,8 +201,7 @@ def topic_batches(
     shuffled = generator.permutation(items)
     shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
     labels = clusters[shuffled]
-    starts = np.flatnonzero(np.diff(labels, prepend=-1))
-    sizes = np.diff(np.append(starts, len(labels)))
+    _, starts, sizes = np.unique(labels, return_index=True, return_counts=True)
     place = np.arange(len(labels)) - np.repeat(starts, sizes)
     whole = place < np.repeat(sizes // batch_size * batch_size, sizes)
     turn = np.repeat(generator.permutation(len(sizes)), sizes)  # of each cluster's rest among the rests

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.clustering import lloyd as refilling
 from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from pipelines.clustering.lloyd import assign, cluster_sums, lloyd
+from pipelines.clustering.lloyd import PartTask, assign, assign_part, cluster_sums, lloyd
 from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, cut, midpoints
 
@@ -46,6 +46,14 @@ def test_the_grid_is_finer_than_the_vectors() -> None:
     frame = Frame.around(None, 2.0, 1000)
     points = MidPoints(ArrayPairs(queries=queries, documents=documents), frame).take(slice(None))
     np.testing.assert_allclose(points, midpoints(queries=queries, documents=documents), atol=1e-12, rtol=0)
+
+
+def test_open_clusters_keep_their_numbers_however_many_there_are() -> None:
+    points, near = framed(ConcatenatedPairs, 2), np.array([7, 90_000])
+    centroids = np.zeros((90_001, 14), np.float32)
+    centroids[near] = points.take(slice(None))
+    clusters, touched, _ = assign_part(points, centroids, PartTask(near))
+    assert clusters.tolist() == touched.tolist() == near.tolist()
 
 
 @pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs])
