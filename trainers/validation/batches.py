@@ -110,7 +110,7 @@ class BatchValidation:
                 )
             table = torch.zeros(self._count, len(names), dtype=torch.float64)
             for number in rows.keys() & set(self._own()):
-                table[number] = torch.tensor([rows[number][name] for name in names], dtype=torch.float64)
+                table[number] = torch.tensor([rows[number][name] for name in names])
             means = collectives.sum_across_ranks(table.to(device)).mean(dim=0)
         return dict(zip(names, means.tolist(), strict=True))
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,8 +57,10 @@ def check(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
     return check
 
 
-def test_what_would_run_is_not_refused(check) -> None:
+def test_what_would_run_is_not_refused(check, tiny_encoder: Path) -> None:
     check()
+    documents = f"first.document_encoder={{model: {tiny_encoder}, pooling: mean}}"
+    check(documents, "first.encoder.max_length=8", "first.objective.document_max_length=9")
     form = "first.encoder.form={kind: layers, layers: [1, 2], reduction: last}"
     check(form, "first.objective={kind: multi_layer, training_form: self_contrastive, regularisation: 1.0}")
     check("first.encoder.max_length=64", "first.objective.query_max_length=64", "first.tracking.trackers=[]")
@@ -186,6 +189,8 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
     assert warnings("apart", "dev", 6, 7, 8) == []
     assert warnings("elsewhere", "train", 6, 7, 8, inputs={"collection": "f" * 64}) == []  # its q6 is another query
     batches = str(tmp_path / "batches")
+    of_chunks: Any = SimpleNamespace(columns={"document"}, artifact=Artifact(batches))
+    assert training_set_warnings(RetrievalValidationSettings(collection=collection), of_chunks) == []
 
     def plan(**of_validation: Any) -> None:
         values = {
