@@ -1,5 +1,6 @@
 """The job of training: what it refuses and warns of with its settings, and what it says of a trained model."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from raytriever.stages.stage import Shard
 from retrieval.encoders.specification import EncoderContract
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import make_artifact
+from trainers.engine import settings as engine_settings
 from trainers.engine.early_stopping import Evaluation, State, Trained
 from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
@@ -71,6 +73,15 @@ def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str,
         stage(resources=resources, training=training)
     for fits in ({"workers": 1, "gpus_per_worker": 0.5}, {"workers": 2, "gpus_per_worker": 1}, {"workers": 2}):
         assert stage(resources=fits, training=training).config.resources.workers == fits["workers"]
+
+
+def test_precision_is_that_of_the_workers_processor_and_checkpoints_change_no_weights(monkeypatch):
+    monkeypatch.setattr(engine_settings, "has_bfloat16", lambda gpu=False: gpu)
+    for gpus in (0, 0.5):
+        resolved = stage(resources={"gpus_per_worker": gpus}, training={}).config.training.bf16
+        assert resolved is (gpus > 0)
+    found = stage(training={"bf16": False, "checkpoint_every": 7}).resolved()
+    assert found == json.loads(json.dumps(stage().resolved()))
 
 
 def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batch():
@@ -183,7 +194,7 @@ def test_an_encoder_that_training_made_worse_is_told(
     def criterion(measure: str, start: int) -> dict[str, Any]:
         return {"measure": measure, "higher_is_better": measure != "loss", "start": start, "minimum_change": 0.05}
 
-    criteria = [criterion(measure, 0), criterion("RR@10" if measure == "loss" else "loss", 11)]
+    criteria = [criterion("RR@10" if measure == "loss" else "loss", 11), criterion(measure, 0)]
     facts = {"best": {"step": 4, "measure": measure, "value": value, "start": start}, "criteria": criteria}
     artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
     lines = stage().announce(artifact)
@@ -192,6 +203,8 @@ def test_an_encoder_that_training_made_worse_is_told(
         assert lines[-1].startswith(artifact.uri)
     else:
         assert lines == []
+    unmeasured: Any = SimpleNamespace(manifest={"facts": {}})
+    assert stage().announce(unmeasured) == []
 
 
 def test_replugs_scores_are_of_no_other_batches():

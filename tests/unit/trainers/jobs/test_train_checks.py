@@ -17,6 +17,7 @@ from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import check_before_run, recipe_stages
 from raytriever.stages.stage import Stage
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, locate_named, seconds_of_tokens
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
@@ -148,6 +149,28 @@ def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_pat
         check_inputs(training={"bf16": False, "schedule": {"warmup_steps": 1}})
     with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
         check_inputs(training={"bf16": False, "epochs": 2})
+
+
+def test_what_a_training_here_takes_is_three_passes_over_its_texts(tmp_path: Path, tiny_encoder: Path) -> None:
+    def made(count: int, lengths: dict[str, int], **training: Any) -> tuple[Train, float]:
+        """Of so many stored batches of two pairs: the stage, and the tokens that it takes as long as."""
+        rows = [[pair(2 * batch), pair(2 * batch + 1)] for batch in range(count)]
+        values = {
+            "batches": store_pairs(tmp_path / f"{count}", rows), "output": str(tmp_path / "model"),
+            "encoder": {"model": str(tiny_encoder)}, "objective": {"kind": "contrastive", **lengths},
+            "training": {"bf16": False, **training},
+        }  # fmt: skip
+        stage = Train(validate(TrainConfig, values, "model"))
+        model = stage.config.encoder
+        return stage, stage.seconds_here([]) / seconds_of_tokens(locate_named(model), model, 1)
+
+    lengths = {"query_max_length": 3, "document_max_length": 4}
+    stage, tokens = made(4, lengths, batches_per_step=2)
+    assert stage.total_rows() == 8
+    assert tokens == pytest.approx(3 * 8 * (3 + 4))
+    assert made(4, lengths, max_steps=1)[1] == pytest.approx(tokens / 4)
+    stage, tokens = made(1, {})
+    assert tokens == pytest.approx(3 * BatchReader(stage.config.batches).read(0, 0).nbytes / BYTES_OF_A_TOKEN)
 
 
 def test_the_size_of_batches_is_that_of_whatever_they_are_made_by(tmp_path: Path) -> None:
