@@ -48,7 +48,7 @@ def ranking_hits(
     matchers = [answer_matcher(strings, match) for strings in answers]
     with_answers = np.array([len(strings) > 0 for strings in answers], dtype=bool)
     queries, ranks = np.nonzero((rows >= 0) & with_answers[:, None])
-    by_row = np.argsort(rows[queries, ranks], kind="stable")
+    by_row = np.argsort(rows[queries, ranks])
     queries, ranks = queries[by_row], ranks[by_row]
     distinct, starts = np.unique(rows[queries, ranks], return_index=True)
     ends = np.append(starts, len(queries))[1:]
