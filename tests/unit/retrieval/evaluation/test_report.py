@@ -30,6 +30,7 @@ from retrieval.evaluation.report import (
     pair_table,
     result_section,
     verdict_table,
+    worse_than,
 )
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import StoredEvaluation, domain_means, how_it_was_measured, metrics_of, per_query_table
@@ -103,6 +104,14 @@ def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(system
         "relevance_levels": "relevant from grade 1 on",
         "'base'": "title and prompts unknown, the ranking does not say",
     }.items() <= dict(conventions.content.rows).items()  # fmt: skip
+
+
+def test_a_letter_is_of_a_system_that_is_worse_by_that_measure(systems: dict[str, PerQuery]) -> None:
+    compared = [("a", "b", 0.1, 0.01), ("a", "c", 0.1, 0.2), ("a", "d", 0.0, 0.01), ("e", "a", -0.1, 0.01)]
+    assert worse_than("a", compared, 0.05) == ["b", "e"]
+    found = evaluated(systems)
+    of_others = [{**each, "measure": "RR"} for each in found.comparisons]
+    assert replace(found, comparisons=[*found.comparisons, *of_others]).marks("better", "nDCG@10") == "ac"
 
 
 def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(
@@ -219,6 +228,7 @@ def test_a_wide_table_goes_on_below() -> None:
     assert [word for line in lines for word in line.split() if word in names] == names
     few = Evaluated(measured() | metrics_of(systems, names[:2]), [], 0.05)
     assert len(block_lines(evaluation_blocks(few)[:1])) == 3
+    assert block_lines(["one", Plot("<svg/>", "not in a terminal"), "two"]) == ["one", "", "two"]
 
 
 def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **counts: Any) -> dict[str, Any]:
