@@ -402,6 +402,7 @@ def test_what_gained_and_what_lost_with_the_first_documents_of_each_system(tmp_p
     assert texts[2:] == ["-0.50  text of q1"]
     of_q2, of_q1 = tables[texts.index("+1.00  text of q2")], tables[2]
     assert of_q2.header == ["", "mine 1.00", "other 0.00", "worst 0.00"]
+    assert of_q2.text_columns == 4
     assert of_q2.rows == [
         ["1", "+ Rome Oslo Berlin is large.", "Rome Oslo Nothing of note", ""],
         ["2", "Rome Oslo The capital of France is Paris.", "+ Rome Oslo Berlin is large.", ""],
