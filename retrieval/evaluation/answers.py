@@ -111,7 +111,7 @@ def answer_accuracy(
         ranked.append(sorted(scores, key=lambda document: -scores[document])[:deepest])
     names = sorted({document for documents in ranked for document in documents})
     row_of = dict(zip(names, collection.require("documents", names).tolist(), strict=True))
-    rows = np.full((len(queries), deepest), -1, dtype=np.int64)
+    rows = np.full((len(queries), deepest), -1)
     for line, documents in enumerate(ranked):
         rows[line, : len(documents)] = [row_of[document] for document in documents]
     stored, answers_of = collection.rows_of("documents"), [answers[query] for query in queries]

@@ -186,7 +186,7 @@ def pair_scores(
 
 
 def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
-    rows = np.arange(len(documents), dtype=np.int64)[None]
+    rows = np.arange(len(documents))[None]
     return best_candidates(pair_scores(query[None], documents, rows), rows, k)
 
 

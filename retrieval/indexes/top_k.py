@@ -38,7 +38,7 @@ class Ranking:
     @classmethod
     def empty(cls, queries: int, k: int) -> Self:
         """Without documents."""
-        return cls(np.full((queries, k), -1, dtype=np.int64), np.full((queries, k), -np.inf, dtype=np.float32))
+        return cls(np.full((queries, k), -1), np.full((queries, k), -np.inf, dtype=np.float32))
 
     def put(self, place: slice | NDArray[np.int64], found: "Ranking") -> None:
         """Sets the rankings of the queries at ``place``."""
