@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from pipelines.formats.sources import AnySource
+from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.settings.configuration import validate
 from raytriever.stages.cost import Size
@@ -23,7 +24,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
 from retrieval.jobs.embed import Embed, EmbedConfig
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
-from tests.unit.small_run import make_collection
+from tests.unit.small_run import make_artifact, make_collection
 from tests.unit.trainers.chunk_batches import store_chunk_batches
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.estimate import recipe
@@ -273,6 +274,8 @@ def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
     of_text = sum(map(len, texts)) / len(texts)
     held = Size(54, of_text, 7 + 44 / 54, {"train": (48, 48), "test": (6, 6)}, disk=made.bytes)
     assert stored_size(made.uri, one) == held
+    pairs = Artifact(make_artifact(tmp_path / "pairs", "pairs", {}, {}, {"x": "12345"}, 7))
+    assert stored_size(pairs.uri, one) == replace(one, pairs=7, domains=(7,), disk=pairs.bytes)
 
 
 @pytest.mark.parametrize(
