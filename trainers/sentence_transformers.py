@@ -156,7 +156,7 @@ Directions = Literal["query_to_document", "all"]
 def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float, directions: Directions) -> Tensor:
     """The loss over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
-    queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
+    queries, positives, *negatives = (normalize(at_least_float32(vectors)) for vectors in embeddings)
     documents = torch.cat([positives, torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else [positives])
     own = torch.arange(len(queries), device=queries.device)
     if directions == "query_to_document":

@@ -97,7 +97,7 @@ def exact_top_k(
                     scores[:, offset : offset + _DOCUMENT_TILE] = left[place : place + tile] @ of_tile.T
                 found = scores[:, : len(block) - first]
                 best[place : place + tile] = _with_better(best[place : place + tile], found, start + first)
-    return ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
+    return ranking_of_keys(best[: len(queries)].sort(descending=True).values, first_row)
 
 
 def _with_better(best: torch.Tensor, scores: torch.Tensor, first_row: int) -> torch.Tensor:
@@ -109,14 +109,14 @@ def _with_better(best: torch.Tensor, scores: torch.Tensor, first_row: int) -> to
     k = best.shape[1]
     threshold = scores_of_keys(best.min(dim=1, keepdim=True).values)
     if first_row == 0 and k <= scores.shape[1]:  # their own k-th best
-        lowest = torch.topk(scores, k, dim=1).values[:, -1:]
+        lowest = torch.topk(scores, k).values[:, -1:]
         threshold = torch.nextafter(lowest, torch.full_like(lowest, -torch.inf))
     query, document = (scores > threshold).nonzero(as_tuple=True)
     counts = torch.zeros_like(best[:, 0]).index_add_(0, query, torch.ones_like(query))  # a bincount is waited for
     place = torch.arange(len(query), device=best.device) - (counts.cumsum(0) - counts)[query]
     added = torch.full((len(best), int(counts.max())), ABSENT, device=best.device)
     added[query, place] = order_keys(scores[query, document], document + first_row)
-    return torch.cat([best, added], dim=1).topk(k, dim=1, sorted=False).values
+    return torch.cat([best, added], dim=1).topk(k, sorted=False).values
 
 
 def _whole_tiles(vectors: NDArray[Any], tile: int, device: str) -> torch.Tensor:

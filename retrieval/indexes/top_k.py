@@ -61,13 +61,13 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
 def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
     """Orders candidates (queries, n), cut or padded to ``k``; row -1 with score -inf stands for none."""
     if rows.max(initial=-1) > LOW_BITS:  # beyond what a key holds
-        order = np.lexsort((rows, -scores), axis=1)[:, :k]
+        order = np.lexsort((rows, -scores))[:, :k]
         ordered = Ranking(np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1))
     else:
         bits = ordered_bits((scores + np.float32(0)).view(np.int32))  # -0.0 and 0.0 are equal scores: equal bits
         keys = (bits.astype(np.int64) << 32) | (LOW_BITS - rows)
         keys[rows < 0] = ABSENT
-        keys = np.sort(keys, axis=1)[:, ::-1][:, :k]
+        keys = np.sort(keys)[:, ::-1][:, :k]
         ordered = Ranking(LOW_BITS - (keys & LOW_BITS), ordered_bits((keys >> 32).astype(np.int32)).view(np.float32))
         is_absent = keys == ABSENT
         ordered.rows[is_absent], ordered.scores[is_absent] = -1, -np.inf
@@ -123,7 +123,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], k_constant: int = 60, de
 
 def _by_row(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Each query's ``rows`` (queries, n) ascending, equal ones as they came; where they were; which is the first."""
-    order = np.argsort(rows, axis=1, kind="stable")
+    order = np.argsort(rows, kind="stable")
     ordered = np.take_along_axis(rows, order, axis=1)
     is_first = np.ones(rows.shape, dtype=bool)
     is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]

@@ -180,7 +180,7 @@ def group_by_length(drawn: NDArray[np.int64], lengths: NDArray[np.int64], batche
         window = drawn[begin : min(begin + GROUPED_STEPS * batches_per_step, whole)]
         steps = np.argsort(lengths[window], kind="stable").reshape(-1, batches_per_step)
         steps = steps[np.argsort(steps.min(axis=1))]
-        grouped[begin : begin + len(window)] = window[np.sort(steps, axis=1).ravel()]
+        grouped[begin : begin + len(window)] = window[np.sort(steps).ravel()]
     return grouped
 
 

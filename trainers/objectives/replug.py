@@ -194,7 +194,7 @@ class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
         settings = self.settings
         queries, passages = self.encode_sides(batch.chunks)
         with torch.autocast(queries.device.type, enabled=False):
-            queries, passages = (normalize(at_least_float32(side), dim=-1) for side in (queries, passages))
+            queries, passages = (normalize(at_least_float32(side)) for side in (queries, passages))
             likely, retrieved = replug_distributions(
                 queries @ passages.T,
                 batch.negative_log_likelihoods.to(queries.dtype),

@@ -124,7 +124,7 @@ def _in_order(epochs: list[EpochRows], passes: int, seed: int) -> Iterator[tuple
 
 def _unit_vectors(table: TokenTable, texts: TokenLists) -> torch.Tensor:
     starts = torch.from_numpy(texts.offsets[:-1])
-    return torch.nn.functional.normalize(table(torch.from_numpy(texts.tokens.astype(np.int64)), starts), dim=-1)
+    return torch.nn.functional.normalize(table(torch.from_numpy(texts.tokens.astype(np.int64)), starts))
 
 
 @torch.inference_mode()

@@ -66,7 +66,7 @@ def _standard_deviation(labels: Tensor, finite: Tensor) -> Tensor:
 
 def nearest(similarities: Tensor, neighbours: int) -> Tensor:
     """The most similar items of each, itself mostly among them, best first: int64 (m, neighbours + 1), m at most."""
-    ranked = torch.argsort(similarities, dim=1, descending=True, stable=True)
+    ranked = torch.argsort(similarities, descending=True, stable=True)
     return ranked[:, : neighbours + 1]
 
 

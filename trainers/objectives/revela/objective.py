@@ -49,7 +49,7 @@ def in_batch_similarity(
         exact = queries.dtype
         if precision == "bfloat16":
             queries, passages = queries.bfloat16(), passages.bfloat16()
-        cosines = functional.normalize(queries, dim=-1) @ functional.normalize(passages, dim=-1).T
+        cosines = functional.normalize(queries) @ functional.normalize(passages).T
         itself = torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
         return (cosines / temperature).masked_fill(itself, -torch.inf).softmax(dim=-1).to(exact)
 
