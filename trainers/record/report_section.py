@@ -116,7 +116,7 @@ def training_section_of(model: Artifact) -> Section:
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.decode().splitlines() if line]
+    return [json.loads(line) for line in data.decode().splitlines()]
 
 
 def training_section(

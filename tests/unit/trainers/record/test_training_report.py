@@ -1,6 +1,7 @@
 """What the report says of training, against its points."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,14 @@ def test_validation_shows_start_best_and_last_and_what_the_best_took(points: lis
 
 
 def test_steps_are_smoothed_and_evaluations_are_dots_with_the_best_marked(points, monkeypatch) -> None:
-    drawn: list[Panel] = []
-    monkeypatch.setattr(report_section, "curve_panels", lambda panels, *_: drawn.extend(panels) or "<svg/>")
+    drawn, epoch_ends = list[Panel](), list[float]()
+
+    def draw(panels: list[Panel], _: str, ends: Sequence[float] = ()) -> str:
+        drawn.extend(panels)
+        epoch_ends.extend(ends)
+        return "<svg/>"
+
+    monkeypatch.setattr(report_section, "curve_panels", draw)
     training_section(points, [], LEDGER, EVALUATIONS, CRITERIA)
     assert [(each.title, each.smoothed, each.dots, each.marked) for each in drawn[:4]] == [
         ("loss", True, False, None),
@@ -99,6 +106,7 @@ def test_steps_are_smoothed_and_evaluations_are_dots_with_the_best_marked(points
         ("accuracy (positive ranked first)", True, False, None),
         ("nDCG@10", False, True, 20),
     ]
+    assert epoch_ends == [30.5]
 
 
 @pytest.mark.parametrize(
