@@ -182,10 +182,10 @@ class ContextualTransformer(ContextReader):
         lengths = self.settings["sentence_bert_config.json"] | {"max_seq_length": self.max_seq_length}
         for name, values in (self.settings | {"sentence_bert_config.json": lengths}).items():
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         if self.context_vectors is None:
             (folder / _VECTORS).unlink(missing_ok=True)  # of a context that was there before
         else:
             save_file({"vectors": self.context_vectors.float().cpu().contiguous()}, folder / _VECTORS)
-            text = json.dumps(self.context_description, indent=2, sort_keys=True)
+            text = json.dumps(self.context_description, indent=2)
             (folder / _CONTEXT).write_text(text + "\n", encoding="utf-8")
