@@ -53,6 +53,10 @@ def test_merge_pads_and_cuts() -> None:
     assert merge_rankings([short, other], 6).rows.tolist() == [[2, 4, 9, 7, -1, -1]]
     assert merge_rankings([short, other], 6).scores.tolist() == [[0.5, 0.5, 0.5, 0.25, -np.inf, -np.inf]]
     assert merge_rankings([short, other], 2).rows.tolist() == [[2, 4]]
+    assert merge_rankings([other], 2).rows.tolist() == [[2, 9]]
+    nothing = top_k.best_candidates(np.zeros((3, 0), np.float32), np.zeros((3, 0), np.int64), 2)
+    assert nothing.rows.shape == (3, 2)
+    assert set(map(tuple, (nothing.rows.ravel(), nothing.scores.ravel()))) == {(-1,) * 6, (-np.inf,) * 6}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
