@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raytriever.errors import UserError
 from retrieval.indexes import exact_search, top_k
 from retrieval.indexes.exact_search import exact_top_k, pair_scores, search_stored
-from retrieval.indexes.top_k import Ranking, merge_rankings, reciprocal_rank_fusion
+from retrieval.indexes.top_k import Ranking, best_of_documents, merge_rankings, reciprocal_rank_fusion
 from tests.unit.retrieval.indexes.rankings import assert_same
 
 
@@ -45,6 +45,18 @@ def test_rows_count_from_the_first() -> None:
     queries, documents = (generator.integers(-1, 2, size=(n, 3)).astype(np.float16) for n in (5, 20))
     found, from_far = exact_top_k(queries, documents, 25), exact_top_k(queries, documents, 25, first_row=2**40)
     assert_same(from_far, Ranking(np.where(found.rows < 0, -1, found.rows + 2**40), found.scores))
+
+
+def test_rows_beyond_a_keys_are_fused_and_joined_alike() -> None:
+    def moved(ranking: Ranking, by: int) -> Ranking:
+        return Ranking(np.where(ranking.rows < 0, -1, ranking.rows + by), ranking.scores)
+
+    scores = np.array([[0.5, 0.25, -np.inf]], dtype=np.float32)
+    near = [Ranking(np.array([[3, 2, -1]]), scores), Ranking(np.array([[2, 4, -1]]), scores)]
+    far = [moved(ranking, 2**40) for ranking in near]
+    assert_same(reciprocal_rank_fusion(far, depth=5), moved(reciprocal_rank_fusion(near, depth=5), 2**40))
+    assert_same(best_of_documents(far[0], 2, 3), moved(best_of_documents(near[0], 2, 3), 2**39))
+    assert best_of_documents(near[0], 2, 3).rows.tolist() == [[1, -1, -1]]
 
 
 def test_merge_pads_and_cuts() -> None:
