@@ -92,7 +92,7 @@ class TextWords:
     def word_starts(self, cuts: Offsets) -> Offsets:
         """Starts of words if the text is cut at these (sorted) offsets, which end words."""
         starts = self._starts
-        inside = cuts[(self._kinds[cuts] >= _LETTER) & (self._kinds[cuts] == self._kinds[cuts - 1]) & (cuts > 0)]
+        inside = cuts[(self._kinds[cuts] >= _LETTER) & (self._kinds[cuts] == self._kinds[cuts - 1])]
         if len(inside):
             starts = np.insert(starts, np.searchsorted(starts, inside), inside)
         limits = np.append(starts[1:], self.length)
