@@ -55,6 +55,7 @@ _LOOKS = {
     "alpha", "capsize", "color", "interpolation", "linestyle", "linewidth", "markeredgewidth", "markerfacecolor",
     "markersize", "shrink", "zorder",
 }  # fmt: skip  # of a plot
+_NOT_SKIPPED = {"strict", "axis", "dim", "dtype"} | _LOOKS  # zip's assertion; what has an operator of its own; looks
 _SETTINGS = {"config", "settings", "optimizer", "schedule", "rules", "packing", "training", "objective"}
 
 
@@ -221,8 +222,7 @@ def _skipped_call(node: ast.AST, source: Source) -> Edits:
 
 def _skipped_argument(node: ast.AST, source: Source) -> Edits:
     if isinstance(node, ast.Call):
-        left_out = {None, "strict"} | _LOOKS  # zip's strict is an assertion
-        for dropped in (each for each in node.keywords if each.arg not in left_out):
+        for dropped in (each for each in node.keywords if each.arg is not None and each.arg not in _NOT_SKIPPED):
             kept = [source.of(each) for each in [*node.args, *node.keywords] if each is not dropped]
             yield source.replaced(node, f"{source.of(node.func)}({', '.join(kept)})")
 

@@ -53,7 +53,7 @@ def token_budget_batches(lengths: Sequence[int], budget: int) -> list[NDArray[np
 
     ``lengths``: tokens of each text. Returns index arrays; the order is a function of the lengths alone.
     """
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    order = np.argsort(-np.asarray(lengths), kind="stable")
     batches, start = [], 0
     while start < len(order):
         size = max(1, budget // max(1, lengths[order[start]]))

@@ -76,12 +76,11 @@ def rerank_lists(
             continue
         vectors = documents(distinct[absent:])
         places = np.where(found < 0, len(vectors), place.reshape(found.shape) - absent)
-        with torch.autocast(device.type, enabled=False):
-            scored = scorer(
-                torch.from_numpy(queries[start : start + per_block]).to(device, torch.float64),
-                nn.functional.pad(torch.from_numpy(vectors).to(device, torch.float64), (0, 0, 0, 1)),
-                torch.from_numpy(places).to(device),
-            )
+        scored = scorer(
+            torch.from_numpy(queries[start : start + per_block]).to(device, torch.float64),
+            nn.functional.pad(torch.from_numpy(vectors).to(device, torch.float64), (0, 0, 0, 1)),
+            torch.from_numpy(places).to(device),
+        )
         if not scored.isfinite().all():
             raise UserError(
                 "The scoring module gives scores that are not finite numbers, so nothing can be ranked by it."

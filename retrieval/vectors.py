@@ -123,7 +123,7 @@ class VectorRows:
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shard_of).tolist():
             chosen = np.flatnonzero(shard_of == shard)
-            chosen = chosen[np.argsort(rows[chosen], kind="stable")]  # the disk is read forwards
+            chosen = chosen[np.argsort(rows[chosen])]  # the disk is read forwards
             result[chosen] = self._file(shard)[rows[chosen] - self._starts[shard]]
         return result
 

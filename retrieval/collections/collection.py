@@ -162,7 +162,7 @@ class StoredCollection(Artifact):
         """
         column = _column_of(ids).cast(pa.large_string())  # of more than 2 GiB too
         wanted = column.unique()
-        row_of = np.full(len(wanted), -1, dtype=np.int64)
+        row_of = np.full(len(wanted), -1)
         start = 0
         for block in self._id_blocks(part, len(wanted)):
             places = pc.index_in(block, value_set=wanted)

@@ -168,7 +168,7 @@ class TextEncoder(nn.Module):
         Of arrays it takes a twentieth of the time that it takes of lists.
         """
         lengths = [len(row) for row in ids]
-        input_ids = np.full((len(ids), max(lengths)), self._padding, dtype=np.int64)
+        input_ids = np.full((len(ids), max(lengths)), self._padding)
         kept = np.zeros_like(input_ids)
         for place, (row, length) in enumerate(zip(ids, lengths, strict=True)):
             input_ids[place, :length] = row

@@ -48,7 +48,7 @@ def ranking_hits(
     matchers = [answer_matcher(strings, match) for strings in answers]
     with_answers = np.array([len(strings) > 0 for strings in answers], dtype=bool)
     queries, ranks = np.nonzero((rows >= 0) & with_answers[:, None])
-    by_row = np.argsort(rows[queries, ranks], kind="stable")
+    by_row = np.argsort(rows[queries, ranks])
     queries, ranks = queries[by_row], ranks[by_row]
     distinct, starts = np.unique(rows[queries, ranks], return_index=True)
     ends = np.append(starts, len(queries))[1:]
@@ -111,7 +111,7 @@ def answer_accuracy(
         ranked.append(sorted(scores, key=lambda document: -scores[document])[:deepest])
     names = sorted({document for documents in ranked for document in documents})
     row_of = dict(zip(names, collection.require("documents", names).tolist(), strict=True))
-    rows = np.full((len(queries), deepest), -1, dtype=np.int64)
+    rows = np.full((len(queries), deepest), -1)
     for line, documents in enumerate(ranked):
         rows[line, : len(documents)] = [row_of[document] for document in documents]
     stored, answers_of = collection.rows_of("documents"), [answers[query] for query in queries]

@@ -112,7 +112,8 @@ def judge_rankings(
     parsed = [parse_measure(name) for name in measures]
     by_grades = [measure.name for measure in parsed if not measure.by_answers]
     cutoffs = {measure.name: measure.cutoff or 0 for measure in parsed if measure.by_answers}
-    answers = judgments.collection.answers() if judgments.collection and cutoffs else {}
+    collection = judgments.collection if cutoffs else None
+    answers = collection.answers() if collection else {}
     systems: dict[str, PerQuery] = {}
     hits: dict[str, dict[str, NDArray[np.bool_]]] = {}
     counts: dict[str, tuple[int, int]] = {}  # self-hits, depth
@@ -123,10 +124,8 @@ def judge_rankings(
             _join_alternatives(ranking, judgments.alternatives)
             if by_grades:
                 systems[name] = evaluate(judgments.qrels, ranking, by_grades, conventions)
-            if judgments.collection and cutoffs:
-                hits[name] = answer_accuracy(
-                    judgments.collection, answers, ranking, [*cutoffs.values()], conventions, match
-                )
+            if collection:
+                hits[name] = answer_accuracy(collection, answers, ranking, [*cutoffs.values()], conventions, match)
                 if not hits[name]:
                     raise UserError(
                         f"it has none of the {len(answers):,} queries with answers. Was another split searched?"

@@ -180,9 +180,9 @@ def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conven
     The query's own document is left out where the conventions say so.
     """
     kept = scores
-    if conventions.self_hits == "remove" and query in scores:
+    if conventions.self_hits == "remove":
         kept = {document: score for document, score in scores.items() if document != query}
-    compared = np.fromiter(kept.values(), dtype=np.float32, count=len(kept))
+    compared = np.fromiter(kept.values(), dtype=np.float32)
     as_compared = dict(zip(kept, compared.tolist(), strict=True))
     if len(np.unique(compared)) == len(compared):
         return as_compared
@@ -190,7 +190,7 @@ def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conven
     if conventions.ties != "run_order":
         ordered.sort(reverse=conventions.ties == "document_id_descending")
     ranked = sorted(ordered, key=lambda document: -as_compared[document])
-    return {document: float(-rank) for rank, document in enumerate(ranked, 1)}
+    return {document: float(-rank) for rank, document in enumerate(ranked)}
 
 
 def at_levels(measures: Sequence[str], levels: Mapping[str, int]) -> list[str]:

@@ -209,7 +209,7 @@ def domain_table(domains: Domains, measure: str) -> Table:
     """A row for each system, a column for each domain, those of most queries; how many in the first row."""
     shown = list(domains)[:_MOST_DOMAINS]
     rows = [["queries", *(f"{domains[name]['queries']:,}" for name in shown)]]
-    for system in domains[shown[0]]["runs"]:
+    for system in next(iter(domains.values()))["runs"]:
         means = [domains[name]["runs"][system][measure] for name in shown]
         rows.append([system, *("-" if mean is None else f"{mean:.4f}" for mean in means)])
     caption = f"{measure} over the queries of each domain (mean; how many queries in the first row)."
@@ -238,7 +238,7 @@ def notes(metrics: Metrics) -> list[str]:
         what = "counted 0" if conventions["queries_without_positives"] == "count_as_zero" else "left out"
         found.append(f"{counted(count, 'query', 'queries')} without a relevant document: {what}.")
     parsed = [parse_measure(name) for name in metrics["measures"]]
-    deepest = max((measure.cutoff or 0 for measure in parsed), default=0)
+    deepest = max(measure.cutoff or 0 for measure in parsed)
     for name in metrics["means"]:
         if count := metrics["missing_queries"][name]:
             what = "counted 0" if conventions["missing_queries"] == "count_as_zero" else "left out of its means"

@@ -131,7 +131,7 @@ def paired_difference(a: Values, b: Values) -> Values:
 
     0.3 - 0.2 and 0.4 - 0.3 differ in the last bit: such differences are one constant, not a tiny variance.
     """
-    difference = np.subtract(a, b, dtype=np.float64)
+    difference = a - b
     rounding = 4 * np.finfo(np.float64).eps * max(np.abs(a).max(), np.abs(b).max())
     if np.ptp(difference) <= rounding:
         constant = difference.mean()
@@ -204,7 +204,7 @@ def permutation_tests(differences: Values, *, seed: int, resamples: int = _RESAM
     queries = differences.shape[1]
     rounding = 1e-12 * np.abs(differences).sum(axis=1)
     reached = np.abs(differences.sum(axis=1)) - rounding  # a pattern that ties with the observed one is a hit
-    is_exact = queries < 63 and 2**queries <= resamples
+    is_exact = 2**queries <= resamples
     patterns = 2**queries if is_exact else resamples
     generator = np.random.default_rng(seed)
     hits = np.zeros(len(differences), np.int64)

@@ -188,7 +188,7 @@ class Embed(ModelStage[EmbedConfig]):
     def _choose(self, part: TextPart) -> NDArray[np.int64]:
         collection = StoredCollection(self.config.collection)
         if self._is_whole(part):
-            return np.arange(collection.count(part), dtype=np.int64)
+            return np.arange(collection.count(part))
         if self.config.run is None:
             return np.unique(np.concatenate([collection.queries_of(split) for split in self.config.splits]))
         ranking = open_ranking(self.config.run, collection)

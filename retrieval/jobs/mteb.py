@@ -98,9 +98,9 @@ class Mteb(ModelStage[MtebConfig]):
         if not self.has_model(there):
             return
         encoder, path = self.config.encoder, self.located.path
-        prompts = prompts_ahead(encoder, path)
-        for key, name in self.config.task_prompts.items() if prompts is not None else ():
-            require_prompt(prompts or {}, name, f"task_prompts.{key}")
+        if (prompts := prompts_ahead(encoder, path)) is not None:
+            for key, name in self.config.task_prompts.items():
+                require_prompt(prompts, name, f"task_prompts.{key}")
         if is_contextual(path):
             return
         if self.config.context_documents is not None:

@@ -45,7 +45,9 @@ def test_a_stage_takes_as_long_as_its_equal_tasks_and_what_waits_for_one() -> No
     assert seconds_by_cause(replace(cost, tasks=0), 0, one) == {}
     assert seconds_by_cause(cost, 0, one, slots=6) == {"one task": 7, "cores": 10, "a node's reading": 0}
     written = replace(cost, made=Size(disk=8e9))
-    assert seconds_by_cause(written, 3e9, replace(NODE, count=16))["a node's reading"] == pytest.approx((3 + 4) / 2)
+    for tasks, of_a_node in ((6, 4), (1, 8)):  # a single task has all of the output on its node
+        found = seconds_by_cause(replace(written, tasks=tasks), 3e9, replace(NODE, count=16))
+        assert found["a node's reading"] == pytest.approx((3 + of_a_node) / 2)
 
 
 @settings(max_examples=20)

@@ -94,10 +94,13 @@ def check_models(config: RunSettings, there: Set[str], workers: int) -> None:
             check_model(model, folder, key, _lengths(config, key))
             if key in ("encoder", "document_encoder") and is_static(model, folder):
                 require_static_training(config, workers)
-            if key == "encoder" and isinstance(config.objective, PairSettings):
-                prompts = prompts_ahead(config.encoder, folder)
-                for setting, name in config.objective.prompt_names().items() if prompts else ():
-                    require_prompt(prompts or {}, name, setting)
+            if (
+                key == "encoder"
+                and isinstance(config.objective, PairSettings)
+                and (prompts := prompts_ahead(config.encoder, folder))
+            ):
+                for setting, name in config.objective.prompt_names().items():
+                    require_prompt(prompts, name, setting)
 
 
 def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ class TokenLists:
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "TokenLists":
         """Makes it from a list of tokens for each text."""
-        offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        offsets = np.cumsum([0, *map(len, lists)])
         return cls(np.fromiter((token for row in lists for token in row), np.int32, int(offsets[-1])), offsets)
 
     def take(self, rows: NDArray[np.int64]) -> "TokenLists":

@@ -213,7 +213,7 @@ def text_lengths(collated: Any) -> dict[str, NDArray[np.int64]]:
         masks = _attention_masks(value)
         if masks:
             lengths = [mask.sum(dim=-1).reshape(-1).numpy() for mask in masks]
-            found[name] = np.concatenate(lengths).astype(np.int64)
+            found[name] = np.concatenate(lengths)
     return found
 
 

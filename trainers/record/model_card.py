@@ -69,7 +69,7 @@ def model_card(
         parts.append(_measures(measured))
     if kind:
         parts.append(f"## Objective\n\n`{kind}`" + (f", from {paper.cited()}" if paper else ""))
-    settings = yaml.safe_dump(dict(config), sort_keys=True, allow_unicode=True).strip()
+    settings = yaml.safe_dump(dict(config), allow_unicode=True).strip()
     parts.append(f"## Settings of the training run\n\n```yaml\n{settings}\n```")
     return "\n\n".join(parts) + "\n"
 

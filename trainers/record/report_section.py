@@ -38,8 +38,8 @@ def validation_blocks(
     panels = []
     for name in names:
         having = [evaluation for evaluation in evaluations if name in evaluation.measures]
-        steps = np.array([evaluation.step for evaluation in having], dtype=np.int64)
-        values = np.array([evaluation.measures[name] for evaluation in having], dtype=np.float64)
+        steps = np.array([evaluation.step for evaluation in having])
+        values = np.array([evaluation.measures[name] for evaluation in having])
         panels.append(Panel(name, steps, values, smoothed=False, dots=True, marked=marked))
     caption = "Measures of validation by the steps done."
     if best:
@@ -116,7 +116,7 @@ def training_section_of(model: Artifact) -> Section:
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.decode().splitlines() if line]
+    return [json.loads(line) for line in data.decode().splitlines()]
 
 
 def training_section(
@@ -162,7 +162,7 @@ def _metrics(points: Points) -> list[str]:
 
 def _panels(points: Points, metrics: Sequence[str]) -> list[Panel]:
     """Loss and learning rate, then a panel for each metric."""
-    steps = np.array([point["step"] for point in points], dtype=np.int64)
+    steps = np.array([point["step"] for point in points])
     rate = Panel("learning rate", steps, _values(points, "learning_rate"), smoothed=False)
     loss, *others = (Panel(_label(name), steps, _values(points, name)) for name in ("loss", *metrics))
     return [loss, rate, *others]

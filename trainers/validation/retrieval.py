@@ -97,7 +97,7 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
     if settings.run is not None:
         return _of_run(settings, open_ranking(settings.run, collection), collection, qrels, notes)
     rows, ids = _in_row_order(collection, list(qrels))
-    documents = np.arange(collection.count("documents"), dtype=np.int64)
+    documents = np.arange(collection.count("documents"))
     return Selection(ids, rows, documents, qrels, None, tuple(notes))
 
 

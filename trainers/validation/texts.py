@@ -140,7 +140,7 @@ def _distinct(blocks: Blocks) -> _DistinctTexts:
     _, first, text_of_row = np.unique(keys, return_index=True, return_inverse=True)
     joined, by_text = np.concatenate(rows), np.argsort(text_of_row, kind="stable")
     starts = np.searchsorted(text_of_row[by_text], np.arange(len(first) + 1))
-    return _DistinctTexts(joined, joined[first], np.array(lengths, dtype=np.int64)[first], by_text, starts)
+    return _DistinctTexts(joined, joined[first], np.array(lengths)[first], by_text, starts)
 
 
 def _tokenized(

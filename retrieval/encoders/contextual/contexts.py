@@ -109,7 +109,7 @@ def draw_documents(
             f"The {len(drawn)} documents drawn from {collection.uri} are empty and give an encoder no context."
             " Choose another seed, or collect without empty documents."
         )
-    return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
+    return np.array([row for row, _ in kept]), [text for _, text in kept]
 
 
 @dataclass(frozen=True)

@@ -169,4 +169,4 @@ def _total(guide: Guide, visible: Tensor) -> Tensor:
 
 def unplaced(rows: int, device: torch.device) -> Tensor:
     """Positions of ``rows`` vectors that have none."""
-    return torch.full((rows,), UNPLACED, dtype=torch.int64, device=device)
+    return torch.full((rows,), UNPLACED, device=device)

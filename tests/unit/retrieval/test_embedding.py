@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,6 +24,7 @@ WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file",
 
 
 @given(lengths=st.lists(st.integers(0, 40), max_size=60), budget=st.integers(1, 200))
+@example(lengths=[1] * 9, budget=4)
 def test_batches_cover_each_text_once_within_the_budget_and_leave_no_room(lengths: list[int], budget: int) -> None:
     batches = token_budget_batches(lengths, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
@@ -32,6 +33,8 @@ def test_batches_cover_each_text_once_within_the_budget_and_leave_no_room(length
     for batch, width in zip(batches, longest, strict=True):
         assert len(batch) == 1 or len(batch) * width <= budget
         assert (len(batch) + 1) * width > budget or batch is batches[-1]
+    of_two = np.concatenate(token_budget_batches([3, 2] * 250, 30)).tolist()
+    assert of_two == [*range(0, 500, 2), *range(1, 500, 2)]  # equal ones as they came
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,7 @@ def test_threads_that_share_an_encoder_read_on_while_one_encodes(encoder: TextEn
     assert [rows for rows, _ in recorded.shapes] == [5, 7]
     assert measured["texts"] == 12
     assert min(measured[name] for name in ("tokenizing", "encoding", "waiting")) > 0
+    assert max(measured.values()) < 60e9  # nanoseconds
 
 
 def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:

@@ -142,7 +142,8 @@ def test_words_are_numbered_alike_in_every_process() -> None:
         called = {"cwd": Path(__file__).parents[3], "env": environment, "capture_output": True, "text": True}
         done = subprocess.run(command, check=True, **called)
         printed.add(done.stdout)
-    assert WordCounts.of(TEXTS, PLAIN).counts.indices.dtype == np.int32
+    counts = WordCounts.of(TEXTS, PLAIN).counts
+    assert counts.indices.dtype == counts.data.dtype == np.int32
     assert len(printed) == 1
     assert "runs" not in printed.pop()
 

@@ -118,14 +118,18 @@ def test_runs_of_ms_marco_are_ordered_by_rank(tmp_path_factory, ranks):
 
 def test_a_ranking_of_another_tool_by_the_rows_of_a_collection(tmp_path: Path) -> None:
     collection = StoredCollection(make_collection(tmp_path))
-    path = write_run_file(tmp_path / "run.trec", {"q2": {"d3": 1e-4 + 1, "d1": 1 + 2e-4}, "q1": {"d5": 1.0}})
+    equal = {"d3": 1 + 2e-9, "d1": 1 + 1e-9}  # in float32, which decides
+    path = write_run_file(tmp_path / "run.trec", {"q2": {**equal, "d2": 1.5}, "q1": {"d5": 1.0}})
     found = RankingFile(Path(path), collection)
     assert found.query_ids() == ["q2", "q1"]
     ids = found.document_ids().to_pylist()
-    assert [[ids[row] for row in rows if row >= 0] for rows in found.ranking().rows] == [["d1", "d3"], ["d5"]]
-    expected = np.array([[1 + 2e-4, 1 + 1e-4], [1.0, -np.inf]], dtype=np.float32)
+    names = [[None if row == -1 else ids[row] for row in rows] for rows in found.ranking().rows]
+    assert names == [["d2", "d1", "d3"], ["d5", None, None]]
+    expected = np.array([[1.5, 1, 1], [1, -np.inf, -np.inf]])
     np.testing.assert_array_equal(found.ranking().scores, expected)
     assert found.ranking().scores.dtype == np.float32
+    (tmp_path / "empty.trec").touch()
+    assert RankingFile(tmp_path / "empty.trec", collection).ranking().rows.shape == (0, 0)
 
 
 @pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])

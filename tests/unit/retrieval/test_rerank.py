@@ -34,23 +34,27 @@ def assert_sorted(found: Ranking, query: int, scores: dict[int, float], k: int) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(SEEDS, st.integers(1, 12), st.integers(1, 14), st.integers(1, 3), st.sampled_from([1, 200, 10_000]))
-def test_equals_a_literal_sort(seed: int, depth: int, k: int, vectors: int, bytes_at_once: int) -> None:
+@given(
+    SEEDS, st.integers(1, 12), st.integers(1, 14), st.integers(1, 3), st.sampled_from([1, 200, 10_000]),
+    st.sampled_from([0, 2**40]),
+)  # fmt: skip
+def test_equals_a_literal_sort(seed: int, depth: int, k: int, vectors: int, bytes_at_once: int, first_row: int) -> None:
     generator = np.random.default_rng(seed)
     queries = generator.integers(-2, 3, size=(7, 3)).astype(np.float32)
     documents = generator.integers(-2, 3, size=(20, vectors, 3)).astype(np.float32)
-    candidates = some_candidates(generator, depth)
+    near = some_candidates(generator, depth)
+    candidates = Ranking(np.where(near.rows < 0, -1, near.rows + first_row), near.scores)
     asked: list[NDArray[np.int64]] = []
 
     def fetch(wanted: NDArray[np.int64]) -> NDArray[np.float32]:
         asked.append(wanted)
-        return documents[wanted] if vectors > 1 else documents[wanted, 0]
+        return documents[wanted - first_row] if vectors > 1 else documents[wanted - first_row, 0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BYTES_AT_ONCE", bytes_at_once)
         found = rerank(candidates, queries, fetch, k)
     for query, line in enumerate(candidates.rows):
-        scores = {int(row): float((documents[row] @ queries[query]).max()) for row in line if row >= 0}
+        scores = {int(row): float((documents[row - first_row] @ queries[query]).max()) for row in line if row >= 0}
         assert_sorted(found, query, scores, k)
     assert all((np.diff(wanted) > 0).all() for wanted in asked)
 

@@ -28,7 +28,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> VectorRows:
 
 
 def test_shards_are_one_numbering(rows: VectorRows) -> None:
-    assert (len(rows), rows.dimension) == (8, 3)
+    assert (len(rows), rows.dimension, rows.vectors_per_text) == (8, 3, 1)
     assert rows.ids().to_pylist() == [f"d{row}" for row in range(8)]
     for start in range(9):
         for stop in range(start, 9):

@@ -119,6 +119,8 @@ def test_words_begin_at_characters_that_are_no_space_and_each_run_has_one(text: 
 
 
 @given(texts, st.lists(st.integers(0, 400)))
+@example("a  b", [0, 2])
+@example("\U0010ffff", [1])
 def test_words_of_parts_are_those_of_texts_of_their_own_and_white_space_is_passed_over(text, places):
     cuts = np.array(sorted({min(place, len(text)) for place in places} | {len(text)}), np.int64)
     starts = TextWords(text).word_starts(cuts)

@@ -138,7 +138,7 @@ def test_results_by_domain_are_in_the_report_where_there_are_any(run: dict[str, 
     assert "over the queries of each domain" not in report({"evaluation": run["evaluation"]}, tmp_path / "without")
 
 
-def test_chunks_come_before_or_after_the_collection(other: str, tmp_path: Path) -> None:
+def test_chunks_come_before_or_after_the_collection(run: dict[str, str], other: str, tmp_path: Path) -> None:
     """Of documents that were cut; and of queries that were made out of chunks."""
     collection = make_collection(tmp_path / "long", word=" ".join(f"word{number}" for number in range(60)))
     chunks = make(Chunk(ChunkConfig(collection=collection, output=str(tmp_path / "chunks"))))
@@ -150,6 +150,10 @@ def test_chunks_come_before_or_after_the_collection(other: str, tmp_path: Path) 
     after = report({"collection": asked, "chunks": chunks}, tmp_path / "2")
     assert sections(after) == ["Data", "Chunks", "Left out", "Provenance"]
 
+    vectors = make_vectors(tmp_path / "vectors", collection)
+    plan(tmp_path, collection=collection, chunks=chunks, batches=batches, vectors=vectors)
+    cut = make(Chunk(ChunkConfig(collection=run["collection"], output=str(tmp_path / "cut"))))
+    plan(tmp_path, **run, chunks=cut)  # batches of pairs are made of the collection
     others = make(Chunk(ChunkConfig(collection=other, output=str(tmp_path / "others"))))
     with pytest.raises(UserError, match="don't come from the same collection"):
         plan(tmp_path, chunks=others, batches=batches)

@@ -1,5 +1,6 @@
 """The job of training: what it refuses and warns of with its settings, and what it says of a trained model."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from raytriever.stages.stage import Shard
 from retrieval.encoders.specification import EncoderContract
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import make_artifact
+from trainers.engine import settings as engine_settings
 from trainers.engine.early_stopping import Evaluation, State, Trained
 from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
@@ -62,27 +64,39 @@ def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings()
     assert stage(objective=objective, encoder={"model": "any", "form": form}).config.objective.kind == "multi_layer"
 
 
-@pytest.mark.parametrize("resources", [{"workers": 2, "gpus_per_worker": 0.5}, {"workers": 1, "gpus_per_worker": 2}])
+@pytest.mark.parametrize("resources", [{"workers": 2, "gpus_per_worker": 0.5}, {"workers": 1, "gpus_per_worker": 1.5}])
 def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str, float]):
     training = {"bf16": False, "batches_per_step": 2}
-    said = rf"resources\.gpus_per_worker is {resources['gpus_per_worker']}, but .*Set it to 1"
+    why = "NCCL refuses" if resources["workers"] == 2 else "a worker trains on one GPU"
+    said = rf"resources\.gpus_per_worker is {resources['gpus_per_worker']}, but {why}.*Set it to 1"
     with pytest.raises(UserError, match=said):
         stage(resources=resources, training=training)
     for fits in ({"workers": 1, "gpus_per_worker": 0.5}, {"workers": 2, "gpus_per_worker": 1}, {"workers": 2}):
         assert stage(resources=fits, training=training).config.resources.workers == fits["workers"]
 
 
+def test_precision_is_that_of_the_workers_processor_and_checkpoints_change_no_weights(monkeypatch):
+    monkeypatch.setattr(engine_settings, "has_bfloat16", lambda gpu=False: gpu)
+    for gpus in (0, 0.5):
+        resolved = stage(resources={"gpus_per_worker": gpus}, training={}).config.training.bf16
+        assert resolved is (gpus > 0)
+    found = stage(training={"bf16": False, "checkpoint_every": 7}).resolved()
+    assert found == json.loads(json.dumps(stage().resolved()))
+
+
 def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batch():
     check_workers(1, 4, 12)
     with pytest.raises(UserError, match=r"batches_per_step 4 can't be divided among 3 workers"):
         check_workers(1, 4, 4)
-    with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
-        check_workers(3, 2, 4)
+    with pytest.raises(UserError, match=r"fewest_workers is 2, more than resources.workers, 1"):
+        check_workers(2, None, 4)
     with pytest.raises(UserError, match=r"64 rows \(b\) can't be cut into 3 .* as 3 workers, which may be left of 4"):
         check_slices(2, 4, 1, 64, "b")
     with pytest.raises(UserError, match=r"into 3 equal slices, as 6 workers \(resources\.workers\) would"):
         check_slices(None, 6, 2, 64, "b")
-    for fewest, workers, per_step, rows in ((None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None)):
+    for fewest, workers, per_step, rows in (
+        (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None), (None, None, 1, 7),
+    ):  # fmt: skip
         check_slices(fewest, workers, per_step, rows, "b")
 
 
@@ -180,7 +194,7 @@ def test_an_encoder_that_training_made_worse_is_told(
     def criterion(measure: str, start: int) -> dict[str, Any]:
         return {"measure": measure, "higher_is_better": measure != "loss", "start": start, "minimum_change": 0.05}
 
-    criteria = [criterion(measure, 0), criterion("RR@10" if measure == "loss" else "loss", 11)]
+    criteria = [criterion("RR@10" if measure == "loss" else "loss", 11), criterion(measure, 0)]
     facts = {"best": {"step": 4, "measure": measure, "value": value, "start": start}, "criteria": criteria}
     artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
     lines = stage().announce(artifact)
@@ -189,6 +203,8 @@ def test_an_encoder_that_training_made_worse_is_told(
         assert lines[-1].startswith(artifact.uri)
     else:
         assert lines == []
+    unmeasured: Any = SimpleNamespace(manifest={"facts": {}})
+    assert stage().announce(unmeasured) == []
 
 
 def test_replugs_scores_are_of_no_other_batches():

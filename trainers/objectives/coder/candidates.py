@@ -88,7 +88,7 @@ def draw_others(pool: NDArray[np.int64] | int, own: NDArray[np.int64], wanted: i
 def padded(lists: Sequence[CandidateList]) -> tuple[Tensor, Tensor]:
     """Rows int64 (B, N), ``ABSENT`` behind a list's end, and labels float32 (B, N), -inf where there is none."""
     longest = max(1, *(len(found.rows) for found in lists))
-    rows = np.full((len(lists), longest), ABSENT, dtype=np.int64)
+    rows = np.full((len(lists), longest), ABSENT)
     labels = np.full((len(lists), longest), -np.inf, dtype=np.float32)
     for place, found in enumerate(lists):
         rows[place, : len(found.rows)] = found.rows

@@ -123,6 +123,9 @@ def test_hits_in_a_ranking(data: st.DataObject, match: Match) -> None:
         expected = row_number >= 0 and has_answer(documents[row_number], answers[query], match)
         assert hits[query, rank] == expected
     assert all(one < next_one for one, next_one in pairwise(asked))  # each once, forwards
+    assert set(asked) == {row for line, found in zip(rows.tolist(), answers, strict=True) if found for row in line} - {
+        -1
+    }
 
 
 @pytest.mark.parametrize(

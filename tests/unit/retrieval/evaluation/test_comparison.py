@@ -9,9 +9,10 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from raytriever.cli import app
-from retrieval.evaluation.comparison import compare_sources
+from retrieval.evaluation.comparison import _average, compare_sources
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments, judge_rankings
+from retrieval.evaluation.measures import PerQuery
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import DOCUMENTS, JUDGMENTS, make_collection, write_qrels_file, write_run_file
 from tests.unit.small_run import make
@@ -80,6 +81,17 @@ def test_seeds_are_averaged_query_by_query(folder: Path) -> None:
     assert f"ours    nDCG@10        2  {mean}  {min(values):.4f}   {max(values):.4f}" in text
 
 
+def test_a_query_that_counts_for_some_seeds_has_their_mean() -> None:
+    values = ([1.0, np.nan, np.nan], [0.5, 0.25, np.nan])
+    runs = [
+        PerQuery(("q1", "q2", "q3"), {"RR": np.array(of)}, missing_queries=count) for count, of in enumerate(values)
+    ]
+    with np.errstate(all="raise"):
+        found = _average(runs, ["RR"])
+    np.testing.assert_array_equal(found.values["RR"], [0.75, 0.25, np.nan])
+    assert found.missing_queries == 1
+
+
 def test_folders_of_a_sweep_are_compared(folder: Path, tmp_path: Path) -> None:
     """Their names hold commas and equals signs."""
     for trial in ("margin=0.1,seed=1", "margin=0.1,seed=2", "seed=3"):
@@ -100,6 +112,7 @@ def test_what_is_printed(folder: Path) -> None:
     assert [line for line in text.splitlines() if len(line) > 100] == []
     assert "in ±0.4" in text
     assert "nDCG@10    b - a " in text
+    assert "a - a" not in text
     assert "Conventions of trec" in text
     alone = compared(*arguments, "--measure", "Success@1", "--level", "0.2")
     assert "p < 0.2" in alone
@@ -115,6 +128,7 @@ def test_what_is_printed(folder: Path) -> None:
     (["%/first:x", "%/second"], "/first did not evaluate 'x'. Allowed: a, b."),
     (["mine=%/first", "%/second:c"], "/first has 2 systems: a, b. Choose one: mine="),
     (["%/nowhere", "%/first"], "/nowhere"),
+    (["memory://a=b", "%/first"], "memory://a=b"),
     (["%/collection", "%/first"], "of kind 'collection', one of kind 'evaluation' is needed"),
     (["%/first", "--baseline", "aa"], "--baseline aa: no such system. Did you mean 'a'?"),
     (["%/first", "%/second", "--measure", "RR"], "--measure RR: not all were evaluated by it. Allowed: nDCG@10"),

@@ -102,22 +102,22 @@ def test_answers_alone_need_no_judgments(collection: str, tmp_path: Path) -> Non
     run = {query: found for query, found in RUN.items() if query in ("q4", "q5")}
     found = judge_rankings({"run": write_run_file(tmp_path / "r.trec", run)}, judgments, ["Accuracy@2"], TREC)["run"]
     assert found.query_ids == ("q4", "q5")
-    assert found.values["Accuracy@2"].tolist() == [1.0, 0.0]
+    assert (found.values["Accuracy@2"].tolist(), found.values["Accuracy@2"].dtype) == ([1.0, 0.0], np.float64)
     with pytest.raises(UserError, match="no judgments of split 'open questions'"):
         collection_judgments(collection, "open questions", ["Accuracy@2", "RR"])
 
 
 def test_results_that_are_the_query_itself_are_counted_for_answers_too(tmp_path, monkeypatch):
-    """q1 is judged and has answers, q3 is judged alone, q4 has answers alone, q6 is judged without either."""
-    for query in ("q1", "q3", "q4"):
+    """q1 is judged and has answers, q3 is judged alone, q4 has answers alone, q6 is judged; nobody knows q9."""
+    for query in ("q1", "q3", "q4", "q9"):
         monkeypatch.setitem(DOCUMENTS, query, "Paris Rome")
     collection = make_collection(tmp_path)
     run = {"q1": {"q1": 3.0, "d2": 2.0}, "q3": {"q3": 1.0}, "q4": {"d2": 3.0, "d1": 2.0, "q4": 1.0}, "q6": {"d2": 1.0}}
-    path = write_run_file(tmp_path / "r.trec", run)
+    path = write_run_file(tmp_path / "r.trec", run | {"q9": {"q9": 1.0}})
     for measures, self_hits in ((["Accuracy@5"], 2), (["RR"], 2), (["RR", "Accuracy@5"], 3)):
         judgments = collection_judgments(collection, "test", measures)
         found = judge_rankings({"r": path}, judgments, measures, CONVENTIONS["beir"])["r"]
-        assert (found.self_hits, found.depth) == (self_hits, 3)
+        assert (found.self_hits, found.depth, found.missing_queries) == (self_hits, 3, 1)  # q2
         if "Accuracy@5" in measures:
             assert found.mean("Accuracy@5") == 0.0
         how = how_it_was_measured("split 'test'", "beir", CONVENTIONS["beir"], {}, {"r": {}})
@@ -202,7 +202,7 @@ def test_judgments_in_any_form_and_said_twice_are_the_same(tmp_path: Path) -> No
 
 
 def test_of_own_questions_the_best_answer_counts_alone(collection: str, tmp_path: Path) -> None:
-    run = {"q1": {"d4": 9.0, "d3": 8.0, "d2": 7.0, "d1": 6.0}, "q3": {"d4": 2.0, "d1": 1.0}}
+    run = {"q1": {"d4": 9.0, "d3": 8.6, "d1": 8.4, "d2": 8.2}, "q3": {"d4": 2.0, "d1": 1.0}}
     paths, measures = {"run": write_run_file(tmp_path / "run.trec", run)}, ["nDCG@10", "RR", "R@2", "R@9"]
 
     def first_two(uri: str) -> dict[str, list[float]]:

@@ -144,6 +144,7 @@ def test_a_row_has_its_figures():
     ("revela/1", "'revela/1' names no published result. Allowed is paper/table/row"),
     ("revella/1/Revela 135M", "no paper 'revella' is kept. Did you mean 'revela'?"),
     ("revela/4/Revela 135M", "no table '4' of revela is kept. Allowed: 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13."),
+    ("revela/1/a/b", "no row 'a/b' of revela/1 is kept."),
     ("revela/1/Revela 135", "no row 'Revela 135' of revela/1 is kept. Did you mean 'Revela 135M'?"),
     ("contextual/7/mine", "Allowed: Baseline unsupervised, Contextual unsupervised"),
 ])  # fmt: skip

@@ -30,6 +30,7 @@ from retrieval.evaluation.report import (
     pair_table,
     result_section,
     verdict_table,
+    worse_than,
 )
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import StoredEvaluation, domain_means, how_it_was_measured, metrics_of, per_query_table
@@ -70,6 +71,7 @@ def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
 def test_the_verdict_says_against_each_other_system_whether_mine_is_better(systems: dict[str, PerQuery]) -> None:
     table = verdict_table(evaluated(systems, mine="base"))
     assert [row[:2] for row in table.rows] == [["better", "worse"], ["same", "not decided"]]
+    assert table.text_columns == 2
     difference = systems["base"].mean("nDCG@10") - systems["better"].mean("nDCG@10")
     low, high = map(float, str(table.rows[0][3]).split(" to "))
     assert float(str(table.rows[0][2])) == pytest.approx(difference, abs=1e-4)
@@ -95,14 +97,37 @@ def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(system
     assert cells["better"] == Cell(better, "ac", is_strong=True)
     assert cells["base"] == Cell(base)
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
+    assert table.text_columns == pair_table(evaluated(systems)).text_columns == 2
+    for names, is_strong in ((["better"], False), (["base", "better"], True)):  # a single system is no best one
+        few = evaluation_blocks(evaluated({name: systems[name] for name in names}))[0]
+        assert isinstance(few, Table)
+        assert few.lines()[-1].endswith(" *") == is_strong
     assert isinstance(conventions, Details)
     assert conventions.summary == "Conventions of trec, where nothing else was set"
     assert isinstance(conventions.content, Table)
+    assert conventions.content.text_columns == 2
     assert {
         "ties": "document_id_descending", "missing_queries": "count_as_zero",
         "relevance_levels": "relevant from grade 1 on",
         "'base'": "title and prompts unknown, the ranking does not say",
     }.items() <= dict(conventions.content.rows).items()  # fmt: skip
+
+
+def test_a_letter_is_of_a_system_that_is_worse_by_that_measure(systems: dict[str, PerQuery]) -> None:
+    compared = [("a", "b", 0.1, 0.01), ("a", "c", 0.1, 0.2), ("a", "d", 0.0, 0.01), ("e", "a", -0.1, 0.01)]
+    assert worse_than("a", compared, 0.05) == ["b", "e"]
+    found = evaluated(systems)
+    of_others = [{**each, "measure": "RR"} for each in found.comparisons]
+    assert replace(found, comparisons=[*found.comparisons, *of_others]).marks("better", "nDCG@10") == "ac"
+    beyond_z = replace(found, metrics={**found.metrics, "means": dict.fromkeys(map(str, range(26)))})
+    assert {row[1] for row in pair_table(beyond_z).rows} == {f"{c['a']} - {c['b']}" for c in found.comparisons}
+
+
+@pytest.mark.parametrize(("queries", "begins"), [(1, "Tests need at least 2 queries"), (2, "Letters: ")])
+def test_a_single_query_decides_nothing(systems: dict[str, PerQuery], queries: int, begins: str) -> None:
+    table = evaluation_blocks(evaluated(systems, queries=queries))[0]
+    assert isinstance(table, Table)
+    assert table.caption.startswith(begins)
 
 
 def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(
@@ -219,6 +244,7 @@ def test_a_wide_table_goes_on_below() -> None:
     assert [word for line in lines for word in line.split() if word in names] == names
     few = Evaluated(measured() | metrics_of(systems, names[:2]), [], 0.05)
     assert len(block_lines(evaluation_blocks(few)[:1])) == 3
+    assert block_lines(["one", Plot("<svg/>", "not in a terminal"), "two"]) == ["one", "", "two"]
 
 
 def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **counts: Any) -> dict[str, Any]:
@@ -245,9 +271,9 @@ def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected:
 
 def test_cutoffs_below_a_runs_end_and_queries_unanswered_or_uncounted_are_told(systems: dict[str, PerQuery]) -> None:
     values = np.where(np.arange(60) < 20, np.nan, 1.0)
-    given = {"mine": PerQuery(IDS, {"R@1000": np.ones(60), "Accuracy@5": values}, depth=100)}
+    given = {"mine": PerQuery(IDS, {"R@1000": np.ones(60), "Accuracy@5": values}, depth=1)}
     assert notes(measured() | metrics_of(given, ["R@1000", "Accuracy@5"])) == [
-        "'mine' found at most 100 documents a query, so measures to rank 1,000 see no more.",
+        "'mine' found at most 1 documents a query, so measures to rank 1,000 see no more.",
         "Accuracy@5 is over 40 of the 60 queries.",
     ]
     section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))
@@ -376,6 +402,7 @@ def test_what_gained_and_what_lost_with_the_first_documents_of_each_system(tmp_p
     assert texts[2:] == ["-0.50  text of q1"]
     of_q2, of_q1 = tables[texts.index("+1.00  text of q2")], tables[2]
     assert of_q2.header == ["", "mine 1.00", "other 0.00", "worst 0.00"]
+    assert of_q2.text_columns == 4
     assert of_q2.rows == [
         ["1", "+ Rome Oslo Berlin is large.", "Rome Oslo Nothing of note", ""],
         ["2", "Rome Oslo The capital of France is Paris.", "+ Rome Oslo Berlin is large.", ""],

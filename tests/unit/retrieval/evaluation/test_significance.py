@@ -23,6 +23,7 @@ from retrieval.evaluation.significance import (
     compare_systems,
     equivalence_test,
     holm,
+    paired_difference,
     paired_t_test,
     permutation_tests,
 )
@@ -112,6 +113,12 @@ def test_random_permutation_comes_near_the_exact_p_value_and_is_uniform_for_equa
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
+def test_differences_of_any_size_are_permuted_alike() -> None:
+    a, b = pair(9, 0.06)
+    one, other = permutation_tests(np.stack([a - b, 1e-13 * (a - b)]), seed=0)
+    assert one.p_value == other.p_value < 1
+
+
 def test_seeds_repeat_and_differ() -> None:
     a, b = pair(40, 0.03)
     for drawn in (permutation_of, interval_of):
@@ -147,6 +154,9 @@ def test_constant_differences_are_tested_by_their_signs(constant: float, counts:
     assert result["permutation"]["p_value"] == (pytest.approx(1 / 10_001) if sign else 1.0)
     assert result["interval"] == pytest.approx((constant, constant), abs=1e-12)
     assert result["equivalence"]["p_value"] == (2.0**-30 if abs(constant) < 0.15 else 1.0)
+    assert result["equivalence"]["statistic"] == (-np.inf if sign else np.inf)  # of the end that is nearer
+    large = paired_difference(1e6 * b + constant, 1e6 * b)
+    assert paired_t_test(large).p_value == result["t_test"]["p_value"]
     assert (result["wins"], result["ties"], result["losses"]) == counts
 
 
@@ -214,14 +224,17 @@ def test_queries_that_do_not_count_for_one_are_not_paired() -> None:
     given = systems("ab")
     a, b = given["a"].values["RR"], given["b"].values["RR"]
     a[:10], b[55:] = np.nan, np.nan
-    (found,) = compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
-    assert found["details"]["queries"] == 45
+    (found,) = compare_systems(given, ["RR"], seed=0, margin=0.1, pairs=[("a", "b")])
+    assert (found["details"]["queries"], found["details"]["margin"]) == (45, 0.1)
     assert found["details"]["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(a[10:55], b[10:55]).pvalue)
     assert found["details"]["mean_a"] == pytest.approx(a[10:55].mean())
     a[1:] = np.nan
     with pytest.raises(UserError, match="'a' and 'b' can't be compared by RR: 0 queries can't be tested"):
         compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
     assert comparable_pairs(given, ["RR"]) == []
+    two = {name: PerQuery(IDS[:2], {"RR": values}) for name, values in zip("ab", pair(2, 0.1), strict=True)}
+    (found,) = compare_systems(two, ["RR"], seed=0, margin=0.05, pairs=comparable_pairs(two, ["RR"]))
+    assert found["details"]["queries"] == 2
 
 
 def test_a_pair_is_tested_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.table import SuiteTable, TableConfig
 from tests.unit.small_run import make, make_artifact
 
-SIZES = {"arguana": 40, "android": 10, "gaming": 25}
+SIZES = {"arguana": 40, "android": 2, "gaming": 25}
 GROUPS = {"cqadupstack": ("android", "gaming")}
 
 
@@ -111,6 +111,7 @@ def test_a_table_marks_the_best_and_says_what_its_means_rest_on(tmp_path: Path) 
     elsewhere = PublishedRow("coder", "1", "of another measure", {("arguana", "R@10"): 0.5})
     (table,) = measure_tables(given, GROUPS)
     shown = shown_table(table, {"base": row, "better": elsewhere}, 0.05)
+    assert shown.text_columns == 2
     base, printed, difference, better = shown.rows  # below a row of other measures nothing
     assert (printed[2:], difference[3:]) == (["0.4870", "-", "-"], ["-", "-"])
     assert [[cell.is_strong for cell in cells[2:4]] for cells in (base, better)] == [[False] * 2, [True] * 2]

@@ -71,6 +71,7 @@ def test_shards_merged_equal_one_search_to_the_last_bit(search: Search, cuts: li
         assert_same(merge_rankings(merged, 20), whole)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_query_scores_the_same_alone_in_company_and_against_mapped_documents(search: Search, tmp_path: Path) -> None:
     queries, documents = vectors(130, 96), vectors(2500, 96, seed=1)
     together = search(queries, documents, 500)

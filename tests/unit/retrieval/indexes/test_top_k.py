@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raytriever.errors import UserError
 from retrieval.indexes import exact_search, top_k
 from retrieval.indexes.exact_search import exact_top_k, pair_scores, search_stored
-from retrieval.indexes.top_k import Ranking, merge_rankings, reciprocal_rank_fusion
+from retrieval.indexes.top_k import Ranking, best_of_documents, merge_rankings, reciprocal_rank_fusion
 from tests.unit.retrieval.indexes.rankings import assert_same
 
 
@@ -47,12 +47,28 @@ def test_rows_count_from_the_first() -> None:
     assert_same(from_far, Ranking(np.where(found.rows < 0, -1, found.rows + 2**40), found.scores))
 
 
+def test_rows_beyond_a_keys_are_fused_and_joined_alike() -> None:
+    def moved(ranking: Ranking, by: int) -> Ranking:
+        return Ranking(np.where(ranking.rows < 0, -1, ranking.rows + by), ranking.scores)
+
+    scores = np.array([[0.5, 0.25, -np.inf]], dtype=np.float32)
+    near = [Ranking(np.array([[3, 2, -1]]), scores), Ranking(np.array([[2, 4, -1]]), scores)]
+    far = [moved(ranking, 2**40) for ranking in near]
+    assert_same(reciprocal_rank_fusion(far, depth=5), moved(reciprocal_rank_fusion(near, depth=5), 2**40))
+    assert_same(best_of_documents(far[0], 2, 3), moved(best_of_documents(near[0], 2, 3), 2**39))
+    assert best_of_documents(near[0], 2, 3).rows.tolist() == [[1, -1, -1]]
+
+
 def test_merge_pads_and_cuts() -> None:
     short = Ranking(np.array([[4, -1]]), np.array([[0.5, -np.inf]], dtype=np.float32))
     other = Ranking(np.array([[2, 9, 7]]), np.array([[0.5, 0.5, 0.25]], dtype=np.float32))
     assert merge_rankings([short, other], 6).rows.tolist() == [[2, 4, 9, 7, -1, -1]]
     assert merge_rankings([short, other], 6).scores.tolist() == [[0.5, 0.5, 0.5, 0.25, -np.inf, -np.inf]]
     assert merge_rankings([short, other], 2).rows.tolist() == [[2, 4]]
+    assert merge_rankings([other], 2).rows.tolist() == [[2, 9]]
+    nothing = top_k.best_candidates(np.zeros((3, 0), np.float32), np.zeros((3, 0), np.int64), 2)
+    assert nothing.rows.shape == (3, 2)
+    assert set(map(tuple, (nothing.rows.ravel(), nothing.scores.ravel()))) == {(-1,) * 6, (-np.inf,) * 6}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -226,6 +226,11 @@ SHARDED, CHUNKS = ("sharding", "sharded"), ("objective.chunk_tokens", 4096)
         ),
         (
             find_gpus("h100", 1),
+            {"objective": {"kind": "contrastive", "chunk_tokens": 1000}},
+            [CACHE, CHECKPOINTS, ("objective.chunk_tokens", 250)],
+        ),
+        (
+            find_gpus("h100", 1),
             {"objective": REVELA},
             [CACHE, CHECKPOINTS, ("objective.language_model.activation_checkpointing", True), CHUNKS],
         ),

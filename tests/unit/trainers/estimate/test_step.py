@@ -16,14 +16,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from pipelines.formats.sources import AnySource
+from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.settings.configuration import validate
 from raytriever.stages.cost import Size
 from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
+from retrieval.jobs.embed import Embed, EmbedConfig
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
-from tests.unit.small_run import make_collection
+from tests.unit.small_run import make_artifact, make_collection
 from tests.unit.trainers.chunk_batches import store_chunk_batches
 from tests.unit.trainers.pair_batches import pair, store_pairs
+from trainers.estimate import recipe
 from trainers.estimate.counting import Counting
 from trainers.estimate.machines import find_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective, token_counts
@@ -270,6 +274,8 @@ def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
     of_text = sum(map(len, texts)) / len(texts)
     held = Size(54, of_text, 7 + 44 / 54, {"train": (48, 48), "test": (6, 6)}, disk=made.bytes)
     assert stored_size(made.uri, one) == held
+    pairs = Artifact(make_artifact(tmp_path / "pairs", "pairs", {}, {}, {"x": "12345"}, 7))
+    assert stored_size(pairs.uri, one) == replace(one, pairs=7, domains=(7,), disk=pairs.bytes)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +293,42 @@ def test_embedding_is_bound_by_its_slower_half(
     texts = files * 16_384  # of a hundred tokens, vectors of a hundred numbers
     found = embedding_causes([(texts, 460)], EncoderCost(of_token, 100), find_gpus("h100", 8), workers)
     assert found == pytest.approx({"one task": 5, cause: seconds, "a node's reading": texts * 660 / 2e9}, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("share", "bytes_of_a_text", "tokens", "cause", "seconds"),
+    [
+        (1, 100, 32, "GPUs", 1),
+        (0, 500, 128, "GPUs", 5),
+        (0.25, 9_000, 512, "the longest task", 4 * 90),  # four on a GPU, for one task
+    ],
+)
+def test_an_encoder_is_counted_once_with_texts_of_about_the_length(
+    tmp_path: Path, monkeypatch, share: float, bytes_of_a_text: int, tokens: int, cause: str, seconds: float
+) -> None:
+    asked: list[int] = []
+    cost = EncoderCost(BYTES_OF_A_TOKEN / 1e4, 7, peak=5)
+    monkeypatch.setattr(recipe, "encoder_cost", lambda *given: asked.append(given[-1]) or cost)
+    values = {"collection": "c", "encoder": {"model": str(tmp_path)}, "output": str(tmp_path), "parts": ["documents"]}
+    stage = Embed(validate(EmbedConfig, values | {"resources": {"gpus_per_worker": share}}, "embed"))
+    estimating = Estimating({}, find_gpus("h100", 1))
+    size = Size(documents=100, document_bytes=bytes_of_a_text, splits={"dev": (9, 9)})
+    found = [estimating._embedding(stage, size) for _ in range(2)][1]
+    assert asked == [tokens]
+    assert (found.made.disk, found.made.dimension, found.peak) == (100 * (2 * 7 + 20), 7, 5)
+    assert found.causes[cause] == pytest.approx(seconds)
+
+
+def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path) -> None:
+    config = validate(
+        EmbedConfig, {"collection": "c", "encoder": {"model": "m", "static": True}, "output": "o"}, "embed"
+    )
+    queries = {"collection": "c", "encoder": {"model": "o"}, "output": str(tmp_path)}
+    stages = {"embed": Embed(config), "again": Embed(validate(EmbedConfig, queries, "embed"))}
+    estimating = Estimating(stages, find_gpus("h100", 1))
+    for name in stages:
+        estimating.add(name)
+        assert (estimating.found[name].made.disk, estimating.found[name].causes) == (0, {})
 
 
 def test_a_peak_is_weights_gradients_states_and_what_is_left() -> None:

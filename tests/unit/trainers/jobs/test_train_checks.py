@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import check_before_run, recipe_stages
 from raytriever.stages.stage import Stage
+from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, locate_named, seconds_of_tokens
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
@@ -56,8 +58,10 @@ def check(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
     return check
 
 
-def test_what_would_run_is_not_refused(check) -> None:
+def test_what_would_run_is_not_refused(check, tiny_encoder: Path) -> None:
     check()
+    documents = f"first.document_encoder={{model: {tiny_encoder}, pooling: mean}}"
+    check(documents, "first.encoder.max_length=8", "first.objective.document_max_length=9")
     form = "first.encoder.form={kind: layers, layers: [1, 2], reduction: last}"
     check(form, "first.objective={kind: multi_layer, training_form: self_contrastive, regularisation: 1.0}")
     check("first.encoder.max_length=64", "first.objective.query_max_length=64", "first.tracking.trackers=[]")
@@ -147,6 +151,28 @@ def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_pat
         check_inputs(training={"bf16": False, "epochs": 2})
 
 
+def test_what_a_training_here_takes_is_three_passes_over_its_texts(tmp_path: Path, tiny_encoder: Path) -> None:
+    def made(count: int, lengths: dict[str, int], **training: Any) -> tuple[Train, float]:
+        """Of so many stored batches of two pairs: the stage, and the tokens that it takes as long as."""
+        rows = [[pair(2 * batch), pair(2 * batch + 1)] for batch in range(count)]
+        values = {
+            "batches": store_pairs(tmp_path / f"{count}", rows), "output": str(tmp_path / "model"),
+            "encoder": {"model": str(tiny_encoder)}, "objective": {"kind": "contrastive", **lengths},
+            "training": {"bf16": False, **training},
+        }  # fmt: skip
+        stage = Train(validate(TrainConfig, values, "model"))
+        model = stage.config.encoder
+        return stage, stage.seconds_here([]) / seconds_of_tokens(locate_named(model), model, 1)
+
+    lengths = {"query_max_length": 3, "document_max_length": 4}
+    stage, tokens = made(4, lengths, batches_per_step=2)
+    assert stage.total_rows() == 8
+    assert tokens == pytest.approx(3 * 8 * (3 + 4))
+    assert made(4, lengths, max_steps=1)[1] == pytest.approx(tokens / 4)
+    stage, tokens = made(1, {})
+    assert tokens == pytest.approx(3 * BatchReader(stage.config.batches).read(0, 0).nbytes / BYTES_OF_A_TOKEN)
+
+
 def test_the_size_of_batches_is_that_of_whatever_they_are_made_by(tmp_path: Path) -> None:
     recipe = """
 stages:
@@ -186,6 +212,8 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
     assert warnings("apart", "dev", 6, 7, 8) == []
     assert warnings("elsewhere", "train", 6, 7, 8, inputs={"collection": "f" * 64}) == []  # its q6 is another query
     batches = str(tmp_path / "batches")
+    of_chunks: Any = SimpleNamespace(columns={"document"}, artifact=Artifact(batches))
+    assert training_set_warnings(RetrievalValidationSettings(collection=collection), of_chunks) == []
 
     def plan(**of_validation: Any) -> None:
         values = {

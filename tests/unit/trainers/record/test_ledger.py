@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,21 @@ import pyarrow as pa
 import pytest
 import torch
 
+from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyBatches, tiny_objective, with_columns
 from trainers.engine.order import Order
 from trainers.engine.reading import Reader
 from trainers.engine.settings import TrainingSettings
 from trainers.objective import Comparisons
-from trainers.record.ledger import Ledger, ledger_lines, ledger_rows, measure_ledger, negatives_per_query, text_lengths
+from trainers.record.ledger import (
+    Ledger,
+    ledger_lines,
+    ledger_rows,
+    measure_ledger,
+    negatives_per_query,
+    require_negatives,
+    text_lengths,
+)
 from trainers.record.run_log import measured
 
 TRAINING = TrainingSettings(bf16=False)
@@ -23,6 +33,7 @@ TRAINING = TrainingSettings(bf16=False)
 
 def measure(batches: TinyBatches, per_step: int = 1, ranks: int = 1, joined: bool = False, **settings: Any) -> Ledger:
     objective = tiny_objective(**({"share_negatives": "step"} if joined else {}), **settings)
+    next(objective.parameters()).requires_grad_(False)
     order = Order(batches.counts, per_step, 0, ranks, joined=joined)
     return measure_ledger(objective, batches, Reader(batches, objective), order, ranks, TRAINING)
 
@@ -45,7 +56,9 @@ def test_counts_are_those_of_the_batches() -> None:
     assert negatives_per_query(ledger.to_json()) == pytest.approx(5 + np.mean(hard) - np.mean(masked) / 6)
     assert ledger.cross_batch == ledger.cross_rank == 0
     assert (ledger.steps, ledger.dropped_batches, ledger.sampled_batches) == (8, (1, 0), 8)
-    assert ledger.trainable_parameters == ledger.parameters == sum(p.numel() for p in objective.parameters())
+    numbers = [parameter.numel() for parameter in objective.parameters()]
+    assert (ledger.parameters, ledger.trainable_parameters) == (sum(numbers), sum(numbers[1:]))
+    assert isinstance(compared.documents, int)
 
 
 def test_shared_negatives_are_counted_over_the_step_and_over_ranks() -> None:
@@ -87,31 +100,41 @@ def test_lengths_are_found_in_any_nest() -> None:
     nested = {"a": [{"attention_mask": mask, "input_ids": mask}], "b": ({"attention_mask": mask[:1]},)}
     assert {name: lengths.tolist() for name, lengths in text_lengths(nested).items()} == {"texts": [2, 1, 2]}
     assert text_lengths({"vectors": mask}) == {}
+    assert text_lengths({"attention_mask": torch.ones(2, 3, 4)})["texts"].tolist() == [4] * 6
 
 
 def test_lines_are_few_and_say_each_number() -> None:
     ledger = Ledger(
-        steps=1250, batches_per_step=4, ranks=2, slices_per_batch=1, dropped_batches=(3, 1), sampled_batches=8,
+        steps=1250, batches_per_step=4, ranks=2, slices_per_batch=2, dropped_batches=(3, *[1] * 8), sampled_batches=8,
         comparisons=Comparisons(queries=128, documents=256, positives=1, in_batch=254, hard=1, masked=0.42),
-        cross_batch=768, cross_rank=512, tokens={}, trainable_parameters=300, parameters=30_000, learning_rate=2e-5,
+        cross_batch=768, cross_rank=512.04, tokens={}, trainable_parameters=300, parameters=30_000, learning_rate=2e-5,
         precision="bfloat16 autocast",
     )  # fmt: skip
     lines = ledger_lines(ledger.to_json())
     assert len(lines) <= 15
-    assert "1,250 of 4 batches, on 2 ranks" in lines[1]
+    assert "1,250 of 4 batches, on 2 ranks, 2 slices a batch" in lines[1]
     text = "\n".join(lines)
     for said in (
         "512 a step, 128 a batch",
-        "at most 1,022.6 a query: 254 of its batch, 768 of the step's other batches, 1 hard, 0.4 masked, 512",
+        "at most 1,022.6 a query: 254 of its batch, 768 of the step's other batches, 1 hard, 0.4 masked, 512 enc",
         "1,024 a step",
         "300 of 30,000",
         "2e-05 at its peak",
         "bfloat16 autocast",
-        "3, 1 (of each epoch)",
+        "3, 1, 1, 1, 1, 1, 1, 1, … (of each epoch)",
     ):
         assert said in text
     stored = json.loads(json.dumps(ledger.to_json()))
     assert ledger_rows(stored) == ledger_rows(ledger.to_json())
+
+
+def test_batches_without_a_negative_are_refused() -> None:
+    none = Comparisons(queries=1, documents=1, positives=1.0, in_batch=0.0, hard=0.0, masked=0.0)
+    ledger = replace(of_run(), comparisons=none)
+    with pytest.raises(UserError, match="no query has a negative: a batch has 1 query and no hard negatives"):
+        require_negatives(ledger, "there")
+    for enough in ({"positives": 0.0}, {"hard": 0.5}):
+        require_negatives(replace(ledger, comparisons=replace(none, **enough)), "there")
 
 
 def test_the_first_step_is_left_out_of_rates() -> None:
@@ -155,6 +178,9 @@ def test_lines_are_aligned_exact_and_without_positives_say_what_a_text_is_weighe
     assert places == {2 + max(len(name) for name, _ in rows) + 2}  # columns are aligned
     assert len(lines) <= 15
     assert "at most" not in "\n".join(lines)  # of negatives that are not shared
+    assert "other batches" not in "\n".join(lines)
+    stored["comparisons"]["hard"] = 0.0
+    assert ", 0 hard" in dict(ledger_rows(stored))["negatives"]
     assert "\n".join(ledger_lines(of_run(joined=True).to_json())).count("at most") == 1
     stored["comparisons"] |= {"positives": 0.0, "in_batch": 15.0, "hard": 0.0, "masked": 0.0}
     rows = dict(ledger_rows(stored))

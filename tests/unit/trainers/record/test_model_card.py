@@ -54,7 +54,8 @@ def test_the_hub_reads_the_header_and_the_text_says_data_measures_and_how_to_loa
 
 def test_prompts_are_told_by_name() -> None:
     named = CONTRACT.model_copy(update={"prompts": {"classification": "classification: "}})
-    text = model_card("any", {}, INPUTS, named, POINTS)
+    text = model_card("any", {"prompt": "für"}, INPUTS, named, POINTS)
+    assert "prompt: für" in text
     assert "| prompt `classification` | `'classification: '` |" in text
     assert "prompt_name='classification'" in text
     assert "prompt_name" not in card()

@@ -95,6 +95,7 @@ def test_a_step_is_told_with_its_rates() -> None:
         "speed/tokens_per_second": 400.0,
         "speed/waiting_share": 0.2,
     }
+    assert tracked_values(POINT | {"peak_seconds": 0.2})["speed/mfu"] == 0.4
 
 
 def test_tensorboard_for_real_purges_the_steps_that_are_taken_again(tmp_path: Path, logged: list[str]) -> None:

@@ -1,6 +1,7 @@
 """What the report says of training, against its points."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.plots import Panel
 from raytriever.reports.report import Plot, Section, render
 from raytriever.reports.table import Cell, Table
 from tests.unit.small_run import LEDGER, make_artifact, training_points
 from trainers.engine.early_stopping import Criterion, Evaluation
+from trainers.record import report_section
 from trainers.record.report_section import training_section, training_section_of
 
 EVALUATIONS = [
@@ -65,6 +68,9 @@ def test_validation_shows_start_best_and_last_and_what_the_best_took(points: lis
     section = training_section(points, points, LEDGER, EVALUATIONS, CRITERIA)
     table = tables_of(section)[0]
     assert table.header == ["measure", "start (step 0)", "best (step 20)", "last (step 50)"]
+    assert [row[0] for row in table.rows[:2]] == ["nDCG@10", "RR@10"]  # what decides is the first
+    assert [cell.is_strong for cell in table.rows[0][1:] if isinstance(cell, Cell)] == [False, True, False]
+    assert [part.text_columns for part in tables_of(section)] == [1, 1, 2]
     assert (
         rows_of(table).items()
         >= {
@@ -82,6 +88,25 @@ def test_validation_shows_start_best_and_last_and_what_the_best_took(points: lis
     (caption,) = [plot.caption for plot in plots_of(section) if "Orange" in plot.caption]
     assert caption.startswith("Measures of validation by the steps done. Orange: step 20,")  # what on, it isn't told
     assert tables_of(section)[-1].rows[0][0] == "steps"
+
+
+def test_steps_are_smoothed_and_evaluations_are_dots_with_the_best_marked(points, monkeypatch) -> None:
+    drawn, epoch_ends = list[Panel](), list[float]()
+
+    def draw(panels: list[Panel], _: str, ends: Sequence[float] = ()) -> str:
+        drawn.extend(panels)
+        epoch_ends.extend(ends)
+        return "<svg/>"
+
+    monkeypatch.setattr(report_section, "curve_panels", draw)
+    training_section(points, [], LEDGER, EVALUATIONS, CRITERIA)
+    assert [(each.title, each.smoothed, each.dots, each.marked) for each in drawn[:4]] == [
+        ("loss", True, False, None),
+        ("learning rate", False, False, None),
+        ("accuracy (positive ranked first)", True, False, None),
+        ("nDCG@10", False, True, 20),
+    ]
+    assert epoch_ends == [30.5]
 
 
 @pytest.mark.parametrize(

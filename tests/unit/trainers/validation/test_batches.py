@@ -46,7 +46,7 @@ def test_means_over_the_batches(objective):
             outcome = objective(objective.collate(batches.read(0, number)))
         losses.append(float(outcome.loss))
         ranks.append(float(outcome.metrics["positive_rank"]))
-    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-12)
     assert found["positive_rank"] == pytest.approx(np.mean(ranks))
     assert 1 < found["positive_rank"] < batches.size
 

@@ -122,6 +122,9 @@ def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
     again = tmp_path / "again"
     model.save(str(again))  # by sentence-transformers: its code goes along
     same_vectors_as_theirs(encoder, load(again))
+    for name in ("contextual.json", "context.json", "sentence_bert_config.json", "1_Pooling/config.json"):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    assert not (again / "first_stage" / "README.md").exists()
     for target, write in ((folder, lambda: written(encoder, folder)), (again, lambda: model.save(str(again)))):
         model[0].use_context("null")
         write()  # over the folder with a context
