@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -15,7 +16,14 @@ from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import StorageError
 from raytriever.reports.log import log
 from raytriever.stages import stage as stages
-from raytriever.stages.placement import NodeRoom, cpus_of_a_worker, even_share, tokenizing_threads
+from raytriever.stages.placement import (
+    NodeRoom,
+    cpus_of_a_worker,
+    even_share,
+    threads_of_a_worker,
+    tokenizing_threads,
+    workers_that_fit,
+)
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, map_shards
 
 HEAD, CPU_NODE, GPU_NODE = NodeRoom(0), NodeRoom(64), NodeRoom(96, 8)
@@ -59,14 +67,28 @@ def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch
     def node(alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"Alive": alive, "Resources": resources}
 
-    listed = [node(), node(CPU=64.0), node(CPU=96.0, GPU=8.0)]
+    listed = [node(CPU=1.0), node(CPU=64.0), node(CPU=96.0, GPU=8.0)]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     assert cpus_of_a_worker(8, 1) == 12
     assert cpus_of_a_worker(2, 0) == 64
+    del listed[1]
+    listed[1]["Alive"] = False
+    assert cpus_of_a_worker(2, 0) == 1
     assert logged == []
-    listed[2]["Alive"] = False
-    assert cpus_of_a_worker(8, 1) == 1
-    assert "resources.cpus_per_worker" in logged[0]
+    listed[0] = node()
+    assert (cpus_of_a_worker(8, 1), cpus_of_a_worker(8, 0)) == (1, 1)
+    assert ["resources.cpus_per_worker" in line for line in logged] == [True, True]
+    assert "GPUs" in logged[0]
+
+
+def test_a_cluster_that_names_no_cpus_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    assert (workers_that_fit(1, 0), workers_that_fit(0.5, 0), workers_that_fit(1, 1)) == (1, 2, 0)
+
+
+def test_a_worker_computes_here_on_at_least_one_thread() -> None:
+    with threads_of_a_worker(0.5):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
