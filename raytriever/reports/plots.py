@@ -32,11 +32,11 @@ _LOOK: dict[Any, Any] = {
     "text.parse_math": False,  # a name may hold a dollar sign
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
+    "font.size": 9.0,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
-    "axes.labelsize": 9,
+    "axes.labelsize": 9.0,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.8,
@@ -51,6 +51,22 @@ _LOOK: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.08,
     "grid.color": "#e3e8eb",
     "grid.linewidth": 0.8,
+    "axes.prop_cycle": f"cycler(color=['{BLUE}'])",
+    "lines.linewidth": 1.6,
+    "errorbar.capsize": 2.5,
+    "image.interpolation": "nearest",
+}
+_STYLES: dict[str, dict[str, Any]] = {
+    "zero": {"color": INK, "linewidth": 0.8},
+    "boundary": {"color": GREY, "linewidth": 0.8, "linestyle": ":"},
+    "interval": {"linewidth": 1.8},
+    "point": {"markersize": 6.5},
+    "step": {"alpha": 0.35, "markersize": 3.0, "markeredgewidth": 0.0},
+    "curve": {"markersize": 3.5},
+    "marked": {"color": ORANGE, "markersize": 7.0},
+    "level": {"color": ORANGE, "linewidth": 0.8, "linestyle": "--", "zorder": 0.0},
+    "setting": {"markersize": 4.0, "linewidth": 1.4},
+    "highest": {"color": ORANGE, "markersize": 8.0, "zorder": 3.0},
 }
 
 
@@ -103,11 +119,11 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
     def draw(figure: "Figure") -> None:
         row_of_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, intervals) in zip(row_of_axes, panels.items(), strict=True):
-            axes.axvline(0, color=INK, linewidth=0.8)
+            axes.axvline(0, **_STYLES["zero"])
             for row, interval in enumerate(reversed(intervals)):
-                axes.plot([interval.low, interval.high], [row, row], color=BLUE, linewidth=1.8)
+                axes.plot([interval.low, interval.high], [row, row], **_STYLES["interval"])
                 face = BLUE if interval.is_significant else "white"
-                axes.plot(interval.value, row, "o", color=BLUE, markerfacecolor=face, markersize=6.5)
+                axes.plot(interval.value, row, "o", markerfacecolor=face, **_STYLES["point"])
             axes.set_yticks(range(len(intervals)), [shown(interval.name) for interval in reversed(intervals)])
             axes.set_ylim(-0.6, len(intervals) - 0.4)
             axes.tick_params(axis="y", length=0)
@@ -147,17 +163,17 @@ def _draw_panel(axes: "Axes", panel: Panel, boundaries: Sequence[float]) -> None
     from matplotlib.ticker import MaxNLocator
 
     for boundary in boundaries:
-        axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
+        axes.axvline(boundary, **_STYLES["boundary"])
     x, y = thin(panel.steps.astype(np.float64)), thin(panel.values)
     if panel.smoothed:
-        axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
-        axes.plot(running_mean(x), running_mean(y), color=BLUE, linewidth=1.6)
+        axes.plot(x, y, "o", **_STYLES["step"])
+        axes.plot(running_mean(x), running_mean(y))
     else:
-        axes.plot(x, y, "o-" if panel.dots else "-", color=BLUE, linewidth=1.6, markersize=3.5)
+        axes.plot(x, y, "o-" if panel.dots else "-", **_STYLES["curve"])
     for place in np.flatnonzero(panel.steps == panel.marked):
         value = panel.values[place]
-        axes.plot(panel.steps[place], value, "o", color=ORANGE, markersize=7)
-        axes.axhline(value, color=ORANGE, linewidth=0.8, linestyle="--", zorder=0)
+        axes.plot(panel.steps[place], value, "o", **_STYLES["marked"])
+        axes.axhline(value, **_STYLES["level"])
     axes.set_title(shown(panel.title))
     axes.set_xlabel("step")
     axes.grid()
@@ -172,8 +188,8 @@ def heat_map(values: NDArray[np.float32], left_out: NDArray[np.bool_], descripti
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         colours = mpl.colormaps["Blues"].with_extremes(bad=ORANGE)
-        image = axes.imshow(np.ma.masked_array(values, left_out), cmap=colours, interpolation="nearest")
-        figure.colorbar(image, ax=axes, shrink=0.7)
+        image = axes.imshow(np.ma.masked_array(values, left_out), cmap=colours)
+        figure.colorbar(image, shrink=0.7)
 
     return svg_of(draw, 0.8 * _WIDTH * min(1, len(values) / values.shape[1]) + 0.4, description)
 
@@ -200,7 +216,7 @@ def _draw_settings(axes: "Axes", panel: SettingPanel) -> None:
     numbers = _numbers(panel.names)
     if numbers is None:
         names = list(dict.fromkeys(panel.names))
-        places = np.array([names.index(name) for name in panel.names], dtype=np.float64)
+        places = np.array([names.index(name) for name in panel.names])
         axes.set_xticks(range(len(names)), [shown(name, 16) for name in names])
     else:
         places = numbers
@@ -212,8 +228,8 @@ def _draw_settings(axes: "Axes", panel: SettingPanel) -> None:
     order = order[np.isfinite(panel.means[order])]
     x, y = places[order], panel.means[order]
     style = "o-" if panel.joined and numbers is not None else "o"  # nothing lies between names
-    axes.errorbar(x, y, yerr=panel.deviations[order], fmt=style, color=BLUE, markersize=4, linewidth=1.4, capsize=2.5)
-    axes.plot(x[y.argmax()], y.max(), "o", color=ORANGE, markersize=8, zorder=3)
+    axes.errorbar(x, y, yerr=panel.deviations[order], fmt=style, **_STYLES["setting"])
+    axes.plot(x[y.argmax()], y.max(), "o", **_STYLES["highest"])
     axes.set_title(shown(panel.measure))
     axes.set_xlabel(shown(panel.key, 60))
     axes.grid()
@@ -255,10 +271,10 @@ def svg_of(draw: "Callable[[Figure], None]", height: float, description: str) ->
 def _inline(document: str, description: str) -> str:
     """The part of matplotlib's file for a page: no prologue, no xlink, no style of its own."""
     svg = document[document.index("<svg") :].strip()
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg)
     svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
     svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
     label = escape(printable(description))
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"')

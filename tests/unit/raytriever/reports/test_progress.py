@@ -1,6 +1,10 @@
 """Lines that tell how far long work has come."""
 
+import sys
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from raytriever.reports import progress
 from raytriever.reports.log import log
@@ -58,3 +62,19 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lin
 def test_what_is_said_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     log.info("[bold]kept[/bold] " + "x" * 300)
     assert capsys.readouterr() == ("", "[bold]kept[/bold] " + "x" * 300 + "\n")
+
+
+def test_a_terminal_shows_rate_and_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, terminal = [0.0], Console(file=StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "console", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with ProgressLine("embed", 100, "texts") as line:
+        for now[0], done in ((1.0, 5), (21.0, 40)):
+            line.advance(done, "loss 1.5")
+    shown = terminal.file.getvalue()
+    assert "2.0 texts/s loss 1.5" in shown
+    assert "27.5 s left" in shown
+    assert capsys.readouterr().err == ""
