@@ -238,7 +238,7 @@ def choose(
         return eligible
     if priorities is None:
         return eligible & (np.cumsum(eligible, axis=1) <= number)
-    order = np.lexsort((priorities, ~eligible), axis=1)[:, :number]
+    order = np.lexsort((priorities, ~eligible))[:, :number]
     chosen = np.zeros_like(eligible)
     np.put_along_axis(chosen, order, values=True, axis=1)
     return chosen & eligible

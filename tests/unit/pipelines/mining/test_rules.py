@@ -280,6 +280,7 @@ def test_scores_of_pairs_don_t_depend_on_their_neighbours(monkeypatch, per_docum
         return mining.exact_scores(**opened, query_rows=left, document_rows=right)
 
     scores = scored(left, right)
+    assert scores.dtype == np.float32
     pairs = [queries[q].astype(float) @ documents[d].astype(float).T for q, d in zip(left, right, strict=True)]
     np.testing.assert_allclose(scores, [np.max(products) for products in pairs], rtol=1e-5)
     alone = [scored(left[n : n + 1], right[n : n + 1])[0] for n in range(101)]
