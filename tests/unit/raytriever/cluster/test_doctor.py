@@ -33,7 +33,11 @@ def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     checks = checked(FINE, replace(FINE, address="10.0.0.2"))
     assert {check.state for check in checks.values()} == {"ok"}
     assert checks["GPUs"].found == "4: A100"
-    assert checked(with_facts(libraries=FACTS.libraries | {"faiss": None}))["FAISS"].state == "note"
+    assert "90 GB" in checks["disk"].found
+    assert checked(with_facts(versions={"ray": "2.60.0"}))["versions"].state == "ok"
+    without = with_facts(libraries=FACTS.libraries | {"faiss": None})
+    assert checked(without)["FAISS"].state == "note"
+    assert checked(without, with_facts(libraries=FACTS.libraries | {"faiss": 1}))["FAISS"].state == "FAIL"
     assert checked(FINE, storage=None)["storage"].state == "note"
 
 
@@ -46,6 +50,7 @@ def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     (with_facts(libraries=FACTS.libraries | {"faiss": 1}), "FAISS", "FAISS sees 1 of 2 GPUs"),
     (with_facts(disk=FACTS.disk | {"cache": (10**9, 10**12)}), "disk", "1.0 of 1000 GB free for the cache"),
     (with_facts(disk=FACTS.disk | {"session": (40 * 10**9, 10**12)}), "disk", "40.0 of 1000 GB free"),
+    (with_facts(disk=FACTS.disk | {"session": (5 * 10**9, 50 * 10**9)}), "disk", "5.0 of 50 GB free"),
     (with_facts(open_session="/tmp/ray/session"), "session", "10.0.0.2: /tmp/ray/session"),
     (replace(FINE, storage_problem="can't write: denied"), "storage", "can't write: denied"),
     (replace(FINE, facts=None, problem="does not answer"), "nodes", "does not answer"),
