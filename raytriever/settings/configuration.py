@@ -180,7 +180,7 @@ def split_values(listed: str, where: str) -> list[str]:
     Raises ``UserError``, led by ``where``, for what is no list in YAML.
     """
     try:
-        node: Any = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
+        node: Any = yaml.compose(f"[{listed}]")
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{where}: the values are not valid YAML; leave none empty, or quote them.") from error
     return [listed[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
@@ -247,7 +247,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
 
 def did_you_mean(given: str, allowed: Sequence[str]) -> str:
     """`` Did you mean 'x'?`` for a close match; else what is allowed."""
-    close = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(given, allowed)
     if close:
         return f" Did you mean '{close[0]}'?"
     return f" Allowed: {', '.join(allowed)}." if allowed else ""
@@ -265,7 +265,7 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
         tagged = [holder for holder in holders if kind_of(holder) == part]
         if fields and len(holders) == 1:  # below several comes a tag, or what the user has named
             keys.append(part)
-            holders = [below for field in fields for below in models_in(field)] or holders
+            holders = [below for field in fields for below in models_in(field)]
         elif tagged:
             holders = tagged
         elif part not in ("bool", "int", "float", "str") and not part.startswith("literal["):
@@ -318,7 +318,7 @@ def _holds_models(value: Any) -> bool:
 def is_input(field: FieldInfo) -> bool:
     """Whether the field names an input."""
     # ``InputPath | None`` keeps its mark inside the union
-    inside = [item for part in get_args(field.annotation) if get_origin(part) is Annotated for item in get_args(part)]
+    inside = [item for part in get_args(field.annotation) for item in get_args(part)]
     return any(isinstance(item, Input) for item in (*field.metadata, *inside))
 
 
