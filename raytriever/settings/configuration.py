@@ -305,12 +305,12 @@ def map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str 
                 changes[name] = {label: replace(f"{key}.{label}", item) for label, item in value.items()}
         elif isinstance(value, BaseModel):
             changes[name] = map_inputs(value, replace, f"{key}.")
-        elif _holds_models(value):
+        elif holds_models(value):
             changes[name] = {label: map_inputs(item, replace, f"{key}.{label}.") for label, item in value.items()}
     return settings.model_copy(update=changes) if changes else settings
 
 
-def _holds_models(value: Any) -> bool:
+def holds_models(value: Any) -> bool:
     """Whether it is a mapping from labels to settings models."""
     return isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values())
 
@@ -342,7 +342,7 @@ def without_inputs(settings: BaseModel) -> dict[str, Any]:
         value = getattr(settings, name)
         if is_input(field) or name not in values:  # a field may leave itself out at its default
             continue
-        if _holds_models(value):
+        if holds_models(value):
             result[name] = {label: without_inputs(item) for label, item in value.items()}
         else:
             result[name] = without_inputs(value) if isinstance(value, BaseModel) else values[name]
