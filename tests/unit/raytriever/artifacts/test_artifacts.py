@@ -19,7 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.artifacts.artifact import CHECKED, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
+from raytriever.artifacts.artifact import (
+    CHECKED,
+    Artifact,
+    Derivation,
+    ShardRecord,
+    ShardWriter,
+    is_artifact,
+    to_json,
+    to_strict_json,
+)
 from raytriever.artifacts.storage import Folder
 from raytriever.artifacts.writer import ArtifactWriter, Lock, is_lock, locked
 from raytriever.errors import UserError
@@ -78,6 +87,13 @@ def refused(act: Callable[[], Any]) -> str:
     message = str(raised.value)
     assert "\n" not in message
     return message
+
+
+def test_json_is_the_same_bytes_for_the_same_values() -> None:
+    assert to_json({"b": "ü", "a": [1]}) == '{\n "a": [\n  1\n ],\n "b": "ü"\n}\n'.encode()
+    values = {"b": (float("inf"), -float("inf"), 0.5), "a": ["ü", [float("inf")]]}
+    written = '{"b": ["Infinity", "-Infinity", 0.5], "a": ["ü", ["Infinity"]]}'
+    assert to_strict_json(values).decode() == json.dumps(json.loads(written), indent=1, ensure_ascii=False) + "\n"
 
 
 def test_a_finished_artifact_says_what_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
