@@ -75,6 +75,10 @@ def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) ->
     assert Watching.happened == [*before, *first, *second, *last]
 
 
+def test_inputs_from_elsewhere_take_no_time_to_read(tmp_path: Path) -> None:
+    assert watching(tmp_path, "a")["a"].seconds_here([]) == 0
+
+
 def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = watching(tmp_path, "abc")
     monkeypatch.setattr(Watching, "refused", "a")

@@ -16,6 +16,7 @@ from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import StorageError
 from raytriever.reports.log import log
 from raytriever.stages import stage as stages
+from raytriever.stages.cost import Cost, Size
 from raytriever.stages.placement import (
     NodeRoom,
     cpus_of_a_worker,
@@ -132,14 +133,28 @@ def stage_of(resources: dict[str, Any], **attributes: Any) -> Stage[Any]:
         (True, {"gpus_per_worker": 1, "cpus_per_worker": 3}, 3),
         (True, {}, 1),
         (False, {"gpus_per_worker": 1}, 1),
+        (False, {}, 1),
     ],
 )
-def test_an_encoder_on_a_gpu_has_its_share_of_cpus(asked: dict[str, Any], keeps_state, resources, cpus) -> None:
+def test_an_encoder_on_a_gpu_has_its_share_of_cpus(monkeypatch, asked, keeps_state, resources, cpus) -> None:
     assert list(map_shards(stage_of(resources, keeps_state=keeps_state), [Shard("a"), Shard("b")])) == []
     assert asked["num_cpus"] == cpus
     assert asked.get("num_gpus", 0) == resources.get("gpus_per_worker", 0)
     assert asked["batch_size"] == 1
     assert asked["override_num_blocks"] == len(asked["shards"]) == 2
+    on_gpu, used = "gpus_per_worker" in resources, list[bool]()
+    assert ("max_concurrent_calls_per_actor" in asked["compute"]) == (keeps_state or on_gpu)
+    monkeypatch.setattr(stages, "_use_assigned_cpus", lambda *, on_gpu: used.append(on_gpu))
+    worker = asked["worker"]() if isinstance(asked["worker"], type) else asked["worker"]
+    worker._load()
+    worker._taking.__exit__(None, None, None)
+    assert used == [on_gpu]
+
+
+def test_by_default_a_stage_costs_a_moment() -> None:
+    cost = stage_of({}).cost
+    assert cost(Size(documents=5, pairs=3, disk=7)) == Cost(Size(documents=5, pairs=3))
+    assert cost(Size(disk=7)) == Cost(Size(), tasks=0)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +164,7 @@ def test_an_encoder_on_a_gpu_has_its_share_of_cpus(asked: dict[str, Any], keeps_
         ({"workers": 2}, 5, 2, (2, 2, 2)),
         ({"workers": 2}, 9, 4, (2, 4, 4)),
         ({"workers": 2}, 5, 8, (2, 3, 3)),  # the other makes two
+        ({"workers": 1}, 3, 1, (1, 2, 1)),
         ({"workers": 4}, 2, 8, (2, 1, 1)),  # no more workers than shards
         ({"gpus_per_worker": 1}, 9, 1, (8, 2, 1)),  # as many as there are GPUs
     ],
