@@ -167,7 +167,7 @@ def draw_balanced(
         drawn.append(places.pop(int(generator.integers(len(places)))))
         if not places:
             waiting.pop(chosen)
-    return np.array(drawn, dtype=np.int64)
+    return np.array(drawn)
 
 
 def choose_negatives(
@@ -177,7 +177,7 @@ def choose_negatives(
 
     Of that order ``epoch`` has the places from ``epoch * number`` on, and the first again behind the last.
     """
-    if choose == "first" or not len(available):
+    if choose == "first":
         return available[:number]
     order = np.argsort(numbers_at(np.array([key]), available), kind="stable")
     places = (epoch * number + np.arange(min(number, len(available)))) % len(available)
@@ -203,4 +203,4 @@ def fill_at_random(
         if row not in taken:
             taken.add(row)
             drawn.append(row)
-    return np.array(drawn, dtype=np.int64)
+    return np.array(drawn)
