@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -216,7 +217,8 @@ def test_the_program_alone_shows_its_help_and_its_version() -> None:
     assert "--traceback" in shown.output
     assert "--force" in CliRunner().invoke(app, ["collect", "--help"]).output
     assert "completion" not in shown.output
-    assert [option for option in typer.main.get_command(app).params if not option.help] == []
+    options: list[Any] = typer.main.get_command(app).params
+    assert all(option.help for option in options)
     assert CliRunner().invoke(app, ["--version"]).stdout == f"{metadata.version('raytriever')}\n"
 
 
@@ -232,7 +234,12 @@ def test_what_is_forced_and_what_comes_next(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "mine.yaml").write_text(recipe)
     assert CliRunner().invoke(app, [*arguments, "--until", "pairs"]).stdout == ""
     assert asked[1:] == [(["collection"], "mine", True), (["collection", "pairs"], "mine", False)]
-    monkeypatch.setattr("raytriever.stages.recipe_run.run_stage", lambda *_, **how: asked.append(how) or sys.exit(3))
+
+    def stop(*_: object, **how: object) -> None:
+        asked.append(how)
+        sys.exit(3)
+
+    monkeypatch.setattr("raytriever.stages.recipe_run.run_stage", stop)
     for forced in ([], ["--force"]):
         job = ["pairs", "--set", f"collection={tmp_path}", "--set", f"output={tmp_path}/x", *forced]
         monkeypatch.setattr("raytriever.stages.recipe_run.check_before_run", lambda *_: set())

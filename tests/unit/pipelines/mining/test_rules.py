@@ -169,7 +169,7 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
     block, judged = block_of(case, 1), judged_pairs(case.grades)
     relevance, ranks, scores = mining.match_judgments(block.rows, block.scores, judged)
     np.testing.assert_array_equal(relevance, block.relevance)
-    assert (relevance.dtype, ranks.dtype, scores.dtype) == (np.int32, np.int32, np.float32)
+    assert [each.dtype.name for each in (relevance, ranks, scores)] == ["int32", "int32", "float32"]
     for pair, (query, row) in enumerate(zip(judged.queries.tolist(), judged.rows.tolist(), strict=True)):
         if row in case.rows[query]:
             place = case.rows[query].index(row)

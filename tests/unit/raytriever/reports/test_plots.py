@@ -158,9 +158,12 @@ def test_a_plot_is_as_tall_as_what_it_shows() -> None:
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Those that are drawn."""
     drawn, save = list[Any](), Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *args, **how: (drawn.append(figure), save(figure, *args, **how))
-    )
+
+    def note(figure: Figure, *args: Any, **how: Any) -> None:
+        drawn.append(figure)
+        save(figure, *args, **how)
+
+    monkeypatch.setattr(Figure, "savefig", note)
     return drawn
 
 

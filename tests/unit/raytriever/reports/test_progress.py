@@ -64,17 +64,14 @@ def test_what_is_said_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "[bold]kept[/bold] " + "x" * 300 + "\n")
 
 
-def test_a_terminal_shows_rate_and_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now, terminal = [0.0], Console(file=StringIO(), force_terminal=True, width=120)
+def test_a_terminal_shows_rate_and_time_left(monkeypatch, capsys):
+    now, written = [0.0], StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(progress, "console", terminal)
+    monkeypatch.setattr(progress, "console", Console(file=written, force_terminal=True, width=120))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with ProgressLine("embed", 100, "texts") as line:
         for now[0], done in ((1.0, 5), (21.0, 40)):
             line.advance(done, "loss 1.5")
-    shown = terminal.file.getvalue()
-    assert "2.0 texts/s loss 1.5" in shown
-    assert "27.5 s left" in shown
+    assert "2.0 texts/s loss 1.5" in written.getvalue()
+    assert "27.5 s left" in written.getvalue()
     assert capsys.readouterr().err == ""

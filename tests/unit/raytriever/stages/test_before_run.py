@@ -78,9 +78,7 @@ def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) ->
     assert Watching.happened == [*before, *first, *second, *last]
 
 
-def test_what_is_finished_is_checked_and_made_again_only_where_it_changed(
-    tmp_path: Path, logged: list[str]
-) -> None:
+def test_what_is_finished_is_checked_and_made_again_only_where_it_changed(tmp_path: Path, logged: list[str]) -> None:
     run_recipe(watching(tmp_path, "abc"), "abc", "letters")
     facts = Artifact(str(tmp_path / "b")).run_facts()
     assert (facts["recipe"], facts["seconds"]) == ("letters", round(facts["seconds"], 3))
