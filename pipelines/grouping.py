@@ -66,7 +66,7 @@ class Stretches:
     def rows(self) -> NDArray[np.int64]:
         """All their rows, stretch after stretch."""
         ends = np.cumsum(self.lengths)
-        offsets = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - self.lengths, self.lengths)
+        offsets = np.arange(self.lengths.sum()) - np.repeat(ends - self.lengths, self.lengths)
         rows: NDArray[np.int64] = np.repeat(self.first, self.lengths) + offsets
         return rows
 
@@ -141,10 +141,9 @@ def cut(stretches: Stretches, settings: GroupingSettings, generator: np.random.G
     without bias, so epochs differ. No part fills a batch, unless a batch is to be of one document.
     """
     wanted = settings.batch_size / settings.documents_per_batch
-    longest = settings.batch_size - (settings.documents_per_batch > 1)
     lengths = stretches.lengths
     parts = np.floor(lengths / wanted + generator.random(len(lengths))).astype(np.int64)
-    parts = np.maximum(parts, -(-lengths // longest))
+    parts = np.maximum(parts, -(-lengths // settings.batch_size))
     owners = np.repeat(np.arange(len(lengths)), parts)
     number = np.arange(len(owners)) - np.repeat(np.cumsum(parts) - parts, parts)
     begins = number * lengths[owners] // parts[owners]

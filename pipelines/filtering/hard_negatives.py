@@ -177,7 +177,7 @@ def choose_negatives(
 
     Of that order ``epoch`` has the places from ``epoch * number`` on, and the first again behind the last.
     """
-    if choose == "first" or not len(available):
+    if choose == "first":
         return available[:number]
     order = np.argsort(numbers_at(np.array([key]), available), kind="stable")
     places = (epoch * number + np.arange(min(number, len(available)))) % len(available)

@@ -189,7 +189,7 @@ class HuggingFace(BatchFormat):
             for epoch, number, rows in batches:
                 columns = {"epoch": [epoch] * len(rows), "batch": [number] * len(rows)}
                 columns |= {name: rows[name] for name in rows.column_names}
-                file.write_table(pa.table(columns, self._schema), row_group_size=max(1, len(rows)))
+                file.write_table(pa.table(columns, self._schema))
 
     def columns(self) -> list[Column]:
         """The batches', after the example's place."""

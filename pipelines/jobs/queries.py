@@ -243,7 +243,7 @@ class Queries(ExamplesStage[QueriesConfig]):
     """What is made of a source document depends on it and the seed alone."""
 
     command = "queries"
-    algorithm_version = 9
+    algorithm_version = 10
     config_class = QueriesConfig
 
     @property

@@ -89,7 +89,7 @@ def _pick(mask: NDArray[np.bool_], keys: NDArray[np.uint64]) -> tuple[NDArray[np
 def merge_audits(audits: Sequence[Audit]) -> Audit:
     """One audit of all blocks: sums, and the examples that one block of all queries would have."""
     first = audits[0]
-    counts = {name: sum(audit["counts"].get(name, 0) for audit in audits) for name in COUNTS}
+    counts = {name: sum(audit["counts"][name] for audit in audits) for name in COUNTS}
     rules = {name: _merge([audit["rules"][name] for audit in audits]) for name in first["rules"]}
     return {"counts": counts, "rules": rules, "chosen": _merge([audit["chosen"] for audit in audits])}
 

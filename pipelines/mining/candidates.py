@@ -95,7 +95,7 @@ def write_lists(
     arrays = [pa.array(list(query_ids), pa.string()), pa.array(query_rows)]
     arrays += [pa.ListArray.from_arrays(offsets, column) for column in columns]
     longest = int(np.diff(lists.offsets).max(initial=1))
-    group_size = max(1, _CANDIDATES_OF_A_ROW_GROUP // max(1, longest))
+    group_size = max(1, _CANDIDATES_OF_A_ROW_GROUP // longest)
     pq.write_table(pa.table(arrays, schema=SCHEMA), path, compression="zstd", row_group_size=group_size)
 
 

@@ -146,7 +146,7 @@ def apply_rules(
     reference = reference_scores(len(scores), block.positives)
     ask("positive", lambda: block.relevance < minimum)
     ask("self", lambda: is_not_query(block, by_id=rules.self_hits == "remove"))
-    ask("judged_negative", lambda: (block.relevance == UNJUDGED) | (block.relevance >= minimum))
+    ask("judged_negative", lambda: block.relevance == UNJUDGED)
     ask("duplicate", lambda: is_first_of_text(block))
     ask("rank", lambda: np.broadcast_to(np.arange(scores.shape[1]) >= rules.skip_first, scores.shape))
     ask("maximum_score", lambda: scores <= (rules.maximum_score or 0.0))
@@ -238,7 +238,7 @@ def choose(
         return eligible
     if priorities is None:
         return eligible & (np.cumsum(eligible, axis=1) <= number)
-    order = np.lexsort((priorities, ~eligible), axis=1)[:, :number]
+    order = np.lexsort((priorities, ~eligible))[:, :number]
     chosen = np.zeros_like(eligible)
     np.put_along_axis(chosen, order, values=True, axis=1)
     return chosen & eligible

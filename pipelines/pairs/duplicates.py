@@ -57,7 +57,7 @@ def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.i
     words = lists.flatten()
     is_word = np.asarray(pc.binary_length(words)) > 0  # a text of no words gives an empty one
     before = np.concatenate([[0], np.cumsum(is_word)])
-    lengths = np.asarray(pc.list_value_length(lists), dtype=np.int64)
+    lengths = np.asarray(pc.list_value_length(lists))
     bounds = before[np.concatenate([[0], np.cumsum(lengths)])]
     return words.filter(pa.array(is_word)), bounds
 
@@ -80,7 +80,7 @@ def shingle_hashes(texts: Sequence[str], words: int) -> tuple[NDArray[np.uint64]
     lengths = np.diff(bounds)
     padded = np.where(lengths > 0, np.maximum(lengths, words), 0)
     starts = np.concatenate([[0], np.cumsum(padded)])
-    of_words = np.full(int(starts[-1]), _EMPTY_SHINGLE, dtype=np.uint64)
+    of_words = np.full(int(starts[-1]), _EMPTY_SHINGLE)
     of_words[np.arange(len(flat)) + np.repeat(starts[:-1] - bounds[:-1], lengths)] = _word_hashes(flat)
     counts = np.where(padded > 0, padded - words + 1, 0)
     shingle_bounds = np.concatenate([[0], np.cumsum(counts)])
@@ -94,7 +94,7 @@ def shingle_hashes(texts: Sequence[str], words: int) -> tuple[NDArray[np.uint64]
 def _word_hashes(words: pa.LargeStringArray) -> NDArray[np.uint64]:
     coded = words.dictionary_encode()
     hashes = string_hashes(coded.dictionary.to_pylist())
-    return hashes[np.asarray(coded.indices, dtype=np.int64)] if len(words) else np.empty(0, dtype=np.uint64)
+    return hashes.take(np.asarray(coded.indices))
 
 
 def band_keys(

@@ -47,22 +47,24 @@ def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunct
     while pending:
         inner = []
         comments: list[Node] = []
-        first: Node | None = None  # of the function: an attribute before it, or itself
+        attributes: list[Node] = []  # between the comments and the function
         for node in pending.pop().named_children:
-            last = comments[-1:] if first is None else [first]
+            last = (attributes or comments)[-1:]
             follows = bool(last) and node.start_point[0] == _last_row(last[0]) + 1
             if node.type.endswith("comment") and not source.startswith(b"#!", node.start_byte):
-                comments = [*comments, node] if follows and first is None else [node]
-                first = None
+                comments = [*comments, node] if follows and not attributes else [node]
+                attributes = []
                 continue
             if node.type == _ATTRIBUTE and follows:
-                first = first or node
+                attributes.append(node)
                 continue
             if follows and _is_function(node) and not node.has_error:
-                yield DocumentedFunction(_comment_text(source, comments), _moved_left(source, first or node, node))
+                yield DocumentedFunction(
+                    _comment_text(source, comments), _moved_left(source, [*attributes, node][0], node)
+                )
             else:
                 inner.append(node)
-            comments, first = [], None
+            comments, attributes = [], []
         pending += reversed(inner)
 
 

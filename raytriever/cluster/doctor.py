@@ -112,11 +112,11 @@ def diagnose(storage: str | None) -> list[Check]:
 
 
 def report(checks: Sequence[Check]) -> list[str]:
-    """The checks as lines, what to do below each that is not ok."""
+    """The checks as lines, each remedy below its own."""
     rows = []
     for check in checks:
         rows.append([check.state, check.name, check.found])
-        if check.remedy and check.state != "ok":
+        if check.remedy:
             rows.append(["", "", check.remedy])
     return Table((), rows, text_columns=3).lines()
 
@@ -336,10 +336,10 @@ def _faiss(problems: Sequence[str], answering: Sequence[tuple[Node, Facts]]) -> 
     return _check("FAISS", problems, "loads in one process with torch", remedy)
 
 
-def _disk_problem(_: Node, facts: Facts) -> str | None:
+def _disk_problem(_: Node, facts: Facts) -> str:
     found = [
         f"{free / 1e9:.1f} of {total / 1e9:.0f} GB free for the {name}"
         for name, (free, total) in facts.disk.items()
         if free < _LEAST_FREE_BYTES or free < (1 - _FULLEST_DISK) * total
     ]
-    return ", ".join(found) or None
+    return ", ".join(found)

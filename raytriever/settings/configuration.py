@@ -247,7 +247,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
 
 def did_you_mean(given: str, allowed: Sequence[str]) -> str:
     """`` Did you mean 'x'?`` for a close match; else what is allowed."""
-    close = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(given, allowed)
     if close:
         return f" Did you mean '{close[0]}'?"
     return f" Allowed: {', '.join(allowed)}." if allowed else ""
@@ -265,7 +265,7 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
         tagged = [holder for holder in holders if kind_of(holder) == part]
         if fields and len(holders) == 1:  # below several comes a tag, or what the user has named
             keys.append(part)
-            holders = [below for field in fields for below in models_in(field)] or holders
+            holders = [below for field in fields for below in models_in(field)]
         elif tagged:
             holders = tagged
         elif part not in ("bool", "int", "float", "str") and not part.startswith("literal["):
@@ -305,12 +305,12 @@ def map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str 
                 changes[name] = {label: replace(f"{key}.{label}", item) for label, item in value.items()}
         elif isinstance(value, BaseModel):
             changes[name] = map_inputs(value, replace, f"{key}.")
-        elif _holds_models(value):
+        elif holds_models(value):
             changes[name] = {label: map_inputs(item, replace, f"{key}.{label}.") for label, item in value.items()}
     return settings.model_copy(update=changes) if changes else settings
 
 
-def _holds_models(value: Any) -> bool:
+def holds_models(value: Any) -> bool:
     """Whether it is a mapping from labels to settings models."""
     return isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values())
 
@@ -318,7 +318,7 @@ def _holds_models(value: Any) -> bool:
 def is_input(field: FieldInfo) -> bool:
     """Whether the field names an input."""
     # ``InputPath | None`` keeps its mark inside the union
-    inside = [item for part in get_args(field.annotation) if get_origin(part) is Annotated for item in get_args(part)]
+    inside = [item for part in get_args(field.annotation) for item in get_args(part)]
     return any(isinstance(item, Input) for item in (*field.metadata, *inside))
 
 
@@ -342,7 +342,7 @@ def without_inputs(settings: BaseModel) -> dict[str, Any]:
         value = getattr(settings, name)
         if is_input(field) or name not in values:  # a field may leave itself out at its default
             continue
-        if _holds_models(value):
+        if holds_models(value):
             result[name] = {label: without_inputs(item) for label, item in value.items()}
         else:
             result[name] = without_inputs(value) if isinstance(value, BaseModel) else values[name]

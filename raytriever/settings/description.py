@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 
 from raytriever.command_line import echo
 from raytriever.jobs import JOBS, stage_class
-from raytriever.settings.configuration import Input, is_input, kind_of, models_in
+from raytriever.settings.configuration import Input, holds_models, is_input, kind_of, models_in
 from raytriever.settings.suite import Suite
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
@@ -123,7 +123,7 @@ def _type_name(annotation: Any) -> str:
 def _default_of(field: FieldInfo) -> str:
     if field.is_required():
         return ", required"
-    default = field.get_default(call_default_factory=True, validated_data={})
+    default = field.get_default(call_default_factory=True)
     if isinstance(default, BaseModel):
         kind = getattr(default, "kind", None)
         return f", default kind {kind}" if kind else ""
@@ -156,7 +156,7 @@ def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
     """A key and its value, ``plain`` in JSON; what is below it is indented."""
     if isinstance(value, BaseModel):
         below = list(_commented(value))
-    elif isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values()):
+    elif holds_models(value):
         below = [line for label in value for line in _entry(label, value[label], plain[label])]
     else:
         yield from _dumped(name, json.dumps(plain)).splitlines()
@@ -206,7 +206,6 @@ def recipe_schema() -> dict[str, Any]:
         [(model, "validation") for model in [*models.values(), Suite]], ref_template=_REFERENCES
     )
     definitions = schema["$defs"]
-    resources = {key: value for key, value in definitions["Resources"].items() if key != "required"}
     stages = []
     for job, model in models.items():
         of_job = dict(definitions[references[model, "validation"]["$ref"].rpartition("/")[2]])
@@ -229,7 +228,8 @@ def recipe_schema() -> dict[str, Any]:
                 "description": "The settings of each size that differ, by dotted key.",
                 "additionalProperties": {"type": ["object", "null"]},
             },
-            "resources": resources | {"description": "Resources of every stage that doesn't give its own."},
+            "resources": definitions["Resources"]
+            | {"description": "Resources of every stage that doesn't give its own."},
             "stages": {
                 "type": "object",
                 "description": "Settings of each stage by its name, in running order.",

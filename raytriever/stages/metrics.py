@@ -36,7 +36,7 @@ STEP_SECONDS = Metric(
     "histogram",
     "raytriever_training_step_seconds",
     "Seconds of a training step.",
-    boundaries=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500),
+    boundaries=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0),
 )
 LOSS = Metric("gauge", "raytriever_training_loss", "Loss of the last step.")
 LEARNING_RATE = Metric("gauge", "raytriever_training_learning_rate", "Learning rate of the last step.")

@@ -94,12 +94,12 @@ def run_recipe(
     makers = {name: _makers(stages[name], stages) for name in names}
     finished: list[tuple[Stage[Any], Artifact]] = []
     with RaySession(shards_here=shards_here) as session:
-        for place, name in enumerate(names, start=1):
+        for name in names:
             stage = stages[name]
             with _naming(name):
                 artifact = run_stage(stage, session, replace=True, force=force, label=name, recipe=recipe)
             finished.append((stage, artifact))
-            for later in names[place:]:
+            for later in names:
                 if later not in reused and (made := {key for key, maker in makers[later].items() if maker is stage}):
                     with _naming(later):
                         stages[later].check_inputs(made)

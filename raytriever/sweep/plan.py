@@ -45,7 +45,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     shortened = {}
     for key in keys:
         parts = key.split(".")
-        endings = [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+        endings = [".".join(parts[start:]) for start in range(len(parts) - 1, 0, -1)]
         others = [f".{other}" for other in keys if other != key]
         shortened[key] = next((e for e in endings if not any(o.endswith(f".{e}") for o in others)), key)
     return shortened

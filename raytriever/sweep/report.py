@@ -26,7 +26,7 @@ def sweep_lines(swept: SweepResult) -> list[str]:
     notes = ["* highest"] * any(cell.is_strong for row in table.rows for cell in row if isinstance(cell, Cell))
     notes += ["mean ± standard deviation over the seeds"] * bool(swept.seed_key)
     lines += ["", "; ".join(notes)]
-    lines += [f"{result.name} failed: {result.failure}" for result in swept.results if result.failure]
+    lines += [f"{result.name} failed: {result.failure}" for result in swept.failed]
     return [*lines, *([_TEST_SPLIT] if _chooses_on_test(swept) else [])]
 
 
@@ -109,7 +109,7 @@ def _plots(swept: SweepResult) -> list[Plot]:
     """One for each measure. None for a single setting, or if nothing finished."""
     rows, keys = swept.rows, swept.keys
     columns = [column for column in swept.columns if best_row(rows, column) is not None]
-    if len(rows) < 2 or not columns:
+    if len(rows) < 2:
         return []
     bars = " Bars: ± one standard deviation over the seeds." if swept.seed_key else ""
     caption = f"Each dot is a setting; the large one is highest.{bars}"

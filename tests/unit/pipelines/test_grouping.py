@@ -55,6 +55,10 @@ def test_every_row_once_but_for_the_remainder(documents, chosen, seed, epoch) ->
     np.testing.assert_array_equal(batches, group_batches(stretches, chosen, seed, epoch))
 
 
+def test_no_rows_make_no_batches() -> None:
+    assert group_batches(stretches_of([]), chosen_settings(4, 2, "grouped"), 0, 0).shape == (0, 4)
+
+
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=20), choices, st.integers(0, 99))
 def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
     stretches = stretches_of(lengths)

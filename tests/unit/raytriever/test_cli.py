@@ -6,13 +6,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
+from raytriever import cli
 from raytriever.cli import app
+from raytriever.jobs import COMMANDS
 from raytriever.stages.ray_session import RaySession
 
 RECIPE = """
@@ -85,6 +90,7 @@ def test_again_everything_is_reused(finished):
     done = CliRunner().invoke(app, ["run", str(finished / "recipe.yaml"), "--output", str(finished / "out")])
     assert done.stderr.count(": reused, ") == 5
     assert "Ray:" not in done.stderr
+    assert "next:" not in done.stdout
     assert hashes(finished / "out") == before
 
 
@@ -197,3 +203,45 @@ def test_bad_data_is_named_and_nothing_is_left(finished, tmp_path, documents, ju
     write_collection(data)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "collect"])
+def test_every_option_of_a_command_says_what_it_is(name: str) -> None:
+    described = {parameter.name: parameter.help for parameter in cli._command(name).params}
+    assert {option for option, text in described.items() if not text} <= {"systems"}  # its form says it
+    assert "install_completion" not in described
+
+
+def test_the_program_alone_shows_its_help_and_its_version() -> None:
+    shown = CliRunner().invoke(app, [])
+    assert "--traceback" in shown.output
+    assert "--force" in CliRunner().invoke(app, ["collect", "--help"]).output
+    assert "completion" not in shown.output
+    options: list[Any] = typer.main.get_command(app).params
+    assert all(option.help for option in options)
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"{metadata.version('raytriever')}\n"
+
+
+def test_what_is_forced_and_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, recipe = list[object](), RECIPE.replace("PATH", str(tmp_path))
+    monkeypatch.setattr(
+        "raytriever.stages.recipe_run.run_recipe", lambda *given, force: asked.append((*given[1:], force))
+    )
+    (tmp_path / "mine.yaml").write_text(f"next: look\n{recipe}")
+    arguments = ["run", str(tmp_path / "mine.yaml"), "--output", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, arguments).stdout == "\nnext: look\n"
+    assert CliRunner().invoke(app, [*arguments, "--until", "collection", "--force"]).stdout == ""
+    (tmp_path / "mine.yaml").write_text(recipe)
+    assert CliRunner().invoke(app, [*arguments, "--until", "pairs"]).stdout == ""
+    assert asked[1:] == [(["collection"], "mine", True), (["collection", "pairs"], "mine", False)]
+
+    def stop(*_: object, **how: object) -> None:
+        asked.append(how)
+        sys.exit(3)
+
+    monkeypatch.setattr("raytriever.stages.recipe_run.run_stage", stop)
+    for forced in ([], ["--force"]):
+        job = ["pairs", "--set", f"collection={tmp_path}", "--set", f"output={tmp_path}/x", *forced]
+        monkeypatch.setattr("raytriever.stages.recipe_run.check_before_run", lambda *_: set())
+        CliRunner().invoke(app, job)
+        assert asked[-1] == {"replace": bool(forced), "force": bool(forced)}

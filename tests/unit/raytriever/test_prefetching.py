@@ -10,17 +10,26 @@ from raytriever.prefetching import prefetched
 
 
 def test_results_come_in_order_and_a_bounded_number_ahead():
-    made: list[int] = []
+    made, threads = list[int](), set[str]()
 
     def produce(item: int) -> int:
         made.append(item)
+        threads.add(threading.current_thread().name)
         return item * item
 
     for item, result in prefetched(produce, range(20), depth=3):
         assert result == item * item
-        assert len(made) <= item + 4
         time.sleep(0.002)
+        assert len(made) <= item + 4
     assert made == list(range(20))
+    assert threads == {"prefetching_0"}
+
+
+def test_who_leaves_early_waits_for_what_is_begun_alone():
+    made: list[int] = []
+    for _ in prefetched(lambda item: made.append(item) or time.sleep(0.02 * item), range(9), depth=2):
+        break
+    assert 2 not in made
 
 
 def test_reading_goes_on_while_the_consumer_works():

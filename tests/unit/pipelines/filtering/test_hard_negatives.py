@@ -12,27 +12,31 @@ from pipelines.filtering.hard_negatives import (
     NegativeLists,
     TeacherScores,
     draw_balanced,
+    fill_at_random,
     margin_bins,
 )
+from raytriever.errors import UserError
 
 NONE = np.zeros(0, dtype=np.int64)
 
 
 @pytest.fixture
 def draw():
-    """Of query 0 with 7 negatives and query 1 with 2: documents of two pairs of query 0, one of query 1, an epoch."""
-    opened = NegativeLists(np.array([10, 11, 12, 13, 14, 15, 16, 20, 21]), np.array([0, 7, 9]))
+    """Of query 0 with 7 negatives, query 1 with 2 and query 2 with none: two pairs of query 0, one of each other."""
+    opened = NegativeLists(np.array([10, 11, 12, 13, 14, 15, 16, 20, 21]), np.array([0, 7, 9, 9]))
 
-    scored = [(0, 0), *((0, document) for document in range(10, 17)), (1, 0), (1, 20), (1, 21)]
+    scored = [(0, 0), *((0, document) for document in range(10, 17)), (1, 0), (1, 20), (1, 21), (2, 0)]
     query_rows, document_rows = np.array(scored).T
     keys = pair_keys(query_rows=query_rows, document_rows=document_rows)
     scores = TeacherScores(keys, np.linspace(1, 0, len(keys), dtype=np.float32))
 
     def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2), choose="sample", too_few="repeat"):
         how = NegativeDraw(opened, 100, number, choose, too_few, seed, scores, BalancedMarginSettings())
-        queries = np.array([0, 0, 1])[list(pairs)]
+        queries = np.array([0, 0, 1, 2])[list(pairs)]
         rows = {"query_rows": queries, "document_rows": np.zeros(len(pairs), dtype=np.int64)}
-        return how.draw(epoch, np.array(pairs), **rows, known_positives=NONE)[0].tolist()
+        found, drawn.filled = how.draw(epoch, np.array(pairs), **rows, known_positives=NONE)
+        assert found.dtype == np.int64
+        return found.tolist()
 
     return drawn
 
@@ -57,6 +61,25 @@ def test_the_seed_and_the_epoch_decide_what_is_drawn(draw, how: dict[str, str]) 
     assert draw(0, number=9, **how) == draw(0, number=9, **how)
     assert draw(0, number=9, **how) != draw(0, number=9, seed=1, **how)
     assert draw(0, number=9, **how) != draw(1, number=9, **how)
+
+
+def test_what_is_missing_is_repeated_or_random_and_counted(draw) -> None:
+    for too_few, filled in (("repeat", [11, 0]), ("random", [0, 11])):
+        draw(0, number=9, too_few=too_few)
+        assert [*draw.filled.values()] == filled
+    for choose in ("sample", "balanced_margins"):
+        assert len({*draw(0, number=5, pairs=(3,), choose=choose)[0]}) == 5
+        assert [*draw.filled.values()] == [0, 5]
+    assert sorted(draw(0, number=7, choose="balanced_margins")[0]) == list(range(10, 17))
+    assert draw(5, number=2, choose="first")[0] == [10, 11]
+    unknown = TeacherScores(NONE, np.zeros(0, np.float32)).of(query_rows=np.arange(2), document_rows=np.arange(2))
+    assert (unknown.dtype, np.isnan(unknown).tolist()) == (np.float32, [True, True])
+
+
+def test_random_negatives_need_documents_enough() -> None:
+    with pytest.raises(UserError, match="Too few documents"):
+        fill_at_random(np.array([1, 2]), 4, 4, np.array([3]), np.uint64(0))
+    assert sorted(fill_at_random(np.array([1, 2]), 4, 4, NONE, np.uint64(0)).tolist()) == [0, 1, 2, 3]
 
 
 def literal_bin(margin, margins, bins):
@@ -90,6 +113,7 @@ def test_bins_are_drawn_alike_and_within_a_bin_all() -> None:
     plain = np.bincount(margin_bins(margins, 10), minlength=10) / len(margins)
     assert plain[9] > 0.98
     assert margin_bins(np.full(4, 2.5), 10).tolist() == [0, 0, 0, 0]
+    assert margin_bins(np.full(4, 2.5), 10).dtype == np.int64
     assert margin_bins(np.array([7.0]), 10).tolist() == [0]
     margins = np.array([0.0, 0.01, 0.02, 0.03, 10.0])
     generators = map(np.random.default_rng, range(4000))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pipelines.batches import LAYOUTS, BatchReader, Layout, epoch_permutation
-from pipelines.formats import card
+from pipelines.formats import batch_formats, card
 from pipelines.formats.batch_formats import Figures, Published
 from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.mine import Mine
@@ -211,6 +211,8 @@ def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
     for number, (epoch, index) in enumerate(places()):
         place = number - sum(BATCHES[:epoch])
         file = pq.ParquetFile(made.path(f"data/epoch-{epoch:05d}/batches-{place // 2:05d}.parquet"))
+        column = file.metadata.row_group(0).column(0)
+        assert (column.compression, column.has_offset_index) == ("ZSTD", True)  # so that a column is found at once
         found = file.read_row_group(place % 2, columns=["query", "document"])
         assert found.to_pylist() == reader.read(epoch, index).select(["query", "document"]).to_pylist()
 
@@ -285,6 +287,16 @@ def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:
     assert "- …/y" in text
     block = text.split("### corpus")[1].split("### batches")[0]
     assert re.search(r"\n    settings:\n.*\n? +note: '```'\n", block, re.DOTALL)
+
+
+def test_figures_count_what_is_relevant_and_no_candidates_as_none() -> None:
+    columns = {"candidate_relevance": [[0, 1, 2], []], "candidate_ids": [["a", "b", "c"], []], "query": ["ü", "xy"]}
+    counted = batch_formats._count_candidates(pa.table(columns))
+    assert counted == {"candidates": 3, "relevant candidates": 2, "query characters": 3}
+    assert batch_formats._sum(pa.chunked_array([], pa.int64())) == 0
+    for examples, mean in ((0, 7), (1, 7), (3, 2)):
+        figures = Figures(Counter({"hard negatives": 7, "examples": examples}), Counter())
+        assert Published("pairs", 4, figures, 1).negatives == mean
 
 
 def test_a_card_has_the_largest_domains_and_the_others_together() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipelines.mining.audit import EXAMPLES, Audit, block_audit, merge_audits, remark_table, rule_table
+from pipelines.mining.audit import COUNTS, EXAMPLES, Audit, block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.inputs import QueryBlock
 from pipelines.mining.rules import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
 from pipelines.reports.data import mining_section
@@ -74,6 +74,7 @@ def test_counts_and_examples() -> None:
             assert mask[number].argmax() + 1 == example["rank"]
             assert set(example) == {"query_id", "query", "document_id", "document", "rank", "score"}
             assert len(example["document"]) == 240
+            assert len(str(example["score"]).partition(".")[2]) <= 6
     assert audit["counts"] == {
         "queries": QUERIES, "queries_without_positive": 9, "positives": QUERIES, "positives_retrieved": 60,
         "candidates": QUERIES * K - 18 * 3, "eligible": chosen.sum(),
@@ -81,18 +82,31 @@ def test_counts_and_examples() -> None:
         "queries_without_answers": 45, "queries_without_positive_score": 23,
     }  # fmt: skip
     assert audit_of(numbers, None)["counts"]["queries_with_fewer"] == 0
+    margin = block_audit(MiningRules(absolute_margin=0.1), *block_of(numbers), 3, describe)["counts"]
+    assert margin["queries_without_positive_score"] == 23
+    plain = block_audit(MiningRules(answers="ignore"), *block_of(numbers), 3, describe)["counts"]
+    assert (plain["queries_without_answers"], plain["queries_without_positive_score"]) == (0, 0)
 
 
 def test_tables_and_the_section_of_the_report_name_every_rule_in_order() -> None:
     audit = merge_audits([audit_of(np.arange(QUERIES))])
     table = rule_table(audit)
     assert table.caption.startswith("576 candidates of 90 queries")
+    assert table.text_columns == 2
     assert [line.split()[0] for line in table.lines() if "%" in line] == [*RULESET.active(), "chosen"]
     shown = mining_section(audit).blocks[0]
     assert isinstance(shown, Table)
     assert [row[0] for row in shown.rows] == [*RULESET.active(), "chosen"]
     remark = ("queries that have no answers to match", "45")
     assert remark in remark_table(audit).rows
+    counts = audit["counts"] | {"queries_with_none": 0, "queries_with_fewer": QUERIES}
+    names = (
+        "queries_without_positive",
+        "queries_with_fewer",
+        "queries_without_answers",
+        "queries_without_positive_score",
+    )
+    assert [row[0] for row in remark_table({"counts": counts}).rows] == [COUNTS[name] for name in names]
     without_answers = {**audit, "counts": audit["counts"] | {"queries_without_answers": QUERIES}}
     assert remark[0] not in [row[0] for row in remark_table(without_answers).rows]
     nothing = merge_audits([audit_of(np.arange(0))])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,6 +138,8 @@ def test_what_is_written_is_read_and_equal_lists_are_equal_bytes(stored, shards,
         assert len(table["document_ids"].combine_chunks().flatten()) <= 8
     one, two = (write(tmp_path / name, shards) for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint
+    stored_file = pq.ParquetFile(f"{one.uri}/{one.names('candidates/')[0]}")
+    assert stored_file.metadata.row_group(0).column(0).compression == "ZSTD"
     other = make_artifact(tmp_path / "run", "run", {}, {}, {"run.trec": ""}, 0)
     with pytest.raises(UserError, match="of kind 'run', one of kind 'candidates' is needed"):
         mining.StoredCandidates(other)

@@ -158,12 +158,18 @@ def test_the_rules_are_the_literal_ones(case: Case, rules: mining.MiningRules) -
     assert set(asked) == read  # texts of candidates that another rule drops are not read
 
 
+def test_a_text_repeats_only_where_its_query_has_it_before() -> None:
+    case = Case([[1], [0], [0]], [[1.0]] * 3, [{}] * 3, [{}] * 3, list(range(8)), [9] * 3, [-1] * 3, set())
+    assert mining.is_first_of_text(block_of(case, 1)).all()
+
+
 @settings(max_examples=200)
 @given(case=cases())
 def test_judgments_are_looked_up_both_ways(case: Case) -> None:
     block, judged = block_of(case, 1), judged_pairs(case.grades)
     relevance, ranks, scores = mining.match_judgments(block.rows, block.scores, judged)
     np.testing.assert_array_equal(relevance, block.relevance)
+    assert [each.dtype.name for each in (relevance, ranks, scores)] == ["int32", "int32", "float32"]
     for pair, (query, row) in enumerate(zip(judged.queries.tolist(), judged.rows.tolist(), strict=True)):
         if row in case.rows[query]:
             place = case.rows[query].index(row)
@@ -274,6 +280,7 @@ def test_scores_of_pairs_don_t_depend_on_their_neighbours(monkeypatch, per_docum
         return mining.exact_scores(**opened, query_rows=left, document_rows=right)
 
     scores = scored(left, right)
+    assert scores.dtype == np.float32
     pairs = [queries[q].astype(float) @ documents[d].astype(float).T for q, d in zip(left, right, strict=True)]
     np.testing.assert_allclose(scores, [np.max(products) for products in pairs], rtol=1e-5)
     alone = [scored(left[n : n + 1], right[n : n + 1])[0] for n in range(101)]

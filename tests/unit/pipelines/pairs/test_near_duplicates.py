@@ -92,6 +92,9 @@ def test_keys_do_not_depend_on_what_else_is_in_the_block_or_on_its_size(monkeypa
     texts = [" ".join(f"{number} {place}" for place in range(number % 40)) for number in range(200)]
     hashes, bounds = duplicates.shingle_hashes(texts, 2)
     expected = duplicates.band_keys(hashes, bounds, SETTINGS)
+    stored = duplicates.band_keys(*duplicates.shingle_hashes(["one two three four five", "one two"], 3), SETTINGS)
+    mixed = np.bitwise_xor.reduce(stored, axis=1).tolist()
+    assert mixed == [0x557A5A1B2556CCA, 0x7FB14E05EB6B6FC2]  # what is stored follows from these bits
     monkeypatch.setattr("pipelines.pairs.duplicates._WORDS_AT_ONCE", 100)
     assert (duplicates.band_keys(hashes, bounds, SETTINGS) == expected).all()
 

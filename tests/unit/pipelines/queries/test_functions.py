@@ -27,6 +27,7 @@ def test_rust() -> None:
             ///
             /// Two, mostly.
             #[inline]
+            #[must_use]
             pub fn claws(&self) -> u8 {
                 // a remark
                 if self.claws > 2 {
@@ -50,7 +51,7 @@ def test_rust() -> None:
         }
     """
     body = "    // a remark\n    if self.claws > 2 {\n        return 2;\n    }\n    self.claws\n}"
-    claws = "#[inline]\npub fn claws(&self) -> u8 {\n" + body
+    claws = "#[inline]\n#[must_use]\npub fn claws(&self) -> u8 {\n" + body
     near = ("Beside it.", "fn near(&self) {}")
     assert found(code, "rust") == [("How many claws it has.\n\nTwo, mostly.", claws), near]
 
@@ -241,6 +242,7 @@ def test_what_gives_nothing_is_counted_and_an_unknown_language_refused() -> None
     message = r"'language': comments of this language are not supported\. Did you mean 'python'\?"
     with pytest.raises(UserError, match=message):
         validate(DocstringQueries, {"language": "pyton"}, "queries")
+    assert validate(DocstringQueries, {"language": None}, "queries").language is None
 
 
 @pytest.mark.parametrize("levels", [1_500, 6_000])  # more than Python's stack holds, and more than its parser's

@@ -80,6 +80,15 @@ def refused(act: Callable[[], Any]) -> str:
     return message
 
 
+def test_differences_are_those_of_either_side_and_kinds_come_first() -> None:
+    mine = Derivation("new", "count", 1, {"a": 1, "b": {}}, {"x": "1" * 20, "z": "2" * 20})
+    config, inputs = {"a": 1, "b": 3, "c": 2}, {"x": "1" * 20, "y": "3" * 20}
+    assert mine.differences(asdict(mine) | {"kind": "old", "config": config, "inputs": inputs}) == [
+        'kind: "old" there, "new" now', "config.b: 3 there, {} now", 'config.c: 2 there, "(absent)" now',
+        "inputs.y: 333333333333 there, (absent) now", "inputs.z: (absent) there, 222222222222 now",
+    ]  # fmt: skip
+
+
 def test_a_finished_artifact_says_what_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(place)
     opened = Artifact(place, "counts")
@@ -95,6 +104,7 @@ def test_a_finished_artifact_says_what_it_is(place: str, monkeypatch: pytest.Mon
     assert manifest["inputs"] == {"collection": "c" * 64}
     assert opened.run_facts() == RUN
     assert opened.names("texts/") == [f"texts/{name}.txt" for name in SHARDS]
+    assert opened.names("ids/", "1.txt") == ["ids/00001.txt"]
     assert opened.names(suffix="1.txt") == ["texts/00001.txt", "ids/00001.txt"]
     assert opened.path("texts/00002.txt").read_text() == "texts of 00002\n"
     stored = {name: Folder(place).read_bytes(name) for name in opened.names()}
@@ -333,14 +343,15 @@ def test_what_a_shard_writes_and_what_it_adopts_is_there_when_its_run_goes_on(tm
     ArtifactWriter(folder.uri, DERIVATION).begin()
     with folder.scratch() as scratch:
         first, last = (ShardWriter(folder, name, scratch, DERIVATION.digest) for name in ("first", "last"))
-        first.add_table("kept.parquet", pa.table({"a": [1]}))
-        first.add_json("left.json", {"b": ["ä", math.inf, (-math.inf, None)], "a": 1})
+        first.add_table("kept.parquet", pa.table({"a": [1]}), values_repeat=False)
+        first.add_json("left.json", {"b": ["ä", math.inf, (-math.inf, 0.5, None)], "a": 1})
         kept, left = first.commit().files
         last.adopt([kept])
         record = last.commit(1)
     assert record.files == (kept,)
-    assert pq.read_metadata(folder.open_input("kept.parquet")).row_group(0).column(0).compression == "ZSTD"
-    text = '{\n "b": [\n  "ä",\n  "Infinity",\n  [\n   "-Infinity",\n   null\n  ]\n ],\n "a": 1\n}\n'
+    column = pq.read_metadata(folder.open_input("kept.parquet")).row_group(0).column(0)
+    assert (column.compression, column.has_dictionary_page) == ("ZSTD", False)
+    text = '{\n "b": [\n  "ä",\n  "Infinity",\n  [\n   "-Infinity",\n   0.5,\n   null\n  ]\n ],\n "a": 1\n}\n'
     assert folder.read_bytes("left.json") == text.encode()
     assert to_json({"b": ["ä"], "a": 1}) == '{\n "a": 1,\n "b": [\n  "ä"\n ]\n}\n'.encode()
     writer = ArtifactWriter(folder.uri, DERIVATION)

@@ -1,5 +1,6 @@
 """What `raytriever doctor` makes of what nodes say: every finding on made-up facts."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.worker import global_worker
 
 from raytriever.cluster import doctor
 from raytriever.cluster.doctor import Check, Facts, Node, check_nodes, examine, probe_storage, report
@@ -31,7 +33,11 @@ def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     checks = checked(FINE, replace(FINE, address="10.0.0.2"))
     assert {check.state for check in checks.values()} == {"ok"}
     assert checks["GPUs"].found == "4: A100"
-    assert checked(with_facts(libraries=FACTS.libraries | {"faiss": None}))["FAISS"].state == "note"
+    assert "90 GB" in checks["disk"].found
+    assert checked(with_facts(versions={"ray": "2.60.0"}))["versions"].state == "ok"
+    without = with_facts(libraries=FACTS.libraries | {"faiss": None})
+    assert checked(without)["FAISS"].state == "note"
+    assert checked(without, with_facts(libraries=FACTS.libraries | {"faiss": 1}))["FAISS"].state == "FAIL"
     assert checked(FINE, storage=None)["storage"].state == "note"
 
 
@@ -44,6 +50,7 @@ def test_a_sound_cluster_passes_and_some_things_only_deserve_a_note() -> None:
     (with_facts(libraries=FACTS.libraries | {"faiss": 1}), "FAISS", "FAISS sees 1 of 2 GPUs"),
     (with_facts(disk=FACTS.disk | {"cache": (10**9, 10**12)}), "disk", "1.0 of 1000 GB free for the cache"),
     (with_facts(disk=FACTS.disk | {"session": (40 * 10**9, 10**12)}), "disk", "40.0 of 1000 GB free"),
+    (with_facts(disk=FACTS.disk | {"session": (5 * 10**9, 50 * 10**9)}), "disk", "5.0 of 50 GB free"),
     (with_facts(open_session="/tmp/ray/session"), "session", "10.0.0.2: /tmp/ray/session"),
     (replace(FINE, storage_problem="can't write: denied"), "storage", "can't write: denied"),
     (replace(FINE, facts=None, problem="does not answer"), "nodes", "does not answer"),
@@ -119,7 +126,9 @@ def test_a_node_that_does_not_answer_is_told_with_the_first_line_of_why(monkeypa
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(doctor, "_on_nodes", lambda *_: names)
-    found = examine(SimpleNamespace(start=lambda: None), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "_try_storage", lambda answering, _: dict.fromkeys(answering, "denied"))
+    found = examine(SimpleNamespace(start=lambda: None), "runs")  # type: ignore[arg-type]
+    assert [node.storage_problem for node in found] == ["denied", None, None]
     assert [node.problem for node in found] == [None, "does not answer (lost)", "does not answer ()"]
     assert [node.facts for node in found] == [FACTS, None, None]
     assert [(node.address, node.gpus) for node in found] == [("a", 0), ("b", 2), ("c", 2)]
@@ -154,6 +163,22 @@ def test_what_the_libraries_see_is_asked_of_another_process(monkeypatch, program
     monkeypatch.setattr(doctor, "_PROBE", program)
     monkeypatch.setattr(doctor, "_PROBE_SECONDS", 2 if "sleep" in program else 60)
     assert doctor._gpus_of_libraries() == found
+
+
+@pytest.mark.parametrize(
+    ("is_shut", "variables", "is_open"),
+    [(False, {}, True), (True, {}, False), (False, {"KUBERNETES_SERVICE_HOST": "x"}, False)],
+)
+def test_a_session_folder_that_others_may_enter_is_found(monkeypatch, tmp_path, is_shut, variables, is_open) -> None:
+    session = str(tmp_path / "not" / "yet")
+    monkeypatch.setattr(global_worker, "node", SimpleNamespace(get_session_dir_path=lambda: session))
+    monkeypatch.setattr(doctor, "_gpus_of_libraries", dict)
+    monkeypatch.setattr(doctor, "is_shut", lambda _: is_shut)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    facts = doctor._facts()
+    assert facts.open_session == (session if is_open else None)
+    assert facts.disk["session"][1] == shutil.disk_usage(tmp_path).total
 
 
 def test_all_nodes_are_asked_at_once_and_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,15 @@ ROOT = Path(__file__).parents[4]
 def test_the_package_is_the_program_alone_and_runs(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("stages: {}\n")
-    command, files = settings_files(["run", str(recipe), "--output", "s3://bucket/mine.yaml", "absent.yaml"])
-    assert command == ["run", "submitted/0/mine.yaml", "--output", "s3://bucket/mine.yaml", "absent.yaml"]
+    given = ["--output", "s3://bucket/mine.yaml", "absent.yaml", __file__]
+    command, files = settings_files(["run", str(recipe), *given])
+    assert command == ["run", "submitted/0/mine.yaml", *given]
     size = write_package(tmp_path / "a.zip", files)
     write_package(tmp_path / "b.zip", files)
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     assert size < 5_000_000
     names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
+    assert {entry.external_attr >> 16 for entry in zipfile.ZipFile(tmp_path / "a.zip").filelist} == {0o644}
     assert {name.split("/")[0] for name in names} == {
         "raytriever", "retrieval", "pipelines", "trainers", "recipes", "submitted"
     }  # fmt: skip

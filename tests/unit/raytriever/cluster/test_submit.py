@@ -1,9 +1,11 @@
 """Submitting without a cluster: what is refused, and a log that is followed while the cluster comes and goes."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +108,55 @@ def test_a_runtime_environment_is_sent_but_for_what_submit_sets(tmp_path: Path) 
         submit._runtime_environment(file)
 
 
+def test_a_job_is_sent_with_its_name_and_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent = list[dict[str, Any]]()
+    client = SimpleNamespace(get_address=lambda: "http://head", submit_job=lambda **job: sent.append(job))
+    monkeypatch.setattr(submit, "job_client", lambda _: client)
+    (tmp_path / "env.yaml").write_text("env_vars: {A: '1'}\n")
+    for named in (["--name", "mine"], []):
+        command = ["submit", "--detach", *named, "--runtime-env", str(tmp_path / "env.yaml"), "--", "doctor"]
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert sent[0]["submission_id"] == "mine"
+    assert sent[1]["submission_id"].startswith("doctor-")
+    assert sent[0]["runtime_env"]["env_vars"] == {"A": "1"}
+    assert Path(sent[0]["runtime_env"]["working_dir"]).name == "raytriever.zip"
+
+
+def test_a_client_waits_a_minute_and_sends_the_token_that_is_found(monkeypatch, tmp_path: Path) -> None:
+    class Client:
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        def _do_request(self, *_: Any, **options: Any) -> dict[str, Any]:
+            return options
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    assert submit.job_client(None).address == "http://127.0.0.1:8265"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://head:1/")
+    client = submit.job_client(None)
+    assert client.address == os.environ["RAY_API_SERVER_ADDRESS"] == "http://head:1"
+    assert (client._do_request("GET"), client._do_request("GET", timeout=5)) == ({"timeout": 60}, {"timeout": 5})
+    assert "RAY_AUTH_MODE" not in os.environ
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    submit.job_client("http://head:1")
+    assert os.environ.pop("RAY_AUTH_MODE") == "token"
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    (tmp_path / "home" / ".ray").mkdir(parents=True)
+    (tmp_path / "home" / ".ray" / "auth_token").touch()
+    submit.job_client("http://head:1")
+    assert os.environ.pop("RAY_AUTH_MODE") == "token"
+
+
+@pytest.mark.parametrize(("said", "name", "expected"), [
+    ("Job x does not exist", "x", "knows no job x"), ("status code 404", "x", "knows no job x"),
+    ("status code 404", None, "refused: status code 404"), ("no room", "x", "refused: no room"),
+    ("x already exists", "x", "another --name"), ("has already been used", None, "another --name"),
+])  # fmt: skip
+def test_what_a_cluster_refuses_is_explained(said: str, name: str | None, expected: str) -> None:
+    with pytest.raises(UserError, match=expected), submit._explained("http://head", name):
+        raise RuntimeError(said)
+
+
 def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
     given = {"submission_id": "name", "entrypoint": "python -m raytriever", "message": "why", "start_time": 1000}
     ended = {"type": "SUBMISSION", "status": status, "driver_exit_code": code, "end_time": 3000}
@@ -114,7 +165,14 @@ def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
 
 @pytest.mark.parametrize(
     ("status", "of_driver", "code"),
-    [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", -9, 137), ("FAILED", None, 1), ("STOPPED", -15, 130)],
+    [
+        ("SUCCEEDED", 0, 0),
+        ("FAILED", 1, 1),
+        ("FAILED", 2, 2),
+        ("FAILED", -9, 137),
+        ("FAILED", None, 1),
+        ("STOPPED", -15, 130),
+    ],
 )
 def test_the_exit_code_is_the_jobs(status: str, of_driver: int | None, code: int) -> None:
     assert submit._closed(job(status, of_driver)) == code
@@ -126,6 +184,9 @@ def test_a_job_without_an_exit_code_is_told_as_ray_tells_it(logged: list[str], e
     assert submit._closed(lost) == 1
     assert logged[0].startswith(f"name: ended without an exit code{seconds}")
     assert "Job supervisor actor died: its node has died." in logged[0]
+    for message in (None, "\n"):
+        submit._closed(job("FAILED", message=message, start_time=None))
+        assert "exit code: Ray does not say why" in logged[-1]
 
 
 LOG = "0123456789" * 3
@@ -171,7 +232,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.usefixtures("waited")
-@pytest.mark.parametrize("steps", [[], [30], [0, 5, 5, 17], [12, AWAY, 13], [AWAY, 9]])
+@pytest.mark.parametrize("steps", [[], [30], [30, 30], [0, 5, 5, 17], [12, AWAY, 13], [AWAY, 9], [12] * 60 + [AWAY]])
 def test_every_character_is_shown_once(capsys: pytest.CaptureFixture[str], steps: list[Any]) -> None:
     assert submit.follow_job(Server(*steps), "name") == 0
     assert capsys.readouterr().out == LOG

@@ -40,8 +40,9 @@ def test_a_line_is_an_object_with_where_it_arose(capsys: pytest.CaptureFixture[s
     log.info("at the end")
     lines = said(capsys)
     for line in lines:
-        written = datetime.fromisoformat(line.pop("time"))
+        written = datetime.fromisoformat(time := line.pop("time"))
         assert written.utcoffset() == timedelta(0)
+        assert written.isoformat(timespec="milliseconds") == time
     assert lines == [
         {"message": "before"},
         {"run": "tiny", "stage": "vectors", "message": "[bold]two\nlines[/bold] …"},

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from raytriever.reports.plots import (
     Interval,
@@ -116,9 +117,9 @@ def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
 
 
 def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
-    values = np.random.default_rng(1).normal(size=73)
-    steps = np.arange(73, dtype=np.float64)
-    expected = {step: np.mean(values[step - 3 : step + 4]) for step in range(3, 70)}  # 73 // 10 = 7 points
+    values = np.random.default_rng(1).normal(size=80)
+    steps = np.arange(80, dtype=np.float64)
+    expected = {step: np.mean(values[step - 4 : step + 5]) for step in range(4, 76)}  # 80 // 10 + 1 = 9 points
     np.testing.assert_allclose(running_mean(steps), list(expected), rtol=1e-12)
     np.testing.assert_allclose(running_mean(values), list(expected.values()), rtol=1e-12)
     for points in (1, 2, 9, 10, 19):  # of few points it is the points
@@ -153,8 +154,85 @@ def test_a_plot_is_as_tall_as_what_it_shows() -> None:
         assert (inches(svg), svg.count("<image")) == (height, 2)  # of the matrix, and of the scale beside it
 
 
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are drawn."""
+    drawn, save = list[Any](), Figure.savefig
+
+    def note(figure: Figure, *args: Any, **how: Any) -> None:
+        drawn.append(figure)
+        save(figure, *args, **how)
+
+    monkeypatch.setattr(Figure, "savefig", note)
+    return drawn
+
+
+def test_intervals_of_all_measures_share_their_names(figures: list[Any]) -> None:
+    both = [Interval(name, 0.75, 0.5, 1.0, True) for name in ("first", "second")]
+    svg = interval_panels({"m": both, "o": both}, "x" * 80, "d")
+    assert [svg.count(f">{name}<") for name in ("first", "second")] == [1, 1]
+    left, right = figures[0].axes
+    assert left.get_position().y0 == right.get_position().y0
+    assert left.get_position().x1 < right.get_position().x0
+    for axes in (left, right):
+        low, high = axes.get_ylim()
+        assert low < 0 < 1 < high < 2  # a row of each
+        assert list(axes.lines[0].get_xdata()) == [0, 0]
+        assert not axes.spines["left"].get_visible()
+        assert [axis.get_major_ticks()[0].tick1line.get_markersize() > 0 for axis in (axes.xaxis, axes.yaxis)] == [
+            True,
+            False,
+        ]
+        assert [axis.get_gridlines()[0].get_visible() for axis in (axes.xaxis, axes.yaxis)] == [True, False]
+        assert len(axes.get_xlabel()) == 70
+    assert [text.get_text() for text in left.get_yticklabels()] == ["second", "first"]
+
+
+def test_curves_stand_two_beside_each_other_over_whole_steps(figures: list[Any]) -> None:
+    curve_panels([Panel("a", np.arange(3), VALUES[:3], smoothed=False)] * 3, "d", [1.5])
+    axes = figures[0].axes
+    assert [each.get_visible() for each in axes] == [True, True, True, False]
+    assert [each.get_position().y0 == axes[0].get_position().y0 for each in axes] == [True, True, False, False]
+    assert axes[0].get_tightbbox().y0 >= axes[2].get_tightbbox().y1
+    assert not [place for place in axes[0].get_xticks() if place % 1]
+    assert axes[0].xaxis.get_gridlines()[0].get_visible()
+
+
+def test_cells_left_out_are_orange_and_the_scale_is_lower_than_the_matrix(figures: list[Any]) -> None:
+    heat_map(np.eye(2, dtype=np.float32), np.array([[True, False], [False, False]]), "d")
+    matrix, scale = figures[0].axes
+    image = matrix.images[0]
+    assert [mpl.colors.to_hex(image.cmap(image.norm(image.get_array()))[0, n]) for n in (0, 1)] == [
+        "#c8642b",
+        "#f7fbff",
+    ]
+    assert scale.get_position().height < matrix.get_position().height
+
+
+def test_settings_are_dots_below_their_names_the_highest_a_large_one(figures: list[Any]) -> None:
+    means = np.arange(40.0)
+    panel = SettingPanel("m", "k" * 70, ["x", "y" * 20] * 20, means, np.zeros(40), joined=True)
+    for panels in ([panel], [panel] * 2, [panel] * 3):
+        setting_panels(panels, "d")
+    assert [[each.get_visible() for each in figure.axes] for figure in figures] == [
+        [True],
+        [True] * 2,
+        [True] * 3 + [False],
+    ]
+    assert [figure.get_size_inches()[1] for figure in figures] == [2.6, 2.6, 5.2]
+    axes = figures[0].axes[0]
+    dots, highest = axes.lines[0], axes.lines[-1]
+    assert dots.get_linestyle() == "None"  # nothing lies between names
+    assert [list(dots.get_xdata()), list(dots.get_ydata())] == [[0] * 20 + [1] * 20, [*means[::2], *means[1::2]]]
+    assert [list(highest.get_xdata()), list(highest.get_ydata())] == [[1], [39]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y" * 15 + "…"]
+    assert (axes.get_title(loc="left"), len(axes.get_xlabel())) == ("m", 60)
+    assert axes.xaxis.get_gridlines()[0].get_visible()
+
+
 @pytest.mark.parametrize(("names", "is_even"), [
-    (["2", "20", "200"], True), (["2", "100", "198"], True), (["2", "20", "198"], False), (["0", "20", "200"], False),
+    (["0.5", "5", "50"], True),
+    (["2", "20", "200"], True), (["2", "100", "198"], True), (["2", "20", "198"], False), (["0", "10", "20"], True),
 ])  # fmt: skip
 def test_values_a_hundredfold_apart_are_on_a_logarithmic_scale(names: list[str], is_even: bool) -> None:
     svg = setting_panels([SettingPanel("m", "k", names, np.array([0.5, 0.7, 0.6]), np.zeros(3))], "d")

@@ -1,6 +1,10 @@
 """Lines that tell how far long work has come."""
 
+import sys
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from raytriever.reports import progress
 from raytriever.reports.log import log
@@ -58,3 +62,16 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lin
 def test_what_is_said_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     log.info("[bold]kept[/bold] " + "x" * 300)
     assert capsys.readouterr() == ("", "[bold]kept[/bold] " + "x" * 300 + "\n")
+
+
+def test_a_terminal_shows_rate_and_time_left(monkeypatch, capsys):
+    now, written = [0.0], StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "console", Console(file=written, force_terminal=True, width=120))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with ProgressLine("embed", 100, "texts") as line:
+        for now[0], done in ((1.0, 5), (21.0, 40)):
+            line.advance(done, "loss 1.5")
+    assert "2.0 texts/s loss 1.5" in written.getvalue()
+    assert "27.5 s left" in written.getvalue()
+    assert capsys.readouterr().err == ""

@@ -2,11 +2,12 @@
 
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.reports.report import Block, Details, Plot, Section, render
+from raytriever.reports.report import Block, Details, Plot, Section, provenance_section, render
 from raytriever.reports.table import Cell, Table, printable
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path d="M 0 0"/></svg>'
@@ -88,3 +89,24 @@ def test_words_are_set_left_numbers_right_and_marks_above() -> None:
     html = page_of(Table(["a"], [[Cell("0.5", "ab", is_strong=True)], ["0.4"]]))
     assert '<td><strong>0.5</strong><sup style="min-width: 2ch">ab</sup></td>' in html
     assert '<td>0.4<sup style="min-width: 2ch"></sup></td>' in html  # as much room, so that digits are in line
+
+
+def test_provenance_says_what_was_made_from_what_and_how_long_it_took() -> None:
+    def artifact(name: str, inputs: dict[str, str], **facts: object) -> SimpleNamespace:
+        manifest = {"inputs": inputs, "stage": "collect", "algorithm_version": 2}
+        config = {"b": "ü", "a": 1}
+        return SimpleNamespace(
+            uri=f"runs/{name}/", kind="any", fingerprint=name * 20, rows=1234, manifest=manifest, config=config,
+            run_facts=lambda: facts,
+        )  # fmt: skip
+
+    first = artifact("c", {}, seconds=1.5, machine="x86", python="3.12", finished="2026-11-28T10:00")
+    second = artifact("p", {"corpus": "c" * 20, "more": "q" * 20}, finished="2026-11-27T10:00")
+    section = provenance_section({"corpus": first, "pairs": second})
+    table, settings = section.blocks[:2]
+    assert table.rows[0] == ["c", "any", "c" * 12, "", "1,234", "1.5 s"]
+    assert table.rows[1] == ["p", "any", "p" * 12, f"corpus: c; more: {'q' * 12}", "1,234", ""]
+    assert table.text_columns == 4
+    assert settings.content == "b: ü\na: 1"
+    assert "1.5 s together (x86, Python 3.12)." in section.lead
+    assert "2026-11-28 at 10:00" in section.lead

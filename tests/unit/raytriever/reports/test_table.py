@@ -18,6 +18,7 @@ def test_words_are_to_the_left_numbers_to_the_right_and_marks_below_one_another(
         "größe              1,234,567",
     ]
     assert Table((), rows, text_columns=3).lines() == ["same text  a copy  7", "größe              1,234,567"]
+    assert Table((), [["a", "7"]]).lines() == ["a  7"]
     rows = [["base", Cell("0.5"), "1"], ["best", Cell("10.5", "ab", is_strong=True), "2"], ["other", "2.5", "3"]]
     assert Table(["system", "nDCG", "n"], rows).lines() == [
         "system  nDCG       n",

@@ -2,19 +2,25 @@
 
 import json
 import math
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from raytriever.errors import UserError
+from raytriever.settings import configuration
 from raytriever.settings.configuration import (
     Input,
     InputPath,
+    Level,
+    PartialShare,
+    PositiveShare,
     Settings,
+    Share,
     apply_overrides,
     did_you_mean,
     input_paths,
@@ -83,6 +89,7 @@ def refusal(values: dict[str, object]) -> str:
         "'optimizer.learning_rate': Input should be a valid number, unable to parse string as a number"
         " (given: 'fast').",
     ),
+    ({"output": None}, "'output': Input should be a valid string (given: None)."),
     ({"parts": ["docs"]}, "'parts.0': Input should be 'documents' or 'queries' (given: 'docs')."),
     (
         {"optimizer": {"bf16": "maybe"}},
@@ -129,6 +136,7 @@ def test_settings_are_immutable_and_typed_and_all_mistakes_are_named_at_once() -
     ("- 1", "f.yaml holds list; a mapping"),
     ("", "f.yaml holds nothing; a mapping"),
     ("a: !!python/object/apply:os.system ['true']", "f.yaml, line 1 is not valid YAML: could not determine"),
+    ("a: 2024-13-45", "f.yaml is not valid YAML: month must be in 1..12"),
     ("a: \x00", "f.yaml is not valid YAML: special characters are not allowed."),
     ("a: 1\nruns: {{ runs }}\n", "f.yaml, line 2 is not valid YAML: a mapping or list in brackets stands where"),
     ("a: 1\n\n[x, y]: 2\n", "f.yaml, line 3 is not valid YAML: a mapping or list in brackets stands where"),
@@ -143,6 +151,12 @@ def test_what_is_nested_50_deep_is_read_and_nothing_deeper() -> None:
     assert parse_yaml(f"a: {'[' * 50}{']' * 50}", "f.yaml")
     with pytest.raises(UserError, match=r"f\.yaml is not valid YAML: it is nested more than 50 deep\."):
         parse_yaml(f"a: {'[' * 51}{']' * 51}", "f.yaml")
+
+
+def test_what_stands_for_100_000_values_is_read_and_nothing_larger() -> None:
+    configuration._require_bounded([0] * 99_999)
+    with pytest.raises(yaml.YAMLError):
+        configuration._require_bounded([0] * 100_000)
 
 
 def test_merge_keys_and_nested_lists_are_plain_yaml() -> None:
@@ -232,6 +246,33 @@ def test_inputs_are_found_at_any_depth_and_are_not_recorded() -> None:
         "optimizer": {"learning_rate": 0.5, "bf16": "auto"},
         "parts": [],
     }
+
+
+class Labelled(Settings):
+    labels: dict[str, str] = Field(default={"a": "b"})
+    quiet: int = Field(default=1, exclude=True)
+
+    def _check(self) -> None:
+        if not self.labels:
+            raise ValueError("no labels")
+
+
+def test_plain_mappings_and_fields_that_leave_themselves_out() -> None:
+    assert without_inputs(Labelled()) == {"labels": {"a": "b"}}
+    assert input_paths(Labelled()) == {}
+    with pytest.raises(UserError, match=r"^f: no labels\.$"):
+        validate(Labelled, {"labels": {}}, "f")
+
+
+@pytest.mark.parametrize(("share", "inside", "outside"), [
+    (Share, (0, 0.5, 1), (-0.5, 1.5)), (PartialShare, (0, 0.5), (-0.5, 1, 1.5)),
+    (PositiveShare, (0.5, 1), (0, -0.5, 1.5)), (Level, (0.5,), (0, -0.5, 1, 1.5)),
+])  # fmt: skip
+def test_shares_have_bounds(share: Any, inside: Sequence[float], outside: Sequence[float]) -> None:
+    assert [TypeAdapter(share).validate_python(value) for value in inside] == [*inside]
+    for value in outside:
+        with pytest.raises(ValidationError):
+            TypeAdapter(share).validate_python(value)
 
 
 def test_a_close_name_is_proposed_and_else_all_are_listed() -> None:

@@ -29,14 +29,20 @@ class Red(Settings):
 
 class Mixed(Settings):
     kind: Literal["mixed"] = "mixed"
-    parts: "dict[str, Colour]" = {}  # noqa: RUF012
+    parts: "dict[str, Colour]" = Field(default_factory=dict)
     """What is mixed."""
 
 
 Colour = Annotated[Red | Mixed, Field(discriminator="kind")]
 
 
+class Way(Settings):
+    kind: Literal["by lines", "by parts"] = "by lines"
+    labels: dict[str, str] = Field(default={"b": "ü", "a": "x"})
+
+
 class Config(StageConfig):
+    way: Way = Way()
     source: InputPath
     """Where it comes from."""
     colour: Colour = Red()
@@ -55,6 +61,7 @@ def test_every_setting_of_every_kind_is_described(monkeypatch: pytest.MonkeyPatc
     lines = list(describe("embed"))
     text = "\n".join(lines)
     assert "source  (an input, required)\n    Where it comes from." in text
+    assert "way.kind  (by lines | by parts, default " in text
     assert "    with colour.kind: red\n\n    colour.depth  (whole number, >= 1, default 1)" in text
     assert "    with colour.kind: mixed\n\n    colour.parts  (mapping from names to settings, default {})" in text
     assert "with colour.parts.NAME.kind: mixed (its settings: above)" in text
@@ -68,6 +75,7 @@ def test_every_setting_of_every_kind_is_described(monkeypatch: pytest.MonkeyPatc
 
 
 def test_comments_change_no_value() -> None:
+    assert commented_yaml(Way()) == "kind: by lines\nlabels:\n  b: ü\n  a: x\n"
     mixed = Mixed(parts={"a: b": Red(depth=3), "empty": Mixed()})
     config = Config(output="out # 1", source="x: y", colour=mixed, note="two\nlines and 'quotes'")
     text = commented_yaml(config)

@@ -33,7 +33,7 @@ def refused(recipe: str, *overrides: str) -> str:
 
 def test_stages_keep_their_order_and_settings(recipe: str) -> None:
     loaded = load_recipe(recipe, [])
-    assert (loaded.name, loaded.output) == ("small", "runs/mine")
+    assert (loaded.name, loaded.output, loaded.next) == ("small", "runs/mine", "")
     assert list(loaded.stages) == ["documents", "pairs", "wide"]
     settings = {"job": "pairs", "collection": "documents", "minimum_relevance": 2}
     assert loaded.stages["pairs"] == settings | {"resources": {"workers": 2}}
@@ -87,6 +87,8 @@ def test_bad_overrides_are_named(recipe: str, override: str, message: str) -> No
     ("stage: {}", "'stage' is not a setting. Did you mean 'stages'?"),
     ("output: x", "'stages' is missing or empty"),
     ("stages: []", "'stages' is missing or empty"),
+    ("stages: {}", "'stages' is missing or empty"),
+    ("stages: {a: {job: collect}}\nsizes: {quick: }", "size is None, which is no size of this recipe"),
     ("stages: {a: {job: collect}, a: {job: pairs}}", "line 1 is not valid YAML: 'a' is given twice"),
     ("stages: {a: [", "line 1 is not valid YAML"),
 ])  # fmt: skip
@@ -157,6 +159,9 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
         "documents": {"job": "collect", "x": 1},
         "pairs": load_recipe(str(path), ["size=quick"]).stages["pairs"],
     }
+    (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nuntil: documents")
+    assert list(load_recipe(str(tmp_path / "based.yaml"), []).stages) == ["documents"]
+    assert "It has none: leave size out." in refused(str(tmp_path / "based.yaml"), "size=quick")
     path.write_text(SIZED.replace("{pairs: null}", "{pears.x: 1}"))
     assert "sizes.bare 'pears.x': 'pears' is no stage of Recipe sized.yaml. Did you mean 'pairs'?" in refused(
         str(path), "size=bare"

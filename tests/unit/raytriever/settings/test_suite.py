@@ -83,6 +83,15 @@ def test_each_collection_is_read_once_and_indexed_once_by_each_system(stages: di
     assert stages["android/BM25/run"]["split"] == stages["android/evaluation"]["split"] == "dev"
 
 
+def test_a_reranker_with_documents_of_its_own_reads_as_many_as_its_candidates_have(tmp_path: Path) -> None:
+    by_base = "suite.systems.reranked.rerank={candidates: tuned, by: base}"
+    stage = load_recipe(write(tmp_path, SUITE), [by_base]).stages["arguana/reranked/run"]
+    assert (stage["vectors"], stage["depth"]) == ("arguana/base/vectors", 200)
+    assert "query_vectors" not in stage
+    with pytest.raises(UserError, match="would be 'collection', which is taken"):
+        load_recipe(write(tmp_path, SUITE), ["suite.systems.collection={bm25: {}}"])
+
+
 def test_a_context_is_fitted_to_each_collection(tmp_path: Path) -> None:
     encoder = "suite.systems.base.encoder={model: org/contextual}"
     context = "suite.systems.base.context={documents: 5}"

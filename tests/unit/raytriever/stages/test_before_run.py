@@ -3,6 +3,7 @@
 import json
 from collections.abc import Set
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -10,9 +11,10 @@ from pydantic import Field
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.recipe_run import run_recipe
+from raytriever.stages.recipe_run import closing_lines, run_recipe
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig
@@ -22,6 +24,7 @@ from trainers.jobs.report import Report, ReportConfig
 
 class WatchingConfig(StageConfig):
     inputs: Annotated[dict[str, str], Input()] = Field(default={})
+    size: int = 0
 
 
 class Watching(Stage[WatchingConfig]):
@@ -57,12 +60,12 @@ class Watching(Stage[WatchingConfig]):
         yield from map(self.make_shard, pending)
 
 
-def watching(folder: Path, names: str) -> dict[str, Stage[Any]]:
+def watching(folder: Path, names: str, size: int = 0) -> dict[str, Stage[Any]]:
     Watching.happened = []
     stages: dict[str, Stage[Any]] = {}
     for number, name in enumerate(names):  # each reads all before it, and something from outside
         inputs = {before: str(folder / before) for before in names[:number]} | {"outside": "/somewhere/outside"}
-        stages[name] = Watching(WatchingConfig(output=str(folder / name), inputs=inputs))
+        stages[name] = Watching(WatchingConfig(output=str(folder / name), inputs=inputs, size=size))
     return stages
 
 
@@ -73,6 +76,34 @@ def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) ->
     second = [("b", "sees a"), ("b", "sees outside"), ("b", "made"), ("c", "sees b")]
     last = [("c", "sees a"), ("c", "sees b"), ("c", "sees outside"), ("c", "made")]
     assert Watching.happened == [*before, *first, *second, *last]
+
+
+def test_what_is_finished_is_checked_and_made_again_only_where_it_changed(tmp_path: Path, logged: list[str]) -> None:
+    run_recipe(watching(tmp_path, "abc"), "abc", "letters")
+    facts = Artifact(str(tmp_path / "b")).run_facts()
+    assert (facts["recipe"], facts["seconds"]) == ("letters", round(facts["seconds"], 3))
+    assert facts["seconds"] < 60
+    logged.clear()
+    run_recipe(watching(tmp_path, "abc"), "abc", "letters")
+    assert Watching.happened == []
+    assert [line[:9] for line in logged] == [f"{name}: reused" for name in "abc"]
+    run_recipe(watching(tmp_path, "abc", size=1), "abc", "letters")
+    assert [name for name, happens in Watching.happened if happens == "made"] == ["a", "b", "c"]
+
+
+def test_a_table_stands_for_all_that_it_is_made_of() -> None:
+    def stage(output: str, *inputs: str, shows: bool = False) -> Any:
+        config = WatchingConfig(output=output, inputs={each: each for each in inputs})
+        return SimpleNamespace(config=config, shows_inputs=shows, announce=lambda _: [output], results=("x",))
+
+    artifact: Any = SimpleNamespace(kind="any", folder=SimpleNamespace(describe=lambda name: name))
+    stages = [stage("a"), stage("b"), stage("c", "b"), stage("d", "c", shows=True), stage("e", "a")]
+    lines = closing_lines([(each, artifact) for each in stages])
+    assert [line.split() for line in lines] == [["a"], ["d"], ["e"], *[["any", "x"]] * 3]
+
+
+def test_inputs_from_elsewhere_take_no_time_to_read(tmp_path: Path) -> None:
+    assert watching(tmp_path, "a")["a"].seconds_here([]) == 0
 
 
 def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

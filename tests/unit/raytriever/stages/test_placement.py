@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -15,7 +16,15 @@ from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import StorageError
 from raytriever.reports.log import log
 from raytriever.stages import stage as stages
-from raytriever.stages.placement import NodeRoom, cpus_of_a_worker, even_share, tokenizing_threads
+from raytriever.stages.cost import Cost, Size
+from raytriever.stages.placement import (
+    NodeRoom,
+    cpus_of_a_worker,
+    even_share,
+    threads_of_a_worker,
+    tokenizing_threads,
+    workers_that_fit,
+)
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, map_shards
 
 HEAD, CPU_NODE, GPU_NODE = NodeRoom(0), NodeRoom(64), NodeRoom(96, 8)
@@ -59,14 +68,28 @@ def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch
     def node(alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"Alive": alive, "Resources": resources}
 
-    listed = [node(), node(CPU=64.0), node(CPU=96.0, GPU=8.0)]
+    listed = [node(CPU=1.0), node(CPU=64.0), node(CPU=96.0, GPU=8.0)]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     assert cpus_of_a_worker(8, 1) == 12
     assert cpus_of_a_worker(2, 0) == 64
+    del listed[1]
+    listed[1]["Alive"] = False
+    assert cpus_of_a_worker(2, 0) == 1
     assert logged == []
-    listed[2]["Alive"] = False
-    assert cpus_of_a_worker(8, 1) == 1
-    assert "resources.cpus_per_worker" in logged[0]
+    listed[0] = node()
+    assert (cpus_of_a_worker(8, 1), cpus_of_a_worker(8, 0)) == (1, 1)
+    assert ["resources.cpus_per_worker" in line for line in logged] == [True, True]
+    assert "GPUs" in logged[0]
+
+
+def test_a_cluster_that_names_no_cpus_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    assert (workers_that_fit(1, 0), workers_that_fit(0.5, 0), workers_that_fit(1, 1)) == (1, 2, 0)
+
+
+def test_a_worker_computes_here_on_at_least_one_thread() -> None:
+    with threads_of_a_worker(0.5):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
@@ -110,14 +133,28 @@ def stage_of(resources: dict[str, Any], **attributes: Any) -> Stage[Any]:
         (True, {"gpus_per_worker": 1, "cpus_per_worker": 3}, 3),
         (True, {}, 1),
         (False, {"gpus_per_worker": 1}, 1),
+        (False, {}, 1),
     ],
 )
-def test_an_encoder_on_a_gpu_has_its_share_of_cpus(asked: dict[str, Any], keeps_state, resources, cpus) -> None:
+def test_an_encoder_on_a_gpu_has_its_share_of_cpus(monkeypatch, asked, keeps_state, resources, cpus) -> None:
     assert list(map_shards(stage_of(resources, keeps_state=keeps_state), [Shard("a"), Shard("b")])) == []
     assert asked["num_cpus"] == cpus
     assert asked.get("num_gpus", 0) == resources.get("gpus_per_worker", 0)
     assert asked["batch_size"] == 1
     assert asked["override_num_blocks"] == len(asked["shards"]) == 2
+    on_gpu, used = "gpus_per_worker" in resources, list[bool]()
+    assert ("max_concurrent_calls_per_actor" in asked["compute"]) == (keeps_state or on_gpu)
+    monkeypatch.setattr(stages, "_use_assigned_cpus", lambda *, on_gpu: used.append(on_gpu))
+    worker = asked["worker"]() if isinstance(asked["worker"], type) else asked["worker"]
+    worker._load()
+    worker._taking.__exit__(None, None, None)
+    assert used == [on_gpu]
+
+
+def test_by_default_a_stage_costs_a_moment() -> None:
+    cost = stage_of({}).cost
+    assert cost(Size(documents=5, pairs=3, disk=7)) == Cost(Size(documents=5, pairs=3))
+    assert cost(Size(disk=7)) == Cost(Size(), tasks=0)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +164,7 @@ def test_an_encoder_on_a_gpu_has_its_share_of_cpus(asked: dict[str, Any], keeps_
         ({"workers": 2}, 5, 2, (2, 2, 2)),
         ({"workers": 2}, 9, 4, (2, 4, 4)),
         ({"workers": 2}, 5, 8, (2, 3, 3)),  # the other makes two
+        ({"workers": 1}, 3, 1, (1, 2, 1)),
         ({"workers": 4}, 2, 8, (2, 1, 1)),  # no more workers than shards
         ({"gpus_per_worker": 1}, 9, 1, (8, 2, 1)),  # as many as there are GPUs
     ],

@@ -53,6 +53,7 @@ def test_short_keys_tell_the_keys_apart_and_folder_names_are_readable():
     assert [*short_keys([seed, "packing.seed", "seed.seed"]).values()] == ["training.seed", "packing.seed", "seed.seed"]
     assert folder_name({"m.margin": "0.1", "m.seed": "3"}, ["m.margin", "m.seed"]) == "margin=0.1,seed=3"
     assert folder_name({}, ["m.margin"]) == ""
+    assert len(folder_name({"m.margin": "1" * 200}, ["m.margin"])) <= 127
 
 
 @given(st.lists(st.text(max_size=200), min_size=2, max_size=2, unique=True))

@@ -12,7 +12,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.sweep.plan import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
-from raytriever.sweep.results import Column, Result, SweepResult, _changed_system, best_row, read_result
+from raytriever.sweep.results import Column, Result, SweepResult, _changed_system, best_row, choose_columns, read_result
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
 MARGIN, SEED = "model.objective.margin", "model.training.seed"
@@ -54,6 +54,7 @@ def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
     assert best_row(rows, NDCG) == 1
     assert best_row(rows, RECALL) == 0
     assert best_row(rows[2:], NDCG) is None
+    assert swept(columns=[NDCG, Column("other", "trained", "R@100")]).title(NDCG) == "evaluation: nDCG@10"
     assert len(swept(seed_key=None).rows) == 6  # without seeds every trial is one
 
 
@@ -73,7 +74,9 @@ def test_the_table_shows_everything_and_marks_the_highest():
 
 def test_equal_settings_are_equally_highest_and_failures_alone_are_no_best():
     equal = [result("0", "1", 0.5), result("1", "1", 0.5)]
-    assert sum(line.count("0.5000 *") for line in sweep_lines(swept(equal, columns=[NDCG]))) == 2
+    lines = sweep_lines(swept(equal, columns=[NDCG]))
+    assert sum(line.count("0.5000 *") for line in lines) == 2
+    assert "test split" in lines[-1]
     assert "*" not in "".join(sweep_lines(swept(equal[:1])))  # there is none below it
     nothing = swept([result("0", "1", None), result("1", "1", None)])
     assert not any("*" in line for line in sweep_lines(nothing))
@@ -82,10 +85,10 @@ def test_equal_settings_are_equally_highest_and_failures_alone_are_no_best():
 
 def test_many_measures_go_below_one_another():
     columns = [Column(f"evaluation on {name}", "trained", "nDCG@10") for name in ("cacm", "cisi", "nfcorpus", "npl")]
-    results = [Result("a", {MARGIN: str(n)}, dict.fromkeys(columns, 0.5)) for n in range(3)]
-    lines = sweep_lines(swept(results, columns=columns, seed_key=None))
+    results = [Result("a", {MARGIN: str(n), "m.kind": "static"}, dict.fromkeys(columns, 0.5)) for n in range(3)]
+    lines = sweep_lines(swept(results, columns=columns, keys=[MARGIN, "m.kind"]))
     assert max(len(line) for line in lines) <= 100
-    assert sum(line.startswith("margin  evaluation on") for line in lines) == 2
+    assert sum(line.startswith("margin  kind    seeds  evaluation on") for line in lines) == 2
 
 
 def test_the_page_and_the_json_hold_every_trial(place):
@@ -132,6 +135,14 @@ def test_the_plot_follows_from_what_is_swept(texts, is_joined):
     assert "nan" not in svg.lower()
 
 
+def test_a_plot_shows_means_and_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    monkeypatch.setattr("raytriever.sweep.report.setting_panels", lambda panels, _: shown.extend(panels))
+    sweep_section(swept(columns=[NDCG]))
+    np.testing.assert_array_equal(shown[0].means, [0.5, 0.625, np.nan])
+    np.testing.assert_allclose(shown[0].deviations, [np.sqrt(0.125), 0.0, 0.0])
+
+
 def test_the_system_measured_is_that_which_the_sweep_changes():
     outputs = {"bm25": "a", "trained": "b"}
     stages = {name: SimpleNamespace(config=SimpleNamespace(output=output)) for name, output in outputs.items()}
@@ -139,6 +150,15 @@ def test_the_system_measured_is_that_which_the_sweep_changes():
     for changed, expected in (("trained", "ours"), ("bm25", "BM25"), ("nothing", "BM25")):
         trial = SimpleNamespace(stages=stages, depends={name: name == changed for name in outputs})
         assert _changed_system(trial, evaluation) == expected
+
+
+def test_a_system_is_compared_where_it_is_evaluated():
+    def evaluation(*systems: str) -> SimpleNamespace:
+        config = SimpleNamespace(runs=dict.fromkeys(systems, "run"))
+        return SimpleNamespace(kind="evaluation", config=config, resolved=lambda: {"measures": ["nDCG@10"]})
+
+    stages = {"cacm": evaluation("BM25"), "cisi": evaluation("BM25", "ours")}
+    assert choose_columns(SimpleNamespace(stages=stages), [], "ours") == [Column("cisi", "ours", "nDCG@10")]
 
 
 def test_a_result_is_read_of_the_trials_own_folders(tmp_path):
@@ -162,4 +182,5 @@ def test_a_result_is_read_of_the_trials_own_folders(tmp_path):
 def test_one_setting_has_no_plot():
     only = swept([result("0", "1", 0.25), result("0", "2", 0.75)])
     assert svg_of(only) == ""
+    assert "test split" not in "".join(sweep_lines(only))
     assert sweep_section(only).lead == "margins: 1 setting, 2 trials"

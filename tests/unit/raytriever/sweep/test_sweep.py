@@ -49,7 +49,7 @@ def planned_of(
 ) -> sweep.Sweep:
     (folder / "recipe.yaml").write_text(RECIPE.replace("SPLIT", split))
     recipe = str(folder / "recipe.yaml")
-    given = SweepSettings(recipe=recipe, seeds=seeds, output=str(folder / "out"), set=overrides, **settings)
+    given = SweepSettings(recipe=recipe, seeds=seeds, output=f"{folder}/out/", set=overrides, **settings)
     return plan_sweep(given, recipe_stages)
 
 
@@ -59,7 +59,8 @@ def test_what_would_be_made_where_is_printed(tmp_path: Path) -> None:
     assert described["output"] == str(tmp_path / "out")
     assert described["stages"] == {"once": shared} | {f"seed={seed}": each for seed in (1, 2, 3)}
     assert described["compared"][0] == "evaluation: nDCG@10 of trained"
-    chosen = planned_of(tmp_path, system="again", measures=["RR@10"])
+    chosen = planned_of(tmp_path, seeds="model.training.seed=1", system="again", measures=["RR@10"])
+    assert chosen.seed_key == "model.training.seed"
     assert chosen.described()["compared"] == ["evaluation: RR@10 of again"]
 
 
@@ -72,6 +73,11 @@ def test_what_stages_warn_of_is_said_once_and_first(tmp_path: Path, monkeypatch,
         run_sweep(planned)
     assert len(logged) == times
     assert all("Warning: " in line and f"test set of this run. Split '{split}'" in line for line in logged)
+
+
+def test_an_unforeseen_error_is_told_by_its_last_line() -> None:
+    assert sweep._reason(ValueError("a\nb\nc\n \n")) == "ValueError: c"
+    assert sweep._reason(ValueError()) == "ValueError"
 
 
 def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_encoder: Path) -> None:

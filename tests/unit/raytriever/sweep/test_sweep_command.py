@@ -47,11 +47,15 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     stored = json.loads(Folder(output).read_bytes("sweep.json"))
     assert "absent" in stored["trials"][0]["error"]
     assert stored["trials"][1]["error"] is None
+    assert stored["settings"].keys() == {"recipe", "grid", "output"}
+    assert done.stderr.count(" to make") == 1  # what all trials share isn't a setting
 
     again = sweep(*arguments)  # what failed is tried again, what is finished is not
     assert again.exit_code == 1
     assert "1 setting of found, evaluation to make" in again.stderr
     assert "split=test: reused" in again.stderr
+    assert "collection: reused" in again.stderr
+    assert json.loads(Folder(f"{output}/split=test/found").read_bytes("run.json"))["recipe"] == "recipe"
 
 
 @pytest.mark.usefixtures("json_log")
@@ -65,6 +69,9 @@ def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     where = {(line["run"], line["stage"]) for line in lines if line["message"].startswith("split=test")}
     assert where == {("split=test", "found"), ("split=test,seed=1", "evaluation"), ("split=test,seed=2", "evaluation")}
+    for changes in ([], ["--set", "found.top_k=2"]):
+        one = sweep(recipe, "--grid", "found.split=test", "--grid", "evaluation.seed=1", "--output", output, *changes)
+        assert (one.exit_code, " to make" in one.stderr) == (0, bool(changes))
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
@@ -88,4 +95,8 @@ def test_what_would_be_made_can_be_seen_before(tmp_path: Path) -> None:
     arguments = (lexical_recipe(tmp_path), *LEXICAL, "--output", str(tmp_path / "out"))
     shown = sweep(*arguments, "--print-config")
     assert (shown.exit_code, "k1=0.5,top_k=2:" in shown.stdout) == (0, True)
+    changed = ("--set", "evaluation.measures=[RR@10,R@10]", "--set", f"output={tmp_path}/öut")
+    shown = sweep(arguments[0], "--seeds", "found.top_k=1", "--measure", "R@10", *changed, "--print-config")
+    assert shown.stdout.startswith(f"output: {tmp_path}/öut\ncompared:\n- 'evaluation: R@10 of")
+    assert "is a file" in refused("sweep", arguments[0], "--seeds", "found.top_k=1", "--set", f"output={arguments[0]}")
     assert not (tmp_path / "out").exists()
