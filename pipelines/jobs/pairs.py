@@ -278,10 +278,12 @@ class Pairs(Stage[PairsConfig]):
             writer.add(_JUDGED)
         return writer.commit()
 
-    def _rows_with_pairs(self, db: Relations, pairs: str) -> dict[TextPart, NDArray[np.int64]]:
+    def _rows_with_pairs(self, db: Relations, pairs: str) -> dict[TextPart, NDArray[np.intp]]:
         """The rows of the queries and of the documents of some pairs, ascending."""
         collection = StoredCollection(self.config.collection)
-        found = {part: np.zeros(collection.count(part), dtype=bool) for part in _SIDES}
+        found: dict[TextPart, NDArray[np.bool_]] = {
+            part: np.zeros(collection.count(part), dtype=bool) for part in _SIDES
+        }
         for table in db.tables(f"SELECT query_row, document_row FROM {pairs}"):
             for rows, has_pairs in zip(table.columns, found.values(), strict=True):
                 has_pairs[rows.to_numpy()] = True

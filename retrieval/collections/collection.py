@@ -124,10 +124,11 @@ class ParquetRows:
     def _take_ascending(self, file: int, rows: NDArray[np.int64], columns: list[str]) -> Iterator[pa.Table]:
         """Some row groups are read by one call, because each call costs as much as some hundred rows."""
         starts = self._group_starts(file)
-        groups = np.unique(np.searchsorted(starts, rows, side="right") - 1)
-        for some in np.split(groups, range(_GROUPS_AT_ONCE, len(groups), _GROUPS_AT_ONCE)):
-            table = self._file(file).read_row_groups(some.tolist(), columns)
-            held = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in some])
+        groups = np.unique(np.searchsorted(starts, rows, side="right") - 1).tolist()
+        for begin in range(0, len(groups), _GROUPS_AT_ONCE):
+            some = groups[begin : begin + _GROUPS_AT_ONCE]
+            table = self._file(file).read_row_groups(some, columns)
+            held = np.concatenate([np.arange(*starts[group : group + 2].tolist()) for group in some])
             first, end = np.searchsorted(rows, [held[0], held[-1] + 1])
             yield table.take(pa.array(np.searchsorted(held, rows[first:end])))
 
