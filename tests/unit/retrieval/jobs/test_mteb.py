@@ -305,8 +305,14 @@ def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
         ours.encode([], prompt_type=None, precision="int8", **task)
 
 
-def test_a_contextual_encoder_wants_to_know_the_tasks(tmp_path: Path) -> None:
+def test_a_contextual_encoder_wants_to_know_the_tasks_and_texts_to_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     contextual(dtype=torch.float32, context_documents=8, query_prompt="flight ").save(tmp_path / "contextual")
     encoder = RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
     with pytest.raises(UserError, match=r"doesn't know where those of Flight are.*tasks=tasks"):
+        evaluated(encoder, Flight())
+    monkeypatch.setattr(mteb_encoder, "_drawn_texts", lambda *_: [])
+    encoder.use_tasks([Flight()])
+    with pytest.raises(UserError, match=r"texts drawn from Flight are empty.* another context_seed\."):
         evaluated(encoder, Flight())
