@@ -181,6 +181,10 @@ def test_a_router_that_sentence_transformers_wrote(tmp_path: Path) -> None:
     edited(tmp_path / "router_config.json", lambda config: config["structure"].pop("query"))
     with pytest.raises(UserError, match=r"router_config.json has the routes document. Supported are the routes query"):
         load(tmp_path)
+    router = Router.for_query_document(query_modules=[Pooling(WIDTH, "cls")], document_modules=[Pooling(WIDTH, "mean")])
+    SentenceTransformer(modules=[chains[0][0], router], device="cpu").save(str(tmp_path / "shared"))
+    with pytest.raises(UserError, match=r"cls.*mean"):
+        load(tmp_path / "shared")
 
 
 @torch.no_grad()
