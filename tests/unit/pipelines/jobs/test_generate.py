@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from pipelines.jobs import generate
 from pipelines.jobs.generate import Generate, GenerateConfig
 from pipelines.queries.generated import QueryWriter
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
+from raytriever.stages.cost import Size
 from tests.unit.pipelines.jobs.made_up import made_by, stored_rows
 from tests.unit.pipelines.jobs.test_queries import chunked, collected
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
@@ -38,6 +40,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 def generated(folder: Path, collection: str, model: Path, **values: Any) -> str:
     named = {"language_model": {"model": str(model), "dtype": "float32"}, "collection": collection}
     return made_by(Generate, named | {"output": str(folder)} | values)
+
+
+def test_it_costs_the_tokens_that_are_read_and_written(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "seconds_of_tokens", lambda *given: given[-1])
+    values = {"language_model": {"model": str(model), "dtype": "float32"}, "collection": "corpus", "output": "made"}
+    tokens = list[float]()
+    for documents, document_bytes, written in ((100, 0, 10), (100, 450, 10), (100, 450, 30), (200, 450, 30)):
+        generation = {"max_new_tokens": written, "number": 3}
+        stage = Generate(
+            validate(GenerateConfig, values | {"generation": generation, "rows_per_shard": 60}, "generate")
+        )
+        cost = stage.cost(Size(documents=documents, document_bytes=document_bytes))
+        assert (cost.tasks, cost.made.splits) == (-(-documents // 60), {"train": (3 * documents, 3 * documents)})
+        tokens.append(cost.work)
+    assert tokens[1] - tokens[0] == pytest.approx(100 * 450 / generate.BYTES_OF_A_TOKEN)
+    assert tokens[2] - tokens[1] == pytest.approx(100 * 20)
+    assert tokens[3] == pytest.approx(2 * tokens[2])
 
 
 def test_a_passage_is_found_by_each_of_its_queries(tmp_path: Path, model: Path, asked: list[Sequence[str]]) -> None:
