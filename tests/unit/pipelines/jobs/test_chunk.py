@@ -54,6 +54,7 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     made.verify()
     rows = made.rows_of("documents").read(CHUNKS.names)
     assert rows.schema.equals(CHUNKS)
+    assert list(map(str, rows.schema.types)) == ["string"] * 5 + ["int32", "int64", "int64"]
     shown = rows.select(["id", "source_id", "title", "domain", "number"]).to_pylist()
     assert [tuple(row.values()) for row in shown] == [
         ("a/b.md#0", "a/b.md", "First", "docs", 0), ("a/b.md#1", "a/b.md", "First > Head", "docs", 1),

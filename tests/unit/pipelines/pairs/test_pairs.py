@@ -40,8 +40,8 @@ def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Tab
 
 def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> None:
     stretches, session = [Shard("", None, 0)] * 300, RaySession(2)
-    for near, most in (("off", 266), ("drop", 300)):
-        config = {"collection": "absent", "output": "pairs", "duplicates": {"near": near}}
+    for near, texts, most in (("off", 100_000, 266), ("off", 200_000, 133), ("drop", 100_000, 300)):
+        config = {"collection": "absent", "output": "pairs", "duplicates": {"near": near}, "texts_per_shard": texts}
         stage = Pairs(validate(PairsConfig, config, "here"))
         assert [stage.is_made_here(stretches[:number], session) for number in (most, 300)] == [True, most == 300]
 
