@@ -65,7 +65,7 @@ class WordCounts(NamedTuple):
         from scipy.sparse import csr_array
 
         tokenizer = _tokenizer_of(settings)
-        found = tokenizer.streaming_tokenize(texts, allow_empty=False)
+        found = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
         of_texts = [array("i", ids) for ids in found]
         ids = np.concatenate([np.empty(0, dtype=np.int32), *of_texts])
         # scipy numbers texts as wide as these are
@@ -139,7 +139,7 @@ class LexicalIndex:
         A text that shares no term with the query is no result: such places have row -1 and score -inf.
         """
         ranking = Ranking.empty(len(query_texts), k)
-        tokenized = self._tokenizer.streaming_tokenize(query_texts, update_vocab=False)
+        tokenized = self._tokenizer.streaming_tokenize(query_texts, update_vocab=False, allow_empty=False)
         for query, tokens in enumerate(tokenized):
             if tokens:
                 found, found_scores = _best(self._score(tokens), k)

@@ -160,7 +160,7 @@ class Trackers(Callback):
 
     def on_step(self, point: Mapping[str, Any]) -> None:
         """Under the names that trackers group by, where the step is one to be tracked."""
-        if point["step"] % self._every == 0:
+        if self._trackers and point["step"] % self._every == 0:
             self.log(point["step"], tracked_values(point))
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
