@@ -38,7 +38,7 @@ from benchmarks.house import PACKAGES, ROOT, arrows, source_files
 ANSWERED = Path(__file__).with_suffix("").with_name("mutants_answered.json")
 NEAREST_SECONDS, AREA_SECONDS = 180, 600
 KILLED, SURVIVED, OPEN = "killed", "survived", "open"
-_LIBRARIES = (
+LIBRARIES = (
     "datasets", "faiss", "hypothesis", "peft", "pyarrow.parquet", "pydantic", "pytest", "safetensors.torch",
     "scipy.sparse", "sentence_transformers", "torch", "transformers.models.bert.modeling_bert", "typer",
 )  # fmt: skip  # loaded once for all mutants: most tests take less time
@@ -390,7 +390,7 @@ class Trial:
         self._failing: dict[str, bool] = {}  # without any mutant, of those that killed one
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(list(_LIBRARIES))
+        self._processes.set_forkserver_preload(list(LIBRARIES))
 
     def run(self, mutant: Mutant) -> tuple[str, str]:
         """What became of the mutant, and by which test."""
