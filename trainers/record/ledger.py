@@ -134,7 +134,7 @@ def _batches(count: int) -> str:
 def require_negatives(ledger: Ledger, batches: str) -> None:
     """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
     compared = ledger.comparisons
-    if not compared.positives or round(negatives_per_query(ledger.to_json()), 6) > 0:
+    if not compared.positives or negatives_per_query(ledger.to_json()) > 1e-6:  # a difference of means may not be 0
         return
     why = f"a batch has {counted(compared.queries, 'query', 'queries')} and no hard negatives"
     if compared.masked:
