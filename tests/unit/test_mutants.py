@@ -1,5 +1,8 @@
 """Which faults the mutation trial plants, which tests they meet, and what is counted."""
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.mutants import (
@@ -63,7 +66,8 @@ def test_a_draw_takes_from_everything_in_turn_and_is_the_beginning_of_a_longer_o
     paths = source_paths(["trainers/engine", "raytriever/hashes.py", "retrieval/rankings.py"])
     sources = [Source(path, (ROOT / path).read_text()) for path in paths]
     few = drawn(sources, 20, 0)
-    assert drawn(sources, 60, 0)[:20] == few != drawn(sources, 20, 1)
+    many = drawn(sources, 60, 0)
+    assert many[:20] == few != drawn(sources, 20, 1)
     assert len({each.operator for each in few}) > 7
     assert {each.package for each in few} < set(PACKAGES)
     assert {each.operator for each in drawn(sources, 60, 0, ["sign", "axis"])} == {"sign", "axis"}
@@ -92,3 +96,11 @@ def test_a_summary_counts_what_is_real_and_shows_what_nobody_answered() -> None:
     assert "trainers                        33.3% of    3 killed, 1 equivalent, 1 open" in shown
     assert "survived: trainers/x.py:2 (sign)\n    - x = 2 + a\n    + x = 2 - a" in shown
     assert "x = 1 + a" not in shown
+
+
+@pytest.mark.slow  # starts a session of tests
+def test_in_place_a_file_loses_its_mutants_to_its_nearest_tests() -> None:
+    path = "raytriever/hashes.py"
+    command = [sys.executable, "-m", "benchmarks.mutants_in_place", path]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert f"{path}: {{'killed': {len(mutants_of(Source(path, (ROOT / path).read_text())))}}}" in shown
