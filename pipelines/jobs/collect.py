@@ -121,7 +121,18 @@ class Collect(Stage[CollectConfig]):
     def cost(self, read: Size) -> Cost:
         """Pieces of the sources, which ``read`` is of, are read and written."""
         tasks = 2 * ceil(read.texts / self.config.bytes_per_shard)
-        return Cost(replace(read, disk=STORED * read.texts), 37e-6 * read.documents, tasks)
+        made = replace(read, splits=self._splits(read.splits), disk=STORED * read.texts)
+        return Cost(made, 37e-6 * read.documents, tasks)
+
+    def _splits(self, read: Mapping[str, tuple[int, int]]) -> Mapping[str, tuple[int, int]]:
+        """Queries and judged pairs of each, with those that are taken for new splits."""
+        taken_from, wanted = NewSplits.wanted(list(read))
+        queries, pairs = read.get(taken_from, (0, 0))
+        if not self.config.new_splits or not queries:
+            return read
+        size = self.config.new_splits.size(queries)
+        sizes = {taken_from: queries - len(wanted) * size, **dict.fromkeys(wanted, size)}
+        return {**read, **{split: (count, round(pairs * count / queries)) for split, count in sizes.items()}}
 
     def phases(self) -> list[Phase]:
         """Pieces of the sources are read, all records of a source compared, and the pieces written."""

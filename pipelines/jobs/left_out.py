@@ -16,7 +16,7 @@ from raytriever.hashes import string_hashes
 from raytriever.relations import Relations
 from raytriever.reports.log import log
 from retrieval.collections.collection import SCHEMAS, Part, TextPart, passage_text
-from retrieval.collections.held_out import FEWEST, NEW, TRAIN, NewSplits, held_out
+from retrieval.collections.held_out import FEWEST, TRAIN, NewSplits, held_out
 from retrieval.collections.records import CrossValidation, DocumentRecord, Format, JudgmentRecord, Source, in_chunks
 
 RecordAt = Callable[[Part, int], Any]
@@ -211,8 +211,7 @@ def _share_out(
 
 def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits) -> tuple[str, dict[str, str]]:
     """Queries for splits that are missing; ('', {}) where none is."""
-    taken_from = splits[0] if len(splits) == 1 else TRAIN
-    wanted = [split for split in NEW if split not in splits or split == taken_from]
+    taken_from, wanted = settings.wanted(splits)
     if not wanted:
         return "", {}
     if taken_from not in splits:

@@ -32,6 +32,12 @@ class NewSplits(Settings):
         """Queries that a new split of so many is to have."""
         return min(self.most, max(round(self.share * queries), min(_ENOUGH, queries // 5)))
 
+    @staticmethod
+    def wanted(splits: Sequence[str]) -> tuple[str, list[str]]:
+        """Beside ``splits``: the one that queries are taken from, and those that they are for."""
+        taken_from = splits[0] if len(splits) == 1 else TRAIN
+        return taken_from, [split for split in NEW if split not in splits or split == taken_from]
+
 
 def held_out(
     ids: Sequence[str], queries: NDArray[np.int64], documents: NDArray[np.int64], sizes: Mapping[str, int]

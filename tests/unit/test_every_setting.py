@@ -19,6 +19,7 @@ from raytriever.jobs import JOBS, stage_class
 from raytriever.settings.configuration import input_paths, models_in
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Stage
+from retrieval.collections.held_out import NewSplits
 from retrieval.encoders import pretrained, specification
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.pretrained import LocatedModel
@@ -220,7 +221,12 @@ READ = Size(
     dimension=128, shards=11, results=70_100, disk=3e9,
 )  # fmt: skip
 COSTS: dict[str, tuple[float, int, float, dict[str, Any]]] = {
-    "collect": (37.00011, 20, 0, {"disk": 126_881_428}),
+    "collect": (
+        37.00011,
+        20,
+        0,
+        {"splits": {"train": (19_011, 28_511), "test": (701, 907), "dev": (1_000, 1_500)}, "disk": 126_881_428},
+    ),
     "chunk": (8.391629, 7, 0, {"documents": 524_476, "document_bytes": 576, "disk": 126_881_428}),
     "queries": (8.391629, 3_334, 0, {"query_bytes": 60, "splits": {"dev": (1_000_003, 1_000_003)}}),
     "pairs": (0.020011, 6, 0.0260143, {"pairs": 20_011, "domains": (20_011,), "disk": 400_220}),
@@ -238,6 +244,7 @@ COSTS: dict[str, tuple[float, int, float, dict[str, Any]]] = {
 }
 """Seconds of all tasks, their number, seconds of one that all wait for, and where the size is not what was read."""
 OF_COSTS: dict[str, dict[str, Any]] = {
+    "collect": {"new_splits": NewSplits()},
     "chunk": {"megabytes_per_shard": 50},
     "queries": {"rows_per_shard": 300, "split": "dev"},
     "pairs": {"texts_per_shard": 10_000, "documents_per_query": 1},
@@ -260,6 +267,7 @@ def test_what_a_job_costs_is_worked_out_from_the_size_of_its_inputs(job: str) ->
     work, tasks, alone, changed = COSTS[job]
     assert (found.work, found.tasks, found.alone) == (pytest.approx(work, 1e-6), tasks, pytest.approx(alone, 1e-6))
     assert asdict(found.made) == asdict(READ) | changed | {"disk": pytest.approx(changed.get("disk", READ.disk), 1e-6)}
+    assert stage(settings).cost(Size()).made.documents == 0
 
 
 def test_other_jobs_take_a_moment() -> None:
