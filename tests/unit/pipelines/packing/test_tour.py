@@ -112,14 +112,17 @@ def check(neighbours: Neighbours) -> None:
     size=st.integers(1, 90),
     dimension=st.integers(1, 9),
     length=st.integers(1, 20),
-    spread=st.floats(-3, 1),
+    spread=st.floats(-4, 0),
+    top=st.sampled_from([-2, 1]),
     shift=st.sampled_from([0.0, 10.0]),
     seed=st.integers(0, 999),
 )
-@example(size=47, dimension=1, length=1, spread=0.0, shift=0.0, seed=47)  # a nearer one is cut off, for its rounding
-def test_bounds_hold(dtype, size, dimension, length, spread, shift, seed) -> None:
+@example(
+    size=47, dimension=1, length=1, spread=-1.0, top=1, shift=0.0, seed=47
+)  # a nearer one is cut off, for its rounding
+def test_bounds_hold(dtype, size, dimension, length, spread, top, shift, seed) -> None:
     random = np.random.default_rng(seed)
-    scales = np.logspace(spread, 1, size)[:, None]  # from a dense spot to outliers
+    scales = np.logspace(spread + top, top, size)[:, None]  # from a dense spot to outliers
     centroids = (scales * random.standard_normal((size, dimension)) + shift).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "product_dtype", lambda: dtype)
@@ -137,6 +140,12 @@ def test_what_is_near_is_listed_and_flags_have_places() -> None:
     assert neighbours.clusters.shape == (1200, module.LIST_LENGTH)
     assert np.median(lengths) > 0.9 * module.LIST_LENGTH
     assert np.median(neighbours.errors) < 0.05 * np.median(-true_nearness(centroids))
+    for size, stride, rank in ((1200, 1, 129), (2048, 2, 65)):
+        rows = module._round(np.random.default_rng(1).standard_normal((size, 3))).rows
+        nearness = (module._left_side(rows, 0) @ rows[::stride].T).to(module.STORED).float().numpy()
+        thresholds = module._sampled_thresholds(rows)[:, None]
+        assert ((nearness >= thresholds).sum(axis=1) >= rank).all()
+        assert ((nearness > thresholds).sum(axis=1) < rank).all()
     random = np.random.default_rng(2)
     for size in (0, 1, 7, 8, 64, 1003):
         flags = random.random(size) < 0.05
