@@ -62,14 +62,14 @@ def find_neighbours(centroids: NDArray[np.floating]) -> Neighbours:
     thresholds = _sampled_thresholds(rounded.rows)
     # Of two clusters the one with the lower threshold decides whether a product is looked at. In this order it's that
     # of the row, all through the triangle right of the diagonal.
-    order = np.argsort(thresholds, kind="stable")
+    order = np.argsort(thresholds)
     thresholds = thresholds[order]
     rounded = _Rounded(rounded.rows[torch.from_numpy(order)], rounded.norms[order], rounded.residues[order])
     keys, overlong = _keys_above(rounded.rows, thresholds)
     clusters, nearness, cut = _cut(keys, thresholds)
     errors, slack = _errors(rounded, thresholds, np.minimum(clusters.min(axis=1), np.arange(len(order))))
     bounds = np.where(overlong, np.inf, np.maximum(thresholds, cut) + slack)
-    places = np.argsort(order, kind="stable")
+    places = np.argsort(order)
     return Neighbours(
         centroids,
         order.astype(np.int32)[clusters[places]],
@@ -193,7 +193,7 @@ def _cut(
     size = len(thresholds)
     starts = np.searchsorted(keys, np.arange(size + 1, dtype=np.int64) << 40)
     counts = np.diff(starts)
-    length = max(1, min(LIST_LENGTH, int(counts.max(initial=0))))
+    length = max(1, min(LIST_LENGTH, int(counts.max())))
     clusters = np.repeat(np.arange(size, dtype=np.int32)[:, None], length, axis=1)
     nearness = np.full((size, length + 1), -np.inf, dtype=np.float32)
     for place in range(length + 1):
