@@ -65,6 +65,15 @@ def test_small_lattices(size: int, seed: int, data: st.DataObject) -> None:
     assert greedy_tour(find_neighbours(centroids), start).tolist() == literal_tour(centroids, start)
 
 
+def test_what_is_not_listed_or_listed_as_farther_may_be_the_nearest() -> None:
+    """Nearness from 0 is -0.405, -0.42 and -0.5; computed, it is off by at most 0.1."""
+    centroids = np.array([[0], [-0.9], [np.sqrt(0.84)], [1]], dtype=np.float32)
+    for listed, nearness, threshold in (([3], [-0.4], -0.405), ([3, 2, 1], [-0.41, -0.45, -0.5], -0.6)):
+        lists = (np.array([each] * 4) for each in (listed, nearness))
+        bounds = (np.full(4, each, np.float32) for each in (threshold, 0.1))
+        assert greedy_tour(Neighbours(centroids, *lists, *bounds), 0)[1] == 1
+
+
 def test_short_lists_change_nothing_and_the_length_is_that_of_the_tour(monkeypatch: pytest.MonkeyPatch) -> None:
     centroids = RANDOM.standard_normal((400, 8)).astype(np.float32)
     expected = literal_tour(centroids, 7)
