@@ -81,8 +81,7 @@ class _Survivors:
         self._centre = centroids.mean(axis=0, dtype=np.float64)  # distances stay, rounding errors shrink
         longest = float(np.sqrt(squared_distances(centroids, self._centre).max()))
         self._unit = float(2.0 ** np.ceil(np.log2(longest))) if longest > 0 else 1.0
-        self._clusters = np.empty(0, dtype=np.int32)
-        self._points = np.empty((0, centroids.shape[1] + 1), dtype=np.float32)
+        self._begin(np.array([], dtype=np.int32))
 
     def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Unvisited clusters near ``cluster``, the nearest among them."""
@@ -118,15 +117,13 @@ class _Survivors:
     def _lower_bound(self, norm: float, square: float) -> float:
         """The smallest computed nearness to a point of that ``norm`` that a point within distance √``square`` can have.
 
-        Such a point's own norm is at most norm + √square. The error is the first-order rounding of both inputs and of
-        the result, then twice that of a float32 sum of dimension + 1 terms. Twice covers the centring and the second
-        order.
+        Such a point's own norm is at most norm + √square. The error is twice that of a float32 sum of dimension + 1
+        terms, and the rounding of both inputs and of the result, which is less than twice that of one more. Twice
+        covers the centring and the second order.
         """
         other = norm + square**0.5
-        exact = (norm**2 - square) / 2
-        rounding = 2.0**-24 * (2 * norm * other + other**2 / 2 + abs(exact))
-        terms = self._points.shape[1] + 8
-        return float(exact - 1.01 * rounding - terms * 2.0**-23 * (norm + other) * other - 2.0**-100)
+        terms = self._points.shape[1] + 9
+        return float((norm**2 - square) / 2 - terms * 2.0**-23 * (norm + other) * other - 2.0**-100)
 
 
 def _nearest(centroids: NDArray[np.floating], cluster: int, others: NDArray[np.int32]) -> int:
