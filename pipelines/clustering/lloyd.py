@@ -68,7 +68,7 @@ def cluster_sums(points: NDArray[np.floating], clusters: NDArray[np.integer], k:
         chosen = clusters[part]
         order = np.argsort(chosen, kind="stable")
         offsets = np.concatenate(([0], np.cumsum(np.bincount(chosen, minlength=k))))
-        members = csr_array((np.ones(len(order)), order, offsets), shape=(k, len(order)))
+        members = csr_array((np.ones(len(order)), order, offsets))
         sums += members @ points[part].astype(np.float64)
     return sums
 
