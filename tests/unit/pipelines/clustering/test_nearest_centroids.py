@@ -1,7 +1,5 @@
 """Exact assignment: the same as a literal float64 search, however coarsely the products are rounded."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -77,11 +75,7 @@ def test_equal_to_the_literal_search(name: str) -> None:
 @pytest.mark.usefixtures("_coarse")
 def test_few_are_compared_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     compared, resolve = list[int](), module.CentroidSearch._resolve
-
-    def counted(*given: Any) -> NDArray[np.int64]:
-        compared.append(int(given[-1].sum()))
-        return resolve(*given)
-
+    counted = lambda *given: compared.append(int(given[-1].sum())) or resolve(*given)  # noqa: E731
     monkeypatch.setattr(module.CentroidSearch, "_resolve", counted)
     points, centroids = CASES["well separated"]
     for euclidean in (True, False):

@@ -60,9 +60,7 @@ def test_equal_to_the_literal_walk(name: str, dtype: torch.dtype, monkeypatch: p
             assert greedy_tour(neighbours, start).tolist() == literal_tour(centroids, start)
 
 
-@pytest.mark.parametrize(("name", "scale"), [
-    ("random", 1), ("random", 1e-18), ("far from the origin", 1), ("one dense spot", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "scale"), [("random", 1e-18), ("far from the origin", 1), ("one dense spot", 1)])
 def test_of_the_survivors_few_are_looked_at_in_float64_the_nearest_among_them(name: str, scale: float) -> None:
     centroids = CASES[name] * np.float32(scale)
     survivors, unvisited = _Survivors(centroids), np.ones(len(centroids), dtype=bool)
