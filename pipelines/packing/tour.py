@@ -83,6 +83,13 @@ class _Survivors:
         self._unit = float(2.0 ** np.ceil(np.log2(longest))) if longest > 0 else 1.0
         self._begin(np.array([], dtype=np.int32))
 
+    def _begin(self, clusters: NDArray[np.int32]) -> None:
+        self._clusters = clusters
+        self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
+        for begin in range(0, len(clusters), CACHED_ROWS):
+            part = slice(begin, begin + CACHED_ROWS)
+            self._points[part] = self._centred(clusters[part])
+
     def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Unvisited clusters near ``cluster``, the nearest among them."""
         kept = unvisited[self._clusters].nonzero()[0]
@@ -100,13 +107,6 @@ class _Survivors:
         square = float(squared_distances(nearest, self._centroids[cluster])[0]) / self._unit**2
         lowest = self._lower_bound(float(np.linalg.norm(query[:-1].astype(np.float64))), square)
         return np.asarray(clusters[nearness >= lowest])
-
-    def _begin(self, clusters: NDArray[np.int32]) -> None:
-        self._clusters = clusters
-        self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
-        for begin in range(0, len(clusters), CACHED_ROWS):
-            part = slice(begin, begin + CACHED_ROWS)
-            self._points[part] = self._centred(clusters[part])
 
     def _centred(self, clusters: NDArray[np.integer]) -> NDArray[np.float32]:
         """Points in the unit, with -|y|²/2 behind."""
