@@ -41,7 +41,7 @@ def _window_stops(paragraphs: Offsets, length: int) -> Iterator[int]:
     """Ends of stretches of whole paragraphs: one paragraph, or as many as fit into a window."""
     bounds = [*paragraphs.tolist(), length]
     start = 0
-    for stop, following in pairwise([*bounds, length + _WINDOW + 1]):
+    for stop, following in pairwise([*bounds, length + _WINDOW]):
         if following - start > _WINDOW:
             yield stop
             start = stop
@@ -57,21 +57,13 @@ def _with_plain_spaces(text: str) -> str:
 def _ends_in_window(window: str, language: str) -> tuple[list[int], bool]:
     """Ends of sentences, the last at the window's end, and whether sentencex failed."""
     try:
-        sentences = segment(language, window)
+        return list(accumulate(map(len, segment(language, window)))), False
     except UnicodeEncodeError:  # half surrogate pairs are not UTF-8
         return _ends_in_window(window.encode("utf-8", "replace").decode(), language)
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # Rust's, which is no Exception
             raise
         return [len(window)], True
-    ends = list(accumulate(map(len, sentences)))
-    if ends[-1] != len(window):  # it left out line feeds between paragraphs
-        ends, end = [], 0
-        for sentence in sentences:
-            end = window.index(sentence, end) + len(sentence)
-            ends.append(end)
-        ends[-1] = len(window)
-    return ends, False
 
 
 def _without_unfinished(window: str, ends: list[int]) -> list[int]:

@@ -228,7 +228,7 @@ def _errors(
     products = np.zeros(len(norms))
     for _ in range(3):
         products = 1.01 * (residues + norms * relative) * largest
-        products += terms * 2.0**-23 * (norms * largest + norms**2 / 2 + largest**2 / 2 + depth) + 2.0**-100
+        products += terms * 2.0**-23 * ((norms + largest) ** 2 / 2 + depth) + 2.0**-100
         largest = np.minimum(largest, norms + np.sqrt(2 * (depth + products + 4 * UNIT_ROUNDOFF * depth)))
     listed = products + 1.01 * UNIT_ROUNDOFF * (depth[first] + depth)
     return listed, 1.1 * products + 5.3 * UNIT_ROUNDOFF * depth

@@ -81,8 +81,14 @@ class _Survivors:
         self._centre = centroids.mean(axis=0, dtype=np.float64)  # distances stay, rounding errors shrink
         longest = float(np.sqrt(squared_distances(centroids, self._centre).max()))
         self._unit = float(2.0 ** np.ceil(np.log2(longest))) if longest > 0 else 1.0
-        self._clusters = np.empty(0, dtype=np.int32)
-        self._points = np.empty((0, centroids.shape[1] + 1), dtype=np.float32)
+        self._begin(np.array([], dtype=np.int32))
+
+    def _begin(self, clusters: NDArray[np.int32]) -> None:
+        self._clusters = clusters
+        self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
+        for begin in range(0, len(clusters), CACHED_ROWS):
+            part = slice(begin, begin + CACHED_ROWS)
+            self._points[part] = self._centred(clusters[part])
 
     def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Unvisited clusters near ``cluster``, the nearest among them."""
@@ -102,13 +108,6 @@ class _Survivors:
         lowest = self._lower_bound(float(np.linalg.norm(query[:-1].astype(np.float64))), square)
         return np.asarray(clusters[nearness >= lowest])
 
-    def _begin(self, clusters: NDArray[np.int32]) -> None:
-        self._clusters = clusters
-        self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
-        for begin in range(0, len(clusters), CACHED_ROWS):
-            part = slice(begin, begin + CACHED_ROWS)
-            self._points[part] = self._centred(clusters[part])
-
     def _centred(self, clusters: NDArray[np.integer]) -> NDArray[np.float32]:
         """Points in the unit, with -|y|²/2 behind."""
         points = (self._centroids[clusters] - self._centre) / self._unit
@@ -118,15 +117,13 @@ class _Survivors:
     def _lower_bound(self, norm: float, square: float) -> float:
         """The smallest computed nearness to a point of that ``norm`` that a point within distance √``square`` can have.
 
-        Such a point's own norm is at most norm + √square. The error is the first-order rounding of both inputs and of
-        the result, then twice that of a float32 sum of dimension + 1 terms. Twice covers the centring and the second
-        order.
+        Such a point's own norm is at most norm + √square. The error is twice that of a float32 sum of dimension + 1
+        terms, and the rounding of both inputs and of the result, which is less than twice that of one more. Twice
+        covers the centring and the second order.
         """
         other = norm + square**0.5
-        exact = (norm**2 - square) / 2
-        rounding = 2.0**-24 * (2 * norm * other + other**2 / 2 + abs(exact))
-        terms = self._points.shape[1] + 8
-        return float(exact - 1.01 * rounding - terms * 2.0**-23 * (norm + other) * other - 2.0**-100)
+        terms = self._points.shape[1] + 9
+        return float((norm**2 - square) / 2 - terms * 2.0**-23 * (norm + other) * other - 2.0**-100)
 
 
 def _nearest(centroids: NDArray[np.floating], cluster: int, others: NDArray[np.int32]) -> int:

@@ -110,12 +110,24 @@ def test_what_is_not_stored_is_named_and_only_whole_batches_of_the_layout_are_wr
             file.write(batch(0, 0, "chunks"))
 
 
-def test_no_id_and_no_domain_begins_a_line_of_its_own(tmp_path: Path) -> None:
-    forged = {"query_id": "q\nforged", "document_id": "d\nforged", "domain": "a\nforged"}
-    rows = pa.Table.from_pylist([row_of("pairs", 0, 0, row) | forged for row in range(ROWS)], LAYOUTS["pairs"].schema())
-    lines = list(describe_batch(BatchReader(store_batches(str(tmp_path / "b"), "pairs", [[[rows]]])), 0, 0))
-    assert "[0] query q\ufffdforged, document d\ufffdforged" in lines
-    assert not [line for text in lines for line in text.splitlines() if line.startswith("forged")]
+@pytest.mark.parametrize(("layout", "cut"), [
+    ("pairs", {"query:": [16] * 2, "document:": [16] * 4, "negative": [16] * 2}),
+    ("chunks", {"word": [4] * 4}),
+    ("candidates", {"query:": [11] * 2}),
+])  # fmt: skip
+def test_no_id_and_no_domain_begins_a_line_of_its_own_and_texts_are_cut(tmp_path, layout: Layout, cut) -> None:
+    forged = dict.fromkeys(("query_id", "document_id", "source_id", "domain"), "x\nforged") | {"cluster": -1}
+    texts = dict.fromkeys(("query", "document"), "word " * 150) | {"hard_negatives": ["word " * 150]}
+    lists = {"candidate_ids": ["c\nforged"] * 15}
+    rows = batch_table(layout, [row_of(layout, 0, 0, row) | forged | texts | lists for row in range(ROWS)])
+    lines = list(describe_batch(BatchReader(store_batches(str(tmp_path / "b"), layout, [[[rows]]])), 0, 0))
+    found = "\n".join(lines)
+    assert "x\ufffdforged" in found
+    assert ("c\ufffdforged" in found) == (layout == "candidates")
+    assert "\nforged" not in found
+    assert "clusters" not in found
+    shortened = [line for line in lines if line.endswith("…")]
+    assert {line.split()[0]: [part.index("word") for part in line.splitlines()] for line in shortened} == cut
 
 
 def test_batches_of_every_layout_are_shown_to_a_person(tmp_path: Path) -> None:

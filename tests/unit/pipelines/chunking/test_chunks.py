@@ -48,12 +48,20 @@ def test_sentences_fill_chunks_up_to_the_limit_and_longer_ones_are_cut_by_words(
     assert chunk_text(text, ChunkingSettings(max_words=4, min_words=0)).counts == {"sources_cut_as_sentences": 1}
 
 
-def test_lines_are_cut_at_blank_ones_first_and_never_within() -> None:
+def test_lines_are_cut_at_blank_ones_first_and_never_within_and_parts_are_chunks() -> None:
     long = "a b c d e f g\n"
-    for chunks in (["a b\n\n", "c d\ne f\ng h\n"], ["x\n\na b c d\n", "e f g h"], ["a\n", long], [f"{long}  "]):
+    for chunks in (
+        ["a b\n\n", "c d\ne f\ng h\n"],
+        ["x\n\na b c d\n", "e f g h"],
+        ["a\n", long],
+        [f"{long}  "],
+        ["a b c d e f\n", "g"],
+    ):
         assert cut("".join(chunks), kind="lines", max_words=6, min_words=0) == chunks
     counts = chunk_text(long, ChunkingSettings(kind="lines", max_words=6, min_words=0)).counts
     assert counts == {"sources_cut_as_lines": 1, "lines_longer_than_a_chunk": 1}
+    for parts in (["a b c d\x1e", "e\x1e", "f"], ["a\x1e", "b\x1e", "c d e f"]):
+        assert cut("".join(parts), kind="parts", max_words=3, min_words=1) == parts
 
 
 @pytest.mark.parametrize("kind", ["sentences", "markdown"])
@@ -132,6 +140,7 @@ def packed(sizes: list[int], openings: list[int], most: int, least: int) -> list
     ([9, 1, 1], [], 3, [[9, 1], [1]]),  # no place leaves both with three
     ([3, 7, 2], [], 3, [[3], [7, 2]]),
     ([5, 9, 1], [1, 2], 2, [[5], [9, 1]]),  # a short tail joins what has room
+    ([9, 1], [1], 2, [[9, 1]]),
     ([2, 2], [1], 2, [[2], [2]]),  # this one is not short
     ([1, 3], [1], 0, [[1], [3]]),
     ([1, 3, 3], [1, 2], 2, [[1, 3], [3]]),  # nothing begins before the chunk holds enough

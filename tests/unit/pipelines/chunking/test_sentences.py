@@ -26,11 +26,22 @@ def sentences(text: str, language: str = "en") -> list[str]:
     ("en", ["Dr. Smith paid $3.50. ", "Why?\t", "Nobody knows!\r\n\r\n", "Next one"]),  # with the space behind them
     ("en", ["Set ncb.Command and ask os.Path first. ", "Then go on."]),  # none ends inside of a word
     ("en", ["A heading\n \n", "then text"]),  # a paragraph break ends one, even with spaces in it
+    ("en", ["He\xa0said “No. Yes.” to her. ", "Then left."]),
     ("zh", ["今天很好。", "我们走吧。", "好。"]),
     ("ja", ["寒い。", "帰ろう。", "はい。"]),
 ])  # fmt: skip
 def test_sentences(language: str, expected: list[str]) -> None:
     assert sentences("".join(expected), language) == expected
+
+
+@pytest.mark.parametrize("expected", [
+    ["Aaaaa bb. "] * 900,  # a window ends between the words of one
+    ["Aa. ", "Bb. ", "Word " * 817, "Word " * 683],
+    ["Word " * 499 + "End. ", "Word " * 700],
+    ["Word " * 299 + "End. ", "Word " * 519, "Word " * 181],
+])  # fmt: skip
+def test_a_sentence_is_cut_where_it_fills_half_of_a_window_and_does_not_end(expected: list[str]) -> None:
+    assert sentences("".join(expected)) == expected
 
 
 def test_white_space_of_several_bytes_behind_an_initial_is_no_panic() -> None:

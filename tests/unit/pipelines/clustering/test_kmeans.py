@@ -1,5 +1,6 @@
 """k-means over pairs: against a literal loop, what must hold of every clustering, many clusters by way of cells."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def test_lloyd_equals_the_literal_loop() -> None:
     np.testing.assert_allclose(found.centroids, expected, atol=1e-6)
     assert found.clusters[0].tolist() == clusters
     assert (len(found.objective), found.refilled) == (5, 0)
+    assert len(lloyd(mid_points(queries=queries, documents=documents), seeds, 9, tolerance=1.0).objective) == 2
 
 
 @settings(max_examples=25)
@@ -89,7 +91,9 @@ def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float
     assert (found.assignments.dtype, found.centroids.dtype) == (np.int32, np.float32)
     assert np.all(np.diff(found.objective) <= 1e-5)
     assert found.iterations == len(found.objective) - 1
-    if pairs == "midpoint":
+    if pairs == "concat":
+        np.testing.assert_allclose(np.linalg.norm(found.centroids, axis=1), 1, rtol=1e-6)
+    else:
         assert found.left_out == 0
         spread = np.square(midpoints(queries=queries, documents=documents) - found.centroids[found.assignments]).sum()
         assert spread <= found.objective[-1] + 1e-4
@@ -125,6 +129,14 @@ def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.assignments.tobytes() == again.assignments.tobytes()
     assert first.objective == again.objective
     assert first.assignments.tobytes() != other.assignments.tobytes()
+
+
+@pytest.mark.parametrize(("two_level_above", "hashed"), [(100, "937e3dbdd009f5aa"), (4, "5179898df77afaa0")])
+def test_the_clusters_of_a_seed_are_these_very_ones(two_level_above: int, hashed: str) -> None:
+    """Others raise the algorithm_version of the job that clusters."""
+    sides = np.random.default_rng(0).integers(-9, 10, (2, 6000, 4)).astype(np.float32)
+    found = clustered((sides[0], sides[1]), 60, 3, two_level_above=two_level_above, iterations=3)
+    assert hashlib.blake2b(found.assignments.tobytes(), digest_size=8).hexdigest() == hashed
 
 
 @pytest.mark.parametrize("two_level_above", [100, 4])

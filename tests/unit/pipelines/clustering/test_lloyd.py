@@ -89,7 +89,7 @@ def test_sums_changed_by_what_moved_are_sums(kind: type[Points]) -> None:
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 999))
 def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    points = random.integers(-5, 6, (count, 3)).astype(np.float32)
+    points = (random.integers(-5, 6, (count, 3)) * 10.0 ** random.integers(-20, 20, (count, 1))).astype(np.float32)
     clusters = random.integers(0, k, count)
     expected = np.zeros((k, 3))
     for point, cluster in zip(points, clusters, strict=True):

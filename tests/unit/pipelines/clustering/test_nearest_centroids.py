@@ -36,6 +36,7 @@ def aligned_losses(width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]
     return point, np.stack((centroid, -centroid))
 
 
+POINT, CENTROIDS = aligned_losses(64)
 CASES = {
     "well separated": (normal(700, 20), normal(40, 20)),
     "far from the origin": (100 + 0.01 * normal(700, 20), 100 + 0.01 * normal(40, 20)),
@@ -48,7 +49,8 @@ CASES = {
     "one centroid": (normal(300, 5), normal(1, 5)),
     "zeros": (np.zeros((10, 5), np.float32), np.zeros((3, 5), np.float32)),
     "products less than the rounding of points": points_across(RANDOM.integers(-128, 128, 20).astype(np.float32)),
-    "products less than the rounding of centroids": aligned_losses(64),
+    "products less than the rounding of centroids": (POINT, CENTROIDS),
+    "products less than the aligned rounding of points": (CENTROIDS, np.concatenate((POINT, -POINT))),
 }
 
 
@@ -68,6 +70,17 @@ def test_equal_to_the_literal_search(name: str) -> None:
     products = (points[:, None].astype(np.float64) * centroids[None]).sum(axis=2)
     assignments = module.CentroidSearch(centroids, euclidean=False).assign(points)
     np.testing.assert_array_equal(assignments, products.argmax(axis=1))
+
+
+@pytest.mark.usefixtures("_coarse")
+def test_few_are_compared_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, resolve = list[int](), module.CentroidSearch._resolve
+    counted = lambda *given: compared.append(int(given[-1].sum())) or resolve(*given)  # noqa: E731
+    monkeypatch.setattr(module.CentroidSearch, "_resolve", counted)
+    points, centroids = CASES["well separated"]
+    for euclidean in (True, False):
+        module.CentroidSearch(centroids, euclidean=euclidean).assign(points)
+    assert sum(compared) < (400 if module.product_dtype() == torch.bfloat16 else 20)
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32 - 1))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.kmeans import pair_similarity
+from pipelines.clustering.nearest_centroids import inner_products
 from pipelines.filtering.false_negatives import (
     RULES,
     FalseNegativeSettings,
@@ -140,22 +141,25 @@ def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
     assert masked(margin_per_hardness=0.2) == [[0, 0, 1], [1, 0, 1]]  # .6 >= .7 - .11
 
 
-@pytest.mark.parametrize("dimension", [33, 384])
+@pytest.mark.parametrize("dimension", [2, 33, 384])
 def test_equal_documents_tie_wherever_they_stand(dimension: int) -> None:
     random = np.random.default_rng(0)
-    queries = random.standard_normal((70, dimension)).astype(np.float32)
-    documents = np.repeat(random.standard_normal((1, dimension)), 143, axis=0).astype(np.float32)
+    queries = 1000 * random.standard_normal((70, dimension)).astype(np.float32)
+    documents = 1000 * np.repeat(random.standard_normal((1, dimension)), 143, axis=0).astype(np.float32)
     own = np.eye(70, 143, dtype=bool)
     assert score_mask(queries=queries, documents=documents, own=own).sum() == 70 * 142
 
 
-def test_equal_to_float64_scores() -> None:
-    random = np.random.default_rng(3)
+def test_equal_to_float64_scores_of_which_few_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, random = list[int](), np.random.default_rng(3)
+    counted = lambda *sides: computed.append(len(sides[0])) or inner_products(*sides)  # noqa: E731
+    monkeypatch.setattr("pipelines.filtering.false_negatives.inner_products", counted)
     queries, documents = (random.standard_normal((n, 48)).astype(np.float16) for n in (128, 300))
     scores = queries.astype(np.float64) @ documents.T.astype(np.float64)
     own = np.eye(128, 300, dtype=bool)
     expected = (scores >= np.diagonal(scores)[:, None]) & ~own
     np.testing.assert_array_equal(score_mask(queries=queries, documents=documents, own=own), expected)
+    assert sum(computed) < 128 + 128 + 300 + 20  # positives, squared lengths, and what is too near to a threshold
 
 
 def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> None:
@@ -185,13 +189,15 @@ def test_bad_input_is_named_and_scores_need_vectors() -> None:
     batch.document_vectors[5, 1] = np.inf
     with pytest.raises(UserError, match="document vector in row 5"):
         batch.mask()
-    with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
-        score_mask(queries=batch.query_vectors, documents=batch.document_vectors[:3], own=np.eye(4, 3, dtype=bool))
+    for documents in (batch.document_vectors[:3], batch.document_vectors[:4, :2]):
+        with pytest.raises(UserError, match=r"\(4, 3\).*\((3, 3|4, 2)\)"):
+            score_mask(queries=batch.query_vectors, documents=documents, own=np.eye(4, 3, dtype=bool))
     with pytest.raises(UserError, match="2147483648"):
         pair_keys(query_rows=np.array([2**31]), document_rows=np.array([0]))
 
 
 def test_positives_of_queries_are_found_among_sorted_keys() -> None:
+    assert not len(pair_keys(query_rows=np.array([], int), document_rows=np.array([], int)))
     keys = pair_keys(query_rows=np.array([3, 0, 3, 7, 3]), document_rows=np.array([5, 1, 2, 0, 5]))  # one twice
     found = positives_of(np.sort(keys), np.array([3, 1, 7, 0, 8]))
     assert [documents.tolist() for documents in found] == [[2, 5, 5], [], [0], [1], []]

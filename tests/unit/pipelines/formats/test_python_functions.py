@@ -102,7 +102,7 @@ def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
         return opened(python.PythonFunctions(), library(tmp_path / name, files)).format.fingerprint()
 
     first = fingerprint("1", {"a.py": "x = 1", "b.py": ""})
-    assert fingerprint("2", {"b.py": "", "a.py": "x = 1", "test/c.py": "ignored"}) == first
+    assert fingerprint("2", {"b.py": "", "a.py": "x = 1", "test/c.py": "ignored", "site-packages/c.py": ""}) == first
     assert first["python"] == ".".join(map(str, sys.version_info[:3]))
     others = [{"a.py": "x = 2", "b.py": ""}, {"a.py": "", "b.py": "x = 1"}, {"a.py": "x = 1", "c.py": ""}]
     hashes = {first["sha256"], *(fingerprint(f"o{i}", files)["sha256"] for i, files in enumerate(others))}
@@ -243,6 +243,7 @@ DECORATED = "@a\n@b(1,\n   2)\n"
 @pytest.mark.parametrize(("source", "expected"), [
     (PLAIN, CUT),
     ('def f():\n    """Doc.\n\n    More.\n    """\n\n    return 1\n', CUT),
+    ('def f():\n    """Doc."""\n\n    return 1\n', CUT),
     ('def f():\n    """Doc."""\n\n\nx = 1\n', "def f():"),
     ('def f(): "Doc."\n', "def f():"),
     ('def f(): "Doc."; return 1\n', "def f(): return 1"),

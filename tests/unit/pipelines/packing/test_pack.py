@@ -1,5 +1,6 @@
 """Packing: what must hold of every epoch's batches; regions, equal in pairs and of near clusters."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,6 @@ def test_every_packing(drawn: tuple[Corpus, int], order: str, epoch: int) -> Non
         alone = clusters[(clusters == clusters[:, :1]).all(axis=1), 0]
         for cluster, packed in enumerate(np.bincount(clusters.ravel())):  # large clusters fill batches alone
             assert (alone == cluster).sum() >= packed // size - (order != "topics")
-    assert corpus.pack(size, epoch=epoch, order=order).batches.tobytes() == found.batches.tobytes()
 
 
 @pytest.mark.parametrize("order", ["tour", "random", "topics"])
@@ -86,6 +86,15 @@ def test_epochs_and_seeds_differ(order: str) -> None:
     for i, ours in enumerate(together):
         for theirs in together[:i]:
             assert len(ours & theirs) <= 2
+
+
+@pytest.mark.parametrize(("order", "hashed"), [("tour", "761ae1e0"), ("random", "486a1d52"), ("topics", "8775573c")])
+def test_the_batches_of_a_seed_are_these_very_ones(order: Any, hashed: str) -> None:
+    """Others raise the algorithm_version of the job that packs."""
+    corpus, chosen = Corpus([900], [30]), PackingSettings(batch_size=8, order=order)
+    found = [pack(corpus.assignments, corpus.centroids[0], chosen, 5, 2, region=region) for region in (None, 1)]
+    together = b"".join(part.batches.tobytes() for part in found)
+    assert hashlib.blake2b(together, digest_size=4).hexdigest() == hashed
 
 
 @settings(max_examples=40)
@@ -132,7 +141,7 @@ def test_what_is_left_out_rotates_and_the_next_topic_is_drawn_by_what_is_left() 
     assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
 
 
-def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:
+def test_clusters_follow_the_tour() -> None:
     corpus = Corpus([320], [9])
     found = corpus.pack(8, epoch=3)
     clusters = corpus.assignments[found.batches.ravel()]
@@ -141,9 +150,6 @@ def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:
     expected = greedy_tour(find_neighbours(corpus.centroids[0]), int(visited[0]))
     np.testing.assert_array_equal(visited, expected)
     assert found.parts[0].figures["tour"]["length"] == tour_length(corpus.centroids[0], expected)
-    pure = [batch[0] for batch in corpus.assignments[found.batches] if len(set(batch.tolist())) == 1]
-    for cluster, size in enumerate(np.bincount(clusters)):
-        assert pure.count(cluster) >= size // 8 - 1
 
 
 def test_polish_makes_batches_harder() -> None:
@@ -157,6 +163,8 @@ def test_polish_makes_batches_harder() -> None:
     def similarity(batches: NDArray[np.int64]) -> float:
         return float(np.square(vectors[batches].astype(float).sum(axis=1)).sum())
 
+    unpolished = pack(corpus.assignments, corpus.centroids[0], PackingSettings(batch_size=8), 0, 0, vectors=read)
+    assert unpolished.figures.keys() == {"tour"}
     assert polished.figures["polish"]["after"] > polished.figures["polish"]["before"]
     assert similarity(polished.batches) > 1.2 * similarity(plain.batches)
     np.testing.assert_array_equal(*(np.sort(found.batches, axis=None) for found in (plain, polished)))
@@ -171,6 +179,7 @@ def test_bad_input_is_named() -> None:
         corpus.pack(8)
     with pytest.raises(UserError, match="polish_sweeps is 1"):
         corpus.pack(4, polish_sweeps=1)
+    PackingSettings(batch_size=8, region_pairs=16)
     for settings_, message in (
         ({"batch_size": 1}, "batch_size"),
         ({"batch_size": 8, "region_pairs": 15}, "less than two batches of 8"),

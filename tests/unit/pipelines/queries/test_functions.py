@@ -240,8 +240,9 @@ def test_what_gives_nothing_is_counted_and_an_unknown_language_refused() -> None
         "documents of another language": 1,
     }
     message = r"'language': comments of this language are not supported\. Did you mean 'python'\?"
-    with pytest.raises(UserError, match=message):
-        validate(DocstringQueries, {"language": "pyton"}, "queries")
+    for language, match in (("pyton", message), ("dart", "not supported")):
+        with pytest.raises(UserError, match=match):
+            validate(DocstringQueries, {"language": language}, "queries")
     assert validate(DocstringQueries, {"language": None}, "queries").language is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pipelines import batch_description
-from pipelines.batch_description import show
+from pipelines.batch_description import show, text_vectors
 from pipelines.batches import BatchReader
 from pipelines.filtering.false_negatives import RULES, batch_hardness
 from pipelines.jobs.pack import Pack, PackConfig
@@ -230,6 +230,9 @@ def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tm
     monkeypatch.setattr(
         batch_description, "matrix_lines", lambda scores, mask: seen.extend((scores, mask)) or ["drawn"]
     )
+    vectors = StoredVectors(small_run["vectors"])
+    first = vectors.part("queries").ids()[:1]
+    np.testing.assert_array_equal(text_vectors(vectors, "queries", first), vectors_of(small_run, "queries", ["q0"]))
     page = tmp_path / "page.html"
     show(small_run["batches"], 1, 0, small_run["vectors"], page)
     assert capsys.readouterr().out.endswith("\n\ndrawn\n")
@@ -239,6 +242,7 @@ def test_show_draws_a_batch_with_its_own_documents_on_the_diagonal(small_run, tm
     np.testing.assert_allclose(seen[0], queries @ documents.T, atol=1e-6)
     assert [np.flatnonzero(row).tolist() for row in seen[1]] == [sorted(row) for row in rows["masked"].to_pylist()]
     text = page.read_text(encoding="utf-8")
+    assert text.count("batch 1 of epoch 0 (12 batches), 4 examples") == 3  # title, heading, plot
     assert text.count("<svg") == 1
     assert "data:image/png;base64" in text
 
@@ -249,6 +253,9 @@ def test_a_matrix_that_cannot_be_drawn_is_refused(small_run: Run, tmp_path: Path
         show(small_run["batches"], html=page)
     with pytest.raises(UserError, match="does not hold one vector for each of the batch's documents"):
         show(stored(tmp_path / "other").uri, vectors=small_run["vectors"], html=page)
+    several = make_vectors(tmp_path / "several", small_run["collection"], *np.ones((2, 90, 2, 8)))
+    with pytest.raises(UserError, match="does not hold one vector for each of the batch's documents"):
+        show(small_run["batches"], vectors=several, html=page)
     some = make_vectors(tmp_path / "some", small_run["collection"], np.ones((90, 8)), np.ones((90, 8)), some=True)
     with pytest.raises(UserError, match="holds only vectors of a ranking's texts"):
         show(small_run["batches"], vectors=some, html=page)
