@@ -170,7 +170,7 @@ def _search_vectors(
     has_context = contract.context not in (None, "none", "null")
     set_context(towers.query, CorpusContext.of(index.uri) if has_context else None, contract.context)
     contract.require_queries(towers.contract.model_copy(update={"dtype": contract.dtype}), index.uri, str(located.path))
-    many = facts.get("vectors_per_document", 1)
+    many = facts["vectors_per_document"]
     shards = [
         (read_index(index.path(f"shards/{shard.name}.faiss")), shard.facts["first_row"]) for shard in index.shards
     ]
