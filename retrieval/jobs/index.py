@@ -110,8 +110,7 @@ class Index(Stage[IndexConfig]):
     def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """A sample that the index can't learn from; an index that no GPU can build, for a GPU."""
         settings = self.config.index
-        index = index_of_any_dimension(settings.factory) if isinstance(settings, VectorIndexSettings) else None
-        if not isinstance(settings, VectorIndexSettings) or index is None:
+        if not isinstance(settings, VectorIndexSettings) or (index := index_of_any_dimension(settings.factory)) is None:
             return
         if settings.training_sample < (needed := fewest_to_learn_from(index)):
             raise UserError(

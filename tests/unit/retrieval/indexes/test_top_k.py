@@ -135,9 +135,9 @@ def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
     every = exact_search._score_all
 
-    def counted(query: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
+    def counted(queries: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
         asked.append(k)
-        return every(query, documents, k)
+        return every(queries, documents, k)
 
     monkeypatch.setattr(exact_search, "_score_all", counted)
     return asked

@@ -199,6 +199,8 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     assert next(iter(read_ranking_file(without.path("run.trec"))["q7"])) != "d7"
 
     reranked = rerank(tmp_path, run, vectors, collection, queries_per_shard=6)
+    made_with = [reranked.system.get(name) for name in ("index", "query_prompt", "model", "reranked")]
+    assert made_with == ["BM25", "query: ", None, 100]
     before, after = (read_ranking_file(each.path("run.trec")) for each in (run, reranked))
     found = [{query: set(documents) for query, documents in each.items()} for each in (before, after)]
     assert found[0] == found[1]
