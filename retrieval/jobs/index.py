@@ -200,7 +200,7 @@ class Index(Stage[IndexConfig]):
         index = build_shard(blocks, settings.factory, trained=writer.read(_TRAINED), gpu=self._gpu)
         write_index(index, writer.path(f"shards/{name}.faiss"))
         writer.add(f"shards/{name}.faiss")
-        if start == 0:
+        if not start:
             copy_context(StoredVectors(settings.vectors), writer)  # the encoder for queries
         writer.add_table(f"ids/{name}.parquet", pa.table({"id": vectors.ids(start, stop)}))
         return writer.commit(stop - start, facts={"first_row": start})

@@ -12,6 +12,7 @@ from pipelines.jobs.mine import Mine, MineConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
+from retrieval.indexes import vector_index
 from retrieval.indexes.exact_search import search_stored
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.fuse import Fuse, FuseConfig
@@ -142,6 +143,18 @@ def test_as_many_shards_as_asked_for(tmp_path: Path, vectors: str, shards: int) 
     rows = [shard.rows for shard in Artifact(make_index(tmp_path, vectors, shards=shards)).shards]
     assert (len(rows), sum(rows)) == (shards, DOCUMENTS)
     assert max(rows) - min(rows) <= 1
+
+
+def test_a_gpu_trains_fills_and_searches_an_index_where_it_is_asked_for(tmp_path, collection, vectors, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(vector_index, "to_gpu", lambda index: (asked.append(index.ntotal), index)[1])
+    monkeypatch.setattr(vector_index.import_faiss(), "index_gpu_to_cpu", lambda index: index, raising=False)
+    for gpus, counts in ((0, []), (0.5, [0, 0, DOCUMENTS])):
+        on, output = {"gpus_per_worker": gpus}, f"{tmp_path}/{gpus}"
+        settings = VectorIndexSettings(vectors=vectors, factory="IVF2,Flat")
+        index = make(Index(IndexConfig(index=settings, resources=on, output=f"{output}/index")))
+        search(Path(output), index=index, collection=collection, vectors=vectors, resources=on)
+        assert asked == counts
 
 
 def test_a_damaged_or_missing_shard_is_named(tmp_path: Path, collection: str, vectors: str) -> None:
