@@ -62,7 +62,8 @@ ALL_TOKENS = form("all_tokens")
 @torch.no_grad()
 def test_layers_are_the_first_tokens_states(encoder, features, hidden):
     several = MultiVectorEncoder(encoder, LAYERS)
-    states, present = several.states(features)
+    with torch.device("meta"):  # for tensors that name none
+        states, present = several.states(features)
     assert states.dtype == torch.float32
     assert present.dtype == torch.bool
     assert present.all()

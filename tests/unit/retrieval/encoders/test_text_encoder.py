@@ -145,7 +145,8 @@ def test_pooling_reads_only_what_the_mask_keeps(pooling: Any) -> None:
         "weighted_mean": lambda row: sum(n * each for n, each in enumerate(row, 1)) / sum(range(1, len(row) + 1)),
     }
     expected = [of_row[pooling](row[:n]) for row, n in zip(states, mask.sum(dim=1).tolist(), strict=True)]
-    found = pool(states, mask, pooling)
+    with torch.device("meta"):  # for tensors that name none
+        found = pool(states, mask, pooling)
     torch.testing.assert_close(found, torch.stack(expected))
     states[mask == 0] = torch.nan  # padding must not even be multiplied by zero
     torch.testing.assert_close(pool(states, mask, pooling), found)
