@@ -177,7 +177,7 @@ def _routed(kind: str, folder: Path, role: Role) -> list[tuple[str, Path]]:
 
 
 def _kind(module_type: Any) -> str:
-    return str(module_type).rsplit(".", 1)[-1]  # by its name alone: a class that isn't known is refused, not imported
+    return str(module_type).rpartition(".")[2]  # by its name alone: a class that isn't known is refused, not imported
 
 
 def _inside(folder: Path, name: str) -> Path:
