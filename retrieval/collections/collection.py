@@ -211,7 +211,7 @@ class StoredCollection(Artifact):
         if split is not None:
             chosen &= places_among(table["id"], self.judgments(split)["query_id"]) >= 0
         if domain is not None:
-            of_domain = pc.equal(table["domain"], domain).to_numpy(zero_copy_only=False)
+            of_domain = pc.equal(table["domain"], domain).to_numpy()
             if not of_domain.any():
                 there = ", ".join(map(repr, sorted(table["domain"].unique().to_pylist())))
                 raise UserError(f"{self.uri} has no query of domain '{domain}'. Set 'domain' to one of {there}.")
