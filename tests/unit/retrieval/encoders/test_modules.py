@@ -153,6 +153,10 @@ def test_a_prompt_left_out_matters_only_where_there_is_one_and_a_pooling_can_be_
     edit("1_Pooling/config.json", include_prompt=False)(copy)
     edit("config_sentence_transformers.json", prompts={})(copy)
     assert_sentence_transformers_agrees(copy)
+    edit("config_sentence_transformers.json", prompts={"passage": "p: "})(copy)
+    with pytest.raises(UserError, match="leaves the prompt out of the pooling"):
+        load_tiny(copy)
+    edit("config_sentence_transformers.json", prompts={})(copy)
     edit("1_Pooling/config.json", pooling_mode=["cls", "mean"])(copy)
     assert load_tiny(copy, pooling="cls").contract.pooling == "cls"
 

@@ -59,7 +59,7 @@ def test_vectors_equal_those_of_sentence_transformers(tiny_encoder, tmp_path, po
     encoder = load_tiny(folder)
     contract = encoder.contract
     assert (contract.pooling, contract.max_length) == (POOLING_MODES[pooling], 24)
-    assert (contract.normalize, contract.dimension) == (dense, 8 if dense else 32)
+    assert (contract.head, contract.normalize, contract.dimension) == ("full", dense, 8 if dense else 32)
     assert (contract.query_prompt, contract.document_prompt) == (("query: ", "passage: ") if dense else ("", ""))
     same_vectors_as_theirs(encoder, sentence_transformer(folder))
 
@@ -246,6 +246,7 @@ def test_the_layer_is_behind_the_pooling_and_exported_as_a_dense_module(tiny_enc
     another = load_projected(folder, "linear", 4, pooling="auto")  # a fresh layer follows the folder's own
     assert [layer.linear.out_features for layer in another.dense] == [32, 32]
     assert len(load_projected(folder, "linear", 4, pooling="auto", head="pooled").dense) == 1
+    assert load_projected(tiny_encoder, None, head="pooled").contract.head == "full"  # it has no layer to leave out
 
 
 @pytest.mark.parametrize("projection", ["pooler", "pooler_tanh"])
@@ -266,7 +267,9 @@ def test_the_models_own_pooler(tiny_encoder, tmp_path, projection):
     same_vectors_as_theirs(encoder, sentence_transformer(tmp_path / "model"))
 
 
-def test_a_pooler_that_does_not_fit_is_refused(tiny_encoder):
+def test_a_pooler_that_does_not_fit_is_refused(tiny_encoder, tmp_path):
+    with pytest.raises(UserError, match="its folder has no pooler from 8 to 8 features"):
+        load_projected(dense_folder(tiny_encoder, tmp_path / "model", "cls"), "pooler")
     with pytest.raises(UserError, match="maps the first token's state, but pooling is mean"):
         load_projected(tiny_encoder, "pooler", pooling="mean")
     message = r"its folder has no pooler from 32 to 32 features\. Set projection to 'linear'"
