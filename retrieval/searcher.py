@@ -93,6 +93,7 @@ class Searcher:
                 raise UserError(f"questions[{place}] is {question!r:.60}. Ask with one word at least.")
         if not isinstance(k, int | np.integer) or k < 1:
             raise UserError(f"k is {k!r:.60}. It must be a whole number above 0.")
+        k = int(k)  # FAISS takes no number of NumPy's
         fused = len(self._searches) > 1
         depth = max(k, _DEPTH) if fused else k
         rankings = [merge_rankings(search(questions, depth), depth) for search in self._searches]
@@ -170,7 +171,7 @@ def _search_vectors(
     has_context = contract.context not in (None, "none", "null")
     set_context(towers.query, CorpusContext.of(index.uri) if has_context else None, contract.context)
     contract.require_queries(towers.contract.model_copy(update={"dtype": contract.dtype}), index.uri, str(located.path))
-    many = facts.get("vectors_per_document", 1)
+    many = facts["vectors_per_document"]
     shards = [
         (read_index(index.path(f"shards/{shard.name}.faiss")), shard.facts["first_row"]) for shard in index.shards
     ]

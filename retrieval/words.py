@@ -49,7 +49,7 @@ def words_of(text: str) -> list[str]:
 
 
 _LINE_FEED, _SPACE, _OTHER_SPACE, _LETTER, _SOUTH_EAST_ASIAN, _IDEOGRAPH = range(6)
-_LONGEST_WORD = np.array([1, 1, 1, 32, 4, 1])  # characters, by kind
+_LONGEST_WORD = np.array([32, 4, 1])  # characters, of the kinds from _LETTER on
 _LAST_SPACE = 0x3000
 
 
@@ -92,15 +92,16 @@ class TextWords:
     def word_starts(self, cuts: Offsets) -> Offsets:
         """Starts of words if the text is cut at these (sorted) offsets, which end words."""
         starts = self._starts
-        inside = cuts[(self._kinds[cuts] >= _LETTER) & (self._kinds[cuts] == self._kinds[cuts - 1]) & (cuts > 0)]
+        # at offset 0 the kind before is that of the last line feed
+        inside = cuts[(self._kinds[cuts] >= _LETTER) & (self._kinds[cuts] == self._kinds[cuts - 1])]
         if len(inside):
             starts = np.insert(starts, np.searchsorted(starts, inside), inside)
         limits = np.append(starts[1:], self.length)
-        kinds = self._kinds[starts]
-        far = np.flatnonzero(limits - starts > _LONGEST_WORD[kinds])
+        longest = _LONGEST_WORD[self._kinds[starts] - _LETTER]
+        far = np.flatnonzero(limits - starts > longest)
         if not len(far):
             return starts
-        longest = _LONGEST_WORD[kinds[far]]
+        longest = longest[far]
         ends = np.flatnonzero(self._kinds[1:] != self._kinds[:-1]) + 1
         stops = np.minimum(limits[far], ends[np.searchsorted(ends, starts[far], side="right")])
         more = (stops - starts[far] - 1) // longest

@@ -52,7 +52,7 @@ def held_out(
     from scipy.sparse.csgraph import connected_components
 
     count = len(ids)
-    size = count + int(documents.max(initial=-1)) + 1
+    size = count + int(documents.max()) + 1
     edges = coo_array((np.ones(len(queries), bool), (queries, count + documents)), shape=(size, size))
     group_of = connected_components(edges, directed=False)[1][:count]
     found = _drawn(ids, group_of, sizes)

@@ -177,7 +177,7 @@ def _routed(kind: str, folder: Path, role: Role) -> list[tuple[str, Path]]:
 
 
 def _kind(module_type: Any) -> str:
-    return str(module_type).rsplit(".", 1)[-1]  # by its name alone: a class that isn't known is refused, not imported
+    return str(module_type).rpartition(".")[2]  # by its name alone: a class that isn't known is refused, not imported
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -252,7 +252,7 @@ def read_pooling(modules: Modules) -> Pooling:
             f"{modules.folder} is a plain transformer without pooling settings. Set the encoder's pooling to the"
             " one it was trained with: mean, cls or last_token."
         )
-    modes = _pooling_config(folder).get("pooling_mode", "mean")
+    modes = _pooling_config(folder)["pooling_mode"]
     if isinstance(modes, str) and modes in POOLING_MODES:
         return POOLING_MODES[modes]
     named = modes if isinstance(modes, str) else ", ".join(modes)
@@ -271,7 +271,7 @@ def _pooling_config(folder: Path) -> dict[str, Any]:
     with reading("The pooling in", folder):
         config = dict(read_json(folder / "config.json"))
         chosen = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
-        if "pooling_mode" not in config and config.keys() & _POOLING_FLAGS.keys():
+        if "pooling_mode" not in config:
             config["pooling_mode"] = chosen[0] if len(chosen) == 1 else chosen or "mean"
         elif chosen and config["pooling_mode"] not in (chosen, *chosen):
             warn_once(f"{folder}/config.json: pooling_mode {config['pooling_mode']!r} counts, not the older {chosen}.")
@@ -364,7 +364,7 @@ def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Seq
         values = read_json(listing)
         alpha = values.pop("alpha", None)
         stored = VectorForm.model_validate(values)
-    return (stored, alpha) if wanted in (None, stored) else (wanted or stored, None)
+    return (stored, alpha) if wanted is None or wanted == stored else (wanted, None)
 
 
 def read_document_model(path: Path) -> str | None:

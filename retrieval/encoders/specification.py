@@ -169,11 +169,10 @@ class EncoderSettings(ModelSettings):
 
     def resolve_dimension(self, whole: int) -> int:
         """Numbers of a vector, of ``whole`` ones. Raises ``UserError`` where more are wanted."""
-        if (self.truncate_dim or 0) > whole:
-            raise UserError(
-                f"encoder.truncate_dim is {self.truncate_dim}, but vectors have {whole} numbers. Give less."
-            )
-        return self.truncate_dim or whole
+        kept = self.truncate_dim or whole
+        if kept > whole:
+            raise UserError(f"encoder.truncate_dim is {kept}, but vectors have {whole} numbers. Give less.")
+        return kept
 
     def resolve_prompts(self, stated: Mapping[str, str]) -> dict[str, str]:
         """All prompts by name, ``query`` and ``document`` first; ``stated``: those of the encoder's folder.
@@ -453,7 +452,7 @@ def bfloat16_of_x86(cpuinfo: str, release: str) -> bool | None:
         return None
     if {"avx512_bf16", "amx_bf16"} & set(flags[1].split()):
         return True
-    version = [int(number) for number in re.findall(r"\d+", release)[:2]]
+    version = [int(number) for number in re.findall(r"\d+", release)]
     return False if version >= [5, 16] else None
 
 

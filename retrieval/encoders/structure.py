@@ -37,7 +37,7 @@ def position_limit(transformer: nn.Module) -> int | None:
     RoBERTa's and MPNet's tables hold ``padding_idx + 1`` rows that no token uses: 512 positions of 514.
     """
     for name, module in transformer.named_modules():
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("position_embeddings", "wpe"):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - unused
     return None

@@ -221,7 +221,7 @@ def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bo
         _put_around(tokenizer, before=[tokenizer.bos_token_id])
         warn_once(_ADDED.format(path, "begin with", tokenizer.bos_token, "add_bos_token"))
     eos = tokenizer.eos_token
-    present = eos is not None and ids[-1] == tokenizer.eos_token_id
+    present = bool(ids[-1] == tokenizer.eos_token_id)
     if wanted is False and present:
         raise UserError(f"append_eos is false, but the tokenizer in {path} ends every text in {eos!r} by itself.")
     if wanted == "auto":

@@ -147,8 +147,8 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
             ranking.put(block, found)
             unproven.append(block[~is_proven])
         pending = np.concatenate(unproven)
-    for query in pending.tolist():
-        ranking.put(slice(query, query + 1), _score_all(sought[query], documents, k))
+    for query in pending[:, None]:
+        ranking.put(query, _score_all(sought[query], documents, k))
     return ranking
 
 
@@ -185,9 +185,9 @@ def pair_scores(
     return scores.reshape(rows.shape)
 
 
-def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
+def _score_all(queries: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
     rows = np.arange(len(documents), dtype=np.int64)[None]
-    return best_candidates(pair_scores(query[None], documents, rows), rows, k)
+    return best_candidates(pair_scores(queries, documents, rows), rows, k)
 
 
 def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: torch.Tensor | None = None) -> float:

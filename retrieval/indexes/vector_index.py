@@ -21,11 +21,12 @@ _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
 _GPU_WIDTH = 4096  # most vectors of queries in a block for a GPU: each block sends it the whole shard
 
 
-def set_threads(threads: int) -> None:
+def set_threads(cpus: float) -> None:
     """Sets the threads of training, building and searching in this process.
 
     A worker calls it with the CPUs that it was given: FAISS and torch would take every core of the machine.
     """
+    threads = max(1, int(cpus))
     import_faiss().omp_set_num_threads(threads)
     torch.set_num_threads(threads)
 

@@ -105,13 +105,12 @@ class Index(Stage[IndexConfig]):
 
     @property
     def _gpu(self) -> bool:
-        return self.config.resources.gpus_per_worker > 0
+        return bool(self.config.resources.gpus_per_worker)
 
     def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """A sample that the index can't learn from; an index that no GPU can build, for a GPU."""
         settings = self.config.index
-        index = index_of_any_dimension(settings.factory) if isinstance(settings, VectorIndexSettings) else None
-        if not isinstance(settings, VectorIndexSettings) or index is None:
+        if not isinstance(settings, VectorIndexSettings) or (index := index_of_any_dimension(settings.factory)) is None:
             return
         if settings.training_sample < (needed := fewest_to_learn_from(index)):
             raise UserError(
@@ -175,7 +174,7 @@ class Index(Stage[IndexConfig]):
     def _set_threads(self) -> None:
         from retrieval.indexes.vector_index import set_threads
 
-        set_threads(max(1, int(self.config.resources.cpus)))
+        set_threads(self.config.resources.cpus)
 
     def _train(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Makes what all shards share: the trained index."""

@@ -59,10 +59,12 @@ class Rerank(Stage[RerankConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """Fingerprints of the artifacts, and of the scoring module's model, which may be any folder."""
-        found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
-        run = {"run": ranking_fingerprint("run", found.pop("run"))}
-        fingerprints = run | {key: Artifact(path).fingerprint for key, path in found.items()}
-        return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
+        paths = input_paths(self.config)
+        found = {"run": ranking_fingerprint("run", paths.pop("run"))}
+        if self._scoring:
+            found["scoring"] = self._scoring.fingerprint
+            del paths["scoring"]
+        return found | {key: Artifact(path).fingerprint for key, path in paths.items()}
 
     def cost(self, read: Size) -> Cost:
         """Blocks of queries are tasks; each candidate's vector meets its query's."""
@@ -81,8 +83,8 @@ class Rerank(Stage[RerankConfig]):
             require_same_origin("collection", collection, asked)
             by_scorer = self.config.scoring is not None
             vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri, by_list_scorer=by_scorer)
-        if self.config.scoring and self._scoring:
-            _require_scorer_of(self.config.scoring, self._scoring, asked, vectors)
+        if self._scoring:
+            _require_scorer_of(str(self.config.scoring), self._scoring, asked, vectors)
         queries = len(given.ranking().rows)
         if not queries:
             raise UserError(f"{given.uri} answers no query, so there is nothing to rerank.")
@@ -130,10 +132,9 @@ class Rerank(Stage[RerankConfig]):
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection of the ranking's row numbers, and what made it."""
         vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
-        made_first = made_with(self.config.run)
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
-        first_stage = {key: value for key, value in made_first.items() if key not in contract}
-        system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
+        system = made_with(self.config.run) | contract
+        system |= {"with_title": vectors.with_title, "reranked": self.config.depth}
         if self._scoring is not None:
             from retrieval.encoders.list_scorer import list_scorer_beside
 

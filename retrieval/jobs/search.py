@@ -84,11 +84,13 @@ class Search(Stage[SearchConfig]):
 
     def _check_index(self, factory: str) -> None:
         index = index_of_any_dimension(factory)
-        if index is not None and self.config.search_parameters:
+        if index is None:
+            return
+        if self.config.search_parameters:
             from retrieval.indexes.vector_index import set_search_parameters
 
             set_search_parameters(index, self.config.search_parameters)
-        if index is not None and self.config.resources.gpus_per_worker:
+        if self.config.resources.gpus_per_worker:
             require_gpu_form(index, factory)
 
     def check_inputs(self, there: Set[str]) -> None:
@@ -176,7 +178,7 @@ class Search(Stage[SearchConfig]):
             return lexical.search(asked.texts("queries", rows), self.config.top_k, record.facts["first_row"])
         from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
 
-        set_threads(max(1, int(self.config.resources.cpus)))
+        set_threads(self.config.resources.cpus)
         opened = read_index(index.path(f"shards/{record.name}.faiss"))
         if self.config.search_parameters:
             set_search_parameters(opened, self.config.search_parameters)
@@ -185,8 +187,8 @@ class Search(Stage[SearchConfig]):
             StoredVectors(self.config.vectors).part("queries").gather(rows),
             self.config.top_k,
             record.facts["first_row"],
-            vectors_per_document=index.manifest["facts"].get("vectors_per_document", 1),
-            gpu=self.config.resources.gpus_per_worker > 0,
+            vectors_per_document=index.manifest["facts"]["vectors_per_document"],
+            gpu=bool(self.config.resources.gpus_per_worker),
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002

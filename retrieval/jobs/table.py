@@ -73,8 +73,8 @@ class SuiteTable(Stage[TableConfig]):
 
     def check_inputs(self, there: Set[str]) -> None:
         """Evaluations of different systems."""
-        evaluations = {name: path for name, path in self.config.evaluations.items() if f"evaluations.{name}" in there}
-        if len(evaluations) == len(self.config.evaluations):
+        evaluations = self.config.evaluations
+        if all(f"evaluations.{name}" in there for name in evaluations):
             systems = {name: list(StoredEvaluation(path).metrics["means"]) for name, path in evaluations.items()}
             require_same_systems(systems, self.config.groups)
 

@@ -106,7 +106,8 @@ def test_an_index_is_searched_as_the_run_searches_it(run: Path, tmp_path: Path) 
     texts = StoredCollection(collection).rows_of("queries").read(["text"])["text"].to_pylist()
     narrow = Searcher(str(tmp_path), ["ivf"]).search(texts, K)
     asked = {"index": index, "vectors": vectors, "collection": collection, "split": None}
-    stage(Search, "wide", **asked, search_parameters="nprobe=8")
+    for name, parameters in (("narrow", "nprobe=1"), ("wide", "nprobe=8")):  # the last by name counts
+        stage(Search, name, **asked, search_parameters=parameters)
     wide = Searcher(str(tmp_path), ["ivf"]).search(texts, K)
     assert ids(wide) == ids(Searcher(str(tmp_path), ["dense"]).search(texts, K))
     assert ids(wide) != ids(narrow)
@@ -189,4 +190,8 @@ def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path)
         Searcher(str(tmp_path))
     with pytest.raises(UserError, match="different encoders"):
         Searcher(str(tmp_path), encoder=str(tiny_encoder))
-    assert Searcher(str(tmp_path), encoder=str(run / "model")).search(["text 1"], 1)[0]
+    searcher = Searcher(str(tmp_path), encoder=str(run / "model"))
+    assert searcher.search(["text 1"], np.int64(1))[0]
+    for wrong in (0, 2.5):
+        with pytest.raises(UserError, match=rf"k is {wrong}\. It must be a whole number"):
+            searcher.search(["text 1"], wrong)  # type: ignore[arg-type]

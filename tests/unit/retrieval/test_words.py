@@ -85,7 +85,7 @@ NO_CUTS = np.empty(0, np.int64)
     ("don't stop - ever", 4),
     ("東京", 2),
     ("東京tower", 3),
-    ("ภาษาไทย", 2),  # seven characters of Thai
+    ("ภาษาไทยดี", 3),  # nine characters of Thai
     ("서울 시민", 2),
     ("a" * 32, 1),
     ("a" * 33, 2),

@@ -54,8 +54,9 @@ def test_record_batches_are_bounded_and_made_while_rows_come(monkeypatch: pytest
     monkeypatch.setattr(collection, "_BATCH_CHARACTERS", 100)
     short = [(str(number), "", "", []) for number in range(10)]
     assert [len(batch) for batch in record_batches(short, QUERIES)] == [4, 4, 2]
-    long = [(str(number), "x" * 49, "", ["answer"]) for number in range(5)]
-    assert [len(batch) for batch in record_batches(long, QUERIES)] == [2, 2, 1]
+    long = [(str(number), "x" * length, "", ["answer"]) for number, length in enumerate((49, 48, 0, 49, 48, 0, 9))]
+    assert [len(batch) for batch in record_batches(long, QUERIES)] == [3, 3, 1]
+    assert [len(batch) for batch in record_batches(short, QUERIES, 7)] == [7, 3]
 
     def rows() -> object:
         for number in range(collection._BATCH_ROWS + 1):
@@ -138,7 +139,7 @@ def test_files_are_opened_when_a_row_is_asked_for_and_few_stay_open(stored, monk
     with pytest.raises(UserError, match=r"has no absent\.parquet because another version .* Run its recipe again"):
         rows.take(np.array([4]), ["id"])
     with pytest.raises(UserError, match=r"documents/00001\.parquet has 1 rows, but its manifest says 2"):
-        ParquetRows(stored, names, [3, 2, 5]).take(np.array([4]), ["id"])
+        ParquetRows(stored, names, [3, 2, 5]).read(["id"])
     rows = stored.rows_of("documents")
     open_file = rows._file
     asked: list[int] = []

@@ -39,7 +39,9 @@ def test_a_group_as_large_as_the_collection_is_shared_out_query_by_query() -> No
     splits, stay_together = found([95, 1, 1, 1, 1, 1], {"test": 20})
     assert not stay_together
     assert len(splits["test"]) == 20
-    assert found([95, 1, 1, 1, 1, 1], {"test": 10})[1]  # a split may be half full
+    assert found([95, 1, 1, 1, 1, 1], {"test": 10})[1]  # a split may be half full, and no emptier
+    assert not found([95, 1, 1, 1, 1, 1], {"test": 11})[1]
+    assert not found([95], {"test": 2})[1]
     splits, stay_together = found([95, 1, 1, 1, 1, 1], {"test": 4})
     assert stay_together
     assert min(splits["test"]) >= 95

@@ -319,8 +319,8 @@ def judgments(folder: Path, text: str) -> list[tuple[int, str, str, int]]:
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    (f'{HEADER}\r\nq 1\td\u2028\t0\r\n\r\nq 1\te\t-2\r\nq2\t"e"\t+2147483647',
-     [(2, "q 1", "d\u2028", 0), (4, "q 1", "e", -2), (5, "q2", '"e"', 2147483647)]),
+    (f'{HEADER}\r\nq 1\td\u2028\t0\r\n\r\nq 1\te\t-2147483648\r\nq2\t"e"\t+2147483647',
+     [(2, "q 1", "d\u2028", 0), (4, "q 1", "e", -2147483648), (5, "q2", '"e"', 2147483647)]),
     ("\nscore\tmore\tcorpus-id\tquery-id\n1.0\tx\td\tq\n", [(3, "q", "d", 1)]),
     ("", []),
     (f"{HEADER}\n", []),
@@ -345,6 +345,7 @@ def test_judgments_of_three_forms_with_scores_of_any_sign_and_spaces_in_ids(tmp_
     (f"{HEADER}\nq1\td1\t\n", r"line 2: the grade is ''"),
     (f"{HEADER}\nq1\td1\t٣\n", r"line 2: the grade is '٣'"),
     (f"{HEADER}\nq1\td1\t2147483648\n", r"line 2: the grade is '2147483648'"),
+    (f"{HEADER}\nq1\td1\t-2147483649\n", r"line 2: the grade is '-2147483649'"),
     (f"{HEADER}\n\td1\t1\n", r"line 2 has an empty id"),
     ("q 0 d 1\nq 0 d\n", r"line 2 has 3 columns: 'q 0 d'"),
     ("q 0 d 1\n\nq 0 d 1 x\n", r"line 3 has 5 columns"),

@@ -123,6 +123,10 @@ def test_seeds_draw_the_weights_and_dropout_acts_in_training_alone() -> None:
     first, same, other = (ListScorer(ListScorerForm(heads=2), DIMENSION, seed) for seed in (1, 1, 2))
     assert all(torch.equal(mine, yours) for mine, yours in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.read_query[0].weight, other.read_query[0].weight)
+    linear = [module for module in first.modules() if isinstance(module, torch.nn.Linear)]
+    assert {module.out_features for module in linear} == {DIMENSION, 3 * DIMENSION, 4 * DIMENSION}
+    drawn = torch.cat([module.weight.flatten() * module.in_features**0.5 for module in linear])
+    assert (drawn.mean().item(), drawn.std().item()) == pytest.approx((0, 1), abs=0.1)
     scorer, vectors = trained_scorer(dropout=0.5), some_vectors([6])
     torch.manual_seed(0)
     for training in (False, True):
@@ -157,7 +161,7 @@ def test_what_is_saved_scores_alike(tmp_path: Path):
     loaded = load_list_scorer(tmp_path)
     vectors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in some_vectors([6, 2])]
     assert torch.equal(loaded.eval()(*vectors), scorer(*vectors))
-    assert loaded.form == scorer.form
+    assert (loaded.form, loaded.blocks[1].feed_forward[0].out_features) == (scorer.form, 5)
     assert list_scorer_beside(tmp_path) == "transformer over lists, 2 layers, 2 heads, width 8"
     assert list_scorer_beside(tmp_path / "elsewhere") is None
 

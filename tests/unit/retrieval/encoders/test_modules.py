@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from sentence_transformers.base.modules import Dense, Normalize
 
 from raytriever.errors import UserError
+from retrieval.encoders import modules
 from retrieval.encoders.modules import read_modules, read_text_settings
 from retrieval.encoders.specification import EncoderSettings
 from tests.unit.retrieval.encoders.tiny_models import (
@@ -75,6 +76,7 @@ def placed(module: str) -> Damage:
     return lambda path: edited(path / "modules.json", lambda modules: modules[1].update(path=module))
 
 
+OLDER = '{"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}'
 OUTSIDE = "weights are read only from safetensors files beside it"
 
 
@@ -96,9 +98,14 @@ OUTSIDE = "weights are read only from safetensors files beside it"
     (placed("../outside"), "'../outside' leads out of the model's folder"),
     (placed("/outside"), "'/outside' leads out of the model's folder"),
     (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "a pooling that is not supported: cls, mean"),
+    (edit("1_Pooling/config.json", pooling_mode="median"), "a pooling that is not supported: median"),
+    (lambda path: (path / "1_Pooling/config.json").write_text(OLDER), "a pooling that is not supported: cls, max"),
     (edit("1_Pooling/config.json", include_prompt=False), "leaves the prompt out of the pooling"),
     (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'my.Swish'; supported"),
+    (edit("2_Dense/config.json", activation_function="torch.tanh"), r"activation torch\.tanh is no module"),
+    (edit("2_Dense/config.json", activation_function="torch.Tensor"), r"activation torch\.Tensor is no module"),
     (edit("2_Dense/config.json", use_residual=True), "residual"),
+    (edit("2_Dense/config.json", module_output_name="token_embeddings"), "maps tokens; neither is supported"),
     (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be read"),
     (gone("2_Dense/model.safetensors"), "Dense layer .* can't be read"),
     (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights only as a pickle"),
@@ -149,6 +156,10 @@ def test_a_prompt_left_out_matters_only_where_there_is_one_and_a_pooling_can_be_
     edit("1_Pooling/config.json", include_prompt=False)(copy)
     edit("config_sentence_transformers.json", prompts={})(copy)
     assert_sentence_transformers_agrees(copy)
+    edit("config_sentence_transformers.json", prompts={"passage": "p: "})(copy)
+    with pytest.raises(UserError, match="leaves the prompt out of the pooling"):
+        load_tiny(copy)
+    edit("config_sentence_transformers.json", prompts={})(copy)
     edit("1_Pooling/config.json", pooling_mode=["cls", "mean"])(copy)
     assert load_tiny(copy, pooling="cls").contract.pooling == "cls"
 
@@ -161,18 +172,22 @@ def test_a_prompt_left_out_matters_only_where_there_is_one_and_a_pooling_can_be_
     ({"query": "", "document": "", "passage": "p: "}, ("", "")),
     ({"web_search": "w: "}, ("", "")),
 ])  # fmt: skip
-def test_prompts_have_several_names(tmp_path: Path, prompts: dict[str, str], expected: tuple[str, str]) -> None:
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    said = read_text_settings(read_modules(tmp_path)).prompts
-    assert said == prompts
+def test_prompts_have_several_names(tmp_path, monkeypatch, prompts, expected) -> None:
+    monkeypatch.setattr(modules, "warn_once", pytest.fail)
+    for default in ("query", "null"):
+        stated = {"prompts": prompts | {"null": None}, "default_prompt_name": default}
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(stated))
+        said = read_text_settings(read_modules(tmp_path)).prompts
+        assert said == prompts
     found = EncoderSettings(model="any").resolve_prompts(said)
     assert (found["query"], found["document"]) == expected
 
 
 def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> None:
-    (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 77, "do_lower_case": true}')
+    stated = {"max_seq_length": 77, "query_length": 32, "do_lower_case": True, "modality_config": {"text": 1, "any": 2}}
+    (tmp_path / "sentence_roberta_config.json").write_text(json.dumps(stated))
     said = read_text_settings(read_modules(tmp_path))
-    assert (said.max_lengths, said.lower_case) == ({77}, True)
+    assert (said.max_lengths, said.lower_case) == ({32, 77}, True)
 
 
 @pytest.mark.parametrize("config", [
@@ -180,10 +195,13 @@ def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> No
     {"word_embedding_dimension": WIDTH, "pooling_mode_lasttoken": True},
     {"word_embedding_dimension": WIDTH, "pooling_mode_max_tokens": False},
     {"embedding_dimension": WIDTH, "pooling_mode": "weightedmean"},
+    {"embedding_dimension": WIDTH, "pooling_mode": "max", "pooling_mode_max_tokens": True},
     {"embedding_dimension": WIDTH},
 ])  # fmt: skip
 @pytest.mark.parametrize("settings", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
-def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(copy, config, settings) -> None:
+def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(copy, config, settings, monkeypatch):
+    monkeypatch.setattr(modules, "warn_once", pytest.fail)
+    (copy / "pytorch_model.bin").touch()  # isn't read where there are safetensors
     (copy / "1_Pooling" / "config.json").write_text(json.dumps(config))
     (copy / "sentence_bert_config.json").unlink()
     (copy / settings).write_text(json.dumps({"max_seq_length": 4, "model_args": {"trust_remote_code": True}}))

@@ -62,7 +62,8 @@ ALL_TOKENS = form("all_tokens")
 @torch.no_grad()
 def test_layers_are_the_first_tokens_states(encoder, features, hidden):
     several = MultiVectorEncoder(encoder, LAYERS)
-    states, present = several.states(features)
+    with torch.device("meta"):  # for tensors that name none
+        states, present = several.states(features)
     assert states.dtype == torch.float32
     assert present.dtype == torch.bool
     assert present.all()
@@ -87,6 +88,7 @@ def test_layers_are_reduced_by_the_formulas(encoder, features, hidden):
         torch.testing.assert_close(reduced(features), vectors)
         torch.testing.assert_close(reduced.states(features)[0], torch.stack([first, last], dim=1))
         assert reduced.vector_shape == (WIDTH,)
+    torch.testing.assert_close(MultiVectorEncoder(encoder, form("layers", "last", layers=(2,)))(features), last)
     untrained = MultiVectorEncoder(encoder, form("layers", "scalar_mix", layers=(1, 2)))
     assert untrained.alpha.tolist() == [0, 0]
     torch.testing.assert_close(untrained(features), expected["average"])
@@ -113,6 +115,7 @@ def test_tokens_are_reduced_without_the_absent_ones(encoder, features, hidden):
     kept = features["attention_mask"][:, :4].unsqueeze(-1)
     average = (hidden[2][:, :4] * kept).sum(dim=1) / kept.sum(dim=1)
     plain = load_tiny(tiny_model("bert"), pooling="mean")
+    torch.testing.assert_close(MultiVectorEncoder(plain, VectorForm()).states(features)[0], plain(features)[:, None])
     for each, expected in (
         (form("first_tokens", "average", tokens=4), average),
         (form("all_tokens", "average"), plain(features)),
@@ -174,6 +177,7 @@ def test_dense_layers_and_normalisation_follow(tmp_path, features, hidden) -> No
     averaged = MultiVectorEncoder(encoder, form("layers", "average", layers=(1, 2)))
     torch.testing.assert_close(averaged(features), finished(both.mean(dim=1)))
     torch.testing.assert_close(averaged.states(features)[0], finished(both))
+    assert MultiVectorEncoder(encoder, form("first_tokens", tokens=200))(features).shape == (len(TEXTS), 200, 12)
 
 
 def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder) -> None:

@@ -89,7 +89,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> 
     ({"bf16": True}, None, {}, "bfloat16"),
     ({"avx512_bf16": False, "amx_bf16": False, "bf16": False}, None, {}, "float32"),
     ({}, (9, 0), {}, "float32"),
-    ({}, (9, 0), {"gpu": True}, "bfloat16"),
+    ({}, (8, 0), {"gpu": True}, "bfloat16"),
     ({"amx_bf16": True}, (7, 0), {}, "bfloat16"),
     ({"amx_bf16": True}, (7, 0), {"gpu": True}, "float32"),
     ({}, None, {"gpu": True}, "bfloat16"),  # a head node without one: its workers are asked when they load
@@ -103,10 +103,10 @@ def test_auto_asks_the_processor_that_will_compute(monkeypatch, capabilities, ca
 
 
 def test_a_worker_without_the_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu(monkeypatch, avx2=True)
-    gpu(monkeypatch, (7, 5))
-    require_dtype("float32", "node-7")
-    for processor in ("CPU", "GPU"):
+    for processor, has_it, capability in (("CPU", False, (8, 0)), ("GPU", True, (7, 5))):
+        cpu(monkeypatch, bf16=has_it)
+        gpu(monkeypatch, capability)
+        require_dtype("float32", "node-7", gpu=processor == "GPU")
         with pytest.raises(UserError, match=f"bfloat16, but the {processor} of node-7 has no instructions for it"):
             require_dtype("bfloat16", "node-7", gpu=processor == "GPU")
 

@@ -271,7 +271,10 @@ def test_what_mteb_is_told_of_the_model(encoder: str, monkeypatch: pytest.Monkey
     meta = RaytrieverEncoder(encoder).mteb_model_meta
     assert meta.name == "raytriever/tiny"
     assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 48, "cosine")
-    assert meta.n_parameters > 10_000
+    stored = (Path(encoder) / "model.safetensors").stat().st_size
+    assert (4 * meta.n_parameters, meta.memory_usage_mb) == pytest.approx((stored, stored / 1024**2), rel=0.1)
+    assert len(meta.revision) == 40
+    assert not {"model", "revision", "dimension"} & meta.experiment_kwargs.keys()
     assert meta.use_instructions
     assert meta.training_datasets is None
     assert meta.experiment_kwargs["query_prompt"] == "the index of "

@@ -12,6 +12,7 @@ from pipelines.jobs.mine import Mine, MineConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
+from retrieval.indexes import vector_index
 from retrieval.indexes.exact_search import search_stored
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.fuse import Fuse, FuseConfig
@@ -104,8 +105,8 @@ def test_the_run_does_not_depend_on_how_the_work_is_cut(tmp_path, collection, ve
     assert pa.concat_arrays(id_blocks(Artifact(index))).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
     lines = read_ranking_file(run.path("run.trec"))
     assert list(lines["q5"]) == [f"d{row}" for row in exact.rows[5]]
-    said = {"index": "Flat", "query_prompt": "query: ", "with_title": True}
-    assert {name: run.system[name] for name in said} == said
+    said = {"index": "Flat", "query_prompt": "query: ", "with_title": True, "model": None}
+    assert {name: run.system.get(name) for name in said} == said
 
 
 def test_a_split_names_the_queries_it_judges(tmp_path: Path, collection: str, vectors: str, index: str) -> None:
@@ -129,9 +130,9 @@ def test_documents_of_several_vectors(tmp_path: Path, collection: str) -> None:
 def test_the_memory_budget_sets_the_shards(tmp_path: Path, vectors: str) -> None:
     assert len(Artifact(make_index(tmp_path, vectors, memory_budget="64MiB")).shards) == 1
     reading = 2 * 4 * 16_384 * DIMENSION
-    cut = Artifact(make_index(tmp_path / "small", vectors, memory_budget=reading + 3 * 4 * DIMENSION * 40))
-    assert [shard.rows for shard in cut.shards] == [30, 30, 30]
-    with pytest.raises(UserError, match=r"index\.memory_budget is .*Give at least"):
+    cut = Artifact(make_index(tmp_path / "small", vectors, memory_budget=reading + 3 * 4 * DIMENSION * 45))
+    assert [shard.rows for shard in cut.shards] == [45, 45]
+    with pytest.raises(UserError, match=r"index\.memory_budget is .*Give at least 1\.1MiB"):
         make_index(tmp_path / "tiny", vectors, memory_budget="1KiB")
     with pytest.raises(UserError, match="91 index shards were asked for, but there are only 90"):
         make_index(tmp_path / "many", vectors, shards=91)
@@ -142,6 +143,18 @@ def test_as_many_shards_as_asked_for(tmp_path: Path, vectors: str, shards: int) 
     rows = [shard.rows for shard in Artifact(make_index(tmp_path, vectors, shards=shards)).shards]
     assert (len(rows), sum(rows)) == (shards, DOCUMENTS)
     assert max(rows) - min(rows) <= 1
+
+
+def test_a_gpu_trains_fills_and_searches_an_index_where_it_is_asked_for(tmp_path, collection, vectors, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(vector_index, "to_gpu", lambda index: (asked.append(index.ntotal), index)[1])
+    monkeypatch.setattr(vector_index.import_faiss(), "index_gpu_to_cpu", lambda index: index, raising=False)
+    for gpus, counts in ((0, []), (0.5, [0, 0, DOCUMENTS])):
+        on, output = {"gpus_per_worker": gpus}, f"{tmp_path}/{gpus}"
+        settings = VectorIndexSettings(vectors=vectors, factory="IVF2,Flat")
+        index = make(Index(IndexConfig(index=settings, resources=on, output=f"{output}/index")))
+        search(Path(output), index=index, collection=collection, vectors=vectors, resources=on)
+        assert asked == counts
 
 
 def test_a_damaged_or_missing_shard_is_named(tmp_path: Path, collection: str, vectors: str) -> None:
@@ -199,6 +212,8 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     assert next(iter(read_ranking_file(without.path("run.trec"))["q7"])) != "d7"
 
     reranked = rerank(tmp_path, run, vectors, collection, queries_per_shard=6)
+    made_with = [reranked.system.get(name) for name in ("index", "query_prompt", "model", "reranked")]
+    assert made_with == ["BM25", "query: ", None, 100]
     before, after = (read_ranking_file(each.path("run.trec")) for each in (run, reranked))
     found = [{query: set(documents) for query, documents in each.items()} for each in (before, after)]
     assert found[0] == found[1]
