@@ -35,7 +35,7 @@ def next_random(states: Tensor, steps: Tensor | int = 1) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
+    return (number ^ 1 << 63) - (1 << 63)
 
 
 _READ = ("query_id", "hard_negatives", "masked")

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from retrieval.embedding import TOKENS_ON_CPU, token_budget_batches
-from retrieval.encoders.attention import FULL, mark_full
+from retrieval.encoders.attention import mark_full
 
 # padded tokens of a chunk that suit the processor: larger ones are slower on a CPU, smaller ones on a GPU
 CHUNK_TOKENS_ON_CPU = TOKENS_ON_CPU
@@ -59,19 +59,17 @@ def cut_by_length(
     mask = features["attention_mask"]
     lengths = mask.sum(dim=1).cpu().numpy()
     if chunk_tokens is None:
-        by_length, size = np.argsort(-lengths, kind="stable"), chunk_size or max(1, len(lengths))
+        by_length, size = np.argsort(-lengths, kind="stable"), chunk_size or len(lengths)
         batches = [by_length[start : start + size] for start in range(0, len(by_length), size)]
     else:
         batches = token_budget_batches(lengths.tolist(), chunk_tokens)
     order = torch.from_numpy(np.concatenate(batches)).to(mask.device)
-    columns = {name: tensor for name, tensor in features.items() if name != FULL}
     chunks = []
     for batch, chosen in zip(batches, torch.split(order, [len(batch) for batch in batches]), strict=True):
         longest, shortest = int(lengths[batch[0]]), int(lengths[batch[-1]])
-        chunk = {name: tensor[chosen, :longest].contiguous() for name, tensor in columns.items()}
+        chunk = {name: tensor[chosen, :longest].contiguous() for name, tensor in features.items()}
         chunks.append(mark_full(chunk) if shortest == longest else chunk)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=places.device)
+    places = order.argsort()
     return Chunks(tuple(chunks), places if rows is None else places[rows])
 
 

@@ -111,7 +111,7 @@ class Order:
         pieces = self.pieces_per_step // world_size
         self._own = range(rank * pieces, (rank + 1) * pieces)
         self._world_size, self._rank = world_size, rank
-        self._dealt_by = lengths if world_size > 1 and pieces > 1 else None
+        self._dealt_by = lengths if pieces > 1 else None
         self._grouped_by = lengths if group_by_length else None
         steps = sum(count // batches_per_step for count in batches_in_epoch)
         self.total_steps = steps if max_steps is None else min(steps, max_steps)

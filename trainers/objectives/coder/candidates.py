@@ -126,7 +126,7 @@ class DocumentVectors:
         Raises ``UserError`` for a row that the collection doesn't have.
         """
         flat = rows.numpy()
-        if flat.max(initial=ABSENT) >= self.total:
+        if flat.max() >= self.total:
             raise UserError(
                 f"A list names document row {flat.max()}, but {self.uri} has vectors of {self.total:,} documents. Make"
                 " batches and vectors from one collection."

@@ -72,7 +72,7 @@ def nearest(similarities: Tensor, neighbours: int) -> Tensor:
 
 def reciprocal_neighbours(ranked: Tensor, width: int) -> Tensor:
     """bool (m, m): whether two items are among each other's first ``width`` + 1 of ``ranked`` (m, k + 1)."""
-    among = torch.zeros(len(ranked), len(ranked), dtype=torch.bool, device=ranked.device)
+    among = ranked.new_zeros((len(ranked), len(ranked)), dtype=torch.bool)
     among.scatter_(1, ranked[:, : width + 1], True)
     return among & among.T
 
@@ -93,7 +93,7 @@ def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights:
     members = members | (taken.to(similarities.dtype) @ closer.to(similarities.dtype) > 0)
     values = torch.where(members, similarities, 0.0)
     if weights == "exponential":  # exp(x) - 1 over the largest exp(x) of the row, which may overflow
-        largest = (_EXPONENT * values).amax(dim=1, keepdim=True).clamp(min=0)
+        largest = (_EXPONENT * values).amax(dim=1, keepdim=True)
         values = torch.exp(_EXPONENT * values - largest) - torch.exp(-largest)
     return _quotients(values, values.sum(dim=1, keepdim=True)), ranked
 
@@ -106,7 +106,7 @@ def jaccard(probes: Tensor, rows: Tensor) -> Tensor:
 
 def _quotients(values: Tensor, totals: Tensor) -> Tensor:
     """``values / totals``, 0 where a total is."""
-    return torch.where(totals == 0, 0.0, values / torch.where(totals == 0, 1.0, totals))
+    return torch.where(totals == 0, 0.0, values / totals)
 
 
 def mixed_similarities(similarities: Tensor, probes: Tensor, settings: SmoothingSettings) -> Tensor:
@@ -119,7 +119,7 @@ def mixed_similarities(similarities: Tensor, probes: Tensor, settings: Smoothing
 def smoothed_labels(similarities: Tensor, grades: Tensor, settings: SmoothingSettings) -> Tensor:
     """Labels (m - 1,) of all candidates; items are the query, R positives with ``grades`` (R,), other candidates."""
     positives = len(grades)
-    probes = torch.arange(1, positives + 1, device=similarities.device)
+    probes = torch.arange(1, positives + 1)
     evidence = mixed_similarities(similarities, probes, settings)[:, 1:] * grades.unsqueeze(1)
     labels = _AGGREGATED[settings.aggregation](evidence, dim=0)
     if settings.redistribution == "fully":

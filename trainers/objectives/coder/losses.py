@@ -20,22 +20,20 @@ def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     sum_i t_i (log t_i - log p_i) with t = softmax(labels) and p = softmax(scores), both over the candidates that are
     there. Levels enter as they are, so equal labels share the target evenly and one label gives ``info_nce_loss``.
     """
-    with torch.autocast(scores.device.type, enabled=False):
-        scores = at_least_float32(scores)
-        log_target = masked_log_softmax(labels.to(scores.dtype), present & labels.isfinite())
-        log_predicted = masked_log_softmax(scores, present)
-        target = log_target.exp()
-        in_target = target > 0
-        terms = torch.where(in_target, target * (log_target - log_predicted), 0.0)
-        return _of_labelled(terms.sum(dim=1), labels, present)
+    scores = at_least_float32(scores)
+    log_target = masked_log_softmax(labels.to(scores.dtype), present & labels.isfinite())
+    log_predicted = masked_log_softmax(scores, present)
+    target = log_target.exp()
+    in_target = target > 0
+    terms = torch.where(in_target, target * (log_target - log_predicted), 0.0)
+    return _of_labelled(terms.sum(dim=1), labels, present)
 
 
 def info_nce_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     """-log p of the highest label's candidate (the first of equals) with p = softmax(scores) over the list."""
-    with torch.autocast(scores.device.type, enabled=False):
-        log_predicted = masked_log_softmax(at_least_float32(scores), present)
-        best = labels.masked_fill(~present, -torch.inf).argmax(dim=1, keepdim=True)
-        return _of_labelled(-log_predicted.gather(1, best).squeeze(1), labels, present)
+    log_predicted = masked_log_softmax(at_least_float32(scores), present)
+    best = labels.masked_fill(~present, -torch.inf).argmax(dim=1, keepdim=True)
+    return _of_labelled(-log_predicted.gather(1, best).squeeze(1), labels, present)
 
 
 def max_margin_loss(
@@ -47,13 +45,12 @@ def max_margin_loss(
     relevant, all others are not. ``divide_by_width`` divides by the padded width N instead, as the released code does.
     Then a query's loss depends on the longest list beside it.
     """
-    with torch.autocast(scores.device.type, enabled=False):
-        scores, width = at_least_float32(scores).masked_fill(~present, 0.0), scores.shape[1]
-        relevant = present & (labels >= relevant_at)
-        size = max(1, _PAIRS_AT_ONCE // width**2)
-        blocks = zip(*(torch.split(tensor, size) for tensor in (scores, relevant, present & ~relevant)), strict=True)
-        sums = torch.cat([_summed_hinges(*block) for block in blocks])
-        return sums / (width if divide_by_width else present.sum(dim=1).clamp(min=1))
+    scores, width = at_least_float32(scores).masked_fill(~present, 0.0), scores.shape[1]
+    relevant = present & (labels >= relevant_at)
+    size = max(1, _PAIRS_AT_ONCE // width**2)
+    blocks = zip(*(torch.split(tensor, size) for tensor in (scores, relevant, present & ~relevant)), strict=True)
+    sums = torch.cat([_summed_hinges(*block) for block in blocks])
+    return sums / (width if divide_by_width else present.sum(dim=1).clamp(min=1))
 
 
 def _summed_hinges(scores: Tensor, relevant: Tensor, others: Tensor) -> Tensor:
@@ -82,10 +79,9 @@ def is_labelled(labels: Tensor, present: Tensor) -> Tensor:
 
 def masked_log_softmax(values: Tensor, kept: Tensor) -> Tensor:
     """log softmax over the ``kept`` of each row; -inf elsewhere, and in rows that keep nothing (without gradient)."""
-    nothing = ~kept.any(dim=1, keepdim=True)
-    # rows that keep nothing take part as zeros and are left out afterwards: -inf alone would give NaN
-    logits = torch.where(kept | nothing, values.masked_fill(~kept, 0.0), -torch.inf)
-    return logits.log_softmax(dim=1).masked_fill(~kept, -torch.inf)
+    left_out = ~kept
+    logits = values.masked_fill(left_out, -torch.inf)
+    return logits.log_softmax(dim=1).masked_fill(left_out, -torch.inf)  # NaN in rows of -inf alone
 
 
 def _of_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
