@@ -213,9 +213,7 @@ def next_token_loss(states: Tensor, head: nn.Linear, input_ids: Tensor, lengths:
 
 
 def _summed(head: nn.Module, states: Tensor, targets: Tensor) -> Tensor:
-    logits = head(states)
-    with torch.autocast(logits.device.type, enabled=False):
-        return functional.cross_entropy(at_least_float32(logits), targets, reduction="sum")
+    return functional.cross_entropy(at_least_float32(head(states)), targets, reduction="sum")
 
 
 class InBatchLanguageModel(ShardedUnit):

@@ -166,10 +166,11 @@ def test_padding_counts_for_nothing_whatever_it_holds(loss):
     inf, lengths = float("inf"), (5, 3, 2)
     present = torch.arange(5) < torch.tensor(lengths)[:, None]
     scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    scores[1, 1] = 9  # has no label
     labels = torch.tensor([[-inf, 2, 1, -inf, 0], [1, -inf, 3, 9, 9], [-inf, -inf, 9, 9, 9]])
     alone = [loss(*(each[row : row + 1, :n] for each in (scores, labels, present))) for row, n in enumerate(lengths)]
     assert alone[2] == 0 < alone[0]
-    scores[~present], scores[1, 1] = inf, 9  # one without a label, ranked above
+    scores[~present] = inf
     torch.testing.assert_close(loss(scores, labels, present), torch.cat(alone))
     assert masked_log_softmax(scores, present & False).isneginf().all()
     assert list_metrics(scores, labels, present) == list_metrics(scores, labels.where(present, -inf), present)
