@@ -101,7 +101,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
             self.columns = (*self.columns, "domain")
             for key, name in settings.prompt_names().items():
                 require_prompt(query_encoder.contract.named_prompts, name, key)
-        if settings.matryoshka and settings.matryoshka[-1] >= query_encoder.dimension:
+        if any(size >= query_encoder.dimension for size in settings.matryoshka):
             raise UserError(
                 f"objective.matryoshka has a prefix of {settings.matryoshka[-1]} numbers, but vectors have"
                 f" {query_encoder.dimension}. Whole vectors are trained anyway: give smaller ones."

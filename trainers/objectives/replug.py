@@ -51,8 +51,8 @@ def replug_distributions(
     likely = -negative_log_likelihoods / likelihood_temperature
     scores = similarities / similarity_temperature
     if not include_self:
-        own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        likely, scores = likely.masked_fill(own, -torch.inf), scores.masked_fill(own, -torch.inf)
+        likely.fill_diagonal_(-torch.inf)
+        scores.fill_diagonal_(-torch.inf)
     return torch.log_softmax(likely, dim=1), torch.log_softmax(scores, dim=1)
 
 
@@ -83,7 +83,7 @@ def conditional_likelihoods(
     columns = []
     for context in contexts:
         device = next(model.parameters()).device
-        read = model(input_ids=torch.tensor([context], device=device), use_cache=True, logits_to_keep=1)
+        read = model(input_ids=torch.tensor([context]).to(device), use_cache=True, logits_to_keep=1)
         likelihoods = torch.log_softmax(read.logits[0, -1].float(), dim=-1).cpu()[first]
         columns.append(likelihoods + _behind(model, read.past_key_values, targets, read.logits.shape[-1]))
     scores: NDArray[np.float32] = -torch.stack(columns, dim=1).numpy()
@@ -194,7 +194,7 @@ class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
         settings = self.settings
         queries, passages = self.encode_sides(batch.chunks)
         with torch.autocast(queries.device.type, enabled=False):
-            queries, passages = (normalize(at_least_float32(side), dim=-1) for side in (queries, passages))
+            queries, passages = (normalize(at_least_float32(side), dim=1) for side in (queries, passages))
             likely, retrieved = replug_distributions(
                 queries @ passages.T,
                 batch.negative_log_likelihoods.to(queries.dtype),
