@@ -136,7 +136,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
             f"The loss got rows of {len(of)} stored batches at once ({named}), because the trainer shuffles. Set"
             " batch_sampler=StoredBatchSampler in its arguments."
         )
-    if rows != size or not torch.equal(labels[:, 2], torch.arange(rows, device=labels.device)):
+    if labels[:, 2].tolist() != list(range(size)):
         raise UserError(
             f"The loss got {rows} rows of stored batch {int(labels[0, 1])}, which has {size}, or in another order. Set"
             f" per_device_train_batch_size to {size} and batch_sampler=StoredBatchSampler, and don't split batches."
@@ -146,7 +146,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
         raise UserError(
             f"The labels are for other columns than the {columns} of documents. Train on all existing columns."
         )
-    bits = words[:, :, None] >> torch.arange(_BITS, device=labels.device) & 1
+    bits = words[:, :, None] >> torch.arange(_BITS).to(labels.device) & 1
     return bits.flatten(1)[:, :documents].bool()
 
 
@@ -156,7 +156,7 @@ Directions = Literal["query_to_document", "all"]
 def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float, directions: Directions) -> Tensor:
     """The loss over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
-    queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
+    queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=1) for vectors in embeddings)
     documents = torch.cat([positives, torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else [positives])
     own = torch.arange(len(queries), device=queries.device)
     if directions == "query_to_document":
