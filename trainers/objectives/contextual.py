@@ -290,7 +290,7 @@ class Contextual(PairObjective[ContextualSettings]):
             dropped = dropped_places(keys, context.draws, dropout) if dropout else None
             return self.contextual.encode(features, prefix, dropped, hidden)
 
-        return nn.functional.normalize(encode_chunks(encode, texts, cached=settings.gradient_cache), dim=-1)
+        return nn.functional.normalize(encode_chunks(encode, texts, cached=settings.gradient_cache), dim=1)
 
 
 def _by_key(keys: Tensor, rows: Tensor) -> Callable[[Tensor], Tensor]:
