@@ -16,7 +16,7 @@ from trainers.objectives.pairs import Candidates, TripletObjective, Triplets, un
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:
     """phi of rows of unit length, (n, d) and (n, d): (n,)."""
-    return (left * right).sum(dim=-1)
+    return (left * right).sum(dim=1)
 
 
 def own_residuals(triplets: Triplets, margin: float | None) -> tuple[Tensor, Tensor]:

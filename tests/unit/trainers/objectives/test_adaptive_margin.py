@@ -100,15 +100,16 @@ def test_a_vector_of_zeros_has_similarity_zero_and_no_gradient(form):
         assert vectors.grad.any()
 
 
-def test_cosines_are_float32_under_autocast():
+@each_form
+def test_cosines_are_float32_under_autocast(form):
     vectors = [v.float() for v in random_triplets(6)]
-    objective = AdaptiveMargin(Fixed(torch.cat(vectors)), AdaptiveMarginSettings())
+    objective = AdaptiveMargin(Fixed(torch.cat(vectors)), AdaptiveMarginSettings(**form))
     batch = objective.collate(triplet_batch(0, 5))
     expected = objective(batch)
     with torch.autocast("cpu", torch.bfloat16):
         found = objective(batch)
     assert found.loss == expected.loss
-    halves = AdaptiveMargin(Fixed(torch.cat(vectors).bfloat16()), AdaptiveMarginSettings())
+    halves = AdaptiveMargin(Fixed(torch.cat(vectors).bfloat16()), AdaptiveMarginSettings(**form))
     assert halves(batch).loss.dtype == torch.float32
 
 
