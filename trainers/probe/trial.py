@@ -95,7 +95,7 @@ def train(
     total = sum(len(epochs[number % len(epochs)].queries) for number in range(passes))
     size = epochs[0].queries.shape[1]
     positives = torch.arange(size)
-    optimizer = build_optimizer(table, OptimizerSettings(kind="adam"))
+    optimizer = build_optimizer(table, OptimizerSettings())
     for epoch, batch in _in_order(epochs, passes, seed):
         warm, left = (len(losses) + 1) / _WARMUP_STEPS, 1 - len(losses) / total
         for group in optimizer.param_groups:
@@ -124,7 +124,7 @@ def _in_order(epochs: list[EpochRows], passes: int, seed: int) -> Iterator[tuple
 
 def _unit_vectors(table: TokenTable, texts: TokenLists) -> torch.Tensor:
     starts = torch.from_numpy(texts.offsets[:-1])
-    return torch.nn.functional.normalize(table(torch.from_numpy(texts.tokens.astype(np.int64)), starts), dim=-1)
+    return torch.nn.functional.normalize(table(torch.from_numpy(texts.tokens.astype(np.int64)), starts), dim=1)
 
 
 @torch.inference_mode()
