@@ -136,7 +136,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
             f"The loss got rows of {len(of)} stored batches at once ({named}), because the trainer shuffles. Set"
             " batch_sampler=StoredBatchSampler in its arguments."
         )
-    if rows != size or not torch.equal(labels[:, 2], torch.arange(rows, device=labels.device)):
+    if labels[:, 2].tolist() != list(range(size)):
         raise UserError(
             f"The loss got {rows} rows of stored batch {int(labels[0, 1])}, which has {size}, or in another order. Set"
             f" per_device_train_batch_size to {size} and batch_sampler=StoredBatchSampler, and don't split batches."

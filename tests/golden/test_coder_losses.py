@@ -100,6 +100,13 @@ def test_normalized_labels(name):
     check(f"listnet_norm_{name}", loss, rows, query=query)
 
 
+@pytest.mark.parametrize("kind", ["max", "max_min", "standard_deviation"])
+def test_normalized_labels_have_no_unit_and_a_single_one_becomes_1(kind):
+    labels = torch.tensor([[4.0, 1.0, 2.0], [3.0, -torch.inf, -torch.inf]])
+    torch.testing.assert_close(normalized(labels / 10, kind), normalized(labels, kind))
+    assert normalized(labels, kind)[1].tolist() == [1, -torch.inf, -torch.inf]
+
+
 def test_max_margin():
     query, documents, scores = inputs()
     losses = max_margin_loss(scores, LABELS, PRESENT, divide_by_width=True)

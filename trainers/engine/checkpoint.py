@@ -8,6 +8,7 @@ Weights are stored whole however many ranks share them, so a run may go on with 
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -28,7 +29,6 @@ from trainers.engine.early_stopping import Evaluation, State
 from trainers.engine.optimization import trainable_parameters
 from trainers.engine.sharding import like, whole
 
-ALGORITHM_VERSION = 2  # raise it when the same settings would train differently
 _RECORD = "checkpoint.json"
 _WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
@@ -42,9 +42,11 @@ class Checkpoints:
     besides.
     """
 
+    algorithm_version = 2  # raise it when the same settings would train differently
+
     def __init__(self, uri: str, config: Mapping[str, Any], *, keep: int = 2) -> None:
         self.folder = Folder(uri)
-        self._derivation = Derivation("checkpoint", "train", ALGORITHM_VERSION, dict(config), {})
+        self._derivation = Derivation("checkpoint", "train", self.algorithm_version, dict(config), {})
         self._keep = keep
         self._pending: Future[None] | None = None
         self._passed_over = set[int]()
@@ -141,8 +143,7 @@ class Checkpoints:
         self._load_weights(steps, record["files"], trainable_parameters(module))
 
     def _present(self) -> list[int]:
-        folders = {name.split("/")[0] for name in self.folder.files() if name.startswith("step-")}
-        return sorted(int(name.removeprefix("step-")) for name in folders if name.removeprefix("step-").isdecimal())
+        return sorted({int(steps) for name in self.folder.files() for steps in re.findall(r"^step-(\d+)/", name)})
 
     def _verified(self, steps: int) -> tuple[dict[str, Any] | None, str]:
         """The checkpoint's record, or None and what is wrong with it."""
@@ -168,7 +169,7 @@ class Checkpoints:
         expected = {name: tuple(parameter.shape) for name, parameter in named.items()}
         found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         if expected != found:
-            differing = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+            differing = sorted({name for name, _ in expected.items() ^ found.items()})
             raise UserError(
                 f"Checkpoint {self.folder.describe(_step_folder(steps))} doesn't fit the model:"
                 f" {len(differing)} trainable weights differ in name or shape, the first {differing[0]}"
@@ -198,8 +199,8 @@ class Checkpoints:
 
 def require_common_start(start: int, total_steps: int, device: torch.device) -> None:
     """Raises ``UserError`` where ranks begin at different steps, or beyond the run's last. All ranks call it."""
-    starts = collectives.gather(torch.tensor([start], device=device)).tolist()
-    if len(set(starts)) > 1:
+    starts = [each for (each,) in collectives.exchange([start], device)]
+    if min(starts) != max(starts):
         raise UserError(
             f"The ranks found different checkpoints (steps {', '.join(map(str, starts))}). The checkpoints'"
             " folder must be one that all machines share: a network file system, s3:// or gs://."

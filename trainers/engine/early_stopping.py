@@ -28,7 +28,7 @@ class Criterion:
 
     def improves(self, value: float, best: float) -> bool:
         """Whether ``value`` beats ``best``; what is not a number is beaten by any and beats none."""
-        if math.isnan(value) or math.isnan(best):
+        if math.isnan(best):
             return not math.isnan(value)
         return value > best + self.minimum_change if self.higher_is_better else value < best - self.minimum_change
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from raytriever.errors import UserError
 from retrieval.encoders.static import trains_table
-from trainers.engine.early_stopping import Criterion, DecidingValue
+from trainers.engine.early_stopping import DecidingValue
 from trainers.engine.settings import OptimizerSettings, ScheduleSettings, require_package, require_sparse
 
 
@@ -120,19 +121,17 @@ def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings
     Evaluations before the end of the warm-up are no bad ones, but an improvement is one over them too. Under a later
     criterion the best so far and the bad ones in a row start anew: its measure has another scale.
     """
-    fraction, bad = 1.0, 0
-    best = math.nan
-    in_hand: Criterion | None = None
-    for step, value, criterion in evaluations:
+    fraction = 1.0
+    for criterion, decided in groupby(evaluations, key=lambda evaluation: evaluation.criterion):
         higher_is_better = criterion.higher_is_better
-        if criterion != in_hand:
-            best, bad, in_hand = (-math.inf if higher_is_better else math.inf), 0, criterion
+        best, bad = (-math.inf if higher_is_better else math.inf), 0
         margin = 1 + settings.threshold if higher_is_better else 1 - settings.threshold
-        if (value > best * margin) if higher_is_better else (value < best * margin):
-            best, bad = value, 0
-        elif step >= warmup:
-            bad += 1
-        if bad > settings.patience:
-            fraction = max(fraction * settings.factor, settings.minimum)
-            bad = 0
+        for step, value, _ in decided:
+            if (value > best * margin) if higher_is_better else (value < best * margin):
+                best, bad = value, 0
+            elif step >= warmup:
+                bad += 1
+            if bad > settings.patience:
+                fraction = max(fraction * settings.factor, settings.minimum)
+                bad = 0
     return fraction

@@ -51,8 +51,8 @@ def replug_distributions(
     likely = -negative_log_likelihoods / likelihood_temperature
     scores = similarities / similarity_temperature
     if not include_self:
-        own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        likely, scores = likely.masked_fill(own, -torch.inf), scores.masked_fill(own, -torch.inf)
+        likely.fill_diagonal_(-torch.inf)
+        scores.fill_diagonal_(-torch.inf)
     return torch.log_softmax(likely, dim=1), torch.log_softmax(scores, dim=1)
 
 

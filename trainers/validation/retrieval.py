@@ -120,7 +120,7 @@ def _of_run(
     ranking = run.ranking()
     depth = min(settings.candidates or ranking.rows.shape[1], ranking.rows.shape[1])
     deciding = parse_measure(settings.measure)
-    if deciding.family in _WITHOUT_ORDER and (deciding.cutoff or 0) >= depth:
+    if deciding.family in _WITHOUT_ORDER and (deciding.cutoff or depth) >= depth:
         raise UserError(
             f"validation.measure is {settings.measure}, but {depth} candidates of each query are reranked, so the"
             " encoder can't change it. Name a measure with a lower cutoff, or take more candidates."

@@ -118,6 +118,7 @@ def test_loss_and_gradients_are_ours(
 
 
 def test_the_label_holds_the_stored_mask(batches: BatchReader, columns: Dataset) -> None:
+    assert StoredBatchSampler(columns, SIZE, generator=torch.Generator(), seed=5).seed == 5  # a generator as it comes
     for number in range(2 * BATCHES):
         labels = torch.tensor(columns[number * SIZE : (number + 1) * SIZE]["label"])
         assert stored_mask(labels, 3).tolist() == batches[number]["masked"].tolist()
@@ -200,7 +201,8 @@ BREAKS: dict[str, tuple[Callable[[Dataset], Dataset], dict[str, Any], str]] = {
         {"per_device_train_batch_size": 4},
         "The batch size is 4, but stored batches have 8 rows",
     ),
-    "cut": (lambda columns: columns.select(range(3, COUNT)), {}, "shuffled or cut after training_columns"),
+    "cut": (lambda columns: columns.select(range(COUNT - 3)), {}, "shuffled or cut after training_columns"),
+    "moved": (lambda columns: columns.select(range(3, 3 + 2 * SIZE)), {}, "shuffled or cut after training_columns"),
     "without labels": (lambda columns: columns.remove_columns("label"), {}, "no column 'label' of training_columns"),
 }
 
@@ -216,15 +218,16 @@ def broken(batches: BatchReader) -> Iterator[tuple[Any, str]]:
     rows = batches.to_dataset()
     yield rows.shuffle(seed=0), "are not contiguous"
     yield rows.select(range(3, COUNT)), "some are missing"
+    yield rows.select([*range(2 * SIZE), *range(SIZE)]), "are not contiguous"
     yield rows.remove_columns("masked"), "no column masked, so they are no stored batches"
     yield {"query": ["a"]}, "no column epoch, batch"
     table = rows.with_format("arrow")[:]
     lists = table["hard_negatives"].to_pylist()
-    ragged = pa.array([*lists[:-1], lists[-1][:1]], pa.list_(pa.string()))
+    ragged = pa.array([lists[0][:1], *lists[1:]], pa.list_(pa.string()))
     places = table.schema.get_field_index("hard_negatives")
     yield (
         Dataset(table.set_column(places, "hard_negatives", ragged)),
-        "Row 95 has another number of hard negatives than the first, 2",
+        "Row 1 has another number of hard negatives than the first, 1",
     )
 
 
@@ -235,9 +238,15 @@ def test_rows_that_are_no_whole_batches_are_refused(batches: BatchReader) -> Non
 
 
 def test_labels_of_no_whole_batch_are_refused(columns: Dataset) -> None:
-    labels = torch.tensor(columns[:SIZE]["label"])
+    short = Dataset.from_dict({"label": [[1]]})
+    for data in ([{"label": [0] * 9}], columns.to_iterable_dataset(), columns.select([]), short):
+        with pytest.raises(UserError, match="Give training_columns"):
+            StoredBatchSampler(data, SIZE)
+    labels, mixed = torch.tensor(columns[:SIZE]["label"]), torch.tensor(columns[: 3 * SIZE : SIZE]["label"])
     for wrong, number, message in (
         (labels.flip(0), 3, "8 rows of stored batch 0, which has 8, or in another order"),
+        (mixed[:2], 3, r"rows of 2 stored batches at once \(0 of epoch 0 and 1 of epoch 0\)"),
+        (mixed, 3, r"rows of 3 stored batches at once \(0 of epoch 0 and 1 of epoch 0\)"),
         (labels[:5], 3, "5 rows of stored batch 0, which has 8"),
         (labels, 9, "for other columns than the 9 of documents"),
         (torch.zeros(SIZE), 3, "other labels than those of training_columns"),

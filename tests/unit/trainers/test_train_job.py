@@ -172,7 +172,7 @@ def test_what_is_accepted_can_be_cut_by_any_number_of_workers(per_step, workers,
 
 def test_mean_losses_are_of_tenths_of_the_steps():
     points = [{"loss": float(number)} for number in range(40)]
-    assert (mean_loss(points, 0), mean_loss(points, -1)) == (1.5, 37.5)
+    assert (mean_loss(points, 0), mean_loss(points, -1), mean_loss(points[:19], -1)) == (1.5, 37.5, 18.0)
 
 
 @pytest.mark.parametrize(

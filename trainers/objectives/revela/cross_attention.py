@@ -116,7 +116,7 @@ def _weighted_sum(
     """Eq. 7 with the heads of a group side by side: (B, K, H / K * L, D)."""
     dimension = queries.shape[-1]
     prepared = _prepared(queries, keys, values, readers.padding, value_normalization)
-    total = prepared[0].new_zeros((*prepared[0].shape[:-1], dimension), dtype=similarity.dtype)
+    total = queries.new_zeros((*prepared[0].shape[:-1], dimension), dtype=similarity.dtype)
     weights = torch.split(similarity.flatten().index_select(0, readers.pairs), len(similarity))
     for (rows, read), of_block in zip(readers.blocks, weights, strict=False):
         _add(total, rows, _weighted([*_of_pairs(prepared, rows, read), of_block], dimension))

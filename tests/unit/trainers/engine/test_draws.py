@@ -74,6 +74,7 @@ def test_the_draw_depends_on_seed_epoch_and_query_and_nothing_else():
     rows = made_up_batch([30] * 40, masked_share=0.0)
     expected = drawn_by_query(rows, 5, seed=3, epoch=4)
     assert drawn_by_query(rows, 5, seed=3, epoch=4) == expected
+    assert expected["q0"] == [f"text d0-{place}" for place in (4, 13, 14, 15, 26)]  # as stored models were trained
     shuffled = rows.take(np.random.default_rng(0).permutation(40)).slice(7, 21)
     for query, texts in drawn_by_query(shuffled, 5, seed=3, epoch=4).items():
         assert texts == expected[query]

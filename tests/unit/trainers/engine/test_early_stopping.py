@@ -19,8 +19,8 @@ LOSS_THEN_RANK = [
 ]
 
 
-def history(*values: float, every: int = 10) -> list[Evaluation]:
-    return [Evaluation(every * place, {"nDCG@10": value}) for place, value in enumerate(values)]
+def history(*values: float) -> list[Evaluation]:
+    return [Evaluation(step, {"nDCG@10": value}) for step, value in enumerate(values)]
 
 
 def best_step(evaluations, criteria):
@@ -32,11 +32,11 @@ def best_step(evaluations, criteria):
     ("values", "best", "since"),
     [
         ([0.5], None, 0),
-        ([0.9, 0.3], 10, 0),
-        ([0.1, 0.3, 0.4, 0.2], 20, 1),
-        ([0.1, 0.3, 0.3, 0.3], 10, 2),
-        ([0.1, 0.3, math.nan, 0.2], 10, 2),
-        ([0.1, math.nan, 0.2, 0.1], 20, 1),
+        ([0.9, 0.3], 1, 0),
+        ([0.1, 0.3, 0.4, 0.2], 2, 1),
+        ([0.1, 0.3, 0.3, 0.3], 1, 2),
+        ([0.1, 0.3, math.nan, 0.2], 1, 2),
+        ([0.1, math.nan, 0.2, 0.1], 2, 1),
     ],
     ids=[
         "the start alone",
@@ -56,8 +56,10 @@ def test_the_best_evaluation(values, best, since):
 def test_small_changes_are_no_improvement_and_patience_counts_evaluations():
     coarse = [Criterion("nDCG@10", higher_is_better=True, minimum_change=0.05)]
     evaluations = history(0.0, 0.30, 0.34, 0.36)
-    assert best_step(evaluations, coarse) == 30
-    assert best_step(evaluations[:3], coarse) == 10
+    assert best_step(evaluations, coarse) == 3
+    assert best_step(evaluations[:3], coarse) == 1
+    coarse = [Criterion("nDCG@10", higher_is_better=False, minimum_change=0.05)]
+    assert best_step(history(0.0, 0.36, 0.37, 0.32), coarse) == 1
     evaluations = history(0.0, 0.5, 0.4, 0.3, 0.2)
     assert [should_stop(evaluations[:n], HIGHER, 2) for n in range(1, 6)] == [False, False, False, True, True]
     assert not should_stop(evaluations, HIGHER, None)

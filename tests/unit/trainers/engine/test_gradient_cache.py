@@ -97,6 +97,9 @@ def test_chunks_are_trimmed_to_their_own_longest_text():
     chunks = cut_by_length(features, 2).chunks
     assert [tuple(chunk["input_ids"].shape) for chunk in chunks] == [(2, 6), (2, 3)]
     assert [int(chunk["attention_mask"].sum()) for chunk in chunks] == [11, 5]
+    mask = torch.arange(3) <= torch.arange(100)[:, None] % 3
+    order = cut_by_length({"input_ids": mask, "attention_mask": mask}, 7).order
+    assert order.argsort().tolist() == sorted(range(100), key=lambda text: -(text % 3))  # equal ones as they come
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=50), budget=st.integers(30, 200))

@@ -24,21 +24,23 @@ class RootMeanSquareNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
+        self.inner = nn.Linear(3, 3)
 
 
 def test_biases_and_norms_do_not_decay_and_frozen_weights_are_left_out():
     encoder = TinyEncoder()
     encoder.extra = RootMeanSquareNorm()
+    encoder.in_proj_bias = nn.Parameter(torch.ones(2))
     encoder.log_temperature = nn.Parameter(torch.tensor(-3.0))
     encoder.embedding.weight.requires_grad_(False)
     optimizer = build_optimizer(encoder, OptimizerSettings(weight_decay=0.1))
     names = {parameter: name for name, parameter in encoder.named_parameters()}
     found = {group["weight_decay"]: {names[p] for p in group["params"]} for group in optimizer.param_groups}
     assert found == {
-        0.1: {"layers.0.weight", "layers.1.weight", "projection.weight"},
+        0.1: {"layers.0.weight", "layers.1.weight", "projection.weight", "extra.inner.weight"},
         0.0: {
             "layers.0.bias", "layers.1.bias", "projection.bias", "norm.weight", "norm.bias", "extra.weight",
-            "log_temperature",
+            "extra.inner.bias", "in_proj_bias", "log_temperature",
         },
     }  # fmt: skip
     with pytest.raises(UserError, match="everything is frozen"):

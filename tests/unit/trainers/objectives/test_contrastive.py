@@ -85,12 +85,17 @@ def test_all_directions_are_told_apart_and_a_mask_holds_in_each():
 
 
 def test_similarities_are_float32_under_autocast():
-    q, d, mask, positives = (x.float() if x.is_floating_point() else x for x in random_problem(2))
-    expected = masked_contrastive_loss(q, d, mask, positives, 0.02)
+    q, d, mask, _ = random_problem(2)
+    mask.fill_diagonal_(False)
+
+    def losses(q, d):
+        rest = mask, torch.arange(len(q)), 0.02
+        return masked_contrastive_loss(q, d, *rest), all_directions_loss(q, d, *rest, q, mask[:, : len(q)])
+
     with torch.autocast("cpu", torch.bfloat16):
-        assert masked_contrastive_loss(q, d, mask, positives, 0.02) == expected
-        halves = masked_contrastive_loss(q.bfloat16(), d.bfloat16(), mask, positives, 0.02)
-    assert halves.dtype == torch.float32
+        found, halves = losses(q.float(), d.float()), losses(q.bfloat16(), d.bfloat16())
+    assert [each.item() for each in found] == pytest.approx([each.item() for each in losses(q, d)], rel=1e-5)
+    assert {each.dtype for each in halves} == {torch.float32}
 
 
 def test_metrics_against_a_literal_count():

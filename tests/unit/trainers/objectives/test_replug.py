@@ -15,7 +15,11 @@ BATCH = 1
 
 
 def test_scores_are_stored_with_the_tokens_of_long_chunks() -> None:
-    stored = ScoreReader(settings_of("replug").scores).artifact
+    reader = ScoreReader(settings_of("replug").scores)
+    tokens = reader.read(0, BATCH, mean=False) / reader.read(0, BATCH, mean=True)
+    assert tokens.min() > 0.99
+    assert tokens.max() > 1.99
+    stored = reader.artifact
     schema = pq.read_schema(stored.path(stored.names("epoch=")[0]))
     assert (schema.field("tokens").type, schema.field("negative_log_likelihood").type.value_type) == (
         pa.int32(), pa.float32()

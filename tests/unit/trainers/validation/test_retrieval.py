@@ -287,9 +287,26 @@ def test_accuracy_looks_for_answers_and_a_query_that_a_run_lacks_counts_as_in_ev
     assert expected["Accuracy@2"] == 0.5
 
 
+def test_a_block_is_ranked_by_its_own_documents_and_candidates_alone():
+    rows, candidates = np.array([0, 3, 4, 7, 9]), np.array([[9, 3, 1, -1], [0, 4, 8, 7], [0, 1, -1, -1], [10, 2, 1, 5]])
+    generator = np.random.default_rng(0)
+    queries, several = (generator.normal(size=shape).astype(np.float16) for shape in ((4, 6), (5, 2, 6)))
+    for vectors in (several, several[:, 0]):
+        scores = (
+            np.einsum("qd,n...d->qn...", queries.astype(float), vectors.astype(float)).reshape(4, 5, -1).max(axis=2)
+        )
+        found = retrieval.search_block(queries, rows, vectors, 7, torch.device("cpu"))
+        assert found.rows.tolist() == [[*rows[np.argsort(-of_query)].tolist(), -1, -1] for of_query in scores]
+        again = retrieval.rerank_block(queries, rows, vectors, candidates, 4).rows.tolist()
+        for ranked, asked, of_query in zip(again, candidates, scores, strict=True):
+            best = rows[np.argsort(-of_query)]
+            expected = best[np.isin(best, asked)].tolist()
+            assert ranked == expected + [-1] * (4 - len(expected))
+
+
 def test_samples_are_the_same_every_time(collection):
     validation = opened(collection, queries=3)
-    assert validation._selected.query_ids == opened(collection, queries=3)._selected.query_ids
+    assert validation._selected.query_ids == ["q3", "q4", "q5"]  # as earlier runs drew them
     others = [opened(collection, queries=3, seed=seed)._selected for seed in range(1, 5)]
     assert len({tuple(selected.query_ids) for selected in others}) > 1
     assert all(len(selected.qrels) == 3 for selected in others)
@@ -299,7 +316,9 @@ def test_samples_are_the_same_every_time(collection):
 
 def test_queries_of_the_test_split_do_not_select(tmp_path):
     dev = {f"q{number}": {f"d{number}": 1} for number in range(8)}
-    collection = make_collection(tmp_path, dev=dev, test={name: dev[name] for name in ("q1", "q2", "q5")})
+    collection = make_collection(
+        tmp_path, dev=dev, test={"q9": {"d9": 1}, "q1": dev["q1"], "q2": dev["q2"], "q5": dev["q5"]}
+    )
     selected = opened(collection, exclude_split="test")._selected
     assert selected.query_ids == ["q0", "q3", "q4", "q6", "q7"]
     assert "3 of the 8 queries of split 'dev' are left out, as split 'test' judges them" in selected.notes
@@ -334,8 +353,9 @@ def test_runs_that_do_not_fit(collection, run, tmp_path):
     of_training = searched_by_words(collection, tmp_path, "train", 20)
     with pytest.raises(UserError, match="answers none of the 6 queries of split 'dev'"):
         opened(collection, run=of_training)
-    with pytest.raises(UserError, match=r"measure is R@50, but 50 candidates.*so the encoder can't change it"):
-        opened(collection, run=run, measure="R@50")
+    for measure, depth, settings in (("R@50", 50, {}), ("Judged", 50, {}), ("R@10", 10, {"candidates": 10})):
+        with pytest.raises(UserError, match=rf"is {measure}, but {depth} candidates.*so the encoder can't change it"):
+            opened(collection, run=run, measure=measure, **settings)
     for measure in ("R@10", "nDCG@50"):  # the order of all candidates decides
         assert len(opened(collection, run=run, measure=measure).notes) == 1
     fewer = tmp_path / "fewer.trec"

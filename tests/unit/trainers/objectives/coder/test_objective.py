@@ -12,7 +12,13 @@ from trainers.engine.loop import train
 from trainers.engine.order import Piece
 from trainers.engine.reading import Reader
 from trainers.engine.settings import OptimizerSettings
-from trainers.objectives.coder.losses import list_metrics
+from trainers.objectives.coder.losses import (
+    info_nce_loss,
+    list_metrics,
+    list_net_loss,
+    masked_log_softmax,
+    max_margin_loss,
+)
 from trainers.objectives.coder.objective import list_similarities
 
 TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
@@ -153,6 +159,21 @@ def test_metrics_rank_the_best_labelled_behind_its_equals():
     assert found == pytest.approx(
         {"reciprocal_rank": (1 / 3 + 1) / 2, "positive_rank": 2.0, "unlabelled": 1 / 3, "list_length": 11 / 3}
     )
+
+
+@pytest.mark.parametrize("loss", [list_net_loss, info_nce_loss, max_margin_loss])
+def test_padding_counts_for_nothing_whatever_it_holds(loss):
+    inf, lengths = float("inf"), (5, 3, 2)
+    present = torch.arange(5) < torch.tensor(lengths)[:, None]
+    scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    scores[1, 1] = 9  # has no label
+    labels = torch.tensor([[-inf, 2, 1, -inf, 0], [1, -inf, 3, 9, 9], [-inf, -inf, 9, 9, 9]])
+    alone = [loss(*(each[row : row + 1, :n] for each in (scores, labels, present))) for row, n in enumerate(lengths)]
+    assert alone[2] == 0 < alone[0]
+    scores[~present] = inf
+    torch.testing.assert_close(loss(scores, labels, present), torch.cat(alone))
+    assert masked_log_softmax(scores, present & False).isneginf().all()
+    assert list_metrics(scores, labels, present) == list_metrics(scores, labels.where(present, -inf), present)
 
 
 def test_similarities_of_places():

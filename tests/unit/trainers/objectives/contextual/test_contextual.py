@@ -92,6 +92,8 @@ def test_no_text_reads_its_own_document(tiny_encoder: Path, monkeypatch: pytest.
         assert {context[place] for place in of_query.nonzero()[:, 0]} == {encoded[text] for text in answers}
     outcome, _ = step(objective)
     assert outcome.metrics["answers_in_context"] == 1
+    assert len(outcome.metrics) > 1
+    assert outcome.tokens == batch.tokens + batch.candidates.tokens > batch.tokens
 
 
 def test_hidden_is_as_if_it_were_not_drawn(tiny_encoder: Path) -> None:
@@ -165,6 +167,7 @@ def test_without_documents_to_read_it_is_the_plain_contrastive_objective(tiny_en
     assert len(objective_of(tiny_encoder).collate(emptied).candidates.keys) == 1
     nothing = with_columns(rows, document=["", " "], hard_negatives=[[""], [""]])
     outcome, gradients = step(objective_of(tiny_encoder, sequence_dropout=0.0), nothing)
+    assert outcome.tokens == objective_of(tiny_encoder).collate(nothing).tokens
     assert not any("first_stage" in name for name in gradients)
     settings = EncoderSettings(model=str(tiny_encoder), pooling="mean", normalize=True)
     towers = load_towers(settings, tiny_encoder, "f" * 64, dropout=0.0)

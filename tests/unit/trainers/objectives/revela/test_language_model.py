@@ -213,11 +213,21 @@ def test_without_similarity_it_is_the_plain_model_and_what_is_read_counts(kind: 
     assert (read - expected.hidden_states[-1])[real].abs().max() > 0.05
 
 
+@pytest.mark.parametrize("lengths", [(2, 1), (4, 3)], ids=["keys' heads", "queries' heads"])
+def test_a_single_layer_on_as_many_tokens_as_it_has_heads(lengths: tuple[int, ...]) -> None:
+    plain: Any = causal_model(num_hidden_layers=1)
+    input_ids, mask, similarity = batch(lengths)
+    found = InBatchLanguageModel(plain).last_states(input_ids, mask, torch.zeros_like(similarity))
+    real = mask.bool()
+    assert_close(found[real], plain.model(input_ids, mask).last_hidden_state[real], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "gemma"])
 def test_families_that_are_not_known_are_refused(model_type: str) -> None:
-    with pytest.raises(UserError) as caught:
-        require_decoder(causal_model(model_type, bos_token_id=1, eos_token_id=2, pad_token_id=0))
-    assert repr(model_type) in str(caught.value)
+    model: Any = causal_model(model_type, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model.name_or_path = "org/model"
+    with pytest.raises(UserError, match=f"language model org/model is of the family '{model_type}'") as caught:
+        require_decoder(model)
     assert all(name in str(caught.value) for name in FAMILIES)
 
 
@@ -227,7 +237,7 @@ def test_sliding_windows_and_missing_heads_are_refused() -> None:
     windowed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     with pytest.raises(UserError, match="sliding window of 8 tokens"):
         require_decoder(causal_model("qwen2", **windowed))
-    require_decoder(causal_model("qwen2", sliding_window=8, use_sliding_window=False))
+    require_decoder(causal_model("qwen2", **windowed | {"max_window_layers": 9}))  # no layer has one
     with pytest.raises(UserError, match="LlamaModel has no language-modelling head"):
         require_decoder(model_of("llama").model)
 
