@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.cli import app
+from raytriever.reports.log import SUBMITTED
 from raytriever.stages.ray_session import RaySession
 from tests.unit.raytriever.test_cli import RECIPE, refused, write_collection
 
@@ -91,7 +92,7 @@ def test_a_mistake_stops_the_sweep_before_anything_is_made(tmp_path: Path, argum
     assert not (tmp_path / "out").exists()
 
 
-def test_what_would_be_made_can_be_seen_before(tmp_path: Path) -> None:
+def test_what_would_be_made_can_be_seen_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (lexical_recipe(tmp_path), *LEXICAL, "--output", str(tmp_path / "out"))
     shown = sweep(*arguments, "--print-config")
     assert (shown.exit_code, "k1=0.5,top_k=2:" in shown.stdout) == (0, True)
@@ -99,4 +100,6 @@ def test_what_would_be_made_can_be_seen_before(tmp_path: Path) -> None:
     shown = sweep(arguments[0], "--seeds", "found.top_k=1", "--measure", "R@10", *changed, "--print-config")
     assert shown.stdout.startswith(f"output: {tmp_path}/öut\ncompared:\n- 'evaluation: R@10 of")
     assert "is a file" in refused("sweep", arguments[0], "--seeds", "found.top_k=1", "--set", f"output={arguments[0]}")
+    monkeypatch.setenv(SUBMITTED, "1")
+    assert "out is a relative path" in refused("sweep", *arguments[:-1], "out", "--print-config")
     assert not (tmp_path / "out").exists()

@@ -114,7 +114,7 @@ def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(system
 
 
 def test_a_letter_is_of_a_system_that_is_worse_by_that_measure(systems: dict[str, PerQuery]) -> None:
-    compared = [("a", "b", 0.1, 0.01), ("a", "c", 0.1, 0.2), ("a", "d", 0.0, 0.01), ("e", "a", -0.1, 0.01)]
+    compared = [("a", "b", 0.1, 0.01), ("a", "c", 0.1, 0.05), ("a", "d", 0.0, 0.01), ("e", "a", -0.1, 0.01)]
     assert worse_than("a", compared, 0.05) == ["b", "e"]
     found = evaluated(systems)
     of_others = [{**each, "measure": "RR"} for each in found.comparisons]
