@@ -46,8 +46,7 @@ from benchmarks.mutants import (
 )
 
 _TRACED_SECONDS = 120  # of tests whose lines are recorded
-_MUTANT_SECONDS = 10  # of tests that a mutant meets
-_OUTSIDE, _NOT_MET, _SURVIVED, _KILLED = "outside of functions", "met by no test", "survived", "killed"
+_OUTSIDE, _NOT_MET, _SURVIVED, _KILLED = "outside of functions", "not met", "survived", "killed"
 _END = "\0"
 
 
@@ -127,8 +126,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 class Forks:
     """A plugin of pytest that runs the collected tests once for each mutant, each time in a fork."""
 
-    def __init__(self, path: str, mutants: Sequence[Mutant], shown: TextIO) -> None:
-        self._path, self._mutants, self._shown = path, mutants, shown
+    def __init__(self, path: str, mutants: Sequence[Mutant], seconds: float, shown: TextIO) -> None:
+        self._path, self._mutants, self._seconds, self._shown = path, mutants, seconds, shown
         self._items: list[pytest.Item] = []
         self._reports: list[pytest.TestReport] = []
         self._after_fixtures: Callable[[], None] = lambda: None
@@ -152,15 +151,17 @@ class Forks:
         self._say(*(f"  fails without a mutant: {each}" for each in failing))
         meeting, counts = self._meeting(tests), Counter[str]()
         for mutant in self._mutants:
-            plant, met = (
-                module.planted(mutant),
-                {number for line in module.lines_like(mutant.line) for number in meeting[line]},
-            )
-            outcome = self._outcome(plant, self._chosen(met, tests), tests) if plant and met else _NOT_MET
-            outcome = outcome if plant else _OUTSIDE
+            plant = module.planted(mutant)
+            met = {number for line in module.lines_like(mutant.line) for number in meeting[line]}
+            chosen = self._chosen(met, tests)
+            outcome, said = self._outcome(plant, chosen, tests) if plant and chosen else _NOT_MET, ""
+            if not plant:
+                outcome = _OUTSIDE
+            elif len(chosen) < len(met):
+                said = f" by {len(chosen)} of {len(met)} tests, as the others take too long"
             counts[outcome] += 1
             if outcome != _KILLED:
-                self._say(f"{outcome}: {mutant}")
+                self._say(f"{outcome}{said}: {mutant}")
         self._say(f"{self._path}: {dict(counts)}, {time.monotonic() - started:.0f} s", "")
         return True
 
@@ -223,7 +224,7 @@ class Forks:
         """Of tests, the quickest that fit into a mutant's time; the quickest files first."""
         quickest = sorted(met, key=lambda number: tests[number].seconds)
         ends = accumulate(tests[number].seconds for number in quickest)
-        chosen = [number for number, end in zip(quickest, ends, strict=True) if end < _MUTANT_SECONDS]
+        chosen = [number for number, end in zip(quickest, ends, strict=True) if end < self._seconds]
         of_file = defaultdict[Any, float](float)
         for number in chosen:
             of_file[self._items[number].path] += tests[number].seconds
@@ -267,7 +268,7 @@ def _in_fork(work: Callable[[], str], seconds: float) -> str | None:
     return answer.decode().removesuffix(_END) if answer.endswith(_END.encode()) else None
 
 
-def _session(path: str, mutants: Sequence[Mutant], files: Sequence[str]) -> None:
+def _session(path: str, mutants: Sequence[Mutant], files: Sequence[str], seconds: float) -> None:
     """In a process of its own."""
     shown = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -276,7 +277,7 @@ def _session(path: str, mutants: Sequence[Mutant], files: Sequence[str]) -> None
     unshrunk = [Phase.explicit, Phase.generate]  # a failure is enough, its smallest example isn't asked for
     settings.register_profile("mutants", phases=unshrunk, database=None)
     settings.load_profile("mutants")
-    pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *files], plugins=[Forks(path, mutants, shown)])
+    pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *files], plugins=[Forks(path, mutants, seconds, shown)])
 
 
 def main() -> None:
@@ -284,6 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="of the source, relative to the repository")
     parser.add_argument("--operator", nargs="+", default=list(OPERATORS), choices=OPERATORS)
+    parser.add_argument("--seconds", type=float, default=10, help="of tests that a mutant meets, the quickest first")
     parser.add_argument("--area", action="store_true", help="the tests of their area, too")
     given = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -301,7 +303,8 @@ def main() -> None:
         if not files:
             print(f"{path}: no test file is of its name or imports it.")
             continue
-        process = processes.Process(target=_session, args=(path, sorted(mutants, key=lambda each: each.line), files))
+        mutants.sort(key=lambda each: each.line)
+        process = processes.Process(target=_session, args=(path, mutants, files, given.seconds))
         process.start()
         process.join()
 
