@@ -30,7 +30,7 @@ STUDENTS = {
         0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC, ("conala", "nfcorpus_filtered", MIXTURE)
     ),
     "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER, ("conala", MIXTURE)),
-    "MiniLM": Student(6, Limits(2_000, 2_500), 2, (3e-5, 1e-4, 3e-4), (REFERENCE, "in turns"), ("conala",)),
+    "MiniLM": Student(6, Limits(2_000, 2_500), 2, (3e-5, 1e-4, 3e-4), (REFERENCE, "in turns"), ("conala", MIXTURE)),
 }
 
 
