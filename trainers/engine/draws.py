@@ -84,7 +84,7 @@ def _drawn(keys: Tensor, sizes: NDArray[np.int64], count: int) -> NDArray[np.boo
 
 def _remapped(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The masks' indices after the draw, without hard negatives that were not drawn, and how many each row has."""
-    lengths = pc.list_value_length(masked).to_numpy().astype(np.int64)
+    lengths = pc.list_value_length(masked).to_numpy()
     row = np.repeat(np.arange(len(lengths)), lengths)
     columns = pc.list_flatten(masked).to_numpy().astype(np.int64)
     documents = len(lengths)
