@@ -132,7 +132,7 @@ def test_what_it_can_not_be_trained_with_is_refused(tiny_encoder: Path, tmp_path
     refuse("is radam with .*, but a static", training={"optimizer": {"kind": "radam"}})
     refuse(r"2 workers would wait .* \(resources.workers: 1\)", workers=2, training={"batches_per_step": 2})
     objective = objective_over(tiny_encoder)
-    with pytest.raises(UserError, match="with weight_decay 0.1, but a static"):
+    with pytest.raises(UserError, match=r"weight_decay 0\.1, but a static"):
         build_optimizer(objective, OptimizerSettings(weight_decay=0.1))
     objective.register_parameter("scale", torch.nn.Parameter(torch.ones(())))
     with pytest.raises(UserError, match=r"other weights to train: .*scale"):
