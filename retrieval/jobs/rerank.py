@@ -83,8 +83,8 @@ class Rerank(Stage[RerankConfig]):
             require_same_origin("collection", collection, asked)
             by_scorer = self.config.scoring is not None
             vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri, by_list_scorer=by_scorer)
-        if self._scoring:
-            _require_scorer_of(str(self.config.scoring), self._scoring, asked, vectors)
+        if self.config.scoring and self._scoring:
+            _require_scorer_of(self.config.scoring, self._scoring, asked, vectors)
         queries = len(given.ranking().rows)
         if not queries:
             raise UserError(f"{given.uri} answers no query, so there is nothing to rerank.")

@@ -10,7 +10,6 @@ Without a process group every function here is the identity of a single rank.
 """
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +71,7 @@ def exchange(numbers: Sequence[int], device: torch.device, group: dist.ProcessGr
     """Every rank's ``numbers``, as many on each, by rank; all ranks call it, and wait for what the device has to do."""
     if world_size(group) == 1 or not numbers:
         return [[*numbers]]
-    everyones: list[list[int]] = _all_gather(torch.tensor([numbers]).to(device), group).tolist()
+    everyones: list[list[int]] = _all_gather(torch.tensor([numbers], device=device), group).tolist()
     return everyones
 
 
@@ -171,7 +170,7 @@ class GradientSum:
     def _send(self) -> None:
         bucket = self._unsent.popleft()
         sizes = [parameter.numel() for parameter in bucket]
-        flat = bucket[0].new_empty(sum(sizes), dtype=self._dtype)
+        flat = torch.empty(sum(sizes), dtype=self._dtype or bucket[0].dtype, device=bucket[0].device)
         for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
             self._used.append(parameter.grad is not None)
             self._parts.append(part.zero_() if parameter.grad is None else part.copy_(parameter.grad.reshape(-1)))
@@ -185,7 +184,7 @@ class GradientSum:
             return
         while self._unsent:
             self._send()
-        used = self._parts[0].new_tensor(self._used, dtype=torch.int32)
+        used = torch.tensor(self._used, dtype=torch.int32, device=self._parameters[0].device)
         for work in self._under_way:
             if work:
                 work.wait()
@@ -197,10 +196,10 @@ class GradientSum:
 def _buckets(parameters: Sequence[nn.Parameter]) -> deque[list[nn.Parameter]]:
     """Consecutive ones of one type and of ``_BUCKET_BYTES`` together; a larger one is alone."""
     buckets = deque[list[nn.Parameter]]()
-    size = math.inf
+    size = 0
     for parameter in parameters:
         size += parameter.nbytes
-        if size > _BUCKET_BYTES or buckets[-1][0].dtype != parameter.dtype:
+        if not buckets or size > _BUCKET_BYTES or buckets[-1][0].dtype != parameter.dtype:
             buckets.append([])
             size = parameter.nbytes
         buckets[-1].append(parameter)
@@ -280,5 +279,5 @@ def failing_together(device: torch.device) -> Iterator[None]:
 def gather_lines(line: str, device: torch.device) -> list[str]:
     """Every rank's line of text, by rank; all ranks call it. As bytes: pickled objects are nothing to receive."""
     encoded = f"{line}\n".encode(errors="backslashreplace")
-    sent = torch.tensor(list(encoded), dtype=torch.uint8)
-    return bytes(gather(sent.to(device)).tolist()).decode().split("\n")[:-1]
+    sent = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
+    return bytes(gather(sent).tolist()).decode().split("\n")[:-1]
