@@ -146,7 +146,8 @@ class Forks:
         gc.freeze()
         traced = _in_fork(lambda: json.dumps([vars(each) for each in self._traced(module.file)]), 5 * _TRACED_SECONDS)
         tests = [Lines(**each) for each in json.loads(traced or "[]")]
-        self._say(f"{self._path}: {len(tests)} tests, {time.monotonic() - started:.0f} s without a mutant")
+        passing, seconds = sum(each.passed for each in tests), time.monotonic() - started
+        self._say(f"{self._path}: {passing} of {len(tests)} tests passed in {seconds:.0f} s without a mutant")
         failing = [self._items[number].nodeid for number, each in enumerate(tests) if each.failed]
         self._say(*(f"  fails without a mutant: {each}" for each in failing))
         meeting, counts = self._meeting(tests), Counter[str]()
@@ -216,8 +217,10 @@ class Forks:
         for number, each in enumerate(tests):
             for line in each.test:
                 by_line[line] |= {number} & passing
-            for line in each.fixtures:
-                by_line[line] |= {later for later in by_file[self._items[number].path] if later >= number} & passing
+            if each.fixtures:
+                later = {other for other in by_file[self._items[number].path] if other >= number} & passing
+                for line in each.fixtures:
+                    by_line[line] |= later
         return by_line
 
     def _chosen(self, met: Collection[int], tests: Sequence[Lines]) -> list[int]:
