@@ -1,6 +1,6 @@
 """Any bytes in any file of a source are read or refused by name: no reader fails otherwise, and none waits for ever.
 
-``RAYTRIEVER_FUZZ``: how many inputs each reader is given, 40 by default.
+``RAYTRIEVER_FUZZ``: how many inputs each reader is given, 20 by default.
 """
 
 import gzip
@@ -23,7 +23,8 @@ from tests.unit.pipelines.formats.files import encoded, lines
 from tests.unit.retrieval.collections.contents import contents
 from tests.unit.retrieval.collections.packed_files import write_files
 
-INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "40"))
+SOURCES = TypeAdapter[Any](AnySource)
+INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "20"))
 ROWS: list[dict[str, Any]] = [
     {"query": "what", "document": "a", "negative": ["b", "c"], "dataset": "msmarco"},
     {"query": "who", "document": "b", "negative": [], "dataset": "reddit"},
@@ -87,7 +88,7 @@ def test_the_source_can_be_read(tmp_path: Path, name: str) -> None:
 
 
 def opened(folder: Path, values: dict[str, Any], files: Mapping[str, str | bytes]) -> Any:
-    return TypeAdapter(AnySource).validate_python({**values, "path": write_files(str(folder), files)}).open()
+    return SOURCES.validate_python({**values, "path": write_files(str(folder), files)}).open()
 
 
 @settings(max_examples=INPUTS, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -226,7 +226,7 @@ identifiers = st.text(st.characters(exclude_categories=["Cs"], exclude_character
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     documents=st.dictionaries(identifiers, st.tuples(any_text, any_text, any_text), min_size=1, max_size=5),
     queries=st.dictionaries(identifiers, any_text, min_size=1, max_size=5),

@@ -70,7 +70,7 @@ in_qrels = any_id.filter(lambda id_: not set(id_) & set("\t\r\n") and not id_.st
 
 
 @pytest.mark.parametrize(("name", "ids", "texts"), [("beir", in_qrels, any_text), ("trec", word, line)])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_unicode_round_trips(tmp_path_factory, name, ids, texts, data) -> None:
     collection = data.draw(collections(ids, texts, bare=name == "trec"))
