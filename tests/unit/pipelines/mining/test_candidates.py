@@ -74,7 +74,7 @@ def lists_of(lengths: list[int], generator: np.random.Generator) -> mining.Candi
         generator.integers(DOCUMENTS, size=total),
         np.where(generator.random(total) < 0.3, np.nan, generator.random(total)).astype(np.float32),
         20_000 * generator.integers(4, size=total, dtype=np.int32),
-        generator.choice(np.array([UNJUDGED, -1, 0, 1, 40_000], np.int32), size=total),
+        generator.choice(np.array([UNJUDGED, -(2**15), 0, 1, 40_000], np.int32), size=total),
     )
 
 
@@ -125,7 +125,7 @@ def expected_lists(shards: list[mining.CandidateLists]) -> list[MinedList]:
             )
             found = [
                 [f"d{row}" for row in rows], rows, [None if np.isnan(score) else score for score in scores],
-                [rank or None for rank in ranks], [None if grade == UNJUDGED else grade for grade in grades],
+                [rank or None for rank in ranks], [None if grade == -(2**31) else grade for grade in grades],
             ]  # fmt: skip
             expected.append(MinedList(f"q{len(expected)}", len(expected) << 29, *found))
     return expected

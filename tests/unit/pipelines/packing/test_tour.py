@@ -71,6 +71,7 @@ def test_of_the_survivors_few_are_looked_at_in_float64_the_nearest_among_them(na
         unvisited[cluster] = False
         distances = np.where(unvisited, squared_distances(centroids, centroids[cluster]), np.inf)
         near = survivors.near(cluster, unvisited)
+        assert near.dtype == np.int32
         assert distances.argmin() in near
         assert len(near) < 100
 
@@ -99,6 +100,7 @@ def test_short_lists_change_nothing_and_the_length_is_that_of_the_tour(monkeypat
         assert greedy_tour(find_neighbours(centroids), 7).tolist() == expected
     square = np.array([[0, 0], [0, 3], [4, 3], [4, 0]], dtype=np.float32)
     assert tour_length(square, np.array([0, 1, 2, 3])) == 10
+    assert tour_length(2.0**80 * square, np.arange(4)) == 10 * 2.0**80
     assert tour_length(square, np.array([0, 2, 1, 3])) == 14
     assert tour_length(square[:1], np.array([0])) == 0
     line = np.arange(10_000, dtype=np.float32)[:, None]
