@@ -10,6 +10,8 @@ import pytest
 
 from pipelines.batch_description import describe_batch
 from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, Layout
+from pipelines.mining.candidates import SCHEMA as CANDIDATES
+from pipelines.pairs.pairs import SCHEMA as PAIRS
 from raytriever.artifacts.artifact import ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -79,6 +81,9 @@ def test_numbers_are_as_wide_as_large_batches_and_collections_ask_for() -> None:
         "candidate_scores": floats,
     }  # fmt: skip
     columns = {column.name: column.type for layout in LAYOUTS.values() for column in layout.columns}
+    columns |= {field.name: field.type for schema in (CANDIDATES, PAIRS) for field in schema}
+    expected |= {"query_row": pa.int64(), "document_row": pa.int64(), "document_rows": pa.list_(pa.int64())}
+    expected |= {"scores": floats, "ranks": integers, "relevance": integers}
     assert {
         name: kind for name, kind in columns.items() if kind not in (pa.string(), pa.list_(pa.string()))
     } == expected
@@ -102,6 +107,9 @@ def test_what_is_not_stored_is_named_and_only_whole_batches_of_the_layout_are_wr
     other = make_artifact(tmp_path / "p", "pairs", {}, {}, {"x": "1"}, 1)
     with pytest.raises(UserError, match="one of kind 'batches' is needed"):
         BatchReader(other)
+    for number in (-9, 8):
+        with pytest.raises(IndexError, match=f"batch {number} of 8"):
+            reader[number]
     shard = ShardWriter(Folder(str(tmp_path / "w")), "s", tmp_path / "scratch")
     with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, 0, ROWS) as file:
         with pytest.raises(ValueError, match="a batch of 2 rows among batches of 3"):

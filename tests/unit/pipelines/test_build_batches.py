@@ -67,7 +67,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def rows_of(batches: BatchReader) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = batches.to_dataset().to_list()
+    dataset = batches.to_dataset()
+    assert {dataset.features[name].dtype for name in ("epoch", "batch")} == {"int32"}
+    rows: list[dict[str, Any]] = dataset.to_list()
     return rows
 
 

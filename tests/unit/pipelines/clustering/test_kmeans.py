@@ -19,7 +19,7 @@ from pipelines.clustering.kmeans import Clustering, KMeansSettings, apportion, c
 from pipelines.clustering.lloyd import Solution, assign, lloyd, objective, refill_empty, seed_centroids
 from pipelines.clustering.nearest_centroids import nearest_centroids
 from pipelines.clustering.pair_vectors import ArrayPairs
-from pipelines.clustering.points import LocalParts, MidPoints, midpoints
+from pipelines.clustering.points import LocalParts, MidPoints, concatenated, midpoints
 from raytriever.errors import UserError
 
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -285,6 +285,8 @@ def test_zero_vectors_are_counted_and_vectors_may_have_any_length() -> None:
         found = clustered((queries, documents), 5, pairs=pairs)
         assert (found.zeros, len(found.assignments)) == (4, 50)
         assert np.isfinite(found.centroids).all()
+    shortest = np.full((1, 4), 1e-40, np.float32)
+    np.testing.assert_allclose(concatenated(shortest, shortest), np.sqrt(1 / 8), rtol=1e-4)
     queries, documents = topics(300, 6, 10)
     small, large = (clustered((f * queries, f * documents), 12) for f in (2.0**-20, 2.0**30))
     assert small.assignments.tobytes() == large.assignments.tobytes()
@@ -330,6 +332,13 @@ def test_two_levels_come_near_flat_clusters_and_with_all_cells_near_find_the_nea
     points = midpoints(queries=queries, documents=documents).astype(np.float64)
     nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
     assert np.mean(nearest == found.assignments) > 0.999  # but for what float32 makes of nearly equal distances
+
+
+def test_clusters_of_two_levels_may_be_many() -> None:
+    queries, documents = topics(60, 4, 3)
+    points = MidPoints(ArrayPairs(queries=queries, documents=documents))
+    found = two_levels.lloyd_in_two_levels(points, LocalParts, points, 9, KMeansSettings(), (0,))
+    assert [clusters.dtype for clusters in found.clusters] == [np.int32]
 
 
 @pytest.mark.parametrize("pairs", ["midpoint", "concat"])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.clustering import lloyd as refilling
 from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from pipelines.clustering.lloyd import PartTask, assign, assign_part, cluster_sums, lloyd
+from pipelines.clustering.lloyd import PartTask, assign, assign_part, cluster_sums, costliest_of_part, lloyd
 from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, cut, midpoints
 
@@ -52,8 +52,17 @@ def test_open_clusters_keep_their_numbers_however_many_there_are() -> None:
     points, near = framed(ConcatenatedPairs, 2), np.array([7, 90_000])
     centroids = np.zeros((90_001, 14), np.float32)
     centroids[near] = points.take(slice(None))
-    clusters, touched, _ = assign_part(points, centroids, PartTask(near))
-    assert clusters.tolist() == touched.tolist() == near.tolist()
+    for task in (PartTask(near), PartTask()):
+        clusters, touched, _ = assign_part(points, centroids, task)
+        assert clusters.tolist() == touched.tolist() == near.tolist()
+
+
+def test_the_costliest_points_come_first_by_costs_in_float64() -> None:
+    points, clusters = framed(ConcatenatedPairs, 40), np.zeros(40, np.int32)
+    centroids = points.take(slice(0, 1))
+    found = costliest_of_part(points, centroids, {0: 5}, clusters)
+    costs = points.costs(points.take(slice(None)), centroids[clusters])
+    assert [cost for _, cost, *_ in found] == sorted(costs.tolist(), reverse=True)[:5]
 
 
 @pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs])

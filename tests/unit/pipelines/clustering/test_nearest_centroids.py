@@ -65,6 +65,7 @@ def test_equal_to_the_literal_search(name: str) -> None:
     points, centroids = CASES[name]
     distances = np.square(points[:, None].astype(np.float64) - centroids[None]).sum(axis=2)
     assignments, costs = nearest_centroids(points, centroids)
+    assert assignments.dtype == np.int32
     np.testing.assert_array_equal(assignments, distances.argmin(axis=1))
     np.testing.assert_allclose(costs, distances.min(axis=1), rtol=1e-12)
     products = (points[:, None].astype(np.float64) * centroids[None]).sum(axis=2)
@@ -102,16 +103,33 @@ def test_independent_of_the_number_of_points_at_once(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("_coarse")
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-def test_a_search_serves_many_points_and_settles_close_calls(scale: float) -> None:
+@pytest.mark.parametrize(("scale", "device"), [(1e-8, "cpu"), (1.0, "cpu"), (1e8, "cpu"), (1e8, "cpu:0")])
+def test_a_search_serves_many_points_and_settles_close_calls(scale: float, device: str) -> None:
+    """Any device but 'cpu' is taken for a GPU."""
     centroids = normal(300, 24)
     halfway = (centroids[RANDOM.integers(0, 300, 2000)] + centroids[RANDOM.integers(0, 300, 2000)]) / 2
     points = np.float32(scale) * (halfway + 1e-6 * normal(2000, 24))
     centroids = np.float32(scale) * centroids
-    search = module.CentroidSearch(centroids, euclidean=True)
+    search = module.CentroidSearch(centroids, euclidean=True, device=device)
     distances = np.square(points[:, None].astype(np.float64) - centroids[None]).sum(axis=2)
     for part in (slice(0, 1), slice(1, 700), slice(700, 2000)):
         np.testing.assert_array_equal(search.assign(points[part]), distances[part].argmin(axis=1))
+
+
+def test_products_of_float64_rows_are_in_float64() -> None:
+    thirds = np.full((1, 1), 1 / 3)
+    assert module.inner_products(thirds, thirds) == thirds * thirds
+
+
+@pytest.mark.parametrize(
+    ("able", "dtype"),
+    [({"amx_bf16": True}, torch.bfloat16), ({"avx512_bf16": True}, torch.bfloat16), ({}, torch.float32)],
+)
+def test_products_are_in_bfloat16_where_the_processor_has_it(
+    able: dict[str, bool], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert module.product_dtype() == dtype
 
 
 @pytest.mark.gpu

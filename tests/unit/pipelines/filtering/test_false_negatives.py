@@ -133,19 +133,28 @@ def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
     inputs = {"queries": rows[:2], "documents": rows, "known_positives": np.zeros(0, dtype=np.int64)}
     texts = {"query_texts": rows[:2].astype(np.uint64), "document_texts": rows.astype(np.uint64)}
 
-    def masked(**changes: float) -> list[list[int]]:
+    def masked(**changes: Any) -> list[list[int]]:
         found = false_negatives(FalseNegativeSettings(**changes), vectors=(queries, documents), **inputs, **texts)
         return (found > 0).astype(int).tolist()
 
     assert masked() == [[0, 0, 1], [0, 0, 1]]
     assert masked(margin_per_hardness=0.2) == [[0, 0, 1], [1, 0, 1]]  # .6 >= .7 - .11
+    assert masked(margin=0.12) == [[0, 0, 1], [1, 0, 1]]
+    assert masked(margin=0.12, margin_kind="relative") == [[0, 0, 1], [0, 0, 1]]
+    assert masked(fixed_threshold=0.95) == [[0, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("dimension", [2, 33, 384])
-def test_equal_documents_tie_wherever_they_stand(dimension: int) -> None:
+@pytest.mark.parametrize(("longer", "first"), [(1, 1 + 2**-20), (1 + 2**-20, 1)])
+def test_scores_have_every_bit_of_float32(longer: float, first: float) -> None:
+    queries, documents = np.array([[longer, 1]], np.float32), np.array([[first, 0], [0, 1]], np.float32)
+    assert not score_mask(queries=queries, documents=documents, own=np.eye(1, 2, dtype=bool)).any()
+
+
+@pytest.mark.parametrize(("dimension", "scale"), [(2, 1000), (33, 1000), (384, 1000), (384, 1e-5)])
+def test_equal_documents_tie_wherever_they_stand(dimension: int, scale: float) -> None:
     random = np.random.default_rng(0)
-    queries = 1000 * random.standard_normal((70, dimension)).astype(np.float32)
-    documents = 1000 * np.repeat(random.standard_normal((1, dimension)), 143, axis=0).astype(np.float32)
+    queries = np.float32(scale) * random.standard_normal((70, dimension)).astype(np.float32)
+    documents = scale * np.repeat(random.standard_normal((1, dimension)), 143, axis=0).astype(np.float32)
     own = np.eye(70, 143, dtype=bool)
     assert score_mask(queries=queries, documents=documents, own=own).sum() == 70 * 142
 
@@ -224,6 +233,13 @@ def test_mean_of_what_is_not_masked(size: int, dimension: int, masked: bool, see
     ]
     found = batch_hardness(queries=queries, documents=documents, mask=mask if masked else None)
     assert found == pytest.approx(np.mean(cells) if cells else 0, abs=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, np.zeros((3, 3), dtype=bool)])
+def test_the_mean_is_summed_in_float64(mask: NDArray[np.bool_] | None) -> None:
+    large, ones = np.array([[2.0**24], [1], [1]], dtype=np.float32), np.ones((3, 1), dtype=np.float32)
+    for sides in ((large, ones), (ones, large)):
+        assert batch_hardness(queries=sides[0], documents=sides[1], mask=mask) == (2**24 + 2) / 3
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 999))

@@ -1,11 +1,13 @@
 """Hard negatives: over epochs each of a pair's once before one comes again; drawn by balanced margins."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from pipelines.filtering.false_negatives import pair_keys
+from pipelines.filtering.false_negatives import FalseNegativeSettings, pair_keys
 from pipelines.filtering.hard_negatives import (
     BalancedMarginSettings,
     NegativeDraw,
@@ -15,6 +17,8 @@ from pipelines.filtering.hard_negatives import (
     fill_at_random,
     margin_bins,
 )
+from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
+from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from raytriever.errors import UserError
 
 NONE = np.zeros(0, dtype=np.int64)
@@ -28,9 +32,10 @@ def draw():
     scored = [(0, 0), *((0, document) for document in range(10, 17)), (1, 0), (1, 20), (1, 21), (2, 0)]
     query_rows, document_rows = np.array(scored).T
     keys = pair_keys(query_rows=query_rows, document_rows=document_rows)
-    scores = TeacherScores(keys, np.linspace(1, 0, len(keys), dtype=np.float32))
+    given = np.linspace(1, 0, len(keys), dtype=np.float32) ** 4
 
-    def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2), choose="sample", too_few="repeat"):
+    def drawn(epoch, number=1, seed=0, pairs=(0, 1, 2), choose="sample", too_few="repeat", lead=0.0):
+        scores = TeacherScores(keys, given + np.float32(lead) * (document_rows == 0))
         how = NegativeDraw(opened, 100, number, choose, too_few, seed, scores, BalancedMarginSettings())
         queries = np.array([0, 0, 1, 2])[list(pairs)]
         rows = {"query_rows": queries, "document_rows": np.zeros(len(pairs), dtype=np.int64)}
@@ -74,6 +79,24 @@ def test_what_is_missing_is_repeated_or_random_and_counted(draw) -> None:
     assert draw(5, number=2, choose="first")[0] == [10, 11]
     unknown = TeacherScores(NONE, np.zeros(0, np.float32)).of(query_rows=np.arange(2), document_rows=np.arange(2))
     assert (unknown.dtype, np.isnan(unknown).tolist()) == (np.float32, [True, True])
+
+
+def test_how_far_all_are_behind_the_document_changes_no_draw(draw) -> None:
+    ahead = {"lead": 2.0**27, "number": 3, "choose": "balanced_margins"}
+    for epoch in range(9):
+        assert draw(epoch, **ahead) == draw(epoch, **ahead | {"lead": 0.0})
+
+
+def test_batches_may_have_columns_beyond_16_bits(tmp_path: Path) -> None:
+    texts = pa.table({"id": ["0", "1"], "text": ["zero", "one"], "key": [0, 1]}, TEXT_ROWS)
+    write_mapped_rows(tmp_path / "rows", TEXT_ROWS, [texts])
+    rows, own = MappedRows([tmp_path / "rows"]), np.arange(2)
+    draw = NegativeDraw(NegativeLists(own[::-1], np.arange(3)), 2, 20_000, "sample", "repeat", 0)
+    batches = PairBatches(rows, rows, NONE, FalseNegativeSettings(surrogate_score=False), negatives=draw)
+    packed = pa.table({"pair": own, "cluster": own, "domain": ["", ""]})
+    ((batch, _),) = batches.make(packed, (own, own), 0, 0, 2, Counter())
+    assert batch["masked"].to_pylist() == [[*range(20_002, 40_002)], [*range(2, 20_002)]]
+    assert batch["hard_negatives"].to_pylist() == [["one"] * 20_000, ["zero"] * 20_000]
 
 
 def test_random_negatives_need_documents_enough() -> None:

@@ -71,6 +71,7 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     assert made.manifest["dropped"] == {"documents without a text": 1}
     counts = made.manifest["counts"]
     assert (counts["source_documents"], counts["words"]) == (3, 28)
+    assert counts["chunks_shorter_than_min_words"] == 0
     assert [counts[f"sources_cut_as_{kind}"] for kind in ("markdown", "code", "sentences")] == [1, 1, 1]
     assert made.manifest["inputs"] == {"collection": source.fingerprint}
 

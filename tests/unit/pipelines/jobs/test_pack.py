@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipelines.clustering.kmeans import CLUSTERS, read_domain
+from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, Part, parts_of
@@ -49,7 +49,7 @@ def packed(folder: Path, **settings: Any) -> Artifact:
 
 def epoch_of(artifact: Artifact, epoch: int) -> pa.Table:
     table = pa.concat_tables(pq.read_table(artifact.path(file.name)) for file in artifact.shards[epoch].files)
-    assert table.schema.equals(module.SCHEMA)
+    assert table.schema.equals(pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())]))
     return table
 
 
@@ -98,6 +98,16 @@ def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path
         assert 0 < tour["length"] < tour["random_length"]
         assert polish["hardness_after"] > polish["hardness_before"]
         assert len(polish["swaps"]) <= 2
+
+
+def test_a_domain_may_have_many_clusters(run: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = packed(tmp_path / "few", clusters=run["pairs_clusters"])
+    further = lambda domain: replace(domain, clusters=domain.clusters + 40_000)  # noqa: E731
+    monkeypatch.setattr(module, "read_domain", lambda *given: further(read_domain(*given)))
+    centroids = lambda *given: np.pad(read_centroids(*given), ((40_000, 0), (0, 0)))  # noqa: E731
+    monkeypatch.setattr(module, "read_centroids", centroids)
+    many = epoch_of(packed(tmp_path / "many", clusters=run["pairs_clusters"]), 0)
+    assert many["cluster"].to_pylist() == [cluster + 40_000 for cluster in epoch_of(few, 0)["cluster"].to_pylist()]
 
 
 def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
     scores = (1.0 / (1 + np.broadcast_to(np.arange(k), rows.shape))).astype(np.float32)
     found = mining.negative_lists(chosen, rows, scores, relevance)
     assert entries(found) == negatives
+    assert found.ranks.dtype == np.int32
     np.testing.assert_array_equal(found.scores, (1 / found.ranks).astype(np.float32))
 
     flat = [(query, *entry) for query, of_query in enumerate(positives) for entry in of_query]
@@ -72,13 +73,13 @@ def lists_of(lengths: list[int], generator: np.random.Generator) -> mining.Candi
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         generator.integers(DOCUMENTS, size=total),
         np.where(generator.random(total) < 0.3, np.nan, generator.random(total)).astype(np.float32),
-        generator.integers(4, size=total).astype(np.int32),
-        generator.choice(np.array([UNJUDGED, -1, 0, 1, 2], np.int32), size=total),
+        20_000 * generator.integers(4, size=total, dtype=np.int32),
+        generator.choice(np.array([UNJUDGED, -(2**15), 0, 1, 40_000], np.int32), size=total),
     )
 
 
 def write(folder: Path, shards: list[mining.CandidateLists]) -> mining.StoredCandidates:
-    """An artifact of these lists; query number n has id qn and row 10 n, document number n id dn."""
+    """An artifact of these lists; query number n has id qn and row 2²⁹ n, document number n id dn."""
     ids = pa.table({"id": [f"d{number}" for number in range(DOCUMENTS)]})
     source = make_artifact(folder / "documents", "made up", {}, {}, {"all.parquet": ids}, DOCUMENTS)
     documents = ParquetRows(Artifact(source), ["all.parquet"])
@@ -92,7 +93,7 @@ def write(folder: Path, shards: list[mining.CandidateLists]) -> mining.StoredCan
         with writer.folder.scratch() as scratch:
             shard = ShardWriter(writer.folder, f"{number:05d}", scratch)
             name = f"candidates/{number:05d}.parquet"
-            mining.write_lists(shard.path(name), [f"q{query}" for query in queries], queries * 10, lists, documents)
+            mining.write_lists(shard.path(name), [f"q{query}" for query in queries], queries << 29, lists, documents)
             shard.add(name)
             records.append(shard.commit(len(queries)))
     return mining.StoredCandidates(writer.finish(records, {}, {}).uri)
@@ -124,9 +125,9 @@ def expected_lists(shards: list[mining.CandidateLists]) -> list[MinedList]:
             )
             found = [
                 [f"d{row}" for row in rows], rows, [None if np.isnan(score) else score for score in scores],
-                [rank or None for rank in ranks], [None if grade == UNJUDGED else grade for grade in grades],
+                [rank or None for rank in ranks], [None if grade == -(2**31) else grade for grade in grades],
             ]  # fmt: skip
-            expected.append(MinedList(f"q{len(expected)}", len(expected) * 10, *found))
+            expected.append(MinedList(f"q{len(expected)}", len(expected) << 29, *found))
     return expected
 
 
@@ -138,6 +139,8 @@ def test_what_is_written_is_read_and_equal_lists_are_equal_bytes(stored, shards,
         assert len(table["document_ids"].combine_chunks().flatten()) <= 8
     one, two = (write(tmp_path / name, shards) for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint
+    longer = [lists_of([40_000], np.random.default_rng(1))]
+    assert list(mined_lists(write(tmp_path / "longer", longer))) == expected_lists(longer)
     stored_file = pq.ParquetFile(f"{one.uri}/{one.names('candidates/')[0]}")
     assert stored_file.metadata.row_group(0).column(0).compression == "ZSTD"
     other = make_artifact(tmp_path / "run", "run", {}, {}, {"run.trec": ""}, 0)

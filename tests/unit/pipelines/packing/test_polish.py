@@ -167,6 +167,8 @@ def test_affinities_do_not_depend_on_the_order_of_addition() -> None:
     np.testing.assert_allclose(found * unit, expected + expected.T, atol=2e-2)
     np.testing.assert_array_equal(found, np.rint(found))
     assert np.abs(found).max() <= 2**24
+    huge, _ = affinities(queries=queries * 2.0**80, documents=documents * 2.0**80)
+    np.testing.assert_array_equal(huge, found)
     for size in range(1, 200):  # there is room for components that are all rounded up
         even = affinities(queries=np.ones((2, size)), documents=np.ones((2, size)))[0]
         assert 0.99 * 2**24 < even.max() <= 2**24

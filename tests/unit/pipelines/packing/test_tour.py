@@ -45,6 +45,9 @@ CASES = {
     "one dense spot": (RANDOM.standard_normal((900, 12)) * np.logspace(-4, 1, 900)[:, None]).astype(np.float32),
     "tiny": (1e-12 * RANDOM.standard_normal((300, 5))).astype(np.float32),
     "half precision": RANDOM.standard_normal((300, 5)).astype(np.float16),
+    "near one another beside outliers": np.concatenate(
+        (RANDOM.standard_normal((300, 5)), [[3e3] * 5, [-3e3] * 5])
+    ).astype(np.float32),
     "one": np.ones((1, 3), np.float32),
 }
 
@@ -68,6 +71,7 @@ def test_of_the_survivors_few_are_looked_at_in_float64_the_nearest_among_them(na
         unvisited[cluster] = False
         distances = np.where(unvisited, squared_distances(centroids, centroids[cluster]), np.inf)
         near = survivors.near(cluster, unvisited)
+        assert near.dtype == np.int32
         assert distances.argmin() in near
         assert len(near) < 100
 
@@ -96,6 +100,7 @@ def test_short_lists_change_nothing_and_the_length_is_that_of_the_tour(monkeypat
         assert greedy_tour(find_neighbours(centroids), 7).tolist() == expected
     square = np.array([[0, 0], [0, 3], [4, 3], [4, 0]], dtype=np.float32)
     assert tour_length(square, np.array([0, 1, 2, 3])) == 10
+    assert tour_length(2.0**80 * square, np.arange(4)) == 10 * 2.0**80
     assert tour_length(square, np.array([0, 2, 1, 3])) == 14
     assert tour_length(square[:1], np.array([0])) == 0
     line = np.arange(10_000, dtype=np.float32)[:, None]
@@ -113,6 +118,7 @@ def true_nearness(centroids: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def check(neighbours: Neighbours) -> None:
+    assert neighbours.clusters.dtype == np.int32
     true = true_nearness(neighbours.centroids)
     size = len(true)
     listed = np.zeros((size, size), dtype=bool)
@@ -156,6 +162,12 @@ def test_bounds_hold(dtype, size, dimension, length, spread, top, shift, seed) -
         check(find_neighbours(centroids))
 
 
+@pytest.mark.parametrize("name", ["enormous", "near one another beside outliers"])
+def test_bounds_hold_at_any_scale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "product_dtype", lambda: torch.float32)
+    check(find_neighbours(CASES[name]))
+
+
 def test_what_is_near_is_listed_and_flags_have_places() -> None:
     centroids = np.random.default_rng(0).standard_normal((1200, 20)).astype(np.float32)
     neighbours = find_neighbours(centroids)
@@ -164,7 +176,9 @@ def test_what_is_near_is_listed_and_flags_have_places() -> None:
     for slack in (neighbours.errors, neighbours.thresholds - neighbours.nearness[:, -1]):
         assert np.median(slack) < 0.05 * np.median(-true_nearness(centroids))
     for size, stride, rank in ((1200, 1, 129), (2048, 2, 65)):
-        rows = module._round(np.random.default_rng(1).standard_normal((size, 3))).rows
+        points = np.random.default_rng(1).standard_normal((size, 3))
+        points[:2] = [[1e5], [-1e5]]
+        rows = module._round(points).rows
         nearness = (module._left_side(rows, 0) @ rows[::stride].T).to(module.STORED).float().numpy()
         thresholds = module._sampled_thresholds(rows)[:, None]
         assert ((nearness >= thresholds).sum(axis=1) >= rank).all()
