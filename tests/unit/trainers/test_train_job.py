@@ -105,7 +105,7 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
     [
         ({}, {}, "alone", False),
         ({"workers": 1, "gpus_per_worker": 1}, {}, "alone", True),
-        ({"workers": 2}, {"training": {"bf16": False, "batches_per_step": 2}}, "on workers", False),
+        ({"workers": 2}, {"fewest_workers": 2}, "on workers", False),
         ({}, {"sharding": "zero2"}, "on workers", False),  # which a process group shares out
     ],
 )
@@ -131,7 +131,7 @@ def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: s
     sent = made.for_workers()
     assert shown == ("board", "progress")
     assert arguments == {"settings": sent.config, "derivation": "derived", "board": "board"}
-    assert spread == (sent.config.resources, sent.config.fewest_workers, 5)
+    assert spread == (sent.config.resources, changes.get("fewest_workers"), 5)
     decided, started, *estimate, fitted = happened
     assert decided == (7.0, bool(resources))
     assert (started, fitted) == ("start", fit)

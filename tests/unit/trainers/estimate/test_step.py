@@ -12,13 +12,14 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from pipelines.formats.sources import AnySource
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.object_store import HUB_MIRROR
-from raytriever.settings.configuration import validate
+from raytriever.settings.configuration import apply_values, validate
 from raytriever.stages.cost import Size
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
@@ -27,14 +28,16 @@ from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_artifact, make_collection
 from tests.unit.trainers.chunk_batches import store_chunk_batches
 from tests.unit.trainers.pair_batches import pair, store_pairs
-from trainers.estimate import recipe
-from trainers.estimate.counting import Counting
+from trainers.engine.settings import OptimizerSettings
+from trainers.estimate import recipe, step
+from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import find_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective, token_counts
 from trainers.estimate.outlines import outline
 from trainers.estimate.recipe import (
     EncoderCost,
     Estimating,
+    count_forward,
     embedding_causes,
     estimate_of_run,
     joined,
@@ -148,6 +151,49 @@ def test_sharing_out_divides_what_stands(models: Path) -> None:
     assert found.weights < whole.weights / 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "batches", "sharding", "workers", "counted", "pieces"),
+    [
+        ("contrastive", 2, "replicated", 8, [32, 64], 1),  # a fourth of the rows on a rank
+        ("contrastive", 6, "replicated", 2, [8, 16], 3),
+        ("contrastive", 6, "sharded", 2, [8, 16], 3),
+        ("contextual", 1, "replicated", 1, [1000], 1),
+    ],
+)
+def test_what_is_linear_is_counted_at_smaller_sizes(
+    models: Path, monkeypatch, kind: str, batches: int, sharding: str, workers: int, counted: list[int], pieces: int
+) -> None:
+    sizes, settings = list[int](), run_settings("contrastive", models).model_dump()
+    settings |= {"objective": {"kind": kind, "chunk_size": 4}, "sharding": sharding}
+    settings["training"]["batches_per_step"] = batches
+
+    def count(_: Any, of: RunSettings, shape: Shape, __: Any) -> StepCost:
+        sizes.append(shape.rows)
+        assert of.training.batches_per_step == min(batches, workers)
+        return StepCost(*[10 + shape.rows] * 10)
+
+    monkeypatch.setattr(step, "fake_objective", lambda *_: SimpleNamespace(joins_step=False))
+    monkeypatch.setattr(step, "count_step", count)
+    found = step_cost(RunSettings.model_validate(settings), Shape(1000), workers)
+    assert sizes == counted
+    assert (found.peak, found.flops, found.launches, found.tokens) == (1010, *[1010 * pieces] * 3)
+    assert found.sent == 1010 * (pieces if sharding == "sharded" else 1)
+
+
+def test_a_step_is_counted_as_it_is_trained(models: Path) -> None:
+    settings, kinds = run_settings("contrastive", models), ("adamw", "adamw_8bit", "radam")
+    changes: list[Any] = [*({"optimizer": OptimizerSettings(kind=kind)} for kind in kinds), {"hard_negatives": 1}]
+    plain, in_8_bits, radam, fewer = (
+        step_cost(
+            settings.model_copy(update={"training": settings.training.model_copy(update=each)}), Shape(2, 3, 5, 2)
+        )
+        for each in changes
+    )
+    assert in_8_bits.optimizer == pytest.approx(plain.optimizer / 4, rel=0.01)
+    assert radam.launches > plain.launches
+    assert fewer.tokens < plain.tokens
+
+
 def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
     settings = run_settings("contextual", models)
     alone, one_of_two, one_of_eight = (step_cost(settings, PAIRS, workers) for workers in (1, 2, 8))
@@ -161,10 +207,10 @@ def test_texts_that_nobody_has_measured_have_an_assumed_length(tmp_path: Path) -
     known = shape_of(Size(rows=8, query_bytes=46, document_bytes=460, negatives=3), config)
     assert astuple(known) == pytest.approx((8, 10, 100, 3, 0))
     unknown = shape_of(Size(rows=8), config)
-    assert (unknown.query_tokens, unknown.document_tokens) == pytest.approx((100 / 4.6, 600 / 4.6))
+    assert astuple(unknown) == pytest.approx((8, 100 / 4.6, 600 / 4.6, 0, 0))
 
 
-def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path) -> None:
+def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path, monkeypatch) -> None:
     batches = store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(3)])
     values = {
         "batches": batches,
@@ -189,15 +235,14 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     assert records[0].getMessage() == f"  {said}"
     assert "can't be estimated: UserError: train: The sizes of the model 'org/unknown'" in records[1].getMessage()
     found = []
-    for count in (2, 5):
-        estimating = Estimating(
-            {"train": Train(stage.config.model_copy(update={"checkpoints_kept": count}))}, find_gpus("h100", 1)
-        )
+    monkeypatch.setattr(recipe, "step_cost", lambda *_: StepCost(*[7] * 10))
+    for changes in ({}, {"checkpoints_kept": 5}, {"training.max_steps": 2}, {"training.batches_per_step": 2}):
+        config = validate(TrainConfig, apply_values(values, {"checkpoints_kept": 2} | changes, "train"), "train")
+        estimating = Estimating({"train": Train(config)}, find_gpus("h100", 1))
         estimating.add("train")
         found.append(estimating.found["train"])
-    assert [each.steps for each in found] == [3, 3]
-    assert found[0].step is not None
-    assert found[1].made.disk - found[0].made.disk == 3 * 3 * 4 * found[0].step.trained  # weights and two moments
+    assert [each.steps for each in found] == [3, 3, 2, 1]
+    assert found[1].made.disk - found[0].made.disk == 3 * 3 * 4 * 7  # weights and two moments
     batch = stored_size(batches, Size())
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
@@ -214,6 +259,11 @@ def test_what_is_counted_of_a_computation() -> None:
     del product
     assert counting.alive == left.nbytes + room.nbytes
     assert (counting.mark(), counting.mark()) == (256, 192)
+    _, peak = count_forward(torch.nn.Linear(8, 4, bias=False), torch.ones(16, 8))
+    assert peak == 2 * (8 * 4 + 16 * 8 + 8 * 4 + 16 * 4)  # bfloat16: weights, copies of texts and weights, vectors
+    query = FakeTensorMode().from_tensor(torch.ones(1, 2, 8, 4))
+    with attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
+        assert functional.scaled_dot_product_attention(query, query, query).dtype == torch.bfloat16
 
 
 def test_made_up_texts_are_of_the_shape_and_all_different() -> None:
@@ -235,9 +285,11 @@ def test_made_up_texts_are_of_the_shape_and_all_different() -> None:
     assert len({tuple(row["candidate_rows"]) for row in rows}) == 12
 
 
-def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path, tmp_path: Path) -> None:
+def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path, tmp_path: Path, monkeypatch) -> None:
     batches = store_chunk_batches(tmp_path / "chunks", epochs=2)  # of 3 batches of 4
-    values = {"batches": batches, "language_model": {"model": str(models / "lm")}, "output": str(tmp_path / "made")}
+    model, asked = {"model": str(models / "lm"), "revision": "0" * 40}, set[Any]()
+    monkeypatch.setattr(recipe, "outline", lambda *of: asked.add(of) or outline(*of))
+    values = {"batches": batches, "language_model": model, "output": str(tmp_path / "made")}
     stage, h100 = Score(validate(ScoreConfig, values, "score")), find_gpus("h100", 1)
     found = []
     for machines in (h100, find_gpus("h100", 2), replace(h100, peak=1e-9), replace(h100, peak=2e-9)):
@@ -251,6 +303,7 @@ def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path
     assert launches == pytest.approx(round(launches), abs=1e-6)
     assert {each.made.disk for each in found} == {4 * 2 * 3 * 4 * 4}
     assert found[0].peak > 0
+    assert asked == {tuple(model.values())}
 
 
 def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def tiny_objective(**settings) -> MarginMse:
 def test_a_stored_batch_means_what_its_columns_say(similarity, cut):
     objective, rows = tiny_objective(similarity=similarity, teacher_scale=0.1, **cut), triplet_batch(5)
     outcome = objective(objective.collate(rows.select(list(objective.columns))))
+    assert objective.similarity == similarity
     encoder, errors = objective.encoder("document"), []
     for row in rows.to_pylist():
         q, p, n = (

@@ -36,6 +36,7 @@ def test_masks_over_several_batches_against_brute_force(count):
     objective = tiny_objective(share_negatives="step")
     assert objective.joins_step
     batch = objective.collate(rows)
+    assert {each.dtype for each in vars(batch).values() if isinstance(each, torch.Tensor)} == {torch.int64}
     candidates = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)])
     expected = as_one_batch(rows)["masked"].to_pylist()
     assert [row.nonzero()[:, 0].tolist() for row in candidates.mask] == expected

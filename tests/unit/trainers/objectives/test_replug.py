@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +17,9 @@ BATCH = 1
 
 def test_scores_are_stored_with_the_tokens_of_long_chunks() -> None:
     reader = ScoreReader(settings_of("replug").scores)
-    tokens = reader.read(0, BATCH, mean=False) / reader.read(0, BATCH, mean=True)
+    sums, means = (reader.read(0, BATCH, mean=mean) for mean in (False, True))
+    assert (sums.dtype, means.dtype) == (np.float32, np.float32)
+    tokens = sums / means
     assert tokens.min() > 0.99
     assert tokens.max() > 1.99
     stored = reader.artifact

@@ -154,7 +154,8 @@ def test_weights_and_biases_by_a_stub(
     monkeypatch.setenv("SOME_TOKEN", "not-to-be-told")
     track("wandb", tmp_path, project="retrieval", run_name="a", every=4)
     (_, given), *_ = stub.named("init")
-    assert (given["project"], given["name"], given["config"]) == ("retrieval", "a", CONFIG)
+    named = {"project": "retrieval", "name": "a", "config": CONFIG, "dir": str(tmp_path)}
+    assert given.items() >= named.items()
     assert given["save_code"] is False
     assert given["settings"]["disable_git"]
     assert given["settings"]["x_disable_meta"]
