@@ -347,6 +347,9 @@ def test_settings_are_frozen_and_refuse_unknown_keys():
         TrainingSettings().seed = 3
 
 
-def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(UserError, match="warmup_steps is 100"):
-        run(tiny_settings(schedule=ScheduleSettings(warmup_steps=100)))
+@pytest.mark.parametrize(("schedule", "said"), [
+    ({"warmup_steps": 100}, "warmup_steps is 100"), ({"kind": "plateau"}, "depends on evaluations"),
+])  # fmt: skip
+def test_a_schedule_that_does_not_fit_the_run_is_refused(schedule, said):
+    with pytest.raises(UserError, match=said):
+        run(tiny_settings(schedule=ScheduleSettings(**schedule)))
