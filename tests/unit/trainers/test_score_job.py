@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -74,6 +75,8 @@ def test_every_epoch_and_so_many_tokens_and_no_other_batches(llama: Path, batche
     np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
     assert (reader.read(1, 0, mean=False) != sums).any()
     assert [shard.rows for shard in reader.artifact.shards] == [2 * 4, 4] * 2  # two batches a task
+    stored = pq.ParquetFile(reader.artifact.path(reader.artifact.names("epoch=")[0])).metadata.row_group(0)
+    assert stored.column(0).compression == "ZSTD"
     for name, separator in (("nothing", ""), ("another", " and ")):
         uri = score(tmp_path / name, batches, llama, language_model=settings, separator=separator)
         assert (ScoreReader(uri).read(0, 0, mean=False) != sums).any()

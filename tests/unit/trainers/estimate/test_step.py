@@ -23,7 +23,9 @@ from raytriever.settings.configuration import apply_values, validate
 from raytriever.stages.cost import Size
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
+from retrieval.encoders.specification import EncoderSettings
 from retrieval.jobs.embed import Embed, EmbedConfig
+from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_artifact, make_collection
 from tests.unit.trainers.chunk_batches import store_chunk_batches
@@ -39,6 +41,7 @@ from trainers.estimate.recipe import (
     Estimating,
     count_forward,
     embedding_causes,
+    encoder_cost,
     estimate_of_run,
     joined,
     published_size,
@@ -83,7 +86,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, A
     ),
     "replug": ({"kind": "replug", "scores": "none"}, None, CHUNKS, {}),
     "contextual": ({"kind": "contextual", "context_documents": 6}, None, PAIRS, {}),
-    "coder": ({"kind": "coder", "documents": "none"}, None, LISTS, {}),
+    "coder": ({"kind": "coder", "documents": "none", "smoothing": {}}, None, LISTS, {}),
 }  # fmt: skip
 
 LIKE_OTHERS = {
@@ -223,7 +226,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path,
     said = estimate_of_run(stage, "H100")
     assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, act")
     assert "; on H100s " in said
-    assert " s a step, bound by " in said
+    assert " s a step, bound by launches; counted" in said
     assert "; on " not in estimate_of_run(stage, "Gaudi")
     records: list[Any] = []
     board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=records.append)))
@@ -372,7 +375,8 @@ def test_an_encoder_is_counted_once_with_texts_of_about_the_length(
     assert found.causes[cause] == pytest.approx(seconds)
 
 
-def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path) -> None:
+def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "stored_size", lambda *_: Size(disk=9))
     config = validate(
         EmbedConfig, {"collection": "c", "encoder": {"model": "m", "static": True}, "output": "o"}, "embed"
     )
@@ -382,6 +386,12 @@ def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path) -> None:
     for name in stages:
         estimating.add(name)
         assert (estimating.found[name].made.disk, estimating.found[name].causes) == (0, {})
+
+
+def test_a_contextual_encoder_is_counted_behind_a_context(tmp_path: Path) -> None:
+    contextual().save(tmp_path)
+    found = encoder_cost(EncoderSettings(model=str(tmp_path)), None, find_gpus("h100", 1), 32)
+    assert (found.dimension, found.of_token > 0) == (32, True)
 
 
 def test_a_peak_is_weights_gradients_states_and_what_is_left() -> None:
@@ -396,7 +406,8 @@ def test_a_models_configuration_is_that_of_the_mirror_or_else_of_the_hubs_cache(
 ) -> None:
     name = f"own/{tmp_path.name}"  # outlines are made once a process
     cached = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
-    for folder, layers in ((tmp_path / "mirror" / "models" / name, 1), (cached / "snapshots" / "abc", 2)):
+    folders = (tmp_path / "mirror" / "models" / name, cached / "snapshots" / "abc", cached / "snapshots" / "def")
+    for layers, folder in enumerate(folders, start=1):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"model_type": "bert", "num_hidden_layers": layers}))
     (cached / "refs").mkdir()
@@ -404,5 +415,5 @@ def test_a_models_configuration_is_that_of_the_mirror_or_else_of_the_hubs_cache(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     if found_in == "mirror":
         monkeypatch.setenv(HUB_MIRROR, str(tmp_path / "mirror"))
-    found = json.loads((outline(name).path / "config.json").read_text())
-    assert found["num_hidden_layers"] == {"mirror": 1, "cache": 2}[found_in]
+    found = [json.loads((outline(name, revision).path / "config.json").read_text()) for revision in (None, "def")]
+    assert [each["num_hidden_layers"] for each in found] == {"mirror": [1, 1], "cache": [2, 3]}[found_in]

@@ -140,8 +140,9 @@ def test_how_the_best_were_clustered_is_recommended_too(
     packed = small_run.make(Pack(PackConfig(clusters=clusters, packing=packing, output=str(tmp_path / "packing"))))
     filtered = inputs | {"collection": run["collection"], "packing": packed, "output": str(tmp_path / "batches")}
     batches = small_run.make(Filter(FilterConfig.model_validate(filtered)))
-    compared = {"batches": {"tour": run["batches"], "topics": batches}, "packings": {"topics": packed}}
+    compared = {"batches": {"tour": run["batches"], "thèmes": batches}, "packings": {"thèmes": packed}}
     probe = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "probe", **compared)))
+    assert Path(probe, "recommended.yaml").read_text().startswith("description: Batches 'thèmes', the best of 2 ways")
     recipe = load_recipe(f"{probe}/recommended.yaml", [])
     assert recipe.stages["packing"]["packing"]["order"] == "topics"
     assert recipe.stages["clusters"]["cluster_size"] == 6
@@ -172,6 +173,8 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
         make()
     with pytest.raises(UserError, match="encoders of 'tour' agree to the last digit over all seeds"):
         summary_of("tour", [{"mean": mean, "pairs": 4, "loss": 1.5} for mean in (0.5, 0.75)])
+    trials = [{"mean": mean, "pairs": 4, "masked": 0, "loss": mean, "seconds": 1} for mean in (1, 3)]
+    assert summary_of("tour", trials)["deviation"] == pytest.approx(2**0.5)
 
 
 def test_the_best_is_recommended_and_what_is_level_with_it_named() -> None:
