@@ -171,28 +171,18 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
 SLICED = ("training.batches_per_step=4", "fewest_workers=1", "resources.workers=2")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
-        (["--gpu", "mine"], "--gpu mine: no such GPU is known. Allowed: h100, h200, b200, a100, a100-40gb, l40s, l4,"),
-        (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
-        (
-            ["--gpus", "3", "--set", "model.training.batches_per_step=2"],
-            "batches_per_step 2 and 3 ranks don't divide",
-        ),
-        (
-            ["--gpus", "128", *(f"--set=model.{each}" for each in SLICED)],
-            "model: Batches of 64 rows (runs/recipe/batches) can't be cut into 3 equal slices, as 12",
-        ),
-        (
-            ["--gpus=16", "--set=packing.packing.batch_size=51200", "--set=model.training.batches_per_step=16"],
-            "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step).",
-        ),
-        (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
-        (["--set", "model.batches=runs/none"], "model: The size of the batches in runs/none is unknown"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "problem"), [
+    (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
+    (["--gpu", "mine"], "--gpu mine: no such GPU is known. Allowed: h100, h200, b200, a100, a100-40gb, l40s, l4,"),
+    (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
+    (["--gpus=3", "--set=model.training.batches_per_step=2"], "batches_per_step 2 and 3 ranks don't divide"),
+    (["--gpus=128", *(f"--set=model.{each}" for each in SLICED)],
+     "model: Batches of 64 rows (runs/recipe/batches) can't be cut into 3 equal slices, as 12"),
+    (["--gpus=16", "--set=packing.packing.batch_size=51200", "--set=model.training.batches_per_step=16"],
+     "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step)."),
+    (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
+    (["--set", "model.batches=runs/none"], "model: The size of the batches in runs/none is unknown"),
+])  # fmt: skip
 def test_what_it_cannot_say(recipe: str, arguments: list[str], problem: str) -> None:
     code, found = said(recipe, *arguments)
     assert code == 2
@@ -210,36 +200,27 @@ def test_what_gpus_hold_compute_and_send() -> None:
     assert [each.exchange(32e9) for each in (few, many)] == pytest.approx([2, 5.12])
 
 
-RUN = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": {"kind": "contrastive"}}
+CONTRASTIVE = {"kind": "contrastive"}
+CACHED = CONTRASTIVE | {"gradient_cache": True}
+RUN = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": CONTRASTIVE}
 REVELA = {"kind": "revela", "language_model": {"model": "lm"}}
 IN_8_BITS = {"optimizer": {"kind": "adamw_8bit"}}
 CACHE, CHECKPOINTS = ("objective.gradient_cache", True), ("activation_checkpointing", True)
 SHARDED, CHUNKS = ("sharding", "sharded"), ("objective.chunk_tokens", 4096)
 
 
-@pytest.mark.parametrize(
-    ("machines", "changed", "expected"),
-    [
-        (find_gpus("h100", 2), {}, [CACHE, CHECKPOINTS, SHARDED, CHUNKS]),
-        (find_gpus("h100", 2), {"training": IN_8_BITS}, [CACHE, CHECKPOINTS, CHUNKS]),
-        (find_gpus("h100", 1), {"training": {"bf16": False}}, [CACHE, CHECKPOINTS, ("training.bf16", True), CHUNKS]),
-        (
-            find_gpus("t4", 1),
-            {"objective": {"kind": "contrastive", "chunk_size": 3, "gradient_cache": True}},
-            [CHECKPOINTS, ("objective.chunk_size", 1)],
-        ),
-        (
-            find_gpus("h100", 1),
-            {"objective": {"kind": "contrastive", "chunk_tokens": 1000}},
-            [CACHE, CHECKPOINTS, ("objective.chunk_tokens", 250)],
-        ),
-        (
-            find_gpus("h100", 1),
-            {"objective": REVELA},
-            [CACHE, CHECKPOINTS, ("objective.language_model.activation_checkpointing", True), CHUNKS],
-        ),
-    ],
-)
+ONE, TWO, T4 = find_gpus("h100", 1), find_gpus("h100", 2), find_gpus("t4", 1)
+OF_LANGUAGE_MODEL = ("objective.language_model.activation_checkpointing", True)
+
+
+@pytest.mark.parametrize(("machines", "changed", "expected"), [
+    (TWO, {}, [CACHE, CHECKPOINTS, SHARDED, CHUNKS]),
+    (TWO, {"training": IN_8_BITS}, [CACHE, CHECKPOINTS, CHUNKS]),
+    (ONE, {"training": {"bf16": False}}, [CACHE, CHECKPOINTS, ("training.bf16", True), CHUNKS]),
+    (T4, {"objective": CACHED | {"chunk_size": 3}}, [CHECKPOINTS, ("objective.chunk_size", 1)]),
+    (ONE, {"objective": CONTRASTIVE | {"chunk_tokens": 1000}}, [CACHE, CHECKPOINTS, ("objective.chunk_tokens", 250)]),
+    (ONE, {"objective": REVELA}, [CACHE, CHECKPOINTS, OF_LANGUAGE_MODEL, CHUNKS]),
+])  # fmt: skip
 def test_what_saves_memory_is_proposed_the_cheapest_first(machines: Machines, changed: Any, expected: Any) -> None:
     config = on_gpus(SimpleNamespace(asked=validate(TrainConfig, RUN | changed, "train")), machines)
     found = list(command.remedies(config, machines))

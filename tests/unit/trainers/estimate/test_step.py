@@ -59,6 +59,7 @@ from trainers.training_run import place
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)
 CHUNKS, LISTS = Shape(12, 20, 20), Shape(24, 8, candidates=50)
+IN_BF16 = {"training": {"bf16": True}}
 CACHED = {"chunk_size": 8, "gradient_cache": True}
 LANGUAGE_MODEL = {"kind": "revela", "language_model": {"model": "lm"}}
 
@@ -67,22 +68,14 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, A
     "contrastive": ({"kind": "contrastive"}, None, PAIRS, {}),
     "contrastive, cached": ({"kind": "contrastive", **CACHED}, None, PAIRS, {}),
     "contrastive, again": ({"kind": "contrastive"}, None, PAIRS, {"activation_checkpointing": True}),
-    "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, {"training": {"bf16": True}}),
-    "contrastive, LoRA, bf16": (
-        {"kind": "contrastive"},
-        None,
-        PAIRS,
-        {"lora": {"rank": 4}, "training": {"bf16": True}},
-    ),
+    "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, IN_BF16),
+    "contrastive, LoRA, bf16": ({"kind": "contrastive"}, None, PAIRS, {"lora": {"rank": 4}} | IN_BF16),
     "adaptive_margin": ({"kind": "adaptive_margin"}, None, TRIPLETS, {}),
     "margin_mse": ({"kind": "margin_mse"}, None, TRIPLETS, {}),
     "multi_layer": ({"kind": "multi_layer", "training_form": "multi_vector"}, LAYERS, PAIRS, {}),
     "revela": (LANGUAGE_MODEL, None, CHUNKS, {}),
     "revela, frozen, bf16": (
-        LANGUAGE_MODEL | {"language_model": {"model": "lm", "frozen": True}},
-        None,
-        CHUNKS,
-        {"training": {"bf16": True}},
+        LANGUAGE_MODEL | {"language_model": {"model": "lm", "frozen": True}}, None, CHUNKS, IN_BF16
     ),
     "replug": ({"kind": "replug", "scores": "none"}, None, CHUNKS, {}),
     "contextual": ({"kind": "contextual", "context_documents": 6}, None, PAIRS, {}),
@@ -154,15 +147,12 @@ def test_sharing_out_divides_what_stands(models: Path) -> None:
     assert found.weights < whole.weights / 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "batches", "sharding", "workers", "counted", "pieces"),
-    [
-        ("contrastive", 2, "replicated", 8, [32, 64], 1),  # a fourth of the rows on a rank
-        ("contrastive", 6, "replicated", 2, [8, 16], 3),
-        ("contrastive", 6, "sharded", 2, [8, 16], 3),
-        ("contextual", 1, "replicated", 1, [1000], 1),
-    ],
-)
+@pytest.mark.parametrize(("kind", "batches", "sharding", "workers", "counted", "pieces"), [
+    ("contrastive", 2, "replicated", 8, [32, 64], 1),  # a fourth of the rows on a rank
+    ("contrastive", 6, "replicated", 2, [8, 16], 3),
+    ("contrastive", 6, "sharded", 2, [8, 16], 3),
+    ("contextual", 1, "replicated", 1, [1000], 1),
+])  # fmt: skip
 def test_what_is_linear_is_counted_at_smaller_sizes(
     models: Path, monkeypatch, kind: str, batches: int, sharding: str, workers: int, counted: list[int], pieces: int
 ) -> None:
@@ -334,31 +324,23 @@ def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
     assert stored_size(pairs.uri, one) == replace(one, pairs=7, domains=(7,), disk=pairs.bytes)
 
 
-@pytest.mark.parametrize(
-    ("files", "of_token", "workers", "cause", "seconds"),
-    [
-        (8, 1e-6, 1, "tokenizing", 1.65495),  # by two threads
-        (8, 2e-6, 1, "GPUs", 3.2768),
-        (8, 2e-6, 8, "the longest task", 26.2144),  # eight on a GPU take eight times as long, and are too many
-        (64, 1e-9, 8, "tokenizing", 2.20660),  # by one core and a half
-    ],
-)
-def test_embedding_is_bound_by_its_slower_half(
-    files, of_token: float, workers: int, cause: str, seconds: float
-) -> None:
+@pytest.mark.parametrize(("files", "of_token", "workers", "cause", "seconds"), [
+    (8, 1e-6, 1, "tokenizing", 1.65495),  # by two threads
+    (8, 2e-6, 1, "GPUs", 3.2768),
+    (8, 2e-6, 8, "the longest task", 26.2144),  # eight on a GPU take eight times as long, and are too many
+    (64, 1e-9, 8, "tokenizing", 2.20660),  # by one core and a half
+])  # fmt: skip
+def test_embedding_is_bound_by_its_slower_half(files, of_token, workers, cause: str, seconds: float) -> None:
     texts = files * 16_384  # of a hundred tokens, vectors of a hundred numbers
     found = embedding_causes([(texts, 460)], EncoderCost(of_token, 100), find_gpus("h100", 8), workers)
     assert found == pytest.approx({"one task": 5, cause: seconds, "a node's reading": texts * 660 / 2e9}, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("share", "bytes_of_a_text", "tokens", "cause", "seconds"),
-    [
-        (1, 100, 32, "GPUs", 1),
-        (0, 500, 128, "GPUs", 5),
-        (0.25, 9_000, 512, "the longest task", 4 * 90),  # four on a GPU, for one task
-    ],
-)
+@pytest.mark.parametrize(("share", "bytes_of_a_text", "tokens", "cause", "seconds"), [
+    (1, 100, 32, "GPUs", 1),
+    (0, 500, 128, "GPUs", 5),
+    (0.25, 9_000, 512, "the longest task", 4 * 90),  # four on a GPU, for one task
+])  # fmt: skip
 def test_an_encoder_is_counted_once_with_texts_of_about_the_length(
     tmp_path: Path, monkeypatch, share: float, bytes_of_a_text: int, tokens: int, cause: str, seconds: float
 ) -> None:
@@ -377,11 +359,9 @@ def test_an_encoder_is_counted_once_with_texts_of_about_the_length(
 
 def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "stored_size", lambda *_: Size(disk=9))
-    config = validate(
-        EmbedConfig, {"collection": "c", "encoder": {"model": "m", "static": True}, "output": "o"}, "embed"
-    )
-    queries = {"collection": "c", "encoder": {"model": "o"}, "output": str(tmp_path)}
-    stages = {"embed": Embed(config), "again": Embed(validate(EmbedConfig, queries, "embed"))}
+    first = {"collection": "c", "encoder": {"model": "m", "static": True}, "output": "o"}
+    again = {"collection": "c", "encoder": {"model": "o"}, "output": str(tmp_path)}
+    stages = {str(each): Embed(validate(EmbedConfig, each, "embed")) for each in (first, again)}
     estimating = Estimating(stages, find_gpus("h100", 1))
     for name in stages:
         estimating.add(name)
