@@ -152,9 +152,10 @@ def test_weights_and_biases_by_a_stub(
     monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str]
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "not-to-be-told")
-    track("wandb", tmp_path, project="retrieval", run_name="a", every=4)
+    folder = tmp_path / "not" / "there"
+    track("wandb", folder, project="retrieval", run_name="a", every=4)
     (_, given), *_ = stub.named("init")
-    named = {"project": "retrieval", "name": "a", "config": CONFIG, "dir": str(tmp_path)}
+    named = {"project": "retrieval", "name": "a", "config": CONFIG, "dir": str(folder)}
     assert given.items() >= named.items()
     assert given["save_code"] is False
     assert given["settings"]["disable_git"]
@@ -165,7 +166,7 @@ def test_weights_and_biases_by_a_stub(
     assert len(stub.named("finish")) == 1
     assert "not-to-be-told" not in str(stub.calls)
     assert (given["id"], given["resume"]) == (None, None)
-    track("wandb", tmp_path)
+    track("wandb", folder)
     (_, again) = stub.named("init")[1]
     assert (again["id"], again["resume"]) == ("run7", "allow")  # a run that goes on is one run there
     assert logged == []
