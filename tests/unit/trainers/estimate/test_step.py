@@ -174,17 +174,18 @@ def test_what_is_linear_is_counted_at_smaller_sizes(
 
 
 def test_a_step_is_counted_as_it_is_trained(models: Path) -> None:
-    settings, kinds = run_settings("contrastive", models), ("adamw", "adamw_8bit", "radam")
-    changes: list[Any] = [*({"optimizer": OptimizerSettings(kind=kind)} for kind in kinds), {"hard_negatives": 1}]
-    plain, in_8_bits, radam, fewer = (
-        step_cost(
-            settings.model_copy(update={"training": settings.training.model_copy(update=each)}), Shape(2, 3, 5, 2)
-        )
-        for each in changes
-    )
+    settings, shape = run_settings("contrastive", models), Shape(2, 3, 5, hard_negatives=2)
+    objective = outlined_objective(settings, shape)
+
+    def counted(**changes: Any) -> StepCost:
+        training = settings.training.model_copy(update=changes)
+        return count_step(objective, settings.model_copy(update={"training": training}), shape, Counting())
+
+    kinds = ("adamw", "adamw_8bit", "radam")
+    plain, in_8_bits, radam = (counted(optimizer=OptimizerSettings(kind=kind)) for kind in kinds)
     assert in_8_bits.optimizer == pytest.approx(plain.optimizer / 4, rel=0.01)
     assert radam.launches > plain.launches
-    assert fewer.tokens < plain.tokens
+    assert counted(hard_negatives=1).tokens < plain.tokens
 
 
 def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
@@ -368,10 +369,19 @@ def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path, monkeypatch:
         assert (estimating.found[name].made.disk, estimating.found[name].causes) == (0, {})
 
 
-def test_a_contextual_encoder_is_counted_behind_a_context(tmp_path: Path) -> None:
+def test_an_encoder_is_counted_as_it_is_used(models: Path, tmp_path: Path) -> None:
+    """Without its tokenizer; merged with an adapter; behind a context."""
     contextual().save(tmp_path)
-    found = encoder_cost(EncoderSettings(model=str(tmp_path)), None, find_gpus("h100", 1), 32)
-    assert (found.dimension, found.of_token > 0) == (32, True)
+    encoder = {"model": str(models / "encoder"), "pooling": "cls", "tokenizer": "org/none"}
+    values = {"batches": "b", "encoder": encoder, "objective": {"kind": "contrastive"}, "output": "o"}
+    maker = Train(validate(TrainConfig, values | {"lora": {"rank": 4}, "training": {"bf16": False}}, "train"))
+    used = EncoderSettings.model_validate(encoder), EncoderSettings(model=str(tmp_path))
+    plain, trained, behind = (
+        encoder_cost(settings, made_by, find_gpus("h100", 1), 4096)
+        for settings, made_by in ((used[0], None), (used[0], maker), (used[1], None))
+    )
+    assert plain == trained
+    assert (behind.dimension, behind.of_token > plain.of_token) == (32, True)
 
 
 def test_a_peak_is_weights_gradients_states_and_what_is_left() -> None:

@@ -18,7 +18,7 @@ from trainers.record import report_section
 from trainers.record.report_section import training_section, training_section_of
 
 EVALUATIONS = [
-    Evaluation(step, {"nDCG@10": value, "RR@10": value / 2}, 10.0)
+    Evaluation(step, {"RR@10": value / 2, "nDCG@10": value}, 10.0)
     for step, value in ((0, 0.30), (10, 0.35), (20, 0.42), (30, 0.41), (40, 0.415), (50, 0.40))
 ]
 CRITERIA = [Criterion("nDCG@10", higher_is_better=True)]
