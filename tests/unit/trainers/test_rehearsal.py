@@ -227,14 +227,11 @@ MTEB = {"job": "mteb", "encoder": {"model": "org/name"}, "tasks": ["STS12"]}
 VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/name"}}
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
-        ({"mteb": MTEB}, "mteb reads MTEB's own data sets"),
-        ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
-    ],
-)
+@pytest.mark.parametrize(("stages", "message"), [
+    ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
+    ({"mteb": MTEB}, "mteb reads MTEB's own data sets"),
+    ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
+])  # fmt: skip
 def test_what_no_toy_can_stand_in_for_is_named_before_anything_is_made(
     stages: dict[str, Any], message: str, tmp_path: Path
 ) -> None:

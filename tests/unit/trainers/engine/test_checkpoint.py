@@ -219,15 +219,12 @@ def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_s
     assert (tmp_path / ".bashrc").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments", "named"),
-    [
-        ({}, (TRAINING | {"seed": 2}, "b" * 64), "config.training.seed: 1 there, 2 now"),
-        ({}, (TRAINING | {"optimizer": {"learning_rate": 0.2}}, "b" * 64), "optimizer.learning_rate: 0.1 there"),
-        ({}, (TRAINING, "c" * 64), "inputs.batches: bbbbbbbbbbbb there, cccccccccccc now"),
-        ({"encoder": "other"}, (TRAINING, "b" * 64), 'config.encoder: "(absent)" there, "other" now'),
-    ],
-)
+@pytest.mark.parametrize(("config", "arguments", "named"), [
+    ({}, (TRAINING | {"seed": 2}, "b" * 64), "config.training.seed: 1 there, 2 now"),
+    ({}, (TRAINING | {"optimizer": {"learning_rate": 0.2}}, "b" * 64), "optimizer.learning_rate: 0.1 there"),
+    ({}, (TRAINING, "c" * 64), "inputs.batches: bbbbbbbbbbbb there, cccccccccccc now"),
+    ({"encoder": "other"}, (TRAINING, "b" * 64), 'config.encoder: "(absent)" there, "other" now'),
+])  # fmt: skip
 def test_a_different_run_is_refused_by_the_names_of_its_fields(tmp_path, config, arguments, named):
     encoder, optimizer = stepped()
     save(run(tmp_path), 3, encoder, optimizer)

@@ -146,14 +146,11 @@ def test_checkpoints_are_made_at_their_interval_and_at_the_end(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"seed": 1}, "training.seed: 0 there, 1 now"),
-        ({"batches_per_step": 4}, "training.batches_per_step: 2 there, 4 now"),
-        ({"optimizer": OptimizerSettings(learning_rate=0.5)}, "training.optimizer.learning_rate: 0.01 there, 0.5"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"seed": 1}, "training.seed: 0 there, 1 now"),
+    ({"batches_per_step": 4}, "training.batches_per_step: 2 there, 4 now"),
+    ({"optimizer": OptimizerSettings(learning_rate=0.5)}, "training.optimizer.learning_rate: 0.01 there, 0.5"),
+])  # fmt: skip
 def test_resuming_with_other_settings_is_refused(tmp_path, changes, named):
     run(tiny_settings(max_steps=3), tmp_path)
     with pytest.raises(UserError, match=named):

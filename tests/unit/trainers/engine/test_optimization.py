@@ -206,18 +206,15 @@ def test_exponential_equals_torchs():
     assert rates(8, kind="exponential", decay=0.9, warmup_steps=2)[2:] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"kind": "exponential"}, "needs decay"),
-        ({"kind": "linear", "decay": 0.9}, "decay belongs to kind 'exponential'"),
-        ({"kind": "exponential", "decay": 0.9, "minimum": 0.1}, "minimum belongs to kind 'linear' or 'plateau'"),
-        ({"kind": "linear", "patience": 5}, "patience belongs to kind 'plateau', not to 'linear'"),
-        ({"warmup_steps": 3, "warmup_ratio": 0.1}, "give one of them"),
-        ({"kind": "plateau", "factor": 1.0}, "less than 1"),
-        ({"decays": 1}, "Extra inputs"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"kind": "exponential"}, "needs decay"),
+    ({"kind": "linear", "decay": 0.9}, "decay belongs to kind 'exponential'"),
+    ({"kind": "exponential", "decay": 0.9, "minimum": 0.1}, "minimum belongs to kind 'linear' or 'plateau'"),
+    ({"kind": "linear", "patience": 5}, "patience belongs to kind 'plateau', not to 'linear'"),
+    ({"warmup_steps": 3, "warmup_ratio": 0.1}, "give one of them"),
+    ({"kind": "plateau", "factor": 1.0}, "less than 1"),
+    ({"decays": 1}, "Extra inputs"),
+])  # fmt: skip
 def test_settings_that_contradict_one_another_are_refused(settings, says):
     with pytest.raises(ValidationError, match=says):
         ScheduleSettings(**settings)
