@@ -58,7 +58,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
             f"Hard negatives are drawn anew each epoch, which needs the column {', '.join(missing)}, but the batches"
             f" have {', '.join(rows.column_names)}. Make batches of pairs, or leave out training.hard_negatives."
         )
-    sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy().astype(np.int64)
+    sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy()
     drawn = _drawn(text_keys(rows["query_id"].to_pylist(), f"{seed} {epoch} "), sizes, count)
     if drawn.all():
         return rows
@@ -86,7 +86,7 @@ def _remapped(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArra
     """The masks' indices after the draw, without hard negatives that were not drawn, and how many each row has."""
     lengths = pc.list_value_length(masked).to_numpy()
     row = np.repeat(np.arange(len(lengths)), lengths)
-    columns = pc.list_flatten(masked).to_numpy().astype(np.int64)
+    columns = pc.list_flatten(masked).to_numpy()
     documents = len(lengths)
     is_left = np.concatenate([np.ones(documents, dtype=bool), drawn])
     number = np.cumsum(is_left) - 1

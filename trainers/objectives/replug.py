@@ -127,8 +127,7 @@ def _copies(cache: Any, count: int) -> Any:
 
 def score_table(sums: NDArray[np.float32], tokens: Sequence[int]) -> pa.Table:
     """One batch as it is stored: ``sums`` (B, B), ``tokens`` of each of the B chunks."""
-    rows = pa.array(sums.tolist(), SCHEMA.field("negative_log_likelihood").type)
-    return pa.table([rows, pa.array(tokens, pa.int32())], schema=SCHEMA)
+    return pa.table([sums.tolist(), tokens], schema=SCHEMA)
 
 
 class ScoreReader:
@@ -151,8 +150,8 @@ class ScoreReader:
         """Negative log-likelihoods (B, B) of each chunk (rows) given each (columns): sums, or ``mean`` over tokens."""
         table = self._files.read(epoch, batch)
         flat = table["negative_log_likelihood"].combine_chunks().flatten().to_numpy()
-        sums: NDArray[np.float32] = flat.reshape(len(table), -1).astype(np.float32)
-        return sums / table["tokens"].to_numpy()[:, None].astype(np.float32) if mean else sums
+        sums: NDArray[np.float32] = flat.reshape(len(table), -1).copy()
+        return sums / table["tokens"].to_numpy()[:, None].astype(sums.dtype) if mean else sums
 
 
 @dataclass(frozen=True)

@@ -195,11 +195,23 @@ def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatc
         source.open()
 
 
+EARLIER = {
+    "papers/coder_zero_shot": ["papers/coder_ms_marco"], "papers/contextual_supervised": ["papers/contextual_large"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("papers/")])
 def test_toys_can_stand_in_for_all_that_the_papers_recipes_name(name: str) -> None:
     recipe = load_recipe(name, [])
-    *_, whole = parts_of(recipe)
+    *earlier, whole = parts_of(recipe)
     assert list(whole.stages) == list(recipe.stages)
+    assert [part.recipe for part in earlier] == EARLIER.get(name, [])  # plain models that these make are toys
+    assert (12 in whole.models.values()) == ("multi_layer" in name)  # layers that are named
+    if name == "papers/multi_layer":  # another measure decides in the second epoch, of two batches as the first
+        configs = [
+            stage.config for stage in whole.stages.values() if isinstance(stage, Train) and stage.config.validation
+        ]
+        assert {(each.validation.then.after_epoch, each.training.max_steps) for each in configs} == {(1, 4)}
 
 
 def rehearse(folder: Path, stages: dict[str, Any], *arguments: str) -> str:
@@ -215,14 +227,11 @@ MTEB = {"job": "mteb", "encoder": {"model": "org/name"}, "tasks": ["STS12"]}
 VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/name"}}
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
-        ({"mteb": MTEB}, "mteb reads MTEB's own data sets"),
-        ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
-    ],
-)
+@pytest.mark.parametrize(("stages", "message"), [
+    ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
+    ({"mteb": MTEB}, "mteb reads MTEB's own data sets"),
+    ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
+])  # fmt: skip
 def test_what_no_toy_can_stand_in_for_is_named_before_anything_is_made(
     stages: dict[str, Any], message: str, tmp_path: Path
 ) -> None:

@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from pipelines.grouping import GroupingSettings
 from pipelines.jobs.chunk import Chunk, ChunkConfig
@@ -80,8 +80,6 @@ def test_a_report_of_nothing_is_refused() -> None:
     at_least = r"at least one artifact\. Name one or more of: collection, chunks, vectors, pairs"
     with pytest.raises(UserError, match=at_least):
         validate(ReportConfig, {"output": "somewhere"}, "Settings of report")
-    with pytest.raises(ValidationError):
-        ReportConfig(output="somewhere")
 
 
 def plan(folder: Path, **inputs: str) -> None:
@@ -110,6 +108,17 @@ def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -
     stage = Report(ReportConfig(**evaluation, output=str(tmp_path / "other"), baseline="traned"))
     with pytest.raises(UserError, match=r"does not evaluate\. Did you mean 'trained'\?"):
         stage.check_inputs({"evaluation"})
+
+
+def test_sections_are_made_as_the_user_says(run: dict[str, str], tmp_path: Path, monkeypatch) -> None:
+    asked = list[Any]()
+    for section in ("examples_section", "batches_section"):
+        monkeypatch.setattr(f"trainers.jobs.report.{section}", lambda *given: asked.append(given))
+    own = make_run_artifact(tmp_path / "own", run["collection"], {"q1": {"d1": 1.0}})
+    inputs = {name: run[name] for name in ("collection", "evaluation")}
+    how = {"baseline": "trained", "sampled_batches": 7, "seed": 3}
+    report(inputs, tmp_path, runs={"base <i>": own, "trained": own}, **how)
+    assert (asked[0][-1], *asked[1][-2:]) == tuple(how.values())
 
 
 def test_runs_of_examples_are_those_of_the_evaluation_and_of_the_collection(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -14,6 +15,7 @@ from raytriever.settings.configuration import validate
 from tests.unit.retrieval.encoders.tiny_models import DECODERS, edited, save_tiny_model
 from tests.unit.small_run import make
 from tests.unit.trainers.chunk_batches import store_chunk_batches
+from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.jobs.score import Score, ScoreConfig
 from trainers.objectives.replug import ScoreReader
 
@@ -73,6 +75,8 @@ def test_every_epoch_and_so_many_tokens_and_no_other_batches(llama: Path, batche
     np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
     assert (reader.read(1, 0, mean=False) != sums).any()
     assert [shard.rows for shard in reader.artifact.shards] == [2 * 4, 4] * 2  # two batches a task
+    stored = pq.ParquetFile(reader.artifact.path(reader.artifact.names("epoch=")[0])).metadata.row_group(0)
+    assert stored.column(0).compression == "ZSTD"
     for name, separator in (("nothing", ""), ("another", " and ")):
         uri = score(tmp_path / name, batches, llama, language_model=settings, separator=separator)
         assert (ScoreReader(uri).read(0, 0, mean=False) != sums).any()
@@ -90,13 +94,17 @@ def test_a_chunk_behind_another_must_have_positions(batches: str, tmp_path: Path
         score(tmp_path / "scores", batches, folder, language_model=settings)
     values = {"batches": batches, "output": str(tmp_path / "other"), "language_model": settings}
     stage = Score(validate(ScoreConfig, values, "score"))
-    with pytest.raises(UserError, match="Lower max_length to 20"):
-        stage.check_inputs({"language_model.model"})
+    for check in (lambda: stage.check_inputs({"language_model.model"}), stage.load):
+        with pytest.raises(UserError, match="Lower max_length to 20"):
+            check()
     settings["max_length"] = 20
     score(tmp_path / "scores", batches, folder, language_model=settings)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="holds no tokenizer"):
         stage.check_inputs({"language_model.model"})
+    values["batches"] = store_pairs(tmp_path / "pairs", [[pair(0), pair(1)]])
+    with pytest.raises(UserError, match="batches of layout 'pairs', but scores need chunks"):
+        Score(validate(ScoreConfig, values, "score")).check_inputs({"batches"})
 
 
 def test_models_that_are_no_language_models_or_bring_code_are_refused(batches: str, tmp_path: Path) -> None:

@@ -100,15 +100,12 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
         check_slices(fewest, workers, per_step, rows, "b")
 
 
-@pytest.mark.parametrize(
-    ("resources", "changes", "fit", "estimated"),
-    [
-        ({}, {}, "alone", False),
-        ({"workers": 1, "gpus_per_worker": 1}, {}, "alone", True),
-        ({"workers": 2}, {"training": {"bf16": False, "batches_per_step": 2}}, "on workers", False),
-        ({}, {"sharding": "zero2"}, "on workers", False),  # which a process group shares out
-    ],
-)
+@pytest.mark.parametrize(("resources", "changes", "fit", "estimated"), [
+    ({}, {}, "alone", False),
+    ({"workers": 1, "gpus_per_worker": 1}, {}, "alone", True),
+    ({"workers": 2}, {"fewest_workers": 2}, "on workers", False),
+    ({}, {"sharding": "zero2"}, "on workers", False),  # which a process group shares out
+])  # fmt: skip
 def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: str, estimated: bool) -> None:
     happened = list[Any]()
     for name, place in (("alone", "worker.fit_alone"), ("on workers", "workers.fit_on_workers")):
@@ -131,7 +128,7 @@ def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: s
     sent = made.for_workers()
     assert shown == ("board", "progress")
     assert arguments == {"settings": sent.config, "derivation": "derived", "board": "board"}
-    assert spread == (sent.config.resources, sent.config.fewest_workers, 5)
+    assert spread == (sent.config.resources, changes.get("fewest_workers"), 5)
     decided, started, *estimate, fitted = happened
     assert decided == (7.0, bool(resources))
     assert (started, fitted) == ("start", fit)
@@ -175,17 +172,14 @@ def test_mean_losses_are_of_tenths_of_the_steps():
     assert (mean_loss(points, 0), mean_loss(points, -1), mean_loss(points[:19], -1)) == (1.5, 37.5, 18.0)
 
 
-@pytest.mark.parametrize(
-    ("measure", "start", "value", "is_worse"),
-    [
-        ("RR@10", 0.73, 0.72, True),
-        ("RR@10", 0.73, 0.74, False),
-        ("RR@10", 0.73, 0.73, False),
-        ("RR@10", None, 0.1, False),
-        ("loss", 1.2, 1.3, True),
-        ("loss", 1.2, 1.1, False),
-    ],
-)
+@pytest.mark.parametrize(("measure", "start", "value", "is_worse"), [
+    ("RR@10", 0.73, 0.72, True),
+    ("RR@10", 0.73, 0.74, False),
+    ("RR@10", 0.73, 0.73, False),
+    ("RR@10", None, 0.1, False),
+    ("loss", 1.2, 1.3, True),
+    ("loss", 1.2, 1.1, False),
+])  # fmt: skip
 def test_an_encoder_that_training_made_worse_is_told(
     tmp_path: Path, measure: str, start: float | None, value: float, is_worse: bool
 ) -> None:
@@ -242,13 +236,10 @@ class Exported:
 HELD_OUT = {"kind": "batches", "batches": "run/held_out"}
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        (State(4), "4 steps, 32 examples"),
-        (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
-    ],
-)
+@pytest.mark.parametrize(("state", "said"), [
+    (State(4), "4 steps, 32 examples"),
+    (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
+])  # fmt: skip
 def test_the_card_counts_what_the_exported_weights_have_seen(tmp_path: Path, monkeypatch, state: State, said: str):
     """Validation on batches, or on a sample, has nothing to tell in the card, but it chooses as any other."""
     monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})

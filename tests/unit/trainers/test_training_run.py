@@ -347,6 +347,16 @@ def test_each_of_two_encoders_may_have_been_one_of_queries(of_queries: Path, poo
         assert read_document_model(tmp_path / str(number)) is None
 
 
+def test_blocks_are_compiled_or_computed_again_where_it_is_asked_for(tiny_encoder: Path, monkeypatch) -> None:
+    done = list[str]()
+    for name in ("compile_blocks", "checkpoint_activations"):
+        monkeypatch.setattr(training_run, name, lambda _, name=name: done.append(name))
+    for changes in ({}, {"compile": True}, {"activation_checkpointing": True}):
+        chosen = settings(tiny_encoder, "any", **changes)
+        load_for_training(chosen, chosen.located())
+    assert done == ["compile_blocks", "checkpoint_activations"]
+
+
 def test_fresh_weights_are_drawn_by_the_seed(tiny_encoder: Path, tmp_path: Path) -> None:
     """A projection, an adapter, the prefix of a contextual encoder, the adapter of Revela's language model."""
     encoder, adapter = {"model": str(tiny_encoder), "pooling": "cls"}, {"rank": 2, "targets": "all_linear"}

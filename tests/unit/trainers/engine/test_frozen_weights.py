@@ -146,15 +146,11 @@ def test_only_what_linear_layers_alone_read_is_rounded_and_comes_back(tied: bool
         assert torch.equal(model.get_parameter(name), parameter), name
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"objective": {"kind": "contextual", "context_documents": 2}},
-        {"objective": {"kind": "multi_layer", "training_form": "multi_vector"}, "document_encoder": {"form": LAYERS}},
-        {"objective": {"kind": "multi_layer", "training_form": "multi_vector"}, "encoder": {"form": LAYERS}},
-    ],
-    ids=["two stages", "two towers", "several vectors"],
-)
+@pytest.mark.parametrize("more", [
+    {"objective": {"kind": "contextual", "context_documents": 2}},
+    {"objective": {"kind": "multi_layer", "training_form": "multi_vector"}, "document_encoder": {"form": LAYERS}},
+    {"objective": {"kind": "multi_layer", "training_form": "multi_vector"}, "encoder": {"form": LAYERS}},
+], ids=["two stages", "two towers", "several vectors"])  # fmt: skip
 def test_every_encoder_comes_back(tiny_encoder: Path, more: dict[str, dict[str, Any]]) -> None:
     values = {"batches": "any", "encoder": {}, "lora": LORA, "training": {"bf16": True}} | more
     for name in ("encoder", "document_encoder"):

@@ -90,29 +90,25 @@ def test_a_run_is_the_loop_written_out() -> None:
     assert all(point["gradient_norm"] > LIMIT for point in points)  # so that clipping shows
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"hard_negatives": None},
-        {"hard_negatives": 0},
-        {"seed": 4},
-        {"epochs": 1},
-        {"max_steps": 3},
-        {"batches_per_step": 1},
-        {"optimizer": {"learning_rate": PEAK * 1.01}},
-        {"optimizer": {"weight_decay": 0.0}},
-        {"optimizer": {"betas": (0.8, 0.9)}},
-        {"optimizer": {"betas": (0.7, 0.95)}},
-        {"optimizer": {"epsilon": 1e-2}},
-        {"optimizer": {"max_grad_norm": None}},
-        {"optimizer": {"kind": "adam"}},
-        {"optimizer": {"kind": "radam"}},
-        {"schedule": {"warmup_steps": 2}},
-        {"schedule": {"kind": "constant"}},
-        {"schedule": {"minimum": 0.5}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changed", [
+    {"hard_negatives": None},
+    {"hard_negatives": 0},
+    {"seed": 4},
+    {"epochs": 1},
+    {"max_steps": 3},
+    {"batches_per_step": 1},
+    {"optimizer": {"learning_rate": PEAK * 1.01}},
+    {"optimizer": {"weight_decay": 0.0}},
+    {"optimizer": {"betas": (0.8, 0.9)}},
+    {"optimizer": {"betas": (0.7, 0.95)}},
+    {"optimizer": {"epsilon": 1e-2}},
+    {"optimizer": {"max_grad_norm": None}},
+    {"optimizer": {"kind": "adam"}},
+    {"optimizer": {"kind": "radam"}},
+    {"schedule": {"warmup_steps": 2}},
+    {"schedule": {"kind": "constant"}},
+    {"schedule": {"minimum": 0.5}},
+], ids=str)  # fmt: skip
 def test_every_setting_of_a_training_changes_the_weights(changed: dict[str, Any]) -> None:
     settings = settings_with()
     assert farthest(trained(settings)[0], trained(settings_with(**changed))[0]) > 1e-4

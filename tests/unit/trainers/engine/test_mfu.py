@@ -49,18 +49,15 @@ def test_flops_are_those_of_the_linear_layers(lora: bool) -> None:
     assert flops_per_token(both) == (flops_per_token(model) + flops_per_token(bert())) / 2
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "tera"),
-    [
-        ("NVIDIA H100 80GB HBM3", {"bf16": True}, 989),
-        ("NVIDIA A100-SXM4-40GB", {"bf16": False, "tf32": True}, 156),
-        ("NVIDIA A100-SXM4-40GB", {"bf16": False}, 19.5),
-        ("NVIDIA L40S", {"bf16": True}, 362),
-        ("NVIDIA GeForce RTX 4090", {"bf16": True}, 165),
-        ("Tesla V100-SXM2-32GB", {"bf16": False, "tf32": True}, 15.7),
-        ("NVIDIA Z1", {"bf16": True}, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings", "tera"), [
+    ("NVIDIA H100 80GB HBM3", {"bf16": True}, 989),
+    ("NVIDIA A100-SXM4-40GB", {"bf16": False, "tf32": True}, 156),
+    ("NVIDIA A100-SXM4-40GB", {"bf16": False}, 19.5),
+    ("NVIDIA L40S", {"bf16": True}, 362),
+    ("NVIDIA GeForce RTX 4090", {"bf16": True}, 165),
+    ("Tesla V100-SXM2-32GB", {"bf16": False, "tf32": True}, 15.7),
+    ("NVIDIA Z1", {"bf16": True}, None),
+])  # fmt: skip
 def test_a_peak_is_that_of_the_gpu_in_the_runs_precision(monkeypatch, name: str, settings, tera: float | None) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     monkeypatch.setattr(machines.collectives, "world_size", lambda: 4)

@@ -67,7 +67,8 @@ def state() -> tuple[str, bool]:
 def test_arithmetic_is_a_steps_alone(error: type[Exception] | None):
     before = state()
     assert before == ("highest", False)
-    assert TrainingSettings(tf32=True, bf16=False).precision == "TensorFloat-32"
+    assert (TrainingSettings(tf32=True, bf16=False).precision, FLOAT32.precision) == ("TensorFloat-32", "float32")
+    assert [TrainingSettings(exchange_bf16=each).exchanged for each in (True, False)] == [torch.bfloat16, None]
     for chosen, inside in [
         (TrainingSettings(), ("highest", False)),
         (TrainingSettings(tf32=True), ("high", False)),

@@ -23,10 +23,10 @@ def test_slices_are_consecutive_rows_of_the_wanted_columns():
 
 
 def test_a_piece_of_several_batches_tells_them_and_its_epoch_apart():
-    rows = reader("query", "batch", "epoch").read_piece(1, Piece((3, 0)))
-    queries = random_batch(1003)["query"].to_pylist() + random_batch(1000)["query"].to_pylist()
+    rows = reader("query", "batch", "epoch").read_piece(1, Piece((40_000, 0)))
+    queries = random_batch(41_000)["query"].to_pylist() + random_batch(1000)["query"].to_pylist()
     assert rows["query"].to_pylist() == queries
-    assert rows["batch"].to_pylist() == [3] * 6 + [0] * 6
+    assert rows["batch"].to_pylist() == [40_000] * 6 + [0] * 6
     assert rows["epoch"].to_pylist() == [1] * 12
 
 

@@ -18,11 +18,11 @@ from raytriever.settings.recipe import load_recipe
 from raytriever.stages.cost import Size
 from raytriever.stages.recipe_run import recipe_stages
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
-from tests.unit.small_run import make_collection
+from tests.unit.small_run import make, make_collection
 from trainers.estimate import command
 from trainers.estimate.machines import GPUS, Machines, find_gpus
-from trainers.estimate.outlines import _outlines
-from trainers.estimate.recipe import Estimate, Estimating, on_gpus
+from trainers.estimate.outlines import _outlines, outline
+from trainers.estimate.recipe import Estimate, Estimating, on_gpus, seconds_of
 from trainers.estimate.step import StepCost
 from trainers.jobs.train import TrainConfig
 
@@ -89,17 +89,20 @@ def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: st
     lines = {line.split()[0]: line for line in found.splitlines() if line}
     assert all("?" in lines[name] for name in ("corpus", "pairs", "packing", "batches", "model", "index", "all"))
     assert found.endswith(f"Make it first:\n  raytriever run recipe.yaml '--set={source}' --until corpus\n")
+    assert " 7 steps." in said(recipe, "--set", source, "--set", "model.training.max_steps=7")[1]
     shutil.copytree(made, "runs/recipe/corpus")
+    make(recipe_stages(load_recipe(recipe, [source], None))["pairs"])
     code, found = said(recipe, "--set", source, "--set", "packing.packing.batch_size=8")
     assert code == 0
     assert "?" not in found
+    assert "Not counted" not in found
     assert " 6 steps." in found
     shutil.copytree(tmp_path / "data/source", "others")
     Path("others/queries.jsonl").write_text('{"_id": "q0", "text": "another"}\n')
     Path("others/qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
     for other in (source.replace(f"{tmp_path}/data/source", "others"), source.replace("}", ", domain_key: x}")):
         code, found = said(recipe, "--set", other)
-        assert "Not counted, because other settings or inputs made them: runs/recipe/corpus." in found
+        assert "because other settings or inputs made them: runs/recipe/corpus, runs/recipe/pairs." in found
         assert f"raytriever run recipe.yaml '--set={other}' --until corpus\n" in found
 
 
@@ -110,7 +113,7 @@ stages:
     source: {kind: trec, path: data/msmarco, documents: collection.tsv, queries: queries.tsv, qrels: {dev: qrels.tsv}}
   chunks: {job: chunk, collection: corpus, chunking: {max_words: 40}}
   words: {job: index, index: {kind: lexical, collection: corpus}}
-  vectors: {job: embed, collection: corpus, encoder: {model: sentence-transformers/all-MiniLM-L6-v2}}
+  vectors: {job: embed, collection: corpus, encoder: {model: sentence-transformers/all-MiniLM-L6-v2, revision: abc}}
   index: {job: index, index: {kind: vectors, vectors: vectors}}
   by_words: {job: search, index: words, collection: corpus, split: dev, top_k: 1000}
   by_vectors: {job: search, index: index, collection: corpus, vectors: vectors, split: dev, top_k: 1000}
@@ -142,9 +145,11 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "ranked.yaml").write_text(RANKED)
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe("ranked.yaml", [], None)
-    estimating = Estimating(recipe_stages(recipe), find_gpus("h100", 8))
+    estimating, asked = Estimating(recipe_stages(recipe), find_gpus("h100", 8)), list[Any]()
+    monkeypatch.setattr("trainers.estimate.recipe.outline", lambda *of: asked.append(of) or outline(*of))
     for name in recipe.stages:
         estimating.add(name)
+    assert asked == [("sentence-transformers/all-MiniLM-L6-v2", "abc")]
     made = {name: found.made for name, found in estimating.found.items()}
     documents, queries = 8_841_823, 55_578
     assert (made["corpus"].documents, made["corpus"].queries()) == (documents, queries)
@@ -163,32 +168,21 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
     assert seconds["evaluation"] == pytest.approx(0.36e-3 * 3 * queries, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
-        (["--gpu", "mine"], "--gpu mine: no such GPU is known. Allowed: h100, h200, b200, a100, a100-40gb, l40s, l4,"),
-        (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
-        (
-            ["--gpus", "3", "--set", "model.training.batches_per_step=2"],
-            "batches_per_step 2 and 3 ranks don't divide",
-        ),
-        (["--gpus", "128"], "can't be cut into 128 equal slices"),
-        (
-            [
-                "--gpus",
-                "16",
-                "--set",
-                "packing.packing.batch_size=51200",
-                "--set",
-                "model.training.batches_per_step=16",
-            ],
-            "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step).",
-        ),
-        (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
-        (["--set", "model.batches=runs/none"], "model: The size of the batches in runs/none is unknown"),
-    ],
-)
+SLICED = ("training.batches_per_step=4", "fewest_workers=1", "resources.workers=2")
+
+
+@pytest.mark.parametrize(("arguments", "problem"), [
+    (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
+    (["--gpu", "mine"], "--gpu mine: no such GPU is known. Allowed: h100, h200, b200, a100, a100-40gb, l40s, l4,"),
+    (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
+    (["--gpus=3", "--set=model.training.batches_per_step=2"], "batches_per_step 2 and 3 ranks don't divide"),
+    (["--gpus=128", *(f"--set=model.{each}" for each in SLICED)],
+     "model: Batches of 64 rows (runs/recipe/batches) can't be cut into 3 equal slices, as 12"),
+    (["--gpus=16", "--set=packing.packing.batch_size=51200", "--set=model.training.batches_per_step=16"],
+     "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step)."),
+    (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
+    (["--set", "model.batches=runs/none"], "model: The size of the batches in runs/none is unknown"),
+])  # fmt: skip
 def test_what_it_cannot_say(recipe: str, arguments: list[str], problem: str) -> None:
     code, found = said(recipe, *arguments)
     assert code == 2
@@ -206,36 +200,27 @@ def test_what_gpus_hold_compute_and_send() -> None:
     assert [each.exchange(32e9) for each in (few, many)] == pytest.approx([2, 5.12])
 
 
-RUN = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": {"kind": "contrastive"}}
+CONTRASTIVE = {"kind": "contrastive"}
+CACHED = CONTRASTIVE | {"gradient_cache": True}
+RUN = {"batches": "b", "output": "o", "encoder": {"model": "m"}, "objective": CONTRASTIVE}
 REVELA = {"kind": "revela", "language_model": {"model": "lm"}}
 IN_8_BITS = {"optimizer": {"kind": "adamw_8bit"}}
 CACHE, CHECKPOINTS = ("objective.gradient_cache", True), ("activation_checkpointing", True)
 SHARDED, CHUNKS = ("sharding", "sharded"), ("objective.chunk_tokens", 4096)
 
 
-@pytest.mark.parametrize(
-    ("machines", "changed", "expected"),
-    [
-        (find_gpus("h100", 2), {}, [CACHE, CHECKPOINTS, SHARDED, CHUNKS]),
-        (find_gpus("h100", 2), {"training": IN_8_BITS}, [CACHE, CHECKPOINTS, CHUNKS]),
-        (find_gpus("h100", 1), {"training": {"bf16": False}}, [CACHE, CHECKPOINTS, ("training.bf16", True), CHUNKS]),
-        (
-            find_gpus("t4", 1),
-            {"objective": {"kind": "contrastive", "chunk_size": 3, "gradient_cache": True}},
-            [CHECKPOINTS, ("objective.chunk_size", 1)],
-        ),
-        (
-            find_gpus("h100", 1),
-            {"objective": {"kind": "contrastive", "chunk_tokens": 1000}},
-            [CACHE, CHECKPOINTS, ("objective.chunk_tokens", 250)],
-        ),
-        (
-            find_gpus("h100", 1),
-            {"objective": REVELA},
-            [CACHE, CHECKPOINTS, ("objective.language_model.activation_checkpointing", True), CHUNKS],
-        ),
-    ],
-)
+ONE, TWO, T4 = find_gpus("h100", 1), find_gpus("h100", 2), find_gpus("t4", 1)
+OF_LANGUAGE_MODEL = ("objective.language_model.activation_checkpointing", True)
+
+
+@pytest.mark.parametrize(("machines", "changed", "expected"), [
+    (TWO, {}, [CACHE, CHECKPOINTS, SHARDED, CHUNKS]),
+    (TWO, {"training": IN_8_BITS}, [CACHE, CHECKPOINTS, CHUNKS]),
+    (ONE, {"training": {"bf16": False}}, [CACHE, CHECKPOINTS, ("training.bf16", True), CHUNKS]),
+    (T4, {"objective": CACHED | {"chunk_size": 3}}, [CHECKPOINTS, ("objective.chunk_size", 1)]),
+    (ONE, {"objective": CONTRASTIVE | {"chunk_tokens": 1000}}, [CACHE, CHECKPOINTS, ("objective.chunk_tokens", 250)]),
+    (ONE, {"objective": REVELA}, [CACHE, CHECKPOINTS, OF_LANGUAGE_MODEL, CHUNKS]),
+])  # fmt: skip
 def test_what_saves_memory_is_proposed_the_cheapest_first(machines: Machines, changed: Any, expected: Any) -> None:
     config = on_gpus(SimpleNamespace(asked=validate(TrainConfig, RUN | changed, "train")), machines)
     found = list(command.remedies(config, machines))
@@ -281,6 +266,8 @@ def test_a_step_is_told_with_what_makes_it_fit(peaks: list[float], told: list[st
     monkeypatch.setattr(command, "step_cost", lambda *_: next(later))
     stage: Any = SimpleNamespace(asked=validate(TrainConfig, RUN, "train"))
     machines = replace(find_gpus("h100", 1), gib=23)
+    exact = validate(TrainConfig, RUN | {"training": {"bf16": False}}, "train")
+    assert seconds_of(costs[0], exact, machines)["arithmetic"] == pytest.approx(3.956 / (67 * 0.4))
     each = Estimate(stage, Size(rows=8), step=costs[0], steps=1234)
     assert list(command._of_training("model", each, costs[0], machines)) == [
         "",

@@ -12,30 +12,36 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from pipelines.batches import BatchReader
 from pipelines.formats.sources import AnySource
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.object_store import HUB_MIRROR
-from raytriever.settings.configuration import validate
+from raytriever.settings.configuration import apply_values, validate
 from raytriever.stages.cost import Size
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
+from retrieval.encoders.specification import EncoderSettings
 from retrieval.jobs.embed import Embed, EmbedConfig
+from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_artifact, make_collection
 from tests.unit.trainers.chunk_batches import store_chunk_batches
 from tests.unit.trainers.pair_batches import pair, store_pairs
-from trainers.estimate import recipe
-from trainers.estimate.counting import Counting
+from trainers.engine.settings import OptimizerSettings
+from trainers.estimate import recipe, step
+from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import find_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, outlined_objective, token_counts
 from trainers.estimate.outlines import outline
 from trainers.estimate.recipe import (
     EncoderCost,
     Estimating,
+    count_forward,
     embedding_causes,
+    encoder_cost,
     estimate_of_run,
     joined,
     published_size,
@@ -53,6 +59,7 @@ from trainers.training_run import place
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)
 CHUNKS, LISTS = Shape(12, 20, 20), Shape(24, 8, candidates=50)
+IN_BF16 = {"training": {"bf16": True}}
 CACHED = {"chunk_size": 8, "gradient_cache": True}
 LANGUAGE_MODEL = {"kind": "revela", "language_model": {"model": "lm"}}
 
@@ -61,26 +68,18 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, A
     "contrastive": ({"kind": "contrastive"}, None, PAIRS, {}),
     "contrastive, cached": ({"kind": "contrastive", **CACHED}, None, PAIRS, {}),
     "contrastive, again": ({"kind": "contrastive"}, None, PAIRS, {"activation_checkpointing": True}),
-    "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, {"training": {"bf16": True}}),
-    "contrastive, LoRA, bf16": (
-        {"kind": "contrastive"},
-        None,
-        PAIRS,
-        {"lora": {"rank": 4}, "training": {"bf16": True}},
-    ),
+    "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, IN_BF16),
+    "contrastive, LoRA, bf16": ({"kind": "contrastive"}, None, PAIRS, {"lora": {"rank": 4}} | IN_BF16),
     "adaptive_margin": ({"kind": "adaptive_margin"}, None, TRIPLETS, {}),
     "margin_mse": ({"kind": "margin_mse"}, None, TRIPLETS, {}),
     "multi_layer": ({"kind": "multi_layer", "training_form": "multi_vector"}, LAYERS, PAIRS, {}),
     "revela": (LANGUAGE_MODEL, None, CHUNKS, {}),
     "revela, frozen, bf16": (
-        LANGUAGE_MODEL | {"language_model": {"model": "lm", "frozen": True}},
-        None,
-        CHUNKS,
-        {"training": {"bf16": True}},
+        LANGUAGE_MODEL | {"language_model": {"model": "lm", "frozen": True}}, None, CHUNKS, IN_BF16
     ),
     "replug": ({"kind": "replug", "scores": "none"}, None, CHUNKS, {}),
     "contextual": ({"kind": "contextual", "context_documents": 6}, None, PAIRS, {}),
-    "coder": ({"kind": "coder", "documents": "none"}, None, LISTS, {}),
+    "coder": ({"kind": "coder", "documents": "none", "smoothing": {}}, None, LISTS, {}),
 }  # fmt: skip
 
 LIKE_OTHERS = {
@@ -148,6 +147,47 @@ def test_sharing_out_divides_what_stands(models: Path) -> None:
     assert found.weights < whole.weights / 2
 
 
+@pytest.mark.parametrize(("kind", "batches", "sharding", "workers", "counted", "pieces"), [
+    ("contrastive", 2, "replicated", 8, [32, 64], 1),  # a fourth of the rows on a rank
+    ("contrastive", 6, "replicated", 2, [8, 16], 3),
+    ("contrastive", 6, "sharded", 2, [8, 16], 3),
+    ("contextual", 1, "replicated", 1, [1000], 1),
+])  # fmt: skip
+def test_what_is_linear_is_counted_at_smaller_sizes(
+    models: Path, monkeypatch, kind: str, batches: int, sharding: str, workers: int, counted: list[int], pieces: int
+) -> None:
+    sizes, settings = list[int](), run_settings("contrastive", models).model_dump()
+    settings |= {"objective": {"kind": kind, "chunk_size": 4}, "sharding": sharding}
+    settings["training"]["batches_per_step"] = batches
+
+    def count(_: Any, of: RunSettings, shape: Shape, __: Any) -> StepCost:
+        sizes.append(shape.rows)
+        assert of.training.batches_per_step == min(batches, workers)
+        return StepCost(*[10 + shape.rows] * 10)
+
+    monkeypatch.setattr(step, "fake_objective", lambda *_: SimpleNamespace(joins_step=False))
+    monkeypatch.setattr(step, "count_step", count)
+    found = step_cost(RunSettings.model_validate(settings), Shape(1000), workers)
+    assert sizes == counted
+    assert (found.peak, found.flops, found.launches, found.tokens) == (1010, *[1010 * pieces] * 3)
+    assert found.sent == 1010 * (pieces if sharding == "sharded" else 1)
+
+
+def test_a_step_is_counted_as_it_is_trained(models: Path) -> None:
+    settings, shape = run_settings("contrastive", models), Shape(2, 3, 5, hard_negatives=2)
+    objective = outlined_objective(settings, shape)
+
+    def counted(**changes: Any) -> StepCost:
+        training = settings.training.model_copy(update=changes)
+        return count_step(objective, settings.model_copy(update={"training": training}), shape, Counting())
+
+    kinds = ("adamw", "adamw_8bit", "radam")
+    plain, in_8_bits, radam = (counted(optimizer=OptimizerSettings(kind=kind)) for kind in kinds)
+    assert in_8_bits.optimizer == pytest.approx(plain.optimizer / 4, rel=0.01)
+    assert radam.launches > plain.launches
+    assert counted(hard_negatives=1).tokens < plain.tokens
+
+
 def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
     settings = run_settings("contextual", models)
     alone, one_of_two, one_of_eight = (step_cost(settings, PAIRS, workers) for workers in (1, 2, 8))
@@ -161,10 +201,10 @@ def test_texts_that_nobody_has_measured_have_an_assumed_length(tmp_path: Path) -
     known = shape_of(Size(rows=8, query_bytes=46, document_bytes=460, negatives=3), config)
     assert astuple(known) == pytest.approx((8, 10, 100, 3, 0))
     unknown = shape_of(Size(rows=8), config)
-    assert (unknown.query_tokens, unknown.document_tokens) == pytest.approx((100 / 4.6, 600 / 4.6))
+    assert astuple(unknown) == pytest.approx((8, 100 / 4.6, 600 / 4.6, 0, 0))
 
 
-def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path) -> None:
+def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path, monkeypatch) -> None:
     batches = store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(3)])
     values = {
         "batches": batches,
@@ -177,7 +217,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     said = estimate_of_run(stage, "H100")
     assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, act")
     assert "; on H100s " in said
-    assert " s a step, bound by " in said
+    assert " s a step, bound by launches; counted" in said
     assert "; on " not in estimate_of_run(stage, "Gaudi")
     records: list[Any] = []
     board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=records.append)))
@@ -189,15 +229,14 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path)
     assert records[0].getMessage() == f"  {said}"
     assert "can't be estimated: UserError: train: The sizes of the model 'org/unknown'" in records[1].getMessage()
     found = []
-    for count in (2, 5):
-        estimating = Estimating(
-            {"train": Train(stage.config.model_copy(update={"checkpoints_kept": count}))}, find_gpus("h100", 1)
-        )
+    monkeypatch.setattr(recipe, "step_cost", lambda *_: StepCost(*[7] * 10))
+    for changes in ({}, {"checkpoints_kept": 5}, {"training.max_steps": 2}, {"training.batches_per_step": 2}):
+        config = validate(TrainConfig, apply_values(values, {"checkpoints_kept": 2} | changes, "train"), "train")
+        estimating = Estimating({"train": Train(config)}, find_gpus("h100", 1))
         estimating.add("train")
         found.append(estimating.found["train"])
-    assert [each.steps for each in found] == [3, 3]
-    assert found[0].step is not None
-    assert found[1].made.disk - found[0].made.disk == 3 * 3 * 4 * found[0].step.trained  # weights and two moments
+    assert [each.steps for each in found] == [3, 3, 2, 1]
+    assert found[1].made.disk - found[0].made.disk == 3 * 3 * 4 * 7  # weights and two moments
     batch = stored_size(batches, Size())
     assert (batch.rows, batch.batches, batch.negatives) == (4, 3, 0)
     texts = BatchReader(batches).read(0, 0)["document"].to_pylist()
@@ -214,6 +253,11 @@ def test_what_is_counted_of_a_computation() -> None:
     del product
     assert counting.alive == left.nbytes + room.nbytes
     assert (counting.mark(), counting.mark()) == (256, 192)
+    _, peak = count_forward(torch.nn.Linear(8, 4, bias=False), torch.ones(16, 8))
+    assert peak == 2 * (8 * 4 + 16 * 8 + 8 * 4 + 16 * 4)  # bfloat16: weights, copies of texts and weights, vectors
+    query = FakeTensorMode().from_tensor(torch.ones(1, 2, 8, 4))
+    with attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
+        assert functional.scaled_dot_product_attention(query, query, query).dtype == torch.bfloat16
 
 
 def test_made_up_texts_are_of_the_shape_and_all_different() -> None:
@@ -235,9 +279,11 @@ def test_made_up_texts_are_of_the_shape_and_all_different() -> None:
     assert len({tuple(row["candidate_rows"]) for row in rows}) == 12
 
 
-def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path, tmp_path: Path) -> None:
+def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path, tmp_path: Path, monkeypatch) -> None:
     batches = store_chunk_batches(tmp_path / "chunks", epochs=2)  # of 3 batches of 4
-    values = {"batches": batches, "language_model": {"model": str(models / "lm")}, "output": str(tmp_path / "made")}
+    model, asked = {"model": str(models / "lm"), "revision": "0" * 40}, set[Any]()
+    monkeypatch.setattr(recipe, "outline", lambda *of: asked.add(of) or outline(*of))
+    values = {"batches": batches, "language_model": model, "output": str(tmp_path / "made")}
     stage, h100 = Score(validate(ScoreConfig, values, "score")), find_gpus("h100", 1)
     found = []
     for machines in (h100, find_gpus("h100", 2), replace(h100, peak=1e-9), replace(h100, peak=2e-9)):
@@ -251,6 +297,7 @@ def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path
     assert launches == pytest.approx(round(launches), abs=1e-6)
     assert {each.made.disk for each in found} == {4 * 2 * 3 * 4 * 4}
     assert found[0].peak > 0
+    assert asked == {tuple(model.values())}
 
 
 def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
@@ -278,31 +325,23 @@ def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
     assert stored_size(pairs.uri, one) == replace(one, pairs=7, domains=(7,), disk=pairs.bytes)
 
 
-@pytest.mark.parametrize(
-    ("files", "of_token", "workers", "cause", "seconds"),
-    [
-        (8, 1e-6, 1, "tokenizing", 1.65495),  # by two threads
-        (8, 2e-6, 1, "GPUs", 3.2768),
-        (8, 2e-6, 8, "the longest task", 26.2144),  # eight on a GPU take eight times as long, and are too many
-        (64, 1e-9, 8, "tokenizing", 2.20660),  # by one core and a half
-    ],
-)
-def test_embedding_is_bound_by_its_slower_half(
-    files, of_token: float, workers: int, cause: str, seconds: float
-) -> None:
+@pytest.mark.parametrize(("files", "of_token", "workers", "cause", "seconds"), [
+    (8, 1e-6, 1, "tokenizing", 1.65495),  # by two threads
+    (8, 2e-6, 1, "GPUs", 3.2768),
+    (8, 2e-6, 8, "the longest task", 26.2144),  # eight on a GPU take eight times as long, and are too many
+    (64, 1e-9, 8, "tokenizing", 2.20660),  # by one core and a half
+])  # fmt: skip
+def test_embedding_is_bound_by_its_slower_half(files, of_token, workers, cause: str, seconds: float) -> None:
     texts = files * 16_384  # of a hundred tokens, vectors of a hundred numbers
     found = embedding_causes([(texts, 460)], EncoderCost(of_token, 100), find_gpus("h100", 8), workers)
     assert found == pytest.approx({"one task": 5, cause: seconds, "a node's reading": texts * 660 / 2e9}, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("share", "bytes_of_a_text", "tokens", "cause", "seconds"),
-    [
-        (1, 100, 32, "GPUs", 1),
-        (0, 500, 128, "GPUs", 5),
-        (0.25, 9_000, 512, "the longest task", 4 * 90),  # four on a GPU, for one task
-    ],
-)
+@pytest.mark.parametrize(("share", "bytes_of_a_text", "tokens", "cause", "seconds"), [
+    (1, 100, 32, "GPUs", 1),
+    (0, 500, 128, "GPUs", 5),
+    (0.25, 9_000, 512, "the longest task", 4 * 90),  # four on a GPU, for one task
+])  # fmt: skip
 def test_an_encoder_is_counted_once_with_texts_of_about_the_length(
     tmp_path: Path, monkeypatch, share: float, bytes_of_a_text: int, tokens: int, cause: str, seconds: float
 ) -> None:
@@ -319,16 +358,30 @@ def test_an_encoder_is_counted_once_with_texts_of_about_the_length(
     assert found.causes[cause] == pytest.approx(seconds)
 
 
-def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path) -> None:
-    config = validate(
-        EmbedConfig, {"collection": "c", "encoder": {"model": "m", "static": True}, "output": "o"}, "embed"
-    )
-    queries = {"collection": "c", "encoder": {"model": "o"}, "output": str(tmp_path)}
-    stages = {"embed": Embed(config), "again": Embed(validate(EmbedConfig, queries, "embed"))}
+def test_a_static_encoders_stages_are_not_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "stored_size", lambda *_: Size(disk=9))
+    first = {"collection": "c", "encoder": {"model": "m", "static": True}, "output": "o"}
+    again = {"collection": "c", "encoder": {"model": "o"}, "output": str(tmp_path)}
+    stages = {str(each): Embed(validate(EmbedConfig, each, "embed")) for each in (first, again)}
     estimating = Estimating(stages, find_gpus("h100", 1))
     for name in stages:
         estimating.add(name)
         assert (estimating.found[name].made.disk, estimating.found[name].causes) == (0, {})
+
+
+def test_an_encoder_is_counted_as_it_is_used(models: Path, tmp_path: Path) -> None:
+    """Without its tokenizer; merged with an adapter; behind a context."""
+    contextual().save(tmp_path)
+    encoder = {"model": str(models / "encoder"), "pooling": "cls", "tokenizer": "org/none"}
+    values = {"batches": "b", "encoder": encoder, "objective": {"kind": "contrastive"}, "output": "o"}
+    maker = Train(validate(TrainConfig, values | {"lora": {"rank": 4}, "training": {"bf16": False}}, "train"))
+    used = EncoderSettings.model_validate(encoder), EncoderSettings(model=str(tmp_path))
+    plain, trained, behind = (
+        encoder_cost(settings, made_by, find_gpus("h100", 1), 4096)
+        for settings, made_by in ((used[0], None), (used[0], maker), (used[1], None))
+    )
+    assert plain == trained
+    assert (behind.dimension, behind.of_token > plain.of_token) == (32, True)
 
 
 def test_a_peak_is_weights_gradients_states_and_what_is_left() -> None:
@@ -343,7 +396,8 @@ def test_a_models_configuration_is_that_of_the_mirror_or_else_of_the_hubs_cache(
 ) -> None:
     name = f"own/{tmp_path.name}"  # outlines are made once a process
     cached = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
-    for folder, layers in ((tmp_path / "mirror" / "models" / name, 1), (cached / "snapshots" / "abc", 2)):
+    folders = (tmp_path / "mirror" / "models" / name, cached / "snapshots" / "abc", cached / "snapshots" / "def")
+    for layers, folder in enumerate(folders, start=1):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"model_type": "bert", "num_hidden_layers": layers}))
     (cached / "refs").mkdir()
@@ -351,5 +405,5 @@ def test_a_models_configuration_is_that_of_the_mirror_or_else_of_the_hubs_cache(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     if found_in == "mirror":
         monkeypatch.setenv(HUB_MIRROR, str(tmp_path / "mirror"))
-    found = json.loads((outline(name).path / "config.json").read_text())
-    assert found["num_hidden_layers"] == {"mirror": 1, "cache": 2}[found_in]
+    found = [json.loads((outline(name, revision).path / "config.json").read_text()) for revision in (None, "def")]
+    assert [each["num_hidden_layers"] for each in found] == {"mirror": [1, 1], "cache": [2, 3]}[found_in]

@@ -65,7 +65,7 @@ def test_what_would_run_is_not_refused(check, tiny_encoder: Path) -> None:
     form = "first.encoder.form={kind: layers, layers: [1, 2], reduction: last}"
     check(form, "first.objective={kind: multi_layer, training_form: self_contrastive, regularisation: 1.0}")
     check("first.encoder.max_length=64", "first.objective.query_max_length=64", "first.tracking.trackers=[]")
-    check("first.resources.workers=4", "first.training.batches_per_step=2")  # slices
+    check("first.resources.workers=6", "first.training.batches_per_step=3")  # slices
     check("first.training.hard_negatives=0", "first.training.exchange_bf16=true")  # no triplets, whole gradients
 
 

@@ -105,29 +105,14 @@ def test_the_gpus_of_a_cluster_are_those_of_nodes_that_live(monkeypatch: pytest.
     assert worker.gpus_of_cluster() == "A100 H100"
 
 
-@pytest.mark.parametrize(
-    ("resources", "fewest", "nodes", "expected"),
-    [
-        (
-            {"workers": 3, "cpus_per_worker": 2},
-            None,
-            1,
-            {"workers": 3, "per_worker": {"CPU": 2.0}, "gpu": False, "backend": "gloo", "alone": True},
-        ),
-        (
-            {"workers": 3, "cpus_per_worker": 0.5, "gpus_per_worker": 1},
-            2,
-            2,
-            {"workers": (2, 3), "per_worker": {"CPU": 0.5, "GPU": 1.0}, "gpu": True, "backend": "nccl", "alone": False},
-        ),
-        (
-            {"cpus_per_worker": 2, "gpus_per_worker": 0.5},
-            None,
-            1,
-            {"workers": 1, "per_worker": {"CPU": 2.0, "GPU": 0.5}, "gpu": True, "backend": "nccl", "alone": True},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("resources", "fewest", "nodes", "expected"), [
+    ({"workers": 3, "cpus_per_worker": 2}, None, 1,
+     {"workers": 3, "per_worker": {"CPU": 2.0}, "gpu": False, "backend": "gloo", "alone": True}),
+    ({"workers": 3, "cpus_per_worker": 0.5, "gpus_per_worker": 1}, 2, 2,
+     {"workers": (2, 3), "per_worker": {"CPU": 0.5, "GPU": 1.0}, "gpu": True, "backend": "nccl", "alone": False}),
+    ({"cpus_per_worker": 2, "gpus_per_worker": 0.5}, None, 1,
+     {"workers": 1, "per_worker": {"CPU": 2.0, "GPU": 0.5}, "gpu": True, "backend": "nccl", "alone": True}),
+])  # fmt: skip
 def test_what_ray_train_is_asked_for(
     monkeypatch, resources: Any, fewest: int | None, nodes: int, expected: Any
 ) -> None:
@@ -266,6 +251,7 @@ def test_a_run_elsewhere_is_shown_while_it_runs_and_ends_as_it_did(monkeypatch, 
 
     def fit() -> str:
         looked.wait(60)
+        assert threading.current_thread().daemon  # an interrupt of the driver waits for nobody
         if isinstance(returned, ValueError):
             raise returned
         return worker.returned_to_driver(run)

@@ -1,5 +1,6 @@
 """The gradient cache changes no bit of a gradient, in any objective: a run may go on with it from its checkpoint."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,25 @@ def gradients(objective: Objective[Any], rows: pa.Table, *, bf16: bool) -> tuple
     return outcome.loss.detach(), {n: p.grad for n, p in objective.named_parameters() if p.grad is not None}
 
 
+def passes_of(objective: Objective[Any]) -> Counter[int]:
+    """How often each table of its encoders is read from now on."""
+    passes = Counter[int]()
+    encoders = torch.nn.ModuleList([objective.encoder("query"), objective.encoder("document")])
+    for number, table in enumerate(each for each in encoders.modules() if isinstance(each, torch.nn.Embedding)):
+        table.register_forward_pre_hook(lambda *_, number=number: passes.update([number]))
+    return passes
+
+
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_cache_changes_no_bit(build: Callable[..., Objective[Any]], case: str, bf16: bool) -> None:
-    loss, expected = gradients(build(case, cached=False), make_rows(case, 0), bf16=bf16)
-    same, found = gradients(build(case, cached=True), make_rows(case, 0), bf16=bf16)
+    plain, cached = build(case, cached=False), build(case, cached=True)
+    once, twice = passes_of(plain), passes_of(cached)
+    loss, expected = gradients(plain, make_rows(case, 0), bf16=bf16)
+    same, found = gradients(cached, make_rows(case, 0), bf16=bf16)
     assert torch.equal(loss, same)
+    assert max(once.values()) > 1
+    assert all(twice[number] in (2 * count - 1, 2 * count) for number, count in once.items())  # a context is read once
     assert found.keys() == expected.keys()
     assert any(gradient.abs().max() > 0 for gradient in expected.values())
     assert all("lora_" in name for name in found) == ("LoRA" in case)

@@ -34,7 +34,9 @@ def tiny_objective(**settings) -> MarginMse:
 @pytest.mark.parametrize("cut", [{}, {"chunk_size": 2, "gradient_cache": True}], ids=str)
 def test_a_stored_batch_means_what_its_columns_say(similarity, cut):
     objective, rows = tiny_objective(similarity=similarity, teacher_scale=0.1, **cut), triplet_batch(5)
-    outcome = objective(objective.collate(rows.select(list(objective.columns))))
+    outcome = objective(batch := objective.collate(rows.select(list(objective.columns))))
+    assert (batch.pool_sizes.dtype, batch.masked_rows.dtype) == (torch.int64, torch.int64)
+    assert objective.similarity == similarity
     encoder, errors = objective.encoder("document"), []
     for row in rows.to_pylist():
         q, p, n = (

@@ -36,6 +36,8 @@ def test_masks_over_several_batches_against_brute_force(count):
     objective = tiny_objective(share_negatives="step")
     assert objective.joins_step
     batch = objective.collate(rows)
+    for each in (batch, tiny_objective().collate(rows)):
+        assert {value.dtype for value in vars(each).values() if isinstance(value, torch.Tensor)} == {torch.int64}
     candidates = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)])
     expected = as_one_batch(rows)["masked"].to_pylist()
     assert [row.nonzero()[:, 0].tolist() for row in candidates.mask] == expected

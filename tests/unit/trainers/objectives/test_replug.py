@@ -3,20 +3,26 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from pipelines.batches import BatchReader
+from raytriever.errors import UserError
 from tests.gpu.objectives import make_objective, make_rows, settings_of
+from tests.unit.trainers.chunk_batches import store_chunk_batches
 from trainers.objectives.replug import ScoreReader
 
 BATCH = 1
 
 
-def test_scores_are_stored_with_the_tokens_of_long_chunks() -> None:
+def test_scores_are_stored_with_the_tokens_of_long_chunks(tiny_encoder: Path, tmp_path: Path) -> None:
     reader = ScoreReader(settings_of("replug").scores)
-    tokens = reader.read(0, BATCH, mean=False) / reader.read(0, BATCH, mean=True)
+    sums, means = (reader.read(0, BATCH, mean=mean) for mean in (False, True))
+    assert (sums.dtype, means.dtype) == (np.float32, np.float32)
+    tokens = sums / means
     assert tokens.min() > 0.99
     assert tokens.max() > 1.99
     stored = reader.artifact
@@ -24,6 +30,10 @@ def test_scores_are_stored_with_the_tokens_of_long_chunks() -> None:
     assert (schema.field("tokens").type, schema.field("negative_log_likelihood").type.value_type) == (
         pa.int32(), pa.float32()
     )  # fmt: skip
+    objective = make_objective("replug", tiny_encoder)
+    for size, said in ((2, "the retriever learns nothing"), (4, "belong to other batches")):
+        with pytest.raises(UserError, match=said):
+            objective.check_batches(BatchReader(store_chunk_batches(tmp_path / said, size=size)))
 
 
 @pytest.mark.parametrize("include_self", [False, True])

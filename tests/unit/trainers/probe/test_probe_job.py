@@ -1,6 +1,7 @@
 """`raytriever probe`: batches that teach are told from batches that don't, and what won is a recipe."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from retrieval.evaluation.stored import StoredEvaluation
 from tests.unit import small_run
-from trainers.jobs.probe import Probe, ProbeConfig, recommend
+from trainers.jobs.probe import Probe, ProbeConfig, recommend, summary_of
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +102,16 @@ def test_how_encoders_are_trained_shows_in_their_loss(
 
 @pytest.mark.parametrize("start", ["random", "embeddings"])
 def test_a_random_start_is_another_for_each_seed(run, tiny_encoder: Path, tmp_path: Path, start: str) -> None:
-    untrained = {"start": start, "learning_rate": 1e-30, "epochs": 1}
+    untrained = {"start": start, "learning_rate": 1e-30, "epochs": 1, "packings": {}}
     made = Artifact(small_run.make(Probe(config_of(run, tiny_encoder, tmp_path, **untrained))))
     one, other = made.read_json("trials.json")["ways"]["tour"]["of_seeds"]
     assert (one != other) == (start == "random")
+    assert made.read_json("trials.json")["recommended"] in ("tour", "in turns")
 
 
-def test_what_decides_and_what_it_is_for_are_the_users(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
+def test_what_decides_and_what_it_is_for_are_the_users(run, tiny_encoder: Path, tmp_path: Path, monkeypatch) -> None:
+    levels = list[float]()
+    monkeypatch.setattr("trainers.jobs.probe.recommend", lambda *of: levels.append(of[-1]) or recommend(*of))
     changes = {"measure": "RR@5", "significance_level": 0.9, "recipe": "finetune", "epochs": 1}
     stage = Probe(config_of(run, tiny_encoder, tmp_path, **changes))
     found = StoredEvaluation(small_run.make(stage))
@@ -115,6 +119,7 @@ def test_what_decides_and_what_it_is_for_are_the_users(run: dict[str, str], tiny
     assert {comparison["measure"] for comparison in found.comparisons} == {"RR@5"}
     best = max(ways := found.read_json("trials.json")["ways"], key=lambda way: ways[way]["mean"])
     assert ways[best]["mean"] == pytest.approx(found.metrics["means"][best]["RR@5"])
+    assert levels == [0.9]
     text = "\n".join(stage.announce(found))
     assert "RR@5" in text
     assert "nDCG" not in text
@@ -135,15 +140,16 @@ def test_how_the_best_were_clustered_is_recommended_too(
     packed = small_run.make(Pack(PackConfig(clusters=clusters, packing=packing, output=str(tmp_path / "packing"))))
     filtered = inputs | {"collection": run["collection"], "packing": packed, "output": str(tmp_path / "batches")}
     batches = small_run.make(Filter(FilterConfig.model_validate(filtered)))
-    compared = {"batches": {"tour": run["batches"], "topics": batches}, "packings": {"topics": packed}}
+    compared = {"batches": {"tour": run["batches"], "thèmes": batches}, "packings": {"thèmes": packed}}
     probe = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "probe", **compared)))
+    assert Path(probe, "recommended.yaml").read_text().startswith("description: Batches 'thèmes', the best of 2 ways")
     recipe = load_recipe(f"{probe}/recommended.yaml", [])
     assert recipe.stages["packing"]["packing"]["order"] == "topics"
     assert recipe.stages["clusters"]["cluster_size"] == 6
     assert recipe.stages["clusters"]["kmeans"] == {"sides": "queries"}
 
 
-def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: Path, monkeypatch) -> None:
     def make(**changes: Any) -> None:
         output = tmp_path / "-".join(changes)
         small_run.make(Probe(config_of(run, tiny_encoder, output / str(changes.get("split")), **changes)))
@@ -161,6 +167,14 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
     other = small_run.make_collection(tmp_path / "other", word="word")
     with pytest.raises(UserError, match="collection"):
         make(collection=other)
+    of_chunks = {"artifact": Artifact(run["batches"]), "layout": "chunks"}
+    monkeypatch.setattr("trainers.jobs.probe.BatchReader", lambda _: SimpleNamespace(**of_chunks))
+    with pytest.raises(UserError, match=r"batches\.tour has batches of chunks, but only those of pairs"):
+        make()
+    with pytest.raises(UserError, match="encoders of 'tour' agree to the last digit over all seeds"):
+        summary_of("tour", [{"mean": mean, "pairs": 4, "loss": 1.5} for mean in (0.5, 0.75)])
+    trials = [{"mean": mean, "pairs": 4, "masked": 0, "loss": mean, "seconds": 1} for mean in (1, 3)]
+    assert summary_of("tour", trials)["deviation"] == pytest.approx(2**0.5)
 
 
 def test_the_best_is_recommended_and_what_is_level_with_it_named() -> None:

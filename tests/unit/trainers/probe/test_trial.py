@@ -64,6 +64,7 @@ def test_texts_are_means_of_their_tokens_whatever_is_beside_them() -> None:
     np.testing.assert_allclose(found[:-1], means(start, texts[:-1]), atol=1e-6)
     assert not found[-1].any()
     assert TokenLists.of(texts).offsets.dtype == np.int64  # of all tokens of a corpus
+    assert TokenLists.of([[250_000]]).tokens.tolist() == [250_000]
     taken = TokenLists.of(texts).take(np.array([50, 3, 3, 0]))
     assert [taken.tokens[a:b].tolist() for a, b in zip(taken.offsets, taken.offsets[1:], strict=False)] == [
         texts[number] for number in (50, 3, 3, 0)

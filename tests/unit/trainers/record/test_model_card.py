@@ -59,6 +59,10 @@ def test_prompts_are_told_by_name() -> None:
     assert "| prompt `classification` | `'classification: '` |" in text
     assert "prompt_name='classification'" in text
     assert "prompt_name" not in card()
+    scored, contextual = "queries for a scoring module** (of 2 layers), which", "This is a contextual encoder, and the"
+    for changes, said in (({"list_scorer": "of 2 layers"}, scored), ({"architecture": "contextual"}, contextual)):
+        assert said in model_card("any", {}, INPUTS, CONTRACT.model_copy(update=changes), POINTS)
+        assert said not in text
     both = "`encode_query` and `encode_document` put the prompts before the texts"
     for of_queries, of_documents in (("q: ", ""), ("", "d: "), ("", "")):
         own = CONTRACT.model_copy(update={"query_prompt": of_queries, "document_prompt": of_documents})

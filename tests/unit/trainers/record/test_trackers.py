@@ -105,7 +105,7 @@ def test_tensorboard_for_real_purges_the_steps_that_are_taken_again(tmp_path: Pa
 
     track("tensorboard", tmp_path, run_name="first")
     (events,) = (tmp_path / "tensorboard" / "first-aaaaaaaa").iterdir()
-    for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b"learning_rate"):
+    for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b'"learning_rate": 2e-05'):
         assert name in events.read_bytes()
 
     def attempt(*steps: int, digest: str = "a" * 64) -> None:
@@ -152,9 +152,11 @@ def test_weights_and_biases_by_a_stub(
     monkeypatch: pytest.MonkeyPatch, stub: Stub, tmp_path: Path, logged: list[str]
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "not-to-be-told")
-    track("wandb", tmp_path, project="retrieval", run_name="a", every=4)
+    folder = tmp_path / "not" / "there"
+    track("wandb", folder, project="retrieval", run_name="a", every=4)
     (_, given), *_ = stub.named("init")
-    assert (given["project"], given["name"], given["config"]) == ("retrieval", "a", CONFIG)
+    named = {"project": "retrieval", "name": "a", "config": CONFIG, "dir": str(folder)}
+    assert given.items() >= named.items()
     assert given["save_code"] is False
     assert given["settings"]["disable_git"]
     assert given["settings"]["x_disable_meta"]
@@ -164,7 +166,7 @@ def test_weights_and_biases_by_a_stub(
     assert len(stub.named("finish")) == 1
     assert "not-to-be-told" not in str(stub.calls)
     assert (given["id"], given["resume"]) == (None, None)
-    track("wandb", tmp_path)
+    track("wandb", folder)
     (_, again) = stub.named("init")[1]
     assert (again["id"], again["resume"]) == ("run7", "allow")  # a run that goes on is one run there
     assert logged == []
@@ -245,6 +247,7 @@ def test_a_tracker_that_hangs_makes_nobody_wait(
         opened.log(step, {"train/loss": 1.0})
     opened.__exit__(None, None, None)
     assert time.perf_counter() - started < 5
+    assert {each.daemon for each in threading.enumerate() if each.name == "wandb"} == {True}  # nor the interpreter
     assert logged == [
         f"wandb is off: {problem} (is its server in reach?). The training doesn't need it, and stores its curve."
     ]

@@ -365,7 +365,7 @@ def test_runs_that_do_not_fit(collection, run, tmp_path):
     assert f"{lacking} of the split's queries are not in {fewer}" in opened(collection, run=str(fewer)).notes
 
 
-def test_texts_that_are_all_empty(objective):
+def test_texts_that_are_all_empty(objective, monkeypatch):
     blocks = [(np.arange(2), ["", ""]), (np.array([5]), [""])]
     with pytest.raises(UserError, match="All 3 documents of there are empty texts"):
         SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there")
@@ -380,6 +380,9 @@ def test_texts_that_are_all_empty(objective):
     assert rows.tolist() == [0, 1, 5]
     np.testing.assert_array_equal(vectors[0], vectors[1])
     assert (vectors[2] != vectors[1]).any()
+    monkeypatch.setattr(objective.text_encoder, "tokenize_ids", lambda texts, *_: [[250_000]] * len(texts))
+    (piece,) = SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there").pieces
+    assert [ids.tolist() for batch in piece.batches for ids in batch] == [[250_000]] * 2
 
 
 def test_vectors_that_are_not_finite_name_a_text(collection, objective):

@@ -35,6 +35,7 @@ def test_defaults_of_retrieval():
     ({"candidates": 10}, "name the 'run'"),
     ({"top_k": 50}, "top_k is 50, but a measure needs 100"),
     ({"run": "r", "top_k": 100}, "'top_k' is for a search"),
+    ({"exclude_split": "dev"}, "exclude_split is 'dev', the split that decides"),
     ({"every": 0}, "'validation.every'"),
     ({"patience": 0}, "'validation.patience'"),
     ({"evry": 5}, "Did you mean 'every'"),

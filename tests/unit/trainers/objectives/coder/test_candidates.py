@@ -39,6 +39,7 @@ def test_stored_lists_are_as_stored():
     for found, row in zip(stored_lists(batch.slice(1)), batch.to_pylist()[1:], strict=True):
         assert found.rows.tolist() == row["candidate_rows"]
         assert [None if np.isnan(g) else g for g in found.grades.tolist()] == row["candidate_relevance"]
+        assert (found.rows.dtype, found.grades.dtype) == (np.int64, np.float32)
 
 
 @pytest.mark.parametrize(("candidates", "level", "rows"), [
@@ -109,6 +110,7 @@ def test_lists_are_padded_to_the_longest():
     inf = float("inf")
     assert labels.tolist() == [[-inf, 2, 0, -inf, 1], [3, -inf, -inf, -inf, -inf], [-inf] * 5]
     assert padded(LISTS[2:])[0].shape == (1, 1)
+    assert (rows.dtype, labels.dtype) == (torch.int64, torch.float32)
 
 
 ROWS = torch.tensor([[39, 0, 7, 8, ABSENT], [0, 27, 28, 7, 6], [ABSENT] * 5])

@@ -173,7 +173,7 @@ def test_queries_of_a_module_search_no_index_and_are_not_ranked_by_inner_product
         measure(scored[0], collection)
 
 
-def test_an_encoder_that_does_not_fit_the_documents_is_refused(base, tiny_encoder, vectors):
+def test_what_does_not_fit_the_encoder_is_refused(base, tiny_encoder, collection, vectors, words, tmp_path):
     with pytest.raises(UserError, match=r"not the one behind the documents' vectors .*normalize False against True"):
         load_coder(load(encoder_settings(base, normalize=False)), CoderSettings(documents=vectors))
     objective = coder(tiny_encoder, vectors, other_encoder=True)
@@ -187,6 +187,12 @@ def test_an_encoder_that_does_not_fit_the_documents_is_refused(base, tiny_encode
     frozen = CoderSettings(documents=vectors, other_encoder=True, scoring=TRANSFORMER | {"query_encoder": "frozen"})
     with pytest.raises(UserError, match="lora adds weights to it, which would never be trained"):
         load_coder(adapted, frozen)
+    of_train = embedded(collection, encoder_settings(base), tmp_path, splits=("train",))  # of all documents
+    with pytest.raises(UserError, match="vectors of a ranking's texts, or of some splits' queries"):
+        coder(base, of_train, smoothing=SmoothingSettings())
+    of_run = embedded(collection, encoder_settings(base), tmp_path / "run", run=words, depth=3)
+    with pytest.raises(UserError, match="vectors of a ranking's texts, or of some splits' queries"):
+        coder(base, of_run)
 
 
 def run_settings(base, vectors, batches, validation, **objective: Any) -> RunSettings:
@@ -235,7 +241,7 @@ def test_what_can_not_be_validated_on_is_refused(base, collection, vectors, batc
         measure(coder(base, vectors), other)
     others = embedded(other, encoder_settings(base), tmp_path / "of-other")
     with pytest.raises(UserError, match="don't come from the same collection"):
-        run(run_settings(base, others, batches, dev(collection)), base, tmp_path / "refused")
+        run(run_settings(base, others, batches, None), base, tmp_path / "refused")
     with pytest.raises(ValidationError, match=r"can't search a collection.*validation.run"):
         run_settings(base, vectors, batches, dev(collection), scoring=TRANSFORMER)
     of_training = {"kind": "batches", "batches": batches, "every": 4}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
-from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_settings
+from tests.unit.trainers.tiny import Reports, TinyBatches, assert_same, tiny_settings, weights_of
 from trainers.engine.loop import train
 from trainers.engine.order import Piece
 from trainers.engine.reading import Reader
@@ -92,6 +92,9 @@ def test_an_untrained_module_changes_no_loss(stored):
     plain, scored = tiny_coder(stored), tiny_coder(stored, scoring=TRANSFORMER).double()
     assert plain.list_scorer is None
     assert loss_of(plain, rows).item() == pytest.approx(loss_of(scored, rows).item(), rel=1e-12)
+    one, again, other = (weights_of(tiny_coder(stored, scoring=TRANSFORMER, seed=seed)) for seed in (1, 1, 2))
+    assert_same(one, again)
+    assert any((other[name] != value).any() for name, value in one.items())
 
 
 @each_scoring
@@ -141,11 +144,12 @@ def test_the_released_divisor_of_max_margin_depends_on_the_padding(stored):
     def loss(table, **settings):
         objective = tiny_coder(stored, loss="max_margin", **settings)
         batch = objective.collate(table)
-        return objective(batch).loss.item(), objective(replace(batch, labels=batch.labels * 2)).loss.item()
+        return objective(batch).loss.item(), objective(replace(batch, labels=batch.labels + 1)).loss.item()
 
     short = int(np.argmin([len(row["candidate_rows"]) for row in rows.to_pylist()]))
     alone, beside = loss(rows.slice(short, 1)), loss(rows)
     assert alone[0] == alone[1] > 0  # grades don't matter, labels do
+    assert len(set(loss(rows, relevance_level=0))) == 1
     assert loss(rows.slice(short, 1), margin_divisor="padded_width") == pytest.approx(alone)
     assert loss(rows, margin_divisor="padded_width")[0] < beside[0]
 
@@ -208,10 +212,13 @@ def test_the_loop_trains_it_and_epochs_draw_anew(stored):
 def test_what_queries_are_compared_with(stored):
     rows = candidate_batch(5)
     lengths = [len(row["candidate_rows"]) for row in rows.to_pylist()]
-    positives = [sum((g or 0) >= 1 for g in row["candidate_relevance"]) for row in rows.to_pylist()]
-    found = tiny_coder(stored).comparisons(rows)
-    assert (found.queries, found.positives, found.in_batch) == (4, np.mean(positives), 0)
-    assert found.hard == pytest.approx(np.mean(lengths) - np.mean(positives))
+    for level in (1, 2):
+        positives = [sum((g or 0) >= level for g in row["candidate_relevance"]) for row in rows.to_pylist()]
+        found = tiny_coder(stored, relevance_level=level).comparisons(rows)
+        assert (found.queries, found.positives, found.in_batch) == (4, np.mean(positives), 0)
+        assert found.hard == pytest.approx(np.mean(lengths) - np.mean(positives))
+        few = tiny_coder(stored, relevance_level=level, candidates=2).comparisons(rows)
+        assert few.hard == pytest.approx(np.mean([max(0, 2 - count) for count in positives]))
     assert tiny_coder(stored, negatives="in_batch").comparisons(rows).in_batch > 0
     some = tiny_coder(stored, negatives="in_batch", candidates=5, retrieved_negatives=1).comparisons(rows)
     assert 0 < some.hard <= 1

@@ -409,7 +409,8 @@ def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp
 
 def test_a_context_that_marks_most_pairs_is_said_before_a_run(tiny_encoder: Path, logged: list[str]) -> None:
     def check(**settings: Any) -> None:
-        objective_of(tiny_encoder, **settings).check_batches(SimpleNamespace(batch_size=64))
+        batches = SimpleNamespace(batch_size=64, uri="b", distinct=lambda _: {"wiki"})
+        objective_of(tiny_encoder, **settings).check_batches(batches)
 
     check(context_documents=32)
     check(context_documents=64, own_documents_in_context=True)
@@ -418,3 +419,5 @@ def test_a_context_that_marks_most_pairs_is_said_before_a_run(tiny_encoder: Path
     check(context_documents=33)
     assert "context_documents is 33 with batches of 64" in logged[0]
     assert "context_documents to 16" in logged[0]
+    with pytest.raises(UserError, match="prompts_by_domain names 'forum', but no batch in b has"):
+        check(prompts_by_domain={"forum": {}})

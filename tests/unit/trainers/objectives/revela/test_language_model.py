@@ -227,7 +227,7 @@ def test_families_that_are_not_known_are_refused(model_type: str) -> None:
     model: Any = causal_model(model_type, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     model.name_or_path = "org/model"
     with pytest.raises(UserError, match=f"language model org/model is of the family '{model_type}'") as caught:
-        require_decoder(model)
+        InBatchLanguageModel(model)
     assert all(name in str(caught.value) for name in FAMILIES)
 
 
