@@ -234,7 +234,8 @@ KEYS = [
     "s3://key:secret@bucket/runs?region=y", "s3://key:sec?ret@bucket/runs", "s3://key:sec#ret@bucket/runs",
     "gs://anonymous@key:secret@bucket/runs", "nonsense://key:sec/ret@bucket",
 ]  # fmt: skip
-NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
+NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "mock://"]
+NO_FOLDERS += ["file:///tmp/a#b"]
 
 
 @pytest.mark.parametrize(("uri", "said"), [

@@ -308,6 +308,7 @@ def test_wrong_input(vectors: NDArray[np.float32], filled: Callable[..., Any], t
     with pytest.raises(UserError, match=r"'IVFF16' makes no index of dimension 32. FAISS says: could not parse"):
         vector_index.train(vectors, "IVFF16", seed=0)
     for factory, said in (
+        ("HNSW8_2+PQ4", r"can't build 'HNSW8_2\+PQ4' for inner products"),
         ("IVF16,PQ12x4fs", "cuts 32 numbers into 12 parts, .* PQ allows one of 1, 2, 4, 8, 16, 32."),
         (
             "OPQ8_24,PQ16",

@@ -288,6 +288,8 @@ def test_what_does_not_go_together_is_refused_before_the_first_task(tmp_path, co
     refused("come from different encoders", reranking(query_vectors=part("queries", max_length=9)))
     foreign = stored_vectors(tmp_path / "foreign", other, {"queries": (values(vectors, "queries")[:1], ["q1"])})
     refused("don't come from the same collection", reranking(query_vectors=foreign))
+    (tmp_path / "empty.trec").touch()
+    refused("answers no query, so there is nothing to rerank", reranking(run=str(tmp_path / "empty.trec")))
     every_query = search(tmp_path / "every", index=bm25, collection=collection, split=None)
     runs = {"judged": run.uri, "all": every_query.uri}
     refused("answer different queries. Search both with one", Fuse(FuseConfig(runs=runs, output=str(tmp_path / "f"))))

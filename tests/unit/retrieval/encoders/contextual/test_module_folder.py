@@ -182,6 +182,10 @@ def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
         each.use_context(each.embed_context(DOCUMENTS))
     for role in ("query", "document"):
         same_vectors(towers.query, encoder, role, atol=1e-5)
+    with pytest.raises(UserError, match="has no folder 'other' to read the model from"):
+        ContextualTransformer.load(str(folder), "other")
+    with pytest.raises(UserError, match="has two stages and can't be made static"):
+        load_towers(EncoderSettings(model="any", static=True), folder, "any")
 
 
 def test_in_bfloat16(tmp_path: Path) -> None:
