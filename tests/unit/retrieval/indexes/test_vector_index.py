@@ -80,7 +80,7 @@ def test_whatever_an_index_learns_its_seed_decides(vectors: NDArray[np.float32],
     few = np.ascontiguousarray(vectors[:300, :8])
     one, again, other = (vector_index.train(few, factory, seed=seed) for seed in (3, 3, 4))
     assert one == again
-    assert one != other
+    assert one not in (other, vector_index.train(few.astype(np.float16), factory, seed=3))
 
 
 def recall(found: Ranking, exact: Ranking) -> float:
@@ -101,6 +101,9 @@ def test_approximate_indexes_find_most_of_the_exact_ranking(factory, parameters,
     found = vector_index.search_shard(index, queries, 10, first_row=500)
     assert_ordered(found)
     assert recall(found, exact_top_k(queries, vectors, 10, first_row=500)) >= least
+    if factory in ("IVF16,Flat", "HNSW32"):  # which hold vectors as they are
+        products = np.take_along_axis(queries @ vectors.T, found.rows - 500, axis=1)
+        np.testing.assert_allclose(found.scores, products, rtol=1e-5)
 
 
 def small_numbers(seed: int, documents: int, queries: int, width: int) -> tuple[NDArray[np.float32], ...]:
