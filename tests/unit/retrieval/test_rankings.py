@@ -128,7 +128,7 @@ def test_a_ranking_of_another_tool_by_the_rows_of_a_collection(tmp_path: Path) -
     expected = np.array([[1.1, 1, 1], [1, -np.inf, -np.inf]], np.float32)
     np.testing.assert_array_equal(found.ranking().scores, expected)
     assert found.ranking().scores.dtype == np.float32
-    with pytest.raises(UserError, match="1 of 1 queries are not in .*, such as 'q9'"):
+    with pytest.raises(UserError, match=r"1 of 1 queries are not in .*, such as 'q9'"):
         RankingFile(Path(write_run_file(tmp_path / "other.trec", {"q9": {"d1": 1.0}})), collection)
     (tmp_path / "empty.trec").touch()
     assert RankingFile(tmp_path / "empty.trec", collection).ranking().rows.shape == (0, 0)
