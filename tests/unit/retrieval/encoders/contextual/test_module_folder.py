@@ -135,7 +135,7 @@ def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
 
 
 def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    encoder = encoder_of(context_documents=3)
+    encoder = encoder_of(context_documents=3, text_positions="behind_prefix")
     model = load(written(encoder, tmp_path, context_of(encoder)))
     corpus = [f"{text} {number}" for number in range(5) for text in DOCUMENTS] + ["", " "] * 10
     drawn = np.random.default_rng(7).choice(len(corpus), 6, replace=False)
@@ -153,6 +153,9 @@ def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogC
         model[0].fit_context(["", " \n"])
     with pytest.raises(Exception, match=r"shape \(3, 7\)"):
         model[0].use_context(torch.zeros(3, 7))
+    for each in (model[0], encoder):
+        with pytest.raises(Exception, match="10000 context vectors"):
+            each.use_context(torch.zeros(10_000, encoder.dimension))
 
 
 def test_a_context_that_leaves_no_room_is_not_written(tmp_path: Path) -> None:
