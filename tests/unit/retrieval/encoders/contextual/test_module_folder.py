@@ -176,10 +176,19 @@ def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog:
     assert "fit_context(documents)" in caplog.text
 
 
-def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
+def test_our_own_loader_reads_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(**RELEASED)
     folder = written(encoder, tmp_path)
-    towers = load_towers(EncoderSettings(model=str(folder)), folder, locate_model(str(folder)).fingerprint).eval()
+    trusted = list[bool]()
+
+    def noted(settings: EncoderSettings, *given: Any, **named: Any) -> Any:
+        trusted.append(settings.trust_remote_code)
+        return load_encoder(settings, *given, **named)
+
+    monkeypatch.setattr("retrieval.encoders.contextual.folder.load_encoder", noted)
+    settings = EncoderSettings(model=str(folder), trust_remote_code=True)
+    towers = load_towers(settings, folder, locate_model(str(folder)).fingerprint).eval()
+    assert trusted == [True, True]  # of both stages
     assert isinstance(towers.query, ContextualEncoder)
     for each in (encoder, towers.query):
         each.use_context(each.embed_context(DOCUMENTS))
