@@ -291,6 +291,8 @@ def test_what_mteb_is_told_of_the_model(encoder: str, monkeypatch: pytest.Monkey
     assert result_name("org/name") == "org/name"
     with pytest.raises(UserError, match="name is 'plain'"):
         RaytrieverEncoder(encoder, name="plain")
+    with pytest.raises(UserError, match=r"task_prompts\.STS is 'othr'"):
+        RaytrieverEncoder(encoder, task_prompts={"STS": "othr"})
     with pytest.raises(UserError, match="has layers 1, 2, which MTEB's own search doesn't support"):
         RaytrieverEncoder(encoder, form={"kind": "layers", "layers": [1, 2]})
     monkeypatch.setattr(mteb_encoder, "resolve_dtype", lambda *_, **__: "bfloat16")
