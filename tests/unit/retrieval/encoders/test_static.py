@@ -196,7 +196,7 @@ def test_what_is_no_part_of_a_mean_is_refused(tiny_encoder: Path, setting: str) 
         load_tiny(tiny_encoder, static=True, **{setting: ELSEWHERE[setting]})
 
 
-def test_a_damaged_table_is_named(table: StaticEncoder, tmp_path: Path) -> None:
+def test_a_damaged_table_is_named(table: StaticEncoder, tiny_encoder: Path, tmp_path: Path) -> None:
     table.save(tmp_path)
     path = tmp_path / "model.safetensors"
     save_file({"embedding.weight": load_file(path)["embedding.weight"].to(torch.int8)}, path)
@@ -212,3 +212,10 @@ def test_a_damaged_table_is_named(table: StaticEncoder, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match="table of token vectors"):
         load_tiny(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match="holds its weights only as a pickle"):
+        load_tiny(tmp_path)
+    listed = shutil.copytree(tiny_encoder, tmp_path / "listed")
+    (listed / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../model.safetensors"}}')
+    with pytest.raises(UserError, match="weights are read only from safetensors files beside it"):
+        load_tiny(listed, static=True)
