@@ -19,16 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.artifacts.artifact import (
-    CHECKED,
-    Artifact,
-    Derivation,
-    ShardRecord,
-    ShardWriter,
-    is_artifact,
-    read_run,
-    to_json,
-)
+from raytriever.artifacts.artifact import CHECKED, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
 from raytriever.artifacts.storage import Folder
 from raytriever.artifacts.writer import ArtifactWriter, Lock, is_lock, locked
 from raytriever.errors import UserError
@@ -262,8 +253,6 @@ def test_a_damaged_manifest_is_named(place: str, text: bytes) -> None:
     Folder(place).write_bytes("manifest.json", text)
     for use in (lambda: Artifact(place), lambda: ArtifactWriter(place, DERIVATION)):
         assert refused(use).startswith(f"{place}/manifest.json is damaged")
-    Folder(place).write_bytes("run.json", b"[]")
-    assert refused(lambda: read_run(Folder(place))).startswith(f"{place}/run.json is damaged. It only records times")
     assert (b'{"' in text) == ("(it lacks " in refused(lambda: Artifact(place)))
 
 

@@ -12,14 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raytriever.artifacts.storage import (
-    TEMPORARY_PREFIX,
-    Folder,
-    absolute,
-    cache_folder,
-    folder_and_name,
-    sha256_of,
-)
+from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder, absolute, cache_folder, folder_and_name, sha256_of
 from raytriever.errors import StorageError, UserError
 
 
