@@ -1,8 +1,8 @@
 """Text of strangers reaches the terminal, the log and JSON without what these would obey."""
 
 import json
-import random
 import os
+import random
 import re
 import subprocess
 import sys
