@@ -29,6 +29,7 @@ def put(folder: Folder, name: str, data: bytes) -> None:
     with folder.scratch() as scratch:
         (scratch / "built").write_bytes(data)
         folder.put(name, scratch / "built")
+        assert not (scratch / "built").exists()
 
 
 def test_what_is_written_is_read(place: str) -> None:
@@ -60,6 +61,15 @@ def test_what_is_written_is_read(place: str) -> None:
     folder.delete_empty_folders()
     assert not folder.is_local or everything_in(Path(place)) == []
     assert not folder.is_local or Path(place).is_dir()  # it stays itself
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """Its reader would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    folder = Folder(str(tmp_path))
+    for read in (folder.read_bytes, folder.open_input, folder.stamp, lambda name: folder.local_path(name, "0" * 64)):
+        with pytest.raises(FileNotFoundError):
+            read("pipe")
 
 
 def test_names_may_be_too_long(tmp_path: Path) -> None:
@@ -122,7 +132,9 @@ def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, object_store: 
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
+    handles = len(list(Path("/dev/fd").iterdir()))
     Folder(str(tmp_path)).write_bytes("name", b"x")
+    assert len(list(Path("/dev/fd").iterdir())) == handles
     assert events == ["sync 1 bytes", "rename", "sync"]  # the file, its name, the folder that holds the name
     events.clear()
     remote.local_path("name", sha256(b"to be synced"))
