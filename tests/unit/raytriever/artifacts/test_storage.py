@@ -132,9 +132,7 @@ def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, object_store: 
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
-    handles = len(list(Path("/dev/fd").iterdir()))
     Folder(str(tmp_path)).write_bytes("name", b"x")
-    assert len(list(Path("/dev/fd").iterdir())) == handles
     assert events == ["sync 1 bytes", "rename", "sync"]  # the file, its name, the folder that holds the name
     events.clear()
     remote.local_path("name", sha256(b"to be synced"))
