@@ -43,15 +43,15 @@ class Relations:
 
     def run(self, query: str, **values: Any) -> None:
         """A query for its effect; ``values`` are its parameters, ``$name``."""
-        self._database.execute(query, values or None)
+        self._database.execute(query, values)
 
     def rows(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
         """All rows of a small result."""
-        return self._database.execute(query, values or None).fetchall()
+        return self._database.execute(query, values).fetchall()
 
     def tables(self, query: str, rows: int = _ROWS_AT_ONCE, **values: Any) -> Iterator[pa.Table]:
         """The result, ``rows`` rows at a time; other queries may run meanwhile."""
-        reader = self._database.cursor().sql(query, params=values or None).to_arrow_reader(rows)
+        reader = self._database.cursor().sql(query, params=values).to_arrow_reader(rows)
         pending: list[pa.RecordBatch] = []
         for batch in reader:
             pending.append(batch)

@@ -42,7 +42,7 @@ def rerank(
         for query, (found, of_query) in enumerate(zip(candidates.rows[block], place, strict=True), start):
             chosen = found >= 0
             # summed in float64: the float32 score is then the same wherever a vector stands among the candidates
-            products = vectors[of_query[chosen] - absent].astype(np.float64) @ queries[query].astype(np.float64)
+            products = vectors[of_query[chosen] - absent] @ queries[query].astype(np.float64)
             best = np.full((1, len(found)), -np.inf, dtype=np.float32)
             best[0, chosen] = products.max(axis=1)
             ranking.put(slice(query, query + 1), best_candidates(best, found[None], k))
@@ -78,7 +78,7 @@ def rerank_lists(
         places = np.where(found < 0, len(vectors), place.reshape(found.shape) - absent)
         scored = scorer(
             torch.from_numpy(queries[start : start + per_block]).to(device, torch.float64),
-            nn.functional.pad(torch.from_numpy(vectors).to(device, torch.float64), (0, 0, 0, 1)),
+            nn.functional.pad(torch.from_numpy(vectors).to(device), (0, 0, 0, 1)),
             torch.from_numpy(places).to(device),
         )
         if not scored.isfinite().all():

@@ -329,7 +329,7 @@ class _FirstDocuments:
     def of(self, name: str, query: str) -> list[str]:
         """The first documents of the ranking, '' where it has fewer."""
         line = self._lines[name].get(query)
-        rows = np.empty(0, np.int64) if line is None else np.array(self._rows[name][line, :_DOCUMENTS], np.int64)
+        rows = np.empty(0, np.int64) if line is None else self._rows[name][line, :_DOCUMENTS]
         table = self._collection.rows_of("documents").take(rows[rows >= 0], ["id", "title", "text"])
         found = [
             ("+ " if (query, document["id"]) in self._relevant else "")

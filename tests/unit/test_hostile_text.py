@@ -1,6 +1,7 @@
 """Text of strangers reaches the terminal, the log and JSON without what these would obey."""
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -115,14 +116,17 @@ def test_no_command_sends_what_a_terminal_obeys(
 
 def test_a_defect_quotes_nothing_that_a_terminal_obeys() -> None:
     fails = f"""
+import os
 from raytriever import cli
-def fail(): raise RuntimeError({BAD!r})
+def fail(): raise RuntimeError({BAD!r} + os.environ["OMP_WAIT_POLICY"])
 cli.app = fail
 cli.configure_log()
 cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", fails], capture_output=True, text=True, timeout=60)
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", fails], capture_output=True, text=True, timeout=60, env=others)
     assert done.returncode == 1
     assert "RuntimeError: \ufffd]0;OWNED" in done.stderr
+    assert "PASSIVE" in done.stderr  # threads that wait don't spin
     assert "Traceback" in done.stderr
     assert not OBEYED.search(done.stderr)

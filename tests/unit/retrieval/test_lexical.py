@@ -144,6 +144,7 @@ def test_words_are_numbered_alike_in_every_process() -> None:
         printed.add(done.stdout)
     counts = WordCounts.of(TEXTS, PLAIN).counts
     assert counts.indices.dtype == counts.data.dtype == np.int32
+    assert WordCounts.of(["red", "red " * 40_000], PLAIN).counts.data.tolist() == [1, 40_000]
     assert len(printed) == 1
     assert "runs" not in printed.pop()
 

@@ -119,15 +119,17 @@ def test_runs_of_ms_marco_are_ordered_by_rank(tmp_path_factory, ranks):
 def test_a_ranking_of_another_tool_by_the_rows_of_a_collection(tmp_path: Path) -> None:
     collection = StoredCollection(make_collection(tmp_path))
     equal = {"d3": 1 + 2e-9, "d1": 1 + 1e-9}  # in float32, which decides
-    path = write_run_file(tmp_path / "run.trec", {"q2": {**equal, "d2": 1.5}, "q1": {"d5": 1.0}})
+    path = write_run_file(tmp_path / "run.trec", {"q2": {**equal, "d2": 1.1}, "q1": {"d5": 1.0}})
     found = RankingFile(Path(path), collection)
     assert found.query_ids() == ["q2", "q1"]
     ids = found.document_ids().to_pylist()
     names = [[None if row == -1 else ids[row] for row in rows] for rows in found.ranking().rows]
     assert names == [["d2", "d1", "d3"], ["d5", None, None]]
-    expected = np.array([[1.5, 1, 1], [1, -np.inf, -np.inf]])
+    expected = np.array([[1.1, 1, 1], [1, -np.inf, -np.inf]], np.float32)
     np.testing.assert_array_equal(found.ranking().scores, expected)
     assert found.ranking().scores.dtype == np.float32
+    with pytest.raises(UserError, match=r"1 of 1 queries are not in .*, such as 'q9'"):
+        RankingFile(Path(write_run_file(tmp_path / "other.trec", {"q9": {"d1": 1.0}})), collection)
     (tmp_path / "empty.trec").touch()
     assert RankingFile(tmp_path / "empty.trec", collection).ranking().rows.shape == (0, 0)
 

@@ -73,6 +73,8 @@ def test_a_block_holds_as_many_queries_as_their_vectors_have_room(vectors, monke
     rows = np.arange(50).reshape(10, 5)
     found = rerank(Ranking(rows, np.zeros(rows.shape, np.float32)), np.ones((10, 6), np.float32), fetch, 5)
     np.testing.assert_array_equal(np.sort(found.rows, axis=1), rows)
+    exact = documents.sum(axis=2, dtype=np.float64).max(axis=1).astype(np.float32)
+    np.testing.assert_array_equal(found.scores, exact[found.rows])
     assert asked == ([5, 15, 15, 15] if vectors == 1 else [5] * 10)
 
 

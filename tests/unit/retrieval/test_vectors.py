@@ -70,8 +70,8 @@ def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
     facts = {"encoder": CONTRACT | {"dimension": 3}}
     rows = StoredVectors(make_artifact(tmp_path / "v", "vectors", {}, facts, files, 3)).part("documents")
     np.testing.assert_array_equal(rows.gather(np.array([40, 3, 40])), VALUES[[2, 0, 2]].astype(np.float32))
-    with pytest.raises(UserError, match=r"holds no vector of row 41 \(2 of 3 are missing\)"):
-        rows.gather(np.array([9, 41, 0]))
+    with pytest.raises(UserError, match=r"holds no vector of row 4294967336 \(2 of 3 are missing\)"):
+        rows.gather(np.array([9, (1 << 32) + 40, 0]))
     with pytest.raises(UserError, match="only vectors of a ranking's texts"):
         rows.require_all()
 

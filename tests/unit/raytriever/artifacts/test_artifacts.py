@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytriever.artifacts.artifact import CHECKED, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder
 from raytriever.artifacts.writer import ArtifactWriter, Lock, is_lock, locked
 from raytriever.errors import UserError
 
@@ -162,7 +162,6 @@ def test_a_different_derivation_is_refused_by_its_fields(tmp_path: Path, change:
     )
     assert refused(lambda: ArtifactWriter(uri, replace(DERIVATION, **change))) == expected
     assert contents(uri) == before
-    assert contents(uri) == before
 
 
 def test_replacing_leaves_nothing_of_the_old_one(place: str) -> None:
@@ -172,6 +171,24 @@ def test_replacing_leaves_nothing_of_the_old_one(place: str) -> None:
     expected = make(f"{place}-fresh", OTHER)
     assert replaced.fingerprint == expected.fingerprint
     assert contents(place) == contents(f"{place}-fresh")
+
+
+def test_what_killed_workers_left_is_removed_at_the_beginning_and_at_the_end(tmp_path: Path) -> None:
+    writer = ArtifactWriter(str(tmp_path), DERIVATION)
+    for step, left in (
+        (writer.begin, {"building.json"}),
+        (lambda: writer.finish([], {}, RUN), {"manifest.json", "run.json"}),
+    ):
+        (tmp_path / f"{TEMPORARY_PREFIX}one" / "deep").mkdir(parents=True)
+        step()
+        assert {path.name for path in tmp_path.iterdir()} == left
+
+
+def test_an_artifact_that_another_run_has_finished_meanwhile_is_reused(place: str) -> None:
+    writer = ArtifactWriter(place, DERIVATION)
+    make(place)
+    assert list(writer.begin()) == list(SHARDS)
+    assert writer.complete
 
 
 def test_an_interrupted_making_goes_on(place: str) -> None:

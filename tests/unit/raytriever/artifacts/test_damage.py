@@ -168,6 +168,10 @@ def test_a_folder_may_be_reached_by_a_link_and_a_pipe_in_place_of_a_file_keeps_n
         (tmp_path / "disk" / "made" / name).unlink()
         os.mkfifo(tmp_path / "disk" / "made" / name)
     assert made.run_facts() == {}
+    (tmp_path / "disk" / "made" / "run.json").unlink()
+    made.folder.write_bytes("run.json", b"[]")
+    with pytest.raises(UserError, match=r"run\.json is damaged\. It only records times"):
+        made.run_facts()
     with pytest.raises(UserError, match="holds no artifact"):
         Artifact(made.uri)
     with pytest.raises(UserError, match="no artifact but holds files"):

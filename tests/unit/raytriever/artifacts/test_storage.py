@@ -12,14 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raytriever.artifacts.storage import (
-    TEMPORARY_PREFIX,
-    Folder,
-    absolute,
-    cache_folder,
-    folder_and_name,
-    sha256_of,
-)
+from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder, absolute, cache_folder, folder_and_name, sha256_of
 from raytriever.errors import StorageError, UserError
 
 
@@ -36,6 +29,7 @@ def put(folder: Folder, name: str, data: bytes) -> None:
     with folder.scratch() as scratch:
         (scratch / "built").write_bytes(data)
         folder.put(name, scratch / "built")
+        assert not (scratch / "built").exists()
 
 
 def test_what_is_written_is_read(place: str) -> None:
@@ -67,6 +61,15 @@ def test_what_is_written_is_read(place: str) -> None:
     folder.delete_empty_folders()
     assert not folder.is_local or everything_in(Path(place)) == []
     assert not folder.is_local or Path(place).is_dir()  # it stays itself
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """Its reader would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    folder = Folder(str(tmp_path))
+    for read in (folder.read_bytes, folder.open_input, folder.stamp, lambda name: folder.local_path(name, "0" * 64)):
+        with pytest.raises(FileNotFoundError):
+            read("pipe")
 
 
 def test_names_may_be_too_long(tmp_path: Path) -> None:
@@ -234,7 +237,8 @@ KEYS = [
     "s3://key:secret@bucket/runs?region=y", "s3://key:sec?ret@bucket/runs", "s3://key:sec#ret@bucket/runs",
     "gs://anonymous@key:secret@bucket/runs", "nonsense://key:sec/ret@bucket",
 ]  # fmt: skip
-NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
+NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "mock://"]
+NO_FOLDERS += ["file:///tmp/a#b"]
 
 
 @pytest.mark.parametrize(("uri", "said"), [

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import ray
 from ray._private.worker import global_worker
+from typer.testing import CliRunner
 
+from raytriever.cli import app
 from raytriever.cluster import doctor
 from raytriever.cluster.doctor import Check, Facts, Node, check_nodes, examine, probe_storage, report
 
@@ -90,13 +92,14 @@ def test_builds_for_cpus_and_for_gpus_are_one_version_of_a_library(on_cpus, on_g
 
 
 def test_a_relative_storage_is_the_folder_that_runs_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+    asked, looked_at = list[str | None](), list[str]()
     monkeypatch.setattr(doctor, "examine", lambda _, storage: asked.append(storage) or [FINE])
-    monkeypatch.setattr(doctor, "Folder", lambda _: None)  # which asks S3 for the bucket
+    monkeypatch.setattr(doctor, "Folder", looked_at.append)  # which asks S3 for the bucket
     monkeypatch.chdir(tmp_path)
     for storage in ("runs", "s3://bucket/runs", None):
         doctor.diagnose(storage)
     assert asked == [str(tmp_path / "runs"), "s3://bucket/runs", None]
+    assert looked_at == ["runs", "s3://bucket/runs"]
 
 
 def test_storage_that_is_not_shared_is_found(tmp_path: Path) -> None:
@@ -112,9 +115,13 @@ def test_storage_that_is_not_shared_is_found(tmp_path: Path) -> None:
     assert Path(second).exists()
 
 
-def test_the_report_is_aligned() -> None:
-    lines = report([Check("a", "ok", "fine"), Check("longer", "FAIL", "broken", "Mend it.")])
-    assert lines == ["ok    a       fine", "FAIL  longer  broken", "              Mend it."]
+def test_the_report_is_aligned_and_a_failure_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("a", "ok", "fine"), Check("longer", "FAIL", "broken", "Mend it.")]
+    assert report(checks) == ["ok    a       fine", "FAIL  longer  broken", "              Mend it."]
+    for count, code in ((1, 0), (2, 1)):
+        monkeypatch.setattr(doctor, "diagnose", lambda _, count=count: checks[:count])
+        done = CliRunner().invoke(app, ["doctor"])
+        assert (done.exit_code, done.stdout.splitlines()) == (code, report(checks[:count]))
 
 
 def test_a_node_that_does_not_answer_is_told_with_the_first_line_of_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +134,9 @@ def test_a_node_that_does_not_answer_is_told_with_the_first_line_of_why(monkeypa
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(doctor, "_on_nodes", lambda *_: names)
     monkeypatch.setattr(doctor, "_try_storage", lambda answering, _: dict.fromkeys(answering, "denied"))
-    found = examine(SimpleNamespace(start=lambda: None), "runs")  # type: ignore[arg-type]
+    started: list[bool] = []
+    found = examine(SimpleNamespace(start=lambda: started.append(True)), "runs")  # type: ignore[arg-type]
+    assert started == [True]
     assert [node.storage_problem for node in found] == ["denied", None, None]
     assert [node.problem for node in found] == [None, "does not answer (lost)", "does not answer ()"]
     assert [node.facts for node in found] == [FACTS, None, None]

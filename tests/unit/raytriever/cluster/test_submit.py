@@ -1,6 +1,7 @@
 """Submitting without a cluster: what is refused, and a log that is followed while the cluster comes and goes."""
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -113,9 +114,11 @@ def test_a_job_is_sent_with_its_name_and_environment(monkeypatch: pytest.MonkeyP
     client = SimpleNamespace(get_address=lambda: "http://head", submit_job=lambda **job: sent.append(job))
     monkeypatch.setattr(submit, "job_client", lambda _: client)
     (tmp_path / "env.yaml").write_text("env_vars: {A: '1'}\n")
-    for named in (["--name", "mine"], []):
-        command = ["submit", "--detach", *named, "--runtime-env", str(tmp_path / "env.yaml"), "--", "doctor"]
-        assert CliRunner().invoke(app, command).exit_code == 0
+    monkeypatch.setattr(submit, "follow_job", lambda _, name: 7 if name == "mine" else 8)
+    for options, code in ((["--name", "mine"], 7), (["--detach"], 0)):
+        command = ["submit", *options, "--runtime-env", str(tmp_path / "env.yaml"), "--", "doctor"]
+        assert CliRunner().invoke(app, command).exit_code == code
+    assert sent[0]["entrypoint"] == "python -m raytriever doctor"
     assert sent[0]["submission_id"] == "mine"
     assert sent[1]["submission_id"].startswith("doctor-")
     assert sent[0]["runtime_env"]["env_vars"] == {"A": "1"}
@@ -132,6 +135,7 @@ def test_a_client_waits_a_minute_and_sends_the_token_that_is_found(monkeypatch, 
 
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
     assert submit.job_client(None).address == "http://127.0.0.1:8265"
+    assert logging.getLogger("ray.dashboard.modules.job.sdk").level == logging.WARNING
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://head:1/")
     client = submit.job_client(None)
     assert client.address == os.environ["RAY_API_SERVER_ADDRESS"] == "http://head:1"

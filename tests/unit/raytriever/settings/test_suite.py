@@ -193,6 +193,15 @@ def test_what_is_wrong_is_named_before_anything_is_computed(tmp_path: Path, over
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ("suite: {from: quickstart}", r"suite\.from is 'quickstart', and Recipe quickstart\.yaml has no suite"),
+    ("stages: {arguana: {job: collect}}" + SUITE, "'arguana' is a stage, and the suite has a folder of this name"),
+])  # fmt: skip
+def test_a_suite_that_a_recipe_can_not_have_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_recipe(write(tmp_path, text), [])
+
+
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("suites/")])
 def test_collections_of_a_suite_that_comes_along_are_pinned(name: str) -> None:
     stages = recipe_stages(load_recipe(name, []))

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Set
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -11,7 +13,9 @@ from pydantic import Field
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.artifact import Artifact, to_json
+from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.writer import Lock
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.recipe_run import closing_lines, run_recipe
@@ -34,6 +38,7 @@ class Watching(Stage[WatchingConfig]):
     kind = "watching"
     config_class = WatchingConfig
     refused = "nothing"
+    here: bool
     happened: list[tuple[str, str]]
 
     def check_settings(self, stages: Stages) -> None:
@@ -57,6 +62,7 @@ class Watching(Stage[WatchingConfig]):
         return writer.commit(0)
 
     def execute(self, pending, session, progress):  # noqa: ARG002
+        Watching.here = session.makes_here(1e9, is_spread=True)
         yield from map(self.make_shard, pending)
 
 
@@ -89,6 +95,15 @@ def test_what_is_finished_is_checked_and_made_again_only_where_it_changed(tmp_pa
     assert [line[:9] for line in logged] == [f"{name}: reused" for name in "abc"]
     run_recipe(watching(tmp_path, "abc", size=1), "abc", "letters")
     assert [name for name, happens in Watching.happened if happens == "made"] == ["a", "b", "c"]
+
+
+def test_force_takes_over_a_lock_of_another_machine(tmp_path: Path) -> None:
+    lock = replace(Lock.of_this_process(), host="another")
+    Folder(str(tmp_path / "a")).write_bytes("lock-0000.json", to_json(asdict(lock)))
+    for force in (False, True):
+        with nullcontext() if force else pytest.raises(UserError, match="again with --force"):
+            run_recipe(watching(tmp_path, "a"), "a", "letters", force=force, shards_here=True)
+    assert Watching.here
 
 
 def test_a_table_stands_for_all_that_it_is_made_of() -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,28 +89,31 @@ def test_what_ray_is_started_with_and_who_watches_it(monkeypatch, logged: list[s
     """By a Ray that only listens; metrics are a cluster's alone."""
     asked, threads = list[object](), list[dict[str, Any]]()
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **how: asked.append(how))
+    monkeypatch.setattr(ray, "init", lambda **how: (asked.append(how), signal.signal(signal.SIGTERM, signal.SIG_IGN)))
+    monkeypatch.setattr(cluster, "_make_token", lambda: asked.append("token"))
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shut down"))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
     monkeypatch.setattr(cluster, "_local_arguments", lambda cpus: {"num_cpus": cpus})
     thread = SimpleNamespace(start=lambda: asked.append("watched"))
     monkeypatch.setattr(cluster.threading, "Thread", lambda **how: threads.append(how) or thread)
     monkeypatch.setattr(cluster, "_quiet_ray_data", lambda: asked.append("quiet"))
-    for name in (*cluster._QUIET_ENVIRONMENT, *cluster._NO_METRICS, "RAY_BACKEND_LOG_LEVEL"):
+    here = {**cluster._NO_METRICS, "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    for name in (*cluster._QUIET_ENVIRONMENT, *here):
         cluster.os.environ.pop(name, None)
-    cluster.os.environ |= {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "mine"} | ({"RAY_ADDRESS": address} if address else {})
+    cluster.os.environ |= {"OMP_WAIT_POLICY": "mine"} | ({"RAY_ADDRESS": address} if address else {})
+    handler = signal.getsignal(signal.SIGTERM)
     session = RaySession(3)
     session._closing.set()  # by the Ray before
     with session:
         session.start()
         assert session._closing.is_set() is bool(address)
-    here = {**cluster._NO_METRICS, "RAY_BACKEND_LOG_LEVEL": "fatal"}
-    assert cluster.os.environ.items() >= {**cluster._QUIET_ENVIRONMENT, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "mine"}.items()
+    assert cluster.os.environ.items() >= {**cluster._QUIET_ENVIRONMENT, "OMP_WAIT_POLICY": "mine"}.items()
     assert {name: cluster.os.environ.get(name) for name in here} == (dict.fromkeys(here) if address else here)
     joined = {"address": address, "logging_level": logging.WARNING, "log_to_driver": False}
-    started: list[object] = [joined] if address else [{"num_cpus": 3}, "watched"]
+    started: list[object] = [joined] if address else ["token", {"num_cpus": 3}, "watched"]
     assert asked == [*started, "quiet", "shut down"]
     assert session._closing.is_set()
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert ("joined the cluster at 10.0.0.9" if address else "local instance on 3 CPUs (0") in logged[-1]
     watch = {"target": cluster._end_with_ray, "args": [ray._private.worker.global_worker.node, session._closing]}
     assert threads == ([] if address else [{**watch, "daemon": True}])

@@ -14,7 +14,7 @@ import ray.data
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import StorageError
-from raytriever.reports.log import log
+from raytriever.reports.log import log, log_to
 from raytriever.stages import stage as stages
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.placement import (
@@ -184,19 +184,18 @@ def test_no_worker_begins_what_another_could_make_sooner(asked: dict[str, Any], 
     assert asked["compute"] == {"size": 2}  # tasks without a state
 
 
-def test_what_workers_say_measure_and_refuse_reaches_the_driver(asked: dict[str, Any], logged: list[str]) -> None:
-    stage = stage_of({})
+def test_what_workers_say_measure_and_refuse_reaches_the_driver(asked: dict[str, Any]) -> None:
+    stage, taken = stage_of({}), list[Any]()
     record = ShardRecord("a", 3, ())
     said = vars(log.makeRecord(log.name, logging.INFO, "", 0, "seen", (), None))
     row = {"shard": "a", "logged": json.dumps([said]), "measured": json.dumps({"texts": 2}), "error": ""}
-    refused = {"error": "full", "error_type": "StorageError", "trace": "where it arose"}
+    refused = {"shard": "b", "error": "full", "error_type": "StorageError", "trace": "where it arose"}
     asked["rows"] = [row | {"record": json.dumps(asdict(record))}, row | refused]
     shards = map_shards(stage, [Shard("a"), Shard("b")])
-    assert next(shards) == record
-    with pytest.raises(StorageError, match="full") as raised:
-        next(shards)
+    with log_to(taken.append), pytest.raises(StorageError, match="full") as raised:
+        assert [next(shards), next(shards)] == [record]
     assert raised.value.__notes__ == ["where it arose"]
-    assert logged == ["seen"] * 2
+    assert [(each.getMessage(), each.fields) for each in taken] == [("seen", {"shard": name}) for name in "ab"]
     assert stage.measured == {"texts": 4}
 
 

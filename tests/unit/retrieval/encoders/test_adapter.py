@@ -206,6 +206,19 @@ def disturb(module: nn.Module) -> None:
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
+def test_rank_alpha_and_dropout_count() -> None:
+    def trained(**settings: float) -> torch.Tensor:
+        encoder = load_tiny(tiny_model("bert"), pooling="mean")
+        disturb(add_adapter(encoder.transformer, LoraSettings.model_validate(settings)).train())
+        found: torch.Tensor = encoder.transformer(**encoder.tokenize(TEXTS, "query")).last_hidden_state
+        return found
+
+    settings = {"rank": 2, "alpha": 7, "dropout": 0.5}
+    assert torch.equal(trained(**settings), whole := trained(**settings))
+    for change in ({"rank": 3}, {"alpha": 8}, {"dropout": 0.25}):
+        assert not torch.equal(trained(**settings | change), whole)
+
+
 def adapted_modules(transformer: nn.Module) -> list[str]:
     return sorted(name.split(".lora_A")[0] for name, _ in transformer.named_parameters() if "lora_A" in name)
 

@@ -146,7 +146,7 @@ def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(tiny_en
     assert all(re.fullmatch("[0-9a-f]{40}", commit) for commit in PINNED_REVISIONS.values())
     name, commit = next(iter(PINNED_REVISIONS.items()))
     locate_model(name)
-    locate_model(name, "main")
+    locate_named(settings_of(name, revision="main"))
     assert asked == [(name, commit), (name, "main")]
     locate_model("org/name")
     assert asked[-1] == ("org/name", None)
@@ -272,6 +272,7 @@ def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"bare holds no tokenizer .* set 'tokenizer' to the folder that has it"):
         load_encoder(settings_of(str(bare)), bare, own)
+    assert "bare holds no tokenizer" in refused(lambda: pretrained.find_tokenizer(str(bare)))
     with pytest.raises(UserError, match=r"other has 401 tokens, but the model has embeddings of 400"):
         load_encoder(changed, bare, with_more)
     encoder = load_encoder(settings, bare, located.fingerprint)

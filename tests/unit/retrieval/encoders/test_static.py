@@ -171,16 +171,17 @@ def test_what_the_folder_or_the_settings_say_of_a_table_counts(
         load_tiny(tiny_encoder, static=True, tokenizer=str(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize(("is_named", "read"), [(False, "static"), (True, "static"), (False, "mean")])
 def test_a_tokenizers_own_code_is_run_where_it_is_trusted_alone(
-    tiny_encoder: Path, tmp_path: Path, is_named: bool
+    tiny_encoder: Path, tmp_path: Path, is_named: bool, read: str
 ) -> None:
     folder = Path(shutil.copytree(tiny_encoder, tmp_path / "own"))
     own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     edited(folder / "tokenizer_config.json", lambda config: config.update(own))
     code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
     (folder / "own.py").write_text(code)
-    settings: dict[str, Any] = {"static": True, "tokenizer": str(folder) if is_named else None}
+    settings: dict[str, Any] = {"static": True} if read == "static" else {"pooling": read}
+    settings |= {"tokenizer": str(folder) if is_named else None}
     with module_cache(tmp_path / "modules"):
         for trust in (False, True):
             encoder = load_tiny(folder, **settings, trust_remote_code=trust)
@@ -196,7 +197,7 @@ def test_what_is_no_part_of_a_mean_is_refused(tiny_encoder: Path, setting: str) 
         load_tiny(tiny_encoder, static=True, **{setting: ELSEWHERE[setting]})
 
 
-def test_a_damaged_table_is_named(table: StaticEncoder, tmp_path: Path) -> None:
+def test_a_damaged_table_is_named(table: StaticEncoder, tiny_encoder: Path, tmp_path: Path) -> None:
     table.save(tmp_path)
     path = tmp_path / "model.safetensors"
     save_file({"embedding.weight": load_file(path)["embedding.weight"].to(torch.int8)}, path)
@@ -212,3 +213,10 @@ def test_a_damaged_table_is_named(table: StaticEncoder, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match="table of token vectors"):
         load_tiny(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match="holds its weights only as a pickle"):
+        load_tiny(tmp_path)
+    listed = shutil.copytree(tiny_encoder, tmp_path / "listed")
+    (listed / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../model.safetensors"}}')
+    with pytest.raises(UserError, match="weights are read only from safetensors files beside it"):
+        load_tiny(listed, static=True)

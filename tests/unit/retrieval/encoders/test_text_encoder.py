@@ -106,6 +106,8 @@ def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_p
     message = r"encoder\.document_prompt_name is 'alice'.* It has alike, document, group, query"
     with pytest.raises(UserError, match=message):
         load_tiny(tmp_path / "exported", document_prompt_name="alice")
+    with pytest.raises(UserError, match=r"Here every text has one vector\. Leave form out"):
+        load_tiny(tiny_encoder, pooling="mean", form={"kind": "all_tokens"})
 
 
 @pytest.mark.parametrize(("settings", "message"), [

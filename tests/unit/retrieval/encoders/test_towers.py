@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from raytriever.errors import UserError
 from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, write_towers
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import ROLES, EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.retrieval.encoders.tiny_models import (
@@ -88,6 +88,10 @@ def test_towers_may_have_dense_layers(tmp_path: Path) -> None:
     write_towers(query, document, tmp_path)
     found = load(tmp_path)
     same_vectors_as_theirs(found.query, sentence_transformer(tmp_path), found.document)
+    settings = EncoderSettings(model="any", projection="linear")
+    one, other = (load_towers(settings, tmp_path, "f" * 64, fresh_seed=seed) for seed in (1, 2))
+    for role in ROLES:
+        assert not torch.equal(*(towers.of(role).dense[-1].linear.weight for towers in (one, other)))
 
 
 @pytest.mark.parametrize("towers", [1, 2])

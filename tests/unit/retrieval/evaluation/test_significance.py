@@ -216,6 +216,7 @@ def test_the_pairs_that_are_asked_for_are_the_family() -> None:
     pairs = [("b", "a"), ("c", "a")]
     found = compare_systems(systems(), ["RR"], seed=3, margin=0.05, pairs=pairs)
     assert [(c["a"], c["b"]) for c in found] == pairs
+    assert compare_systems(systems(), ["RR"], seed=4, margin=0.05, pairs=pairs) != found
     smaller = min(found, key=lambda c: c["details"]["t_test"]["p_value"])
     assert smaller["holm"]["t_test"] == pytest.approx(min(1, 2 * smaller["details"]["t_test"]["p_value"]))
 

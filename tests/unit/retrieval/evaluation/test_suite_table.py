@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,11 +135,16 @@ def test_a_table_marks_the_best_and_says_what_its_means_rest_on(tmp_path: Path) 
     assert [list(each.columns) for each in measure_tables(given, {})] == [list(SIZES), ["arguana"]]
 
 
-def test_collections_of_other_systems_are_refused() -> None:
+def test_collections_of_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     given = evaluations()
     del given["gaming"]["better"]
-    with pytest.raises(UserError, match="arguana has the systems base, better, and gaming base"):
-        measure_tables(given, {})
+    stored = {name: SimpleNamespace(metrics={"means": systems}) for name, systems in given.items()}
+    monkeypatch.setattr("retrieval.jobs.table.StoredEvaluation", stored.get)
+    stage = SuiteTable(TableConfig(output="table", evaluations={name: name for name in given}))
+    stage.check_inputs({"evaluations.arguana"})  # the others are not there yet
+    for refuse in (lambda: measure_tables(given, {}), lambda: stage.check_inputs({f"evaluations.{n}" for n in given})):
+        with pytest.raises(UserError, match="arguana has the systems base, better, and gaming base"):
+            refuse()
     with pytest.raises(UserError, match="cqadupstack has english; the collections are arguana"):
         measure_tables(evaluations(), {"cqadupstack": ("english",)})
 

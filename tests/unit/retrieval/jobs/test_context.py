@@ -163,7 +163,7 @@ def test_documents_that_are_not_there_are_refused(collection, model, tmp_path, s
         fit(tmp_path / "a", collection, model, **settings)
 
 
-def test_what_does_not_belong_is_refused(collection: str, model: Path, context: str, tmp_path: Path) -> None:
+def test_what_does_not_belong_is_refused(collection, model, context, tmp_path, monkeypatch) -> None:
     other = make_collection(tmp_path / "other", word="another")
     contextual(dtype=torch.float32, context_documents=J, residual_head=True).save(tmp_path / "model")
     for texts, encoder, settings, message in (
@@ -179,6 +179,9 @@ def test_what_does_not_belong_is_refused(collection: str, model: Path, context: 
     assert embed(tmp_path / "vectors", other, model, context=context, foreign_context=True).contract.context
     with pytest.raises(UserError, match="reads no context"):
         fit(tmp_path / "f", collection, saved("bert"))
+    monkeypatch.setattr(ContextualEncoder, "embed_context", lambda *_: torch.tensor([torch.inf]))
+    with pytest.raises(UserError, match="gives NaN or infinity for documents of"):
+        fit(tmp_path / "infinite", collection, model)
 
 
 @pytest.mark.parametrize("fitted", [True, False])

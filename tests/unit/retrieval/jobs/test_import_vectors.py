@@ -126,7 +126,7 @@ def wrong(sides: Sides, collection: str) -> list[tuple[Any, str]]:
         (broken, "queries.npy: the vector of 'q5', row 5 of the queries, holds a NaN, an infinity or a number beyond"),
         (queries * 1e6, "beyond half precision"),
         (queries[:, 1:], r"differ in dimension: {'documents': \(54, 8\), 'queries': \(54, 7\)}"),
-        (np.random.default_rng(1).permutation(queries), "in another order than the texts"),
+        (np.random.default_rng(1).permutation(queries) * 60_000, "in another order than the texts"),
         (whole.slice(1), r"of its 53 vectors 0 are of 'q0'\. Give"),
         (pa.concat_tables([whole, whole.slice(7, 1)]), "of its 55 vectors 2 are of 'q7'"),
         (strangers, "54 of 54 queries are not in .*, such as 'x0'"),

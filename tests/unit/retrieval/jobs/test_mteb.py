@@ -196,6 +196,7 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, t
     ({"task_prompts": {"STS": "othr"}}, r"task_prompts\.STS is 'othr', .* It has classification, document, other"),
     ({"published": "contextual/1/x"}, "contextual/1/x"),
     ({"published": "revela/1/BM25"}, r"none of\s+MTEB's scores on these tasks"),
+    ({"encoder": {"model": "", "form": {"kind": "layers", "layers": [1, 2]}}}, "has layers 1, 2, which MTEB"),
     ({"context_documents": 3}, "reads no context. Leave out context_documents"),
     ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
     ({"benchmark": None}, "neither tasks nor a benchmark is named"),
@@ -217,6 +218,12 @@ def test_without_mteb_the_extra_is_named(encoder: str, tmp_path: Path, monkeypat
 
     monkeypatch.setattr("retrieval.mteb_tasks.version", version)
     with pytest.raises(UserError, match=r"pip install 'raytriever\[mteb\]'"):
+        look_ahead(tmp_path / "run", encoder)
+
+
+def test_a_task_of_images_is_named(encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flight, "metadata", Flight.metadata.model_copy(update={"modalities": ["text", "image"]}))
+    with pytest.raises(UserError, match="Task Flight is of text, image; leave it out"):
         look_ahead(tmp_path / "run", encoder)
 
 
@@ -284,6 +291,10 @@ def test_what_mteb_is_told_of_the_model(encoder: str, monkeypatch: pytest.Monkey
     assert result_name("org/name") == "org/name"
     with pytest.raises(UserError, match="name is 'plain'"):
         RaytrieverEncoder(encoder, name="plain")
+    with pytest.raises(UserError, match=r"task_prompts\.STS is 'othr'"):
+        RaytrieverEncoder(encoder, task_prompts={"STS": "othr"})
+    with pytest.raises(UserError, match="has layers 1, 2, which MTEB's own search doesn't support"):
+        RaytrieverEncoder(encoder, form={"kind": "layers", "layers": [1, 2]})
     monkeypatch.setattr(mteb_encoder, "resolve_dtype", lambda *_, **__: "bfloat16")
     resolved = RaytrieverEncoder(encoder, device="cpu")  # the dtype is auto: as it is on this machine
     assert resolved.mteb_model_meta.experiment_kwargs["dtype"] == "bfloat16"
@@ -315,6 +326,8 @@ def test_a_contextual_encoder_wants_to_know_the_tasks_and_texts_to_draw(
     encoder = RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
     with pytest.raises(UserError, match=r"doesn't know where those of Flight are.*tasks=tasks"):
         evaluated(encoder, Flight())
+    with pytest.raises(UserError, match=r"tasks holds 'Flight'\. Give tasks of MTEB"):
+        encoder.use_tasks(["Flight"])
     monkeypatch.setattr(mteb_encoder, "_drawn_texts", lambda *_: [])
     encoder.use_tasks([Flight()])
     with pytest.raises(UserError, match=r"texts drawn from Flight are empty.* another context_seed\."):

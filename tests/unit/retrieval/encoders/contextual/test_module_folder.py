@@ -135,7 +135,7 @@ def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
 
 
 def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    encoder = encoder_of(context_documents=3)
+    encoder = encoder_of(context_documents=3, text_positions="behind_prefix")
     model = load(written(encoder, tmp_path, context_of(encoder)))
     corpus = [f"{text} {number}" for number in range(5) for text in DOCUMENTS] + ["", " "] * 10
     drawn = np.random.default_rng(7).choice(len(corpus), 6, replace=False)
@@ -153,6 +153,9 @@ def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogC
         model[0].fit_context(["", " \n"])
     with pytest.raises(Exception, match=r"shape \(3, 7\)"):
         model[0].use_context(torch.zeros(3, 7))
+    for each in (model[0], encoder):
+        with pytest.raises(Exception, match="10000 context vectors"):
+            each.use_context(torch.zeros(10_000, encoder.dimension))
 
 
 def test_a_context_that_leaves_no_room_is_not_written(tmp_path: Path) -> None:
@@ -173,15 +176,28 @@ def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog:
     assert "fit_context(documents)" in caplog.text
 
 
-def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
+def test_our_own_loader_reads_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(**RELEASED)
     folder = written(encoder, tmp_path)
-    towers = load_towers(EncoderSettings(model=str(folder)), folder, locate_model(str(folder)).fingerprint).eval()
+    trusted = list[bool]()
+
+    def noted(settings: EncoderSettings, *given: Any, **named: Any) -> Any:
+        trusted.append(settings.trust_remote_code)
+        return load_encoder(settings, *given, **named)
+
+    monkeypatch.setattr("retrieval.encoders.contextual.folder.load_encoder", noted)
+    settings = EncoderSettings(model=str(folder), trust_remote_code=True)
+    towers = load_towers(settings, folder, locate_model(str(folder)).fingerprint).eval()
+    assert trusted == [True, True]  # of both stages
     assert isinstance(towers.query, ContextualEncoder)
     for each in (encoder, towers.query):
         each.use_context(each.embed_context(DOCUMENTS))
     for role in ("query", "document"):
         same_vectors(towers.query, encoder, role, atol=1e-5)
+    with pytest.raises(UserError, match="has no folder 'other' to read the model from"):
+        ContextualTransformer.load(str(folder), "other")
+    with pytest.raises(UserError, match="has two stages and can't be made static"):
+        load_towers(EncoderSettings(model="any", static=True), folder, "any")
 
 
 def test_in_bfloat16(tmp_path: Path) -> None:
