@@ -58,7 +58,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
             f"Hard negatives are drawn anew each epoch, which needs the column {', '.join(missing)}, but the batches"
             f" have {', '.join(rows.column_names)}. Make batches of pairs, or leave out training.hard_negatives."
         )
-    sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy()
+    sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy().astype(np.int64)
     drawn = _drawn(text_keys(rows["query_id"].to_pylist(), f"{seed} {epoch} "), sizes, count)
     if drawn.all():
         return rows

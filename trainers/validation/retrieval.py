@@ -316,7 +316,7 @@ def build_validation(
 
 def _gathered(encoded: list[tuple[NDArray[np.int64], Vectors]], dimension: int, device: torch.device) -> Vectors:
     """The vectors of all ranks' rows, in row order."""
-    rows = np.concatenate([np.arange(0), *(rows for rows, _ in encoded)])
+    rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in encoded)])
     vectors = np.concatenate([np.zeros((0, dimension), np.float16), *(vectors for _, vectors in encoded)])
     all_rows, all_vectors = (
         collectives.gather(torch.from_numpy(part).to(device)).cpu().numpy() for part in (rows, vectors)

@@ -83,7 +83,7 @@ class SharedTexts:
         work = np.minimum(texts.characters, _CHARACTERS_A_TOKEN * limit)
         pieces = token_budget_batches(work.tolist(), _CHARACTERS_A_TOKEN * _BATCHES_A_PIECE * budget)
         own = pieces[collectives.rank() :: collectives.world_size()]
-        read = np.sort(texts.first_rows[np.concatenate([*own, np.arange(0)])])
+        read = np.sort(texts.first_rows[np.concatenate([*own, np.zeros(0, np.int64)])])
         tokens = _tokenized(encoder, role, blocks(), read, limit)
         self.pieces = tuple(_piece(piece, texts, tokens, budget) for piece in own)
         passes = sum(len(piece.batches) for piece in self.pieces)
