@@ -208,9 +208,8 @@ def test_toys_can_stand_in_for_all_that_the_papers_recipes_name(name: str) -> No
     assert [part.recipe for part in earlier] == EARLIER.get(name, [])  # plain models that these make are toys
     assert (12 in whole.models.values()) == ("multi_layer" in name)  # layers that are named
     if name == "papers/multi_layer":  # another measure decides in the second epoch, of two batches as the first
-        configs = [
-            stage.config for stage in whole.stages.values() if isinstance(stage, Train) and stage.config.validation
-        ]
+        trained: list[Any] = [stage.config for stage in whole.stages.values() if isinstance(stage, Train)]
+        configs = [each for each in trained if each.validation]
         assert {(each.validation.then.after_epoch, each.training.max_steps) for each in configs} == {(1, 4)}
 
 

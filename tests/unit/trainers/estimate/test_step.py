@@ -181,7 +181,7 @@ def test_a_step_is_counted_as_it_is_trained(models: Path) -> None:
         training = settings.training.model_copy(update=changes)
         return count_step(objective, settings.model_copy(update={"training": training}), shape, Counting())
 
-    kinds = ("adamw", "adamw_8bit", "radam")
+    kinds: list[Any] = ["adamw", "adamw_8bit", "radam"]
     plain, in_8_bits, radam = (counted(optimizer=OptimizerSettings(kind=kind)) for kind in kinds)
     assert in_8_bits.optimizer == pytest.approx(plain.optimizer / 4, rel=0.01)
     assert radam.launches > plain.launches
