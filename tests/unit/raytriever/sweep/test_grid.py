@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.errors import UserError
 from raytriever.sweep.plan import folder_name, grid, parse_axis, short_keys
 
 
@@ -23,22 +22,6 @@ def values(text: str) -> tuple[str, ...]:
 )
 def test_values_are_listed_as_written(text, expected):
     assert values(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("model.key", "is not of the form"),
-        ("key=1,2", "is not of the form"),
-        ("model.key=", "is not of the form"),
-        ("model.key=1,2,1", "holds 1 twice"),
-        ("model.key=[1", "not valid YAML"),
-    ],
-)
-def test_what_is_no_grid_is_explained(text, expected):
-    with pytest.raises(UserError, match="--grid") as raised:
-        parse_axis(text, "--grid")
-    assert expected in str(raised.value)
 
 
 def test_a_grid_is_the_product_and_the_last_axis_changes_fastest():
