@@ -210,7 +210,9 @@ def test_every_option_of_a_command_says_what_it_is(name: str) -> None:
 def test_the_program_alone_shows_its_help_and_its_version() -> None:
     shown = CliRunner().invoke(app, [])
     assert "--traceback" in shown.output
-    assert "--force" in CliRunner().invoke(app, ["collect", "--help"]).output
+    of_job = CliRunner().invoke(app, ["collect", "--help"]).output
+    assert "--force" in of_job
+    assert "KEY=VALUE" in of_job
     assert "completion" not in shown.output
     options: list[Any] = typer.main.get_command(app).params
     assert all(option.help for option in options)

@@ -218,7 +218,10 @@ def test_a_kill_between_manifest_and_sweep_is_mended(place: str, monkeypatch: py
     assert "building.json" in Folder(place).files()
     writer = ArtifactWriter(place, DERIVATION)
     assert writer.complete
+    delete, deleted = Folder.delete, list[str]()
+    monkeypatch.setattr(Folder, "delete", lambda folder, name: deleted.append(name) or delete(folder, name))
     writer.sweep()
+    assert deleted[-1] == "building.json"  # a further kill is mended too
     assert contents(place) == contents(make(f"{place}-undisturbed").uri)
     assert Artifact(place).fingerprint == made.fingerprint
 
