@@ -115,11 +115,11 @@ def test_a_job_is_sent_with_its_name_and_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(submit, "job_client", lambda _: client)
     (tmp_path / "env.yaml").write_text("env_vars: {A: '1'}\n")
     monkeypatch.setattr(submit, "follow_job", lambda _, name: 7 if name == "mine" else 8)
-    of_job = ["doctor", "--storage", "x y"]
-    for options, code in (
-        (["--name", "mine", "--runtime-env", str(tmp_path / "env.yaml"), "--"], 7),
-        (["--detach"], 0),
-    ):
+    named, of_job = (
+        ["--name", "mine", "--runtime-env", str(tmp_path / "env.yaml"), "--"],
+        ["doctor", "--storage", "x y"],
+    )
+    for options, code in ((named, 7), (["--detach"], 0)):
         assert CliRunner().invoke(app, ["submit", *options, *of_job]).exit_code == code
     assert [job["entrypoint"] for job in sent] == ["python -m raytriever doctor --storage 'x y'"] * 2
     assert sent[0]["submission_id"] == "mine"
