@@ -11,15 +11,12 @@ def values(text: str) -> tuple[str, ...]:
     return parse_axis(f"model.key={text}", "--grid")[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1,2e-5,cls", ("1", "2e-5", "cls")),
-        ("[1, 2],[3]", ("[1, 2]", "[3]")),
-        ("'a, b',null,true", ("'a, b'", "null", "true")),
-        ("s3://a/b,data/c", ("s3://a/b", "data/c")),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("1,2e-5,cls", ("1", "2e-5", "cls")),
+    ("[1, 2],[3]", ("[1, 2]", "[3]")),
+    ("'a, b',null,true", ("'a, b'", "null", "true")),
+    ("s3://a/b,data/c", ("s3://a/b", "data/c")),
+])  # fmt: skip
 def test_values_are_listed_as_written(text, expected):
     assert values(text) == expected
 

@@ -111,16 +111,13 @@ def svg_of(of: SweepResult) -> str:
     return "".join(block.svg for block in sweep_section(of).blocks if hasattr(block, "svg"))
 
 
-@pytest.mark.parametrize(
-    ("texts", "is_joined"),
-    [
-        (["m.margin=0,0.25,0.5,0.75,1"], True),
-        (["m.kind=static,adaptive"], False),
-        (["m.rate=1e-6,1e-5,1e-3"], True),
-        (["m.margin=0,0.5,1", "m.kind=a,b"], False),
-        (["m.x=1,2", "m.y=1,2", "m.z=1,2"], False),
-    ],
-)
+@pytest.mark.parametrize(("texts", "is_joined"), [
+    (["m.margin=0,0.25,0.5,0.75,1"], True),
+    (["m.kind=static,adaptive"], False),
+    (["m.rate=1e-6,1e-5,1e-3"], True),
+    (["m.margin=0,0.5,1", "m.kind=a,b"], False),
+    (["m.x=1,2", "m.y=1,2", "m.z=1,2"], False),
+])  # fmt: skip
 def test_the_plot_follows_from_what_is_swept(texts, is_joined):
     axes = [parse_axis(text, "--grid") for text in texts]
     lost, *settings = grid(axes)
