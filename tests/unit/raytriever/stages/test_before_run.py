@@ -35,7 +35,6 @@ class Watching(Stage[WatchingConfig]):
     kind = "watching"
     config_class = WatchingConfig
     refused = "nothing"
-    here: bool
     happened: list[tuple[str, str]]
 
     def check_settings(self, stages: Stages) -> None:
