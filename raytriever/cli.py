@@ -30,7 +30,7 @@ def _print_version(asked: bool) -> None:
 
 
 TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
-VersionOption = Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Shows it.")]
+VersionOption = Annotated[bool, typer.Option("--version", callback=_print_version, help="Shows it.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replaces a different artifact, and takes over another machine's lock.")
 ]

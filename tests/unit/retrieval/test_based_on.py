@@ -103,7 +103,6 @@ def test_a_base_that_comes_along_is_found_by_name(folder: Path) -> None:
     ("{based_on: base.yaml, stages: {}}", "'based_on' takes another recipe's stages, and 'stages' gives its own."),
     ("{stages: {a: {job: collect}}, set: {a.x: 1}}", "'set' changes another recipe's stages. Name that recipe in"),
     ("{based_on: base.yaml, sets: {}}", "'sets' is not a setting. Did you mean 'set'?"),
-    ("{base: base.yaml}", "'base' is not a setting. Did you mean 'based_on'?"),
     ("{based_on: [base.yaml]}", "'based_on' is ['base.yaml']; the name of a recipe or the path of one"),
     ("{based_on: quickstrat}", "'quickstrat', and there is no such recipe. Did you mean 'quickstart'?"),
     ("{based_on: absent.yaml}", "'absent.yaml', and there is no such recipe."),
@@ -122,8 +121,6 @@ def test_a_base_that_comes_along_is_found_by_name(folder: Path) -> None:
         "{based_on: base.yaml, set: {pairs.minimum_relevance.x: 1}}",
         "set 'pairs.minimum_relevance.x': pairs.minimum_relevance is 2 and has no settings below it.",
     ),
-    ("{based_on: base.yaml, set: {pairs: 1}}", "stage 'pairs' is 1, a mapping of settings was expected."),
-    ("{based_on: base.yaml, set: {pairs.output: x}}", "'pairs.output' is not a setting; a stage's folder is"),
     ("{based_on: base.yaml, set: {pairs.split: a, pairs.split: b}}", "'pairs.split' is given twice"),
 ])  # fmt: skip
 def test_mistakes_are_named_with_their_file_and_key(folder: Path, text: str, message: str) -> None:

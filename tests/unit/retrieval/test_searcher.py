@@ -156,13 +156,14 @@ def test_without_a_question_each_line_of_the_input_is_one(run: Path) -> None:
 
 
 def test_text_of_strangers_sends_nothing_to_the_terminal(tmp_path: Path) -> None:
-    hostile = {"id": "d\x1b]0;title\x07", "title": "\u202eside", "text": "alarm \x9b31m red", "domain": ""}
+    hostile = {"id": "d\x1b]0;title\x07", "title": "\u202eside", "text": "alarm \x9b31m red" + " x" * 150, "domain": ""}
     collection = store(tmp_path / "documents", [pa.Table.from_pylist([hostile], DOCUMENTS)], [], [])
     index = {"kind": "lexical", "collection": collection}
     make(Index(validate(IndexConfig, {"index": index, "output": str(tmp_path / "words")}, "index")))
     done = CliRunner().invoke(app, ["ask", str(tmp_path), "alarm"])
     assert "d\ufffd]0;title\ufffd" in done.stdout
     assert done.stdout.replace("\n", "").isprintable()
+    assert done.stdout.endswith(" x x …\n")
 
 
 def test_what_is_missing_is_named(run: Path, tmp_path: Path, tiny_encoder: Path) -> None:

@@ -197,6 +197,7 @@ def test_the_command_reads_all_artifacts_of_a_folder(tmp_path):
     flip(tmp_path / "run" / "two" / NAME)
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
     assert done.exit_code == 1
+    assert f"ok    {tmp_path}/run/one  numbers, 2 files, 0.0 MB" in done.stdout
     assert f"{tmp_path}/run/two/{NAME} is damaged" in " ".join(done.stdout.split())
     assert CliRunner().invoke(app, ["verify", str(tmp_path / "run" / "one")]).exit_code == 0
     assert CliRunner().invoke(app, ["verify", str(tmp_path)]).exit_code == 1

@@ -115,10 +115,11 @@ def test_a_job_is_sent_with_its_name_and_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(submit, "job_client", lambda _: client)
     (tmp_path / "env.yaml").write_text("env_vars: {A: '1'}\n")
     monkeypatch.setattr(submit, "follow_job", lambda _, name: 7 if name == "mine" else 8)
-    for options, code in ((["--name", "mine"], 7), (["--detach"], 0)):
-        command = ["submit", *options, "--runtime-env", str(tmp_path / "env.yaml"), "--", "doctor"]
-        assert CliRunner().invoke(app, command).exit_code == code
-    assert sent[0]["entrypoint"] == "python -m raytriever doctor"
+    named = ["--name", "mine", "--runtime-env", str(tmp_path / "env.yaml"), "--"]
+    of_job = ["doctor", "--storage", "x y"]
+    for options, code in ((named, 7), (["--detach"], 0)):
+        assert CliRunner().invoke(app, ["submit", *options, *of_job]).exit_code == code
+    assert [job["entrypoint"] for job in sent] == ["python -m raytriever doctor --storage 'x y'"] * 2
     assert sent[0]["submission_id"] == "mine"
     assert sent[1]["submission_id"].startswith("doctor-")
     assert sent[0]["runtime_env"]["env_vars"] == {"A": "1"}
@@ -167,17 +168,14 @@ def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
     return JobDetails(**(given | ended | values))
 
 
-@pytest.mark.parametrize(
-    ("status", "of_driver", "code"),
-    [
-        ("SUCCEEDED", 0, 0),
-        ("FAILED", 1, 1),
-        ("FAILED", 2, 2),
-        ("FAILED", -9, 137),
-        ("FAILED", None, 1),
-        ("STOPPED", -15, 130),
-    ],
-)
+@pytest.mark.parametrize(("status", "of_driver", "code"), [
+    ("SUCCEEDED", 0, 0),
+    ("FAILED", 1, 1),
+    ("FAILED", 2, 2),
+    ("FAILED", -9, 137),
+    ("FAILED", None, 1),
+    ("STOPPED", -15, 130),
+])  # fmt: skip
 def test_the_exit_code_is_the_jobs(status: str, of_driver: int | None, code: int) -> None:
     assert submit._closed(job(status, of_driver)) == code
 

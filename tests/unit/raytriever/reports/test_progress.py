@@ -60,8 +60,8 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lin
 
 
 def test_what_is_said_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    log.info("[bold]kept[/bold] " + "x" * 300)
-    assert capsys.readouterr() == ("", "[bold]kept[/bold] " + "x" * 300 + "\n")
+    log.info("[bold]kept[/bold] :warning: " + "x" * 300)
+    assert capsys.readouterr() == ("", "[bold]kept[/bold] :warning: " + "x" * 300 + "\n")
 
 
 def test_a_terminal_shows_rate_and_time_left(monkeypatch, capsys):

@@ -82,15 +82,6 @@ def page_of(table: Table) -> str:
     return render("t", "s", [Section("s", "l", [table])])
 
 
-def test_words_are_set_left_numbers_right_and_marks_above() -> None:
-    html = page_of(Table(["a", "b", "c"], [["1", "2", "3"]], text_columns=2))
-    assert '<th>a</th><th>b</th><th class="number">c</th>' in html
-    assert '<td>1</td><td>2</td><td class="number">3</td>' in html
-    html = page_of(Table(["a"], [[Cell("0.5", "ab", is_strong=True)], ["0.4"]]))
-    assert '<td><strong>0.5</strong><sup style="min-width: 2ch">ab</sup></td>' in html
-    assert '<td>0.4<sup style="min-width: 2ch"></sup></td>' in html  # as much room, so that digits are in line
-
-
 def test_provenance_says_what_was_made_from_what_and_how_long_it_took() -> None:
     def artifact(name: str, inputs: dict[str, str], **facts: object) -> SimpleNamespace:
         manifest = {"inputs": inputs, "stage": "collect", "algorithm_version": 2}

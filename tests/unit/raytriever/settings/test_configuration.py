@@ -191,7 +191,7 @@ def test_overrides_are_laid_over_a_copy() -> None:
     ("a={{ runs }}", "the value is not valid YAML"),
     ("a=Find the C# or F # code",
      "'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'. Otherwise"),
-    ("a= x ", "reads 'x' and drops the rest, outer spaces.* in quotes: --set 'a=\" x \"'"),
+    ("a= ü ", "reads 'ü' and drops the rest, outer spaces.* in quotes: --set 'a=\" ü \"'"),
     ("a=query ", "in quotes: --set 'a=\"query \"'"),
     ("a=one\n two", r"in quotes: --set 'a=\"one\\n two\"'"),
     ("a=# nothing", "reads None and drops the rest"),

@@ -152,6 +152,12 @@ def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path:
     assert recipe.stages["arguana/base/vectors"]["encoder"]["model"] == "model"
     assert recipe.stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82, "b": 0.5}
     assert recipe.stages["arguana/tuned/run"]["top_k"] == 7
+    for text, said in (
+        ("suite: {from: quickstart}", r"suite\.from is 'quickstart', and Recipe quickstart\.yaml has no suite"),
+        ("stages: {arguana: {job: collect}}" + SUITE, "'arguana' is a stage, and the suite has a folder of this name"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_recipe(write(tmp_path, text), [])
     stage = recipe_stages(recipe)["arguana/base/vectors"]
     assert stage.config.encoder.model == recipe.folder("model")  # type: ignore[attr-defined]
 
@@ -191,15 +197,6 @@ def test_what_is_wrong_is_named_before_anything_is_computed(tmp_path: Path, over
     with pytest.raises(UserError) as raised:
         check()
     assert said in str(raised.value)
-
-
-@pytest.mark.parametrize(("text", "said"), [
-    ("suite: {from: quickstart}", r"suite\.from is 'quickstart', and Recipe quickstart\.yaml has no suite"),
-    ("stages: {arguana: {job: collect}}" + SUITE, "'arguana' is a stage, and the suite has a folder of this name"),
-])  # fmt: skip
-def test_a_suite_that_a_recipe_can_not_have_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_recipe(write(tmp_path, text), [])
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("suites/")])

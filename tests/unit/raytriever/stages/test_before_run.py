@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Set
-from contextlib import nullcontext
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -13,9 +11,8 @@ from pydantic import Field
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from raytriever.artifacts.artifact import Artifact, to_json
-from raytriever.artifacts.storage import Folder
-from raytriever.artifacts.writer import Lock
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.recipe_run import closing_lines, run_recipe
@@ -38,7 +35,6 @@ class Watching(Stage[WatchingConfig]):
     kind = "watching"
     config_class = WatchingConfig
     refused = "nothing"
-    here: bool
     happened: list[tuple[str, str]]
 
     def check_settings(self, stages: Stages) -> None:
@@ -97,13 +93,11 @@ def test_what_is_finished_is_checked_and_made_again_only_where_it_changed(tmp_pa
     assert [name for name, happens in Watching.happened if happens == "made"] == ["a", "b", "c"]
 
 
-def test_force_takes_over_a_lock_of_another_machine(tmp_path: Path) -> None:
-    lock = replace(Lock.of_this_process(), host="another")
-    Folder(str(tmp_path / "a")).write_bytes("lock-0000.json", to_json(asdict(lock)))
-    for force in (False, True):
-        with nullcontext() if force else pytest.raises(UserError, match="again with --force"):
-            run_recipe(watching(tmp_path, "a"), "a", "letters", force=force, shards_here=True)
-    assert Watching.here
+def test_what_is_asked_of_a_run_reaches_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    making, asked = ArtifactWriter.making, list[dict[str, bool]]()
+    monkeypatch.setattr(ArtifactWriter, "making", lambda each, **how: asked.append(how) or making(each, **how))
+    run_recipe(watching(tmp_path, "a"), "a", "letters", force=True, shards_here=True)
+    assert (asked, Watching.here) == ([{"force": True}], True)
 
 
 def test_a_table_stands_for_all_that_it_is_made_of() -> None:

@@ -35,13 +35,10 @@ SILENT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ConnectionError("Could not find any running Ray instance\nat the address"), f"^{re.escape(SILENT)}$"),
-        (ray.exceptions.AuthenticationError("but no token was found"), rf"RAY_ADDRESS={ADDRESS}.*RAY_AUTH_TOKEN_PATH"),
-    ],
-)
+@pytest.mark.parametrize(("error", "said"), [
+    (ConnectionError("Could not find any running Ray instance\nat the address"), f"^{re.escape(SILENT)}$"),
+    (ray.exceptions.AuthenticationError("but no token was found"), rf"RAY_ADDRESS={ADDRESS}.*RAY_AUTH_TOKEN_PATH"),
+])  # fmt: skip
 def test_a_cluster_that_does_not_let_us_in_is_named(monkeypatch, error: Exception, said: str) -> None:
     def refuse(**_: object) -> None:
         raise error
@@ -64,17 +61,14 @@ def test_a_session_starts_no_ray_where_none_is_needed_or_someone_elses_runs(monk
         session.start()
 
 
-@pytest.mark.parametrize(
-    ("saved", "is_spread", "address", "others", "here"),
-    [
-        (0.0, False, None, False, True),
-        (7.9, False, None, False, True),
-        (8.1, False, None, False, False),  # workers would be faster
-        (0.0, True, None, False, False),  # the user says how many
-        (0.0, False, ADDRESS, False, False),  # a cluster was asked for
-        (0.0, False, None, True, False),  # another session's Ray runs here
-    ],
-)
+@pytest.mark.parametrize(("saved", "is_spread", "address", "others", "here"), [
+    (0.0, False, None, False, True),
+    (7.9, False, None, False, True),
+    (8.1, False, None, False, False),  # workers would be faster
+    (0.0, True, None, False, False),  # the user says how many
+    (0.0, False, ADDRESS, False, False),  # a cluster was asked for
+    (0.0, False, None, True, False),  # another session's Ray runs here
+])  # fmt: skip
 def test_this_process_makes_what_workers_would_not_make_sooner(monkeypatch, saved, is_spread, address, others, here):
     monkeypatch.setattr(ray, "is_initialized", lambda: others)
     if address is not None:
@@ -141,14 +135,11 @@ def test_what_native_code_says_while_ray_starts_is_not_shown(capfd: pytest.Captu
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
-@pytest.mark.parametrize(
-    ("polls", "closes_after", "waits", "ended"),
-    [
-        ([None, None, 1], 9, [0.5, 0.5, 0.5, 2], True),  # a process of Ray's dies
-        ([None] * 8, 2, [0.5, 0.5, 0.5], False),  # Ray is shut down before
-        ([None, 1], 2, [0.5, 0.5, 2, 0.5], False),  # or by a signal that came to all
-    ],
-)
+@pytest.mark.parametrize(("polls", "closes_after", "waits", "ended"), [
+    ([None, None, 1], 9, [0.5, 0.5, 0.5, 2], True),  # a process of Ray's dies
+    ([None] * 8, 2, [0.5, 0.5, 0.5], False),  # Ray is shut down before
+    ([None, 1], 2, [0.5, 0.5, 2, 0.5], False),  # or by a signal that came to all
+])  # fmt: skip
 def test_a_run_ends_with_its_ray(monkeypatch, logged: list[str], polls, closes_after: int, waits, ended: bool) -> None:
     killed, waited = list[object](), list[float]()
 

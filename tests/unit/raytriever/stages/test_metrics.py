@@ -44,16 +44,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return noted
 
 
-@pytest.mark.parametrize(
-    ("output", "labels"),
-    [
-        ("/shared/runs/quickstart/base_vectors", ("quickstart", "base_vectors")),
-        ("/shared/runs/quickstart/base_vectors/", ("quickstart", "base_vectors")),
-        ("s3://bucket/runs/quickstart/model", ("quickstart", "model")),
-        ("/runs/alice@lab/model", ("alice@lab", "model")),
-        ("/model", ("", "model")),
-    ],
-)
+@pytest.mark.parametrize(("output", "labels"), [
+    ("/shared/runs/quickstart/base_vectors", ("quickstart", "base_vectors")),
+    ("/shared/runs/quickstart/base_vectors/", ("quickstart", "base_vectors")),
+    ("s3://bucket/runs/quickstart/model", ("quickstart", "model")),
+    ("/runs/alice@lab/model", ("alice@lab", "model")),
+    ("/model", ("", "model")),
+])  # fmt: skip
 def test_a_stage_is_labelled_by_its_folder(output, labels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tuple(stage_labels(output).values()) == labels
     monkeypatch.chdir(tmp_path)

@@ -132,6 +132,11 @@ def test_reuse_refusal_and_replacement(stage: Numbers, logged: list[str], monkey
     first = run(stage)
     assert run(stage).fingerprint == first.fingerprint
     assert "numbers: reused, 5 rows" in logged[-1]
+    with pytest.raises(UserError, match="is a file; an output is a folder"):
+        run(changed(stage, output=f"{first.uri}/manifest.json"))
+    Path(first.uri, "a/one.txt").write_text("5")
+    with pytest.raises(UserError, match="is damaged"):
+        run(stage)
     other = changed(stage, first=10)
     with pytest.raises(UserError, match=r"config\.first: 0 there, 10 now"):
         run(other)
@@ -177,19 +182,16 @@ def test_workers_get_absolute_paths(stage: Numbers, monkeypatch: pytest.MonkeyPa
     assert stage.for_workers().config == stage.config
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: No space left on device. Finished"),
-        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x: Permission denied."),
-        (OSError("When uploading part: AWS Error ACCESS_DENIED"), "out: When uploading part: AWS Error ACCESS_DENIED."),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), "out: I/O error: No space left on device"),
-        (UserError("a message about No space left on device"), None),
-        (FileNotFoundError(errno.ENOENT, "No such file"), None),
-        (TimeoutError("of a library, without a number"), None),
-        (KeyError("x"), None),
-    ],
-)
+@pytest.mark.parametrize(("error", "said"), [
+    (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: No space left on device. Finished"),
+    (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x: Permission denied."),
+    (OSError("When uploading part: AWS Error ACCESS_DENIED"), "out: When uploading part: AWS Error ACCESS_DENIED."),
+    (RuntimeError("I/O error: No space left on device (os error 28)"), "out: I/O error: No space left on device"),
+    (UserError("a message about No space left on device"), None),
+    (FileNotFoundError(errno.ENOENT, "No such file"), None),
+    (TimeoutError("of a library, without a number"), None),
+    (KeyError("x"), None),
+])  # fmt: skip
 def test_storage_that_refuses_is_explained_and_other_errors_stay_what_they_are(
     error: Exception, said: str | None
 ) -> None:

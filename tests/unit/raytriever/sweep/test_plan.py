@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
-from raytriever.sweep.plan import check_keys, depends_on, groups_of, plan_trial
+from raytriever.sweep.plan import depends_on, groups_of, plan_trial
 
 READS = {
     "corpus": [],
@@ -81,18 +80,3 @@ def test_a_swept_input_changes_what_is_read_and_stages_after_the_last_are_left_o
     assert [group.name for group in groups_of(planned)[1]] == ["index=lexical", "index=other"]
     (until,) = trials(recipe, [{"lexical.index.bm25.k1": "1"}], until="found")
     assert list(until.stages) == ["collection", "lexical", "other", "found"]
-
-
-@pytest.mark.parametrize(
-    ("key", "until", "expected"),
-    [
-        ("lexcial.index.bm25.k1", None, "Did you mean 'lexical'?"),
-        ("evaluation.seed", "found", "up to --until found"),
-        ("found.top_k", "foudn", "Did you mean 'found'?"),
-        ("output.x", None, "is no stage"),
-    ],
-)
-def test_a_key_of_no_stage_is_explained(recipe, key, until, expected):
-    with pytest.raises(UserError) as raised:
-        check_keys(load_recipe(recipe, []), [key], until)
-    assert expected in str(raised.value)

@@ -68,6 +68,7 @@ def test_the_table_shows_everything_and_marks_the_highest():
         ["1", "0", "of", "2", "failed", "failed"],
     ]
     assert "margin=0.5,seed=2 failed: the <loss> & more is not a number" in lines
+    assert "* highest; mean ± standard deviation over the seeds" in lines
     assert "test split" in lines[-1]
     assert "test split" not in "".join(sweep_lines(swept(test_split=False)))
 
@@ -97,7 +98,7 @@ def test_the_page_and_the_json_hold_every_trial(place):
     page = Folder(place).read_bytes("sweep.html").decode()
     for text in ("A resumed stage counts its last attempt alone",
                  "margins: 3 settings, 6 trials, 3 failed", "0.5000 ± 0.3536",
-                 "margin=1,seed=2 failed: the &lt;loss&gt; &amp; more", "1 of 2", "<svg"):  # fmt: skip
+                 "margin=1,seed=2 failed: the &lt;loss&gt; &amp; more", "1 of 2", "test split", "<svg"):  # fmt: skip
         assert text in page
     stored = json.loads(Folder(place).read_bytes("sweep.json"))
     assert [trial["error"] for trial in stored["trials"]].count("the <loss> & more is not a number") == 3
@@ -111,16 +112,13 @@ def svg_of(of: SweepResult) -> str:
     return "".join(block.svg for block in sweep_section(of).blocks if hasattr(block, "svg"))
 
 
-@pytest.mark.parametrize(
-    ("texts", "is_joined"),
-    [
-        (["m.margin=0,0.25,0.5,0.75,1"], True),
-        (["m.kind=static,adaptive"], False),
-        (["m.rate=1e-6,1e-5,1e-3"], True),
-        (["m.margin=0,0.5,1", "m.kind=a,b"], False),
-        (["m.x=1,2", "m.y=1,2", "m.z=1,2"], False),
-    ],
-)
+@pytest.mark.parametrize(("texts", "is_joined"), [
+    (["m.margin=0,0.25,0.5,0.75,1"], True),
+    (["m.kind=static,adaptive"], False),
+    (["m.rate=1e-6,1e-5,1e-3"], True),
+    (["m.margin=0,0.5,1", "m.kind=a,b"], False),
+    (["m.x=1,2", "m.y=1,2", "m.z=1,2"], False),
+])  # fmt: skip
 def test_the_plot_follows_from_what_is_swept(texts, is_joined):
     axes = [parse_axis(text, "--grid") for text in texts]
     lost, *settings = grid(axes)

@@ -57,6 +57,10 @@ def test_a_split_and_a_qrels_file_judge_alike(collection: str, tmp_path: Path) -
 def test_an_artifact_knows_which_queries_found_nothing(collection: str, tmp_path: Path) -> None:
     run = RUN | {"q3": {}}
     artifact = make_run_artifact(tmp_path / "run", collection, run, {"with_title": False})
+    foreign = collection_judgments(collection, "test", ["RR"])
+    foreign.collection.fingerprint = "0" * 64
+    with pytest.raises(UserError, match=r"Ranking 'run' .* don't come from the same collection"):
+        judge_rankings({"run": artifact}, foreign, ["RR"], TREC)
     as_file = write_run_file(tmp_path / "run.trec", run)
     assert read_any_ranking(artifact) == run
     assert (made_with(artifact), made_with(as_file)) == ({"with_title": False}, {})

@@ -86,15 +86,12 @@ def test_published_figures_stand_below_the_system_where_the_collections_are_thei
     assert published_figures(table, published_row("revela/1/BM25")) == {"arguana": 0.487}
 
 
-@pytest.mark.parametrize(
-    ("measures", "published", "groups", "said"),
-    [
-        (["nDCG@10"], {"ours": "revela/1/BM25"}, {}, None),
-        (["R@10"], {"ours": "revela/1/BM25"}, {}, r"published\.ours is .*prints nDCG@10 on .*, but nothing of it"),
-        (["nDCG@10"], {"ours": "revela/1/BM25"}, {"mine": ("arguana",)}, None),  # the mean is printed too
-        (["nDCG@10"], {"our": "revela/1/BM25"}, {}, r"published\.our: no such system\. Did you mean 'ours'"),
-    ],
-)
+@pytest.mark.parametrize(("measures", "published", "groups", "said"), [
+    (["nDCG@10"], {"ours": "revela/1/BM25"}, {}, None),
+    (["R@10"], {"ours": "revela/1/BM25"}, {}, r"published\.ours is .*prints nDCG@10 on .*, but nothing of it"),
+    (["nDCG@10"], {"ours": "revela/1/BM25"}, {"mine": ("arguana",)}, None),  # the mean is printed too
+    (["nDCG@10"], {"our": "revela/1/BM25"}, {}, r"published\.our: no such system\. Did you mean 'ours'"),
+])  # fmt: skip
 def test_a_published_row_stands_beside_a_system_that_is_measured_alike(measures, published, groups, said) -> None:
     of = {"collection": "corpus", "runs": {"ours": "run"}, "output": "evaluation"}
     stages = {"evaluation": Evaluate(EvaluateConfig(**of, measures=measures))}

@@ -179,6 +179,9 @@ def test_what_does_not_belong_is_refused(collection, model, context, tmp_path, m
     assert embed(tmp_path / "vectors", other, model, context=context, foreign_context=True).contract.context
     with pytest.raises(UserError, match="reads no context"):
         fit(tmp_path / "f", collection, saved("bert"))
+    nowhere = Context(validate(ContextConfig, settings_of(tmp_path / "f", collection, Path("/nowhere")), "context"))
+    with pytest.raises(UserError, match=r"^encoder\.model: Encoder '/nowhere' is no folder"):
+        nowhere.check_inputs({"encoder.model"})
     monkeypatch.setattr(ContextualEncoder, "embed_context", lambda *_: torch.tensor([torch.inf]))
     with pytest.raises(UserError, match="gives NaN or infinity for documents of"):
         fit(tmp_path / "infinite", collection, model)

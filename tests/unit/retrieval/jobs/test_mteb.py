@@ -197,6 +197,7 @@ def test_a_contextual_encoder_reads_a_context_of_each_task(contextual_encoder, t
     ({"published": "contextual/1/x"}, "contextual/1/x"),
     ({"published": "revela/1/BM25"}, r"none of\s+MTEB's scores on these tasks"),
     ({"encoder": {"model": "", "form": {"kind": "layers", "layers": [1, 2]}}}, "has layers 1, 2, which MTEB"),
+    ({"encoder": {"model": "", "max_length": 99}}, r"encoder\.max_length is 99, over the limit of"),
     ({"context_documents": 3}, "reads no context. Leave out context_documents"),
     ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
     ({"benchmark": None}, "neither tasks nor a benchmark is named"),

@@ -285,6 +285,8 @@ def test_what_does_not_go_together_is_refused_before_the_first_task(tmp_path, co
     refused("don't come from the same collection", searching(index=bm25, collection=other))
     theirs = search(tmp_path / "theirs", index=make_bm25(tmp_path / "o", other), collection=other)
     refused(f"{theirs.uri} don't come from the same collection", reranking(run=theirs.uri))
+    both = Fuse(FuseConfig(runs={"ours": run.uri, "theirs": theirs.uri}, output=str(tmp_path / "both")))
+    refused(f"{theirs.uri} don't come from the same collection", both)
     refused("holds no vectors of documents", reranking(vectors=part("queries")))
     refused("holds no vectors of queries", reranking(vectors=part("documents")))
     refused("come from different encoders", reranking(query_vectors=part("queries", max_length=9)))

@@ -179,13 +179,11 @@ def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog:
 def test_our_own_loader_reads_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(**RELEASED)
     folder = written(encoder, tmp_path)
-    trusted = list[bool]()
-
-    def noted(settings: EncoderSettings, *given: Any, **named: Any) -> Any:
-        trusted.append(settings.trust_remote_code)
-        return load_encoder(settings, *given, **named)
-
-    monkeypatch.setattr("retrieval.encoders.contextual.folder.load_encoder", noted)
+    trusted: list[bool] = []
+    monkeypatch.setattr(
+        "retrieval.encoders.contextual.folder.load_encoder",
+        lambda own, *given, **named: trusted.append(own.trust_remote_code) or load_encoder(own, *given, **named),
+    )
     settings = EncoderSettings(model=str(folder), trust_remote_code=True)
     towers = load_towers(settings, folder, locate_model(str(folder)).fingerprint).eval()
     assert trusted == [True, True]  # of both stages
