@@ -180,7 +180,7 @@ def split_values(listed: str, where: str) -> list[str]:
     Raises ``UserError``, led by ``where``, for what is no list in YAML.
     """
     try:
-        node: Any = yaml.compose(f"[{listed}]")
+        node: Any = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{where}: the values are not valid YAML; leave none empty, or quote them.") from error
     return [listed[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
