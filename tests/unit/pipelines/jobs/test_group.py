@@ -177,7 +177,10 @@ def test_some_of_an_epochs_batches_are_drawn(chunks: str, tmp_path: Path) -> Non
         places.append([everything.index(batch) for batch in chosen])
         assert places[-1] == sorted(places[-1])
         assert all(batch in chosen for batch in rows_of(three, epoch))
-    assert places[0] != places[1]
+    asked = {"small_domains": "drop", "seed": 1}
+    chosen, everything = (rows_of(group(tmp_path / f"{n}", chunks, **asked, batches_per_epoch=n), 0) for n in (5, 6))
+    places.append([everything.index(batch) for batch in chosen])
+    assert len(set(map(tuple, places))) == 3  # of two epochs, and of another seed
     dropped = [reader.artifact.manifest["dropped"] for reader in (whole, five)]
     not_drawn = 2 * 8 * (whole.number_of_batches(0) - 5)
     assert dropped[1] == dropped[0] | {"chunks of batches that were not drawn": not_drawn}
