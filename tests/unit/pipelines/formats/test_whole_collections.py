@@ -115,6 +115,7 @@ def test_trec_files_to_the_byte(tmp_path: Path) -> None:
     ("beir", {"judgments": [('"q1', "d1", 1, "t")]}, "the id '\"q1' can't be in a tab-separated judgment file"),
     ("beir", {"judgments": [("q1", "d\n1", 1, "t")]},
      r"the id 'd\\n1' can't be in a tab-separated .* collect again\."),
+    ("trec", {"judgments": [("q1", "d1", 1, "a/b")]}, "the split 'a/b' can't be the name of a file"),
     ("trec", {"documents": [("d 1", "", "x", "")]}, "the id 'd 1' can't be in TREC's files, .*whitespace"),
     ("trec", {"documents": [("\ufeffd", "", "x", "")]}, "can't be in TREC's files"),
     ("trec", {"documents": [("d1", "a\tb", "x", "")]}, r"'d1' has a tab or a line end in 'a\\tb', .*to beir"),

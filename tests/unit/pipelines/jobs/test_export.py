@@ -179,6 +179,7 @@ def test_datasets_reads_every_layout_in_order(tmp_path: Path, layout: Layout) ->
     assert rows.features == datasets.Features.from_arrow_schema(pq.read_schema(made.path(made.names()[0])))
     assert rows.column_names == ["epoch", "batch", *LAYOUTS[layout].schema().names]
     assert {rows.features[name].dtype for name in ("epoch", "batch")} == {"int32"}
+    assert len(made.names("data/")) == 5
     for number, (epoch, index) in enumerate(places()):
         taken = rows.select(range(SIZE * number, SIZE * (number + 1))).to_list()
         assert taken == [{"epoch": epoch, "batch": index} | row for row in reader.read(epoch, index).to_pylist()]

@@ -161,6 +161,7 @@ def test_batches_are_those_of_a_literal_filter(world: World, tmp_path, settings,
     stored_counts = reader.artifact.manifest["counts"]
     assert {rule: stored_counts[f"masked by {rule}"] for rule in counts} == counts
     assert len(counts) >= 4
+    assert len(reader.artifact.names("epoch=")) == 2 * EPOCHS
     assert stored_counts["negatives"] == EPOCHS * BATCHES * SIZE * (SIZE + SIZE * number - 1)
     assert reader.artifact.manifest["facts"] == {"layout": "pairs", "negatives_per_example": number}
 
@@ -386,3 +387,6 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     ]):  # fmt: skip
         with pytest.raises(UserError, match=message):
             run(world, tmp_path / f"{number}", **settings)
+    stage = Filter(validate(FilterConfig, world.inputs | {"judged_negatives": "dev", "output": ""}, "filter"))
+    with pytest.raises(UserError, match="no judgments of split 'dev'"):
+        stage.check_inputs({"collection"})

@@ -145,7 +145,7 @@ def test_bytes_are_a_function_of_the_input_and_the_seed(chunks: str, tmp_path, m
     monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
     assert contents(group(tmp_path / "b", chunks, **asked).uri) == first
     assert {name.split("/")[0] for name in first} == {"manifest.json", "epoch=00000", "epoch=00001"}
-    assert first["epoch=00000/batches-00000.parquet"] != first["epoch=00001/batches-00000.parquet"]
+    assert first["epoch=00000/batches-00001.parquet"] != first["epoch=00001/batches-00001.parquet"]
 
 
 @pytest.mark.parametrize("drawn", [None, 7])
@@ -177,7 +177,10 @@ def test_some_of_an_epochs_batches_are_drawn(chunks: str, tmp_path: Path) -> Non
         places.append([everything.index(batch) for batch in chosen])
         assert places[-1] == sorted(places[-1])
         assert all(batch in chosen for batch in rows_of(three, epoch))
-    assert places[0] != places[1]
+    asked = {"small_domains": "drop", "seed": 1}
+    chosen, everything = (rows_of(group(tmp_path / f"{n}", chunks, **asked, batches_per_epoch=n), 0) for n in (5, 6))
+    places.append([everything.index(batch) for batch in chosen])
+    assert len(set(map(tuple, places))) == 3  # of two epochs, and of another seed
     dropped = [reader.artifact.manifest["dropped"] for reader in (whole, five)]
     not_drawn = 2 * 8 * (whole.number_of_batches(0) - 5)
     assert dropped[1] == dropped[0] | {"chunks of batches that were not drawn": not_drawn}

@@ -66,6 +66,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_all_batches_of_all_sources_in_one_order(sources: dict[str, str], tmp_path: Path) -> None:
     reader = mix(tmp_path / "m", sources)
     assert reader.epochs == 2
+    assert len(reader.artifact.names("epoch=00000/")) == 5
     orders = []
     for epoch in range(2):
         found = places(reader, epoch)

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, Part, parts_of
-from pipelines.packing.pack import PackingSettings
+from pipelines.packing.pack import PackingSettings, pack
 from pipelines.pairs.pairs import PAIRS, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
@@ -106,7 +107,11 @@ def test_a_domain_may_have_many_clusters(run: dict[str, str], tmp_path: Path, mo
     monkeypatch.setattr(module, "read_domain", lambda *given: further(read_domain(*given)))
     centroids = lambda *given: np.pad(read_centroids(*given), ((40_000, 0), (0, 0)))  # noqa: E731
     monkeypatch.setattr(module, "read_centroids", centroids)
+    labels = list[NDArray[np.integer]]()
+    noted = lambda *given, **named: labels.append(given[0]) or pack(*given, **named)  # noqa: E731
+    monkeypatch.setattr(module, "pack", noted)
     many = epoch_of(packed(tmp_path / "many", clusters=run["pairs_clusters"]), 0)
+    assert {each.dtype for each in labels} == {np.dtype(np.int32)}
     assert many["cluster"].to_pylist() == [cluster + 40_000 for cluster in epoch_of(few, 0)["cluster"].to_pylist()]
 
 

@@ -50,6 +50,8 @@ def test_draws_are_a_function_of_seed_and_id() -> None:
     made, _ = examples(CropQueries(per_passage=2), *SOURCES[:20])
     again, _ = examples(CropQueries(per_passage=2), *SOURCES[10:20])
     assert made[20:] == again
+    others, _ = examples(CropQueries(per_passage=2), *SOURCES[:20], seed=1)
+    assert not {example.query for example in made} & {example.query for example in others}
     assert [example.query_id for example in made[:3]] == ["s0#0", "s0#1", "s1#0"]
     assert len({example.query for example in made}) == 40
 

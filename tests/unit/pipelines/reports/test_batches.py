@@ -94,6 +94,8 @@ def test_the_section_tells_the_means_of_every_packing(small_run: Run, packing: A
     values = np.array([of_pairs.hardness(batch) for batch in drawn.packed_pairs(packing)])
     shown = [f"{len(values)}", f"{values.mean():.4f}", f"{values.std(ddof=1):.4f}"]
     assert rows[drawn.PACKED][1:4] == shown
+    few = drawn.hardness(packing, of_pairs, None, 2, SEED)[drawn.PACKED]
+    np.testing.assert_array_equal(few, values[sample_of(len(values), 2, SEED)])
     masks = read_masks(BatchReader(small_run["batches"]))
     left = np.mean([of_pairs.hardness(*both) for both in zip(drawn.packed_pairs(packing), masks, strict=True)])
     assert f"{left:.4f}" != f"{values.mean():.4f}"
