@@ -200,7 +200,7 @@ def _draw_settings(axes: "Axes", panel: SettingPanel) -> None:
     numbers = _numbers(panel.names)
     if numbers is None:
         names = list(dict.fromkeys(panel.names))
-        places = np.array([names.index(name) for name in panel.names], dtype=np.float64)
+        places = np.array([names.index(name) for name in panel.names])
         axes.set_xticks(range(len(names)), [shown(name, 16) for name in names])
     else:
         places = numbers
