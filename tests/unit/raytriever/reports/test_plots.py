@@ -195,6 +195,7 @@ def test_curves_stand_two_beside_each_other_over_whole_steps(figures: list[Any])
     assert [each.get_position().y0 == axes[0].get_position().y0 for each in axes] == [True, True, False, False]
     assert axes[0].get_tightbbox().y0 >= axes[2].get_tightbbox().y1
     assert not [place for place in axes[0].get_xticks() if place % 1]
+    assert axes[0].get_xlabel() == "step"
     assert axes[0].xaxis.get_gridlines()[0].get_visible()
 
 
