@@ -145,7 +145,8 @@ def test_bytes_are_a_function_of_the_input_and_the_seed(chunks: str, tmp_path, m
     monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)
     assert contents(group(tmp_path / "b", chunks, **asked).uri) == first
     assert {name.split("/")[0] for name in first} == {"manifest.json", "epoch=00000", "epoch=00001"}
-    assert first["epoch=00000/batches-00001.parquet"] != first["epoch=00001/batches-00001.parquet"]
+    for name in ("batches-00000.parquet", "batches-00001.parquet"):
+        assert first[f"epoch=00000/{name}"] != first[f"epoch=00001/{name}"]
 
 
 @pytest.mark.parametrize("drawn", [None, 7])

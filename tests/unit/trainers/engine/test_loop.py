@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from pipelines.batches import epoch_permutation
 from raytriever.errors import UserError
@@ -334,6 +335,13 @@ def test_bf16_trains_close_to_float32():
     exact_losses, rounded_losses = ([r["loss"] for r in reports] for reports in (exact, rounded))
     assert exact_losses != rounded_losses
     np.testing.assert_allclose(rounded_losses, exact_losses, rtol=0.05)
+
+
+def test_settings_are_frozen_and_refuse_unknown_keys():
+    with pytest.raises(ValidationError):
+        TrainingSettings(batch_per_step=3)
+    with pytest.raises(ValidationError):
+        TrainingSettings().seed = 3
 
 
 @pytest.mark.parametrize(("schedule", "said"), [

@@ -17,7 +17,7 @@ from tests.unit.trainers.tiny import TinyEncoder, assert_same, weights_of
 from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.early_stopping import Criterion, DecidingValue, Evaluation, deciding_values
 from trainers.engine.optimization import build_optimizer, learning_rate, plateau_fraction, trainable_parameters
-from trainers.engine.settings import OptimizerSettings, ScheduleSettings
+from trainers.engine.settings import OptimizerSettings, ScheduleSettings, require_room_for_warmup
 
 
 class RootMeanSquareNorm(nn.Module):
@@ -287,3 +287,11 @@ def test_while_each_of_two_measures_improves_the_rate_stays(losses, ranks, patie
     history = [Evaluation(step, {"loss": value, "positive_rank": value}) for step, value in enumerate(values)]
     settings = ScheduleSettings(kind="plateau", patience=patience, threshold=0.0)
     assert plateau_fraction(deciding_values(history, [LOSS, later]), 0, settings) == 1.0
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    require_room_for_warmup(ScheduleSettings(warmup_steps=9), 10)
+    with pytest.raises(UserError, match="warmup_steps is 10, but the run has only 10 steps"):
+        require_room_for_warmup(ScheduleSettings(warmup_steps=10), 10)
+    with pytest.raises(UserError, match=r"warmup_ratio 0\.9 makes it 3, but the run has only 3 steps"):
+        require_room_for_warmup(ScheduleSettings(warmup_ratio=0.9), 3)
