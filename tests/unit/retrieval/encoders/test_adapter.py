@@ -150,16 +150,21 @@ def _changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
     return lambda folder: edited(folder / "adapter_config.json", change)
 
 
-def _one_less(folder: Path) -> None:
-    weights = load_file(folder / "adapter_model.safetensors")
-    save_file(dict(list(weights.items())[1:]), folder / "adapter_model.safetensors")
+def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], Any]:
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / "adapter_model.safetensors")
+        change(weights)
+        save_file(weights, folder / "adapter_model.safetensors")
+
+    return damage
 
 
 @pytest.mark.parametrize(("damage", "message"), [
     (_pickled, r"only as a pickle \(adapter_model.bin\)"),
     (lambda folder: (folder / "adapter_model.safetensors").unlink(), "can't be loaded"),
     (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
-    (_one_less, "doesn't fit its base model: 1 tensors"),
+    (_tensors(dict.popitem), "doesn't fit its base model: 1 tensors"),
+    (_tensors(lambda weights: weights.update(another=torch.ones(1))), "1 tensors.*, the first another"),
     (_changed(lambda config: config.update(r=2)), "doesn't fit its base model: 8 tensors"),
     (_changed(lambda config: config.update(target_modules=["absent"])), "can't be loaded.*absent"),
     (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), r"kind PREFIX_TUNING\. Only LORA"),
