@@ -25,12 +25,13 @@ _TRANSFORMER = (
     "guided, without contrasts", "guided, a mined negative", "random, masked", "contextual", "in turns",
     "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
 )  # fmt: skip
+_WHOLE = REFERENCE, "random, masked", "in turns"
 STUDENTS = {
     "static": Student(
         0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC, ("conala", "nfcorpus_filtered", MIXTURE)
     ),
     "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER, ("conala", MIXTURE)),
-    "MiniLM": Student(6, Limits(2_000, 2_500), 2, (3e-5, 1e-4, 3e-4), (REFERENCE, "in turns"), ("conala", MIXTURE)),
+    "MiniLM": Student(6, Limits(2_000, 2_500), 2, (3e-5, 1e-4, 3e-4), _WHOLE, ("conala", MIXTURE)),
 }
 
 

@@ -65,12 +65,15 @@ def test_what_would_be_made_where_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "times"), [("test", 1), ("dev", 0)])
-def test_what_stages_warn_of_is_said_once_and_first(tmp_path: Path, monkeypatch, logged: list[str], split, times):
-    monkeypatch.setattr(Train, "check_inputs", lambda *_: None)
+def test_a_stage_is_checked_once_and_its_warning_is_said_first(tmp_path, monkeypatch, logged: list[str], split, times):
+    checked = list[type]()
+    for stage in (Collect, Train):
+        monkeypatch.setattr(stage, "check_inputs", lambda stage, _: checked.append(type(stage)))
     planned = planned_of(tmp_path, split=split)
     assert len(planned.trials) == 3
     with pytest.raises(Begun):
         run_sweep(planned)
+    assert checked == [Collect, Train, Train, Train]
     assert len(logged) == times
     assert all("Warning: " in line and f"test set of this run. Split '{split}'" in line for line in logged)
 
