@@ -203,8 +203,8 @@ def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> Non
     if warmup and warmup >= total_steps:
         given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
         raise UserError(
-            f"training.schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
-            " it would end before the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
+            f"training.schedule.{given} {warmup}, but the run ends after step {total_steps}, before the learning rate"
+            " reaches its peak. Lower it, or train longer (epochs, max_steps)."
         )
 
 

@@ -272,8 +272,8 @@ def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
 
 @pytest.mark.parametrize(("training", "said"), [
     ({"schedule": {"kind": "plateau"}}, "depends on evaluations, but the run has none: set validation too"),
-    ({"schedule": {"warmup_steps": 2}}, "warmup_steps is 2, but the run has only 2 steps"),
-    ({"schedule": {"warmup_ratio": 0.9}}, r"warmup_ratio 0.9 makes it 2, but the run has only 2 steps"),
+    ({"schedule": {"warmup_steps": 2}}, "warmup_steps is 2, but the run ends after step 2"),
+    ({"schedule": {"warmup_ratio": 0.9}}, r"warmup_ratio 0.9 makes it 2, but the run ends after step 2"),
 ])  # fmt: skip
 def test_a_schedule_that_cannot_be_is_refused_with_the_settings(training: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
