@@ -134,12 +134,14 @@ def test_long_curves_are_thinned_to_means() -> None:
     assert len(curve_panels([Panel("loss", np.arange(100_000), np.ones(100_000))], "long")) < 100_000
 
 
-def test_the_marked_step_is_set_off_once() -> None:
+def test_the_marked_step_is_set_off_once(figures: list[Any]) -> None:
     panel = Panel("nDCG@10", np.array([0, 10, 20]), np.array([0.1, 0.3, 0.2]), smoothed=False)
     plain, marked, absent = (curve_panels([replace(panel, marked=step)], "plot") for step in (None, 10, 15))
     assert "#c8642b" not in plain
     assert "#c8642b" in marked
     assert absent == plain
+    dot, level = figures[1].axes[0].lines[1:]
+    assert (list(dot.get_xdata()), {*dot.get_ydata(), *level.get_ydata()}) == ([10], {0.3})
 
 
 def test_a_plot_is_as_tall_as_what_it_shows() -> None:
