@@ -63,7 +63,8 @@ def flip(path: Path) -> None:
 ])  # fmt: skip
 def test_a_file_that_is_not_the_manifests_is_named_before_it_is_used(made, damage, said):
     damage(stored_file(made))
-    for use in (Artifact.check, Artifact.verify, lambda artifact: artifact.path(NAME), lambda a: a.open(NAME)):
+    opened = (lambda artifact: artifact.path(NAME)), (lambda artifact: artifact.open(NAME))
+    for use in (Artifact.check, Artifact.verify, Artifact.local_folder, *opened):
         with pytest.raises(UserError, match=said) as raised:
             use(Artifact(made.uri))
         assert str(stored_file(made)) in str(raised.value)

@@ -310,6 +310,7 @@ def test_wrong_input(vectors: NDArray[np.float32], filled: Callable[..., Any], t
     for factory, said in (
         ("HNSW8_2+PQ4", r"can't build 'HNSW8_2\+PQ4' for inner products"),
         ("IVF16,PQ12x4fs", "cuts 32 numbers into 12 parts, .* PQ allows one of 1, 2, 4, 8, 16, 32."),
+        ("PQ0", "'PQ0' makes no index of dimension 32. FAISS says: .* must be > 0"),
         ("OPQ8_24,PQ16", "cuts 24 numbers into 16 parts, .* PQ allows one of 1, 2, 3, 4, 6, 8, 12, 24."),
     ):
         with pytest.raises(UserError, match=said):
