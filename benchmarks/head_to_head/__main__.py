@@ -124,7 +124,12 @@ def tuned(bench: Bench, student: str, way: str) -> Point:
 
 def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
     """Tunes, and runs the final trials, seed after seed: of equal data, then of equal seconds."""
-    points = {way: tuned(bench, student, way) for way in STUDENTS[student].ways if way in ways}
+    untuned = STUDENTS[student].untuned
+    points = {
+        way: tuned(bench, student, REFERENCE if way in untuned else way)
+        for way in STUDENTS[student].ways
+        if way in ways
+    }
     where = [
         (collection, way)
         for collection in (*COLLECTIONS, MIXTURE)

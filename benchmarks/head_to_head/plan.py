@@ -23,15 +23,22 @@ _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their g
 _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
     "guided, without contrasts", "guided, a mined negative", "random, masked", "contextual", "in turns",
-    "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
+    "in turns, random last", "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
 )  # fmt: skip
-_WHOLE = REFERENCE, "random, masked", "in turns"
 STUDENTS = {
     "static": Student(
         0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC, ("conala", "nfcorpus_filtered", MIXTURE)
     ),
     "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER, ("conala", MIXTURE)),
-    "MiniLM": Student(6, Limits(2_000, 2_500), 2, (3e-5, 1e-4, 3e-4), _WHOLE, ("conala", MIXTURE)),
+    "MiniLM": Student(
+        6,
+        Limits(2_000, 2_500),
+        2,
+        (3e-5, 1e-4, 3e-4),
+        (REFERENCE, "random, masked", "in turns"),
+        ("conala", MIXTURE),
+        untuned=("random, masked",),
+    ),
 }
 
 

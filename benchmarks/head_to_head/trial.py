@@ -32,7 +32,8 @@ _ROWS_COUNTED = 512
 class Student:
     """``layers`` of the base encoder, 0 for its word embeddings alone.
 
-    ``rates``: learning rates that are tried, on the dev queries of ``tuned_on``.
+    ``rates``: learning rates that are tried, on the dev queries of ``tuned_on``. ``untuned``: ways that have the
+    reference's rate and temperature.
     """
 
     layers: int
@@ -41,6 +42,7 @@ class Student:
     rates: tuple[float, ...]
     ways: tuple[str, ...]
     tuned_on: tuple[str, ...]
+    untuned: tuple[str, ...] = ()
 
     def build(self, base: str, max_length: int, collection: Collection) -> SentenceTransformer:
         """Begins with the base encoder's weights."""

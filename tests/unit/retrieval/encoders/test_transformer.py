@@ -133,7 +133,7 @@ SHARPNESS = 0.5  # of attention: standard deviation of its weights
 def model_of(name: str) -> Any:
     """Two layers whose attention looks at few tokens, as trained attention does."""
     architecture = ARCHITECTURES[name]
-    settings = architecture.settings | {"max_position_embeddings": 2048, "_attn_implementation": "eager"}
+    settings = architecture.settings | {"max_position_embeddings": 8192, "_attn_implementation": "eager"}
     config = getattr(transformers, architecture.config)(**settings)
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(config).eval()
@@ -147,10 +147,11 @@ def model_of(name: str) -> Any:
 
 
 def token_states(model: nn.Module, length: int) -> Tensor:
-    """Of one text, (length, width)."""
-    tokens = torch.randint(5, 300, (1, length), generator=torch.Generator().manual_seed(length))
+    """Of 128 tokens spread over a text of ``length``, (128, width)."""
+    tokens = torch.randint(5, 300, (1, 128), generator=torch.Generator().manual_seed(length))
+    places = torch.arange(0, length, length // 128)[None]
     with torch.no_grad():
-        return model(input_ids=tokens).last_hidden_state[0].double()
+        return model(input_ids=tokens, position_ids=places).last_hidden_state[0].double()
 
 
 @pytest.mark.parametrize("name", [name for name in ROTARY if name != "smollm2"])  # of the same class as llama
@@ -162,9 +163,9 @@ def test_positions_keep_their_precision(name: str) -> None:
     tables = {key: table for key, table in placed.named_buffers() if table.is_floating_point()}
     assert any("inv_freq" in key for key in tables)
     assert all(table.equal(exact.get_buffer(key)) for key, table in tables.items())
-    for length in (128, 512, 2048):
+    for length in (128, 1024, 8192):
         expected = token_states(exact, length)
-        models = (placed, cast) if length == 2048 else (placed,)
+        models = (placed, cast) if length == 8192 else (placed,)
         found = [(1 - nn.functional.cosine_similarity(expected, token_states(model, length), dim=-1)).mean()
                  for model in models]  # fmt: skip
         assert found[0] < 0.05, (length, found)
