@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from raytriever.reports.log import configure_log, log, log_to
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the processes that tests start
+
+_MEMORY = Path("/dev/shm")
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8e9:  # a disk may need milliseconds to remove a folder
+    os.environ.setdefault("TMPDIR", str(_MEMORY))
 
 _BUCKET = "raytriever-tests"
 _numbers = itertools.count()
