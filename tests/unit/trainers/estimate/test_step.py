@@ -296,7 +296,8 @@ def test_scoring_reads_each_chunk_once_and_behind_each_of_its_batch(models: Path
     assert found[2].seconds == pytest.approx(2 * found[3].seconds)
     with without_weights("meta"):
         reader, _ = load_language_model(models / "lm")
-    counting, peak = count_forward(reader, input_ids=torch.ones(4, 7, dtype=torch.int64), use_cache=False)
+    texts = torch.ones(4, 7, dtype=torch.int64)  # as many tokens as their bytes make, on average
+    counting, peak = count_forward(reader, input_ids=texts, use_cache=False)
     assert found[0].seconds / (2 * 3) / (2 * 4) / 14e-6 == pytest.approx(counting.launches)
     assert found[0].peak == peak
     assert {each.made.disk for each in found} == {4 * 2 * 3 * 4 * 4}
