@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve 
 
 _MEMORY = Path("/dev/shm")
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8e9:  # a disk may need milliseconds to remove a folder
-    os.environ.setdefault("TMPDIR", str(_MEMORY))
+    tempfile.tempdir = os.environ.setdefault("TMPDIR", str(_MEMORY))  # which tempfile may have been asked for already
 
 _BUCKET = "raytriever-tests"
 _numbers = itertools.count()
