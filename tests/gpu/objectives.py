@@ -1,5 +1,6 @@
 """Every kind of objective over a tiny encoder, and stored batches for it. A further kind is one line of ``KINDS``."""
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import nn
@@ -83,6 +85,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
     "coder, lists": (CODER | {"scoring": LIST_SCORER}, None, candidate_batch),
     "coder, lists alone": (CODER | {"scoring": LIST_SCORER | {"query_encoder": "frozen"}}, None, candidate_batch),
 }  # fmt: skip
+ALIKE = {
+    "contrastive, cached", "adaptive_margin, static", "margin_mse", "multi_layer, tokens", "revela, again",
+    "contextual, cached", "coder, cached", "coder, info_nce", "coder, max_margin", "coder, smoothed",
+}  # fmt: skip
+"""They compute in the dtypes of another kind: of what is said of dtypes the default suite asks the others."""
+ONE_OF_EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in KINDS]
 _MADE = TemporaryDirectory(prefix="objectives-")  # removed when the process ends
 BATCHES = 4  # that have scores
 
@@ -113,9 +121,7 @@ def make_objective(
     """The objective ``name`` of ``KINDS``, or of ``settings``, around the encoder in ``folder``, on the CPU."""
     chosen = settings or settings_of(name)
     models = {"objective.language_model": _language_model()} if chosen.kind == "revela" else {}
-    plain = EncoderSettings(model=str(folder), pooling=pooling, form=KINDS[name][1], query_prompt=query_prompt)
-    towers = load_towers(plain, folder, "a" * 64, dropout=dropout)
-    _spread(towers.query.transformer)
+    towers = deepcopy(_towers(name, folder, dropout, pooling, query_prompt))
     if isinstance(chosen, ContextualSettings):
         encoder = contextual_encoder(towers.query, chosen, None, seed=0)
         towers = Towers(encoder, encoder)
@@ -123,6 +129,14 @@ def make_objective(
     for transformer in towers.transformers() if lora and not is_frozen else ():
         add_adapter(transformer, LoraSettings(rank=4))
     return build_objective(chosen, towers, models)
+
+
+@cache
+def _towers(name: str, folder: Path, dropout: float, pooling: str, query_prompt: str) -> Towers:
+    plain = EncoderSettings(model=str(folder), pooling=pooling, form=KINDS[name][1], query_prompt=query_prompt)
+    towers = load_towers(plain, folder, "a" * 64, dropout=dropout)
+    _spread(towers.query.transformer)
+    return towers
 
 
 @cache

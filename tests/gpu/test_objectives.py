@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.gpu.objectives import KINDS, make_objective, make_rows
+from tests.gpu.devices import CUDA
+from tests.gpu.objectives import KINDS, ONE_OF_EACH, make_objective, make_rows
 from trainers.engine.optimization import build_optimizer
 from trainers.engine.order import Order
 from trainers.engine.settings import OptimizerSettings, TrainingSettings
@@ -47,7 +48,7 @@ def cosine(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float(nn.functional.cosine_similarity(left, right, dim=0))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 @pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "lora"])
 def test_bfloat16_is_near_float32(
     device: torch.device, tiny_encoder: Path, name: str, lora: bool, monkeypatch: pytest.MonkeyPatch
@@ -86,6 +87,7 @@ def test_bfloat16_is_near_float32(
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
 def test_float32_on_the_device_is_float32(device: torch.device, tiny_encoder: Path, name: str) -> None:
     reference = make_objective(name, tiny_encoder)
     expected = step(reference, name, bf16=False)

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 from raytriever.settings.configuration import validate
 from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.specification import LoraSettings
-from tests.gpu.objectives import KINDS, make_objective
+from tests.gpu.objectives import ONE_OF_EACH, make_objective
 from tests.gpu.test_objectives import gradients_of, step
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
@@ -168,7 +168,7 @@ def test_every_encoder_comes_back(tiny_encoder: Path, more: dict[str, dict[str, 
         assert torch.equal(parameter, before[name]), name
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_every_objective_computes_the_same(tiny_encoder: Path, name: str) -> None:
     steps = []
     for is_rounded in (False, True):
