@@ -1,5 +1,6 @@
 """Batches in one call from Python: what the recipe's stages make, from any form of data; bad data in one sentence."""
 
+import importlib
 import json
 import pickle
 import re
@@ -73,6 +74,16 @@ def rows_of(batches: BatchReader) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """What the call reads of its arguments; no batches are made of it."""
+    found: list[Any] = []
+    module = importlib.import_module("pipelines.build_batches")
+    monkeypatch.setattr(module, "BuiltBatches", lambda _: found.pop())
+    monkeypatch.setattr(module, "_make", lambda _, given, *more: found.append((given.tables(), given.ids, *more)))
+    return build_batches
+
+
 def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encoder, tmp_path) -> None:
     settings = {
         "packing.packing.polish_sweeps": 1,
@@ -111,10 +122,16 @@ def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encod
         batches.save(saved / "manifest.json")
 
 
-def test_every_form_of_data_gives_the_same_batches(columns: Columns, vectors: Any) -> None:
+def test_every_form_of_a_table_is_read_alike(read: Callable[..., Any], columns: Columns) -> None:
     table = pa.table(columns)
     named = table.rename_columns({"query": "anchor", "document": "positive"})
-    forms: list[dict[str, Any]] = [{"data": form} for form in (table, table.to_pandas(), Dataset(table), named)]
+    expected = read(columns, encoder="none")
+    for form in (table, table.to_pandas(), Dataset(table), named):
+        assert read(form, encoder="none") == expected
+
+
+def test_texts_by_id_and_in_lists_give_the_batches_of_a_table(columns: Columns, vectors: Any) -> None:
+    table = pa.table(columns)
     ids = {"query_id": columns["query_id"], "document_id": columns["document_id"]}
     by_id = {
         "queries": dict(zip(columns["query_id"], columns["query"], strict=True)),
@@ -124,13 +141,13 @@ def test_every_form_of_data_gives_the_same_batches(columns: Columns, vectors: An
         "query_vectors": torch.from_numpy(vectors["query_vectors"]),
         "document_vectors": vectors["document_vectors"][::2].astype(np.float64),
     }
-    found = [rows_of(build_batches(**{**vectors, **form}, batch_size=SIZE)) for form in (*forms, by_id)]
-    assert all(other == found[0] for other in found)
+    expected = rows_of(build_batches(table, **vectors, batch_size=SIZE))
+    assert rows_of(build_batches(**vectors | by_id, batch_size=SIZE)) == expected
     lists: dict[str, Any] = {"documents": columns["document"], "domains": columns["domain"]}
     lists["queries"] = Dataset(table)["query"]  # neither a list nor an array
     without_ids = rows_of(build_batches(**lists, **vectors, batch_size=SIZE))
     texts = ("query", "document", "masked", "domain", "epoch", "batch")
-    assert [[row[name] for name in texts] for row in without_ids] == [[row[name] for name in texts] for row in found[0]]
+    assert [[row[name] for name in texts] for row in without_ids] == [[row[name] for name in texts] for row in expected]
 
 
 TRIPLETS = [(f"what is {row}", f"it is {row}", f"it is {(row + 1) % COUNT}") for row in range(COUNT)]
@@ -184,11 +201,15 @@ FORMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_triplets_of_any_form_have_their_negatives_and_masks(form: str, vectors: Any) -> None:
+def test_triplets_of_any_form_are_read_alike(read: Callable[..., Any], form: str) -> None:
+    assert read(FORMS[form](), encoder="none") == read(NAMED, encoder="none")
+
+
+def test_triplets_have_their_negatives_and_masks(vectors: Any) -> None:
     of_documents = np.concatenate([vectors["document_vectors"]] * 2)
     given = {"query_vectors": vectors["query_vectors"], "document_vectors": of_documents}
     settings = {"batches.false_negatives.surrogate_score": False}
-    batches = build_batches(FORMS[form](), **given, batch_size=SIZE, settings=settings)
+    batches = build_batches(NAMED, **given, batch_size=SIZE, settings=settings)
     negative_of = {anchor: (positive, negative) for anchor, positive, negative in TRIPLETS}
     seen = list[str]()
     for batch in batches:
