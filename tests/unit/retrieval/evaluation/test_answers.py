@@ -130,7 +130,10 @@ def test_hits_in_a_ranking(data: st.DataObject, match: Match) -> None:
 
 @pytest.mark.parametrize(
     ("split", "without"),
-    [("train", ["56dfa1d34a1a83140091ebd4"]), ("dev", [])],  # "four", annotated inside "fourth"
+    [
+        pytest.param("train", ["56dfa1d34a1a83140091ebd4"], marks=pytest.mark.slow),  # "four", inside "fourth"
+        ("dev", []),
+    ],
 )
 def test_prepared_negatives_of_real_questions_hold_no_answer(split: str, without: list[str]) -> None:
     """The folder's hard negatives were made with the answers removed, and every positive but one holds one."""

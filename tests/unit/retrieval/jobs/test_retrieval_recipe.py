@@ -36,13 +36,12 @@ RUNS = {
     "BM25 + dense fused": "fused_run",
     "BM25 re-ranked": "reranked_run",
 }
-COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 to 3
+COLLECTIONS = ["cystic_fibrosis", pytest.param("cacm", marks=pytest.mark.slow)]  # grades 1 to 3; without texts
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
-    """The folder in which the recipe has run over the collections, with a tiny encoder and small codes."""
-    data = real_data("")
+@pytest.fixture(scope="module", params=COLLECTIONS)
+def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
+    """The folder in which the recipe has run over a collection, with a tiny encoder and small codes."""
     folder = tmp_path_factory.mktemp("retrieval")
     settings = {
         "vectors.encoder.model": str(tiny_encoder),
@@ -53,21 +52,20 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path
         "ivf_pq_index.index.factory": "IVF16,PQ8x4",
         "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
     }
-    for name in COLLECTIONS:
-        overrides = [f"{key}={value}" for key, value in (settings | {"corpus.source.path": str(data / name)}).items()]
-        for stage in recipe_stages(load_recipe("retrieval", overrides, str(folder / name))).values():
-            make(stage)
+    settings["corpus.source.path"] = str(real_data(request.param))
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    for stage in recipe_stages(load_recipe("retrieval", overrides, str(folder))).values():
+        make(stage)
     return folder
 
 
-@pytest.mark.parametrize("name", COLLECTIONS)
-def test_means_are_those_of_trec_eval(output: Path, name: str) -> None:
-    qrels = qrels_of(output / name)
-    means = Artifact(str(output / name / "evaluation")).read_json("metrics.json")["means"]
+def test_means_are_those_of_trec_eval(output: Path) -> None:
+    qrels = qrels_of(output)
+    means = Artifact(str(output / "evaluation")).read_json("metrics.json")["means"]
     names = {"nDCG@10": "ndcg_cut_10", "AP": "map", "R@100": "recall_100"}
     judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map", "recall.100"})
     for system, folder in RUNS.items():
-        run = read_ranking_file(StoredRanking(str(output / name / folder)).path("run.trec"))
+        run = read_ranking_file(StoredRanking(str(output / folder)).path("run.trec"))
         values = judge.evaluate(run)
         for ours, theirs in names.items():
             # trec_eval -c: a judged query that the run lacks counts 0
@@ -75,11 +73,9 @@ def test_means_are_those_of_trec_eval(output: Path, name: str) -> None:
             assert means[system][ours] == pytest.approx(mean, abs=1e-6), (system, ours)
 
 
-@pytest.mark.parametrize("name", COLLECTIONS)
-def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(output: Path, name: str) -> None:
-    folder = output / name
-    collection, vectors = StoredCollection(str(folder / "corpus")), StoredVectors(str(folder / "vectors"))
-    exact, coded = StoredRanking(str(folder / "exact_run")), StoredRanking(str(folder / "hnsw_pq_run"))
+def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(output: Path) -> None:
+    collection, vectors = StoredCollection(str(output / "corpus")), StoredVectors(str(output / "vectors"))
+    exact, coded = StoredRanking(str(output / "exact_run")), StoredRanking(str(output / "hnsw_pq_run"))
     queries = vectors.part("queries").gather(collection.require("queries", exact.query_ids()))
     documents = vectors.part("documents")
     expected = search_stored(queries, documents.range(0, len(documents)), 200)
@@ -97,12 +93,12 @@ def qrels_of(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def test_every_run_says_what_made_it(output: Path) -> None:
-    systems = {name: StoredRanking(str(output / "cacm" / folder)).system for name, folder in RUNS.items()}
+    systems = {name: StoredRanking(str(output / folder)).system for name, folder in RUNS.items()}
     assert systems["BM25"]["k1"] == 0.9
     assert systems["dense IVF-PQ"]["search_parameters"] == "nprobe=8"
     assert systems["BM25 re-ranked"]["reranked"] == 100
     assert all(system["with_title"] is True for system in systems.values())
-    manifest = json.loads((output / "cacm" / "evaluation" / "manifest.json").read_text())
+    manifest = json.loads((output / "evaluation" / "manifest.json").read_text())
     assert manifest["facts"]["systems"]["BM25"]["index"] == "BM25"
 
 
