@@ -220,7 +220,7 @@ class Contextual(PairObjective[ContextualSettings]):
         """Chunks for the first stage, and their tokens. Documents with vectors that nothing reads are in no chunk."""
         if len(features["input_ids"]):
             return self.settings.cut(features, self.contextual), int(features["attention_mask"].sum())
-        one = torch.ones(1, 1, dtype=torch.int64, device=features["input_ids"].device)
+        one = features["input_ids"].new_ones(1, 1)
         return Chunks((dict.fromkeys(features, one),), one[0, :0]), 0
 
     def forward(self, batch: PairBatch) -> Outcome:

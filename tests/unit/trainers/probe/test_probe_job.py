@@ -184,4 +184,5 @@ def test_the_best_is_recommended_and_what_is_level_with_it_named() -> None:
         {"a": "c", "b": "b", "holm": {"t_test": 0.4}},
     ]
     assert recommend(ways, ["a", "b", "c"], comparisons, 0.05) == ("b", ["c"])
+    assert recommend(ways, ["a", "b", "c"], comparisons, 0.4) == ("b", ["c"])  # what is significant is below the level
     assert recommend(ways, ["a", "c"], comparisons, 0.05)[0] == "c"  # b is a baseline
