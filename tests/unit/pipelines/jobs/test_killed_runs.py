@@ -12,8 +12,10 @@ from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.duplicates import DuplicateSettings
-from raytriever.artifacts.artifact import ShardRecord
+from raytriever.artifacts.artifact import BUILDING, ShardRecord
+from raytriever.artifacts.storage import Folder
 from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.reports.progress import ProgressLine
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage
@@ -46,10 +48,11 @@ def batch_stages(folder: Path, collection: str, vectors: str) -> list[Stage[Any]
     ]  # fmt: skip
 
 
-def run_until_the_end(stage: Stage[Any], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Gives the command again and again. Each time the process ends after its first shard; how often it did."""
-    make_shard, finish = Stage.make_shard, ArtifactWriter.finish
-    for ends in range(100):
+def run_until_the_end(stage: Stage[Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gives the command again and again. Each time the process ends after its first shard; where its progress began."""
+    make_shard, finish, begun = Stage.make_shard, ArtifactWriter.finish, list[int]()
+    monkeypatch.setattr(ProgressLine, "start_at", lambda _, rows: begun.append(rows))
+    while len(begun) < 100:
         made: list[Shard] = []
 
         def one(self: Stage[Any], shard: Shard, made: list[Shard] = made) -> ShardRecord:
@@ -67,7 +70,7 @@ def run_until_the_end(stage: Stage[Any], monkeypatch: pytest.MonkeyPatch) -> int
             patched.setattr(Stage, "make_shard", one)
             patched.setattr(ArtifactWriter, "finish", of_none)
             run_stage(stage, RaySession(2, shards_here=True))
-            return ends
+            return begun
     raise AssertionError(f"{stage.command} comes to no end")
 
 
@@ -77,5 +80,21 @@ def test_a_process_that_ends_after_every_shard_loses_none(tmp_path: Path, monkey
     whole, killed = batch_stages(tmp_path / "whole", *inputs), batch_stages(tmp_path / "killed", *inputs)
     for undisturbed, disturbed in zip(whole, killed, strict=True):
         make(undisturbed)
-        assert run_until_the_end(disturbed, monkeypatch) == len(undisturbed.plan()) > 1, disturbed.command
+        begun = run_until_the_end(disturbed, monkeypatch)
+        assert len(begun) == len(undisturbed.plan()) + 1 > 2, disturbed.command
+        assert begun == sorted(begun)
+        assert begun[0] == 0 < begun[-1]
         assert contents(disturbed.config.output) == contents(undisturbed.config.output)
+
+
+def test_what_a_process_leaves_that_ends_with_the_manifest_goes_with_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collection = make_collection(tmp_path)
+    stage, *_ = batch_stages(tmp_path, collection, make_vectors(tmp_path, collection))
+    with monkeypatch.context() as patched:
+        patched.setattr(ArtifactWriter, "sweep", lambda _: None)
+        run_stage(stage, RaySession(2, shards_here=True))
+    left = set(Folder(stage.config.output).files())
+    run_stage(stage, RaySession(2, shards_here=True))
+    assert BUILDING in left - set(Folder(stage.config.output).files())
