@@ -70,8 +70,8 @@ def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: in
 
 
 def is_whole(found: Finals) -> bool:
-    """Whether each side has a way that was tried on all collections."""
-    whole = [way for way in WAYS if all((each, way) in found for each in (*COLLECTIONS, MIXTURE))]
+    """Whether each side has a way that was tried on the six collections."""
+    whole = [way for way in WAYS if all((each, way) in found for each in COLLECTIONS)]
     return {WAYS[way].side for way in whole} == {"theirs", "ours"}
 
 
@@ -156,7 +156,9 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
         ]
         print(f"| {way} | {dev} | " + " | ".join(cells) + f" | {times[0]:.0f} | {times[1]:.0f} |")
     single = [each for each in collections if each != MIXTURE]
-    by_all, by_each = dict.fromkeys(collections, single), {each: [each] for each in collections}
+    best = [chosen(found, side, single) for side in ("theirs", "ours")]
+    shared = [each for each in collections if all((each, way) in found for way in best)]  # not always the mixture
+    by_all, by_each = dict.fromkeys(shared, single), {each: [each] for each in shared}
     for what, decide in (("the six collections", by_all), ("each collection", by_each)):
         ways = [{each: chosen(found, side, on) for each, on in decide.items()} for side in ("theirs", "ours")]
         print(f"\nChosen on dev queries of {what}. Theirs: {_listed(ways[0])}. Ours: {_listed(ways[1])}.\n")

@@ -35,9 +35,9 @@ STUDENTS = {
         Limits(2_000, 2_500),
         2,
         (3e-5, 1e-4, 3e-4),
-        (REFERENCE, "random, masked", "in turns"),
+        (REFERENCE, "random, masked", "in turns", "in turns, margin -.1"),
         ("conala", MIXTURE),
-        untuned=("random, masked",),
+        untuned=("random, masked", "in turns, margin -.1"),
     ),
 }
 
