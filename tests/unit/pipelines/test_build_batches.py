@@ -80,7 +80,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     found: list[Any] = []
     module = importlib.import_module("pipelines.build_batches")
     monkeypatch.setattr(module, "BuiltBatches", lambda _: found.pop())
-    monkeypatch.setattr(module, "_make", lambda _, given, *more: found.append((given.tables(), given.ids, *more)))
+
+    def keep(_: str, given: Any, *more: Any) -> None:
+        found.append((given.tables(), given.ids, given.negatives, *more))
+
+    monkeypatch.setattr(module, "_make", keep)
     return build_batches
 
 

@@ -10,16 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raytriever.settings.configuration import validate
 from retrieval.encoders.attention import fastest_attention
-from tests.gpu.objectives import ALIKE, KINDS, make_objective
+from tests.gpu.objectives import ONE_OF_EACH, make_objective
 from tests.gpu.test_objectives import step
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.training_run import RunSettings, run_training
 
 # kinds that attend as another does
-LOSSES_ALONE = {
+LOSSES_ALONE = (
     "adaptive_margin, static", "multi_layer, self_contrastive", "multi_layer, scalar_mix", "coder, info_nce",
     "coder, max_margin", "coder, smoothed",
-}  # fmt: skip
+)  # fmt: skip
 
 
 class Kernels(TorchDispatchMode):
@@ -38,7 +38,7 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in LOSSES_ALONE | ALIKE])
+@pytest.mark.parametrize("name", [each for each in ONE_OF_EACH if each.values[0] not in LOSSES_ALONE])
 def test_in_bfloat16_short_texts_are_trained_by_products(name: str, tiny_encoder: Path) -> None:
     found, exact = Kernels(), Kernels()
     with exact:
