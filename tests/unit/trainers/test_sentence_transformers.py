@@ -299,5 +299,5 @@ def test_the_program_of_the_guide_trains_on_a_table(
     before = SentenceTransformer(str(model)).encode(["which is it"])
     values: dict[str, Any] = {}
     exec(program, values)
-    assert ("negative_1" in values["columns"].column_names) == with_negatives
+    assert ("negative_1" in training_columns(values["batches"].to_dataset()).column_names) == with_negatives
     assert np.abs(SentenceTransformer("trained/final").encode(["which is it"]) - before).max() > 1e-6
