@@ -34,6 +34,8 @@ export CHECK
 quickstart: $(VENV)/installed
 	$(BIN)/raytriever run quickstart $(ARGS)
 
+# compiled once for the many interpreters that tests start
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 

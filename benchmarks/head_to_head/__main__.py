@@ -27,7 +27,7 @@ import sentence_transformers
 import torch
 import transformers
 
-from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Base, Collection, base_of, read_collection
+from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN, Base, Collection, base_of, read_collection
 from benchmarks.head_to_head.plan import KNOWN, MAX_LENGTH, REFERENCE, STUDENTS, TEMPERATURES, Trial, stored_rows
 from benchmarks.head_to_head.trial import Point, rows_and_tokens, run_trial
 from benchmarks.head_to_head.ways import WAYS, Material, prepare
@@ -123,7 +123,7 @@ def tuned(bench: Bench, student: str, way: str) -> Point:
     return max([best, *(best._replace(temperature=each) for each in others)], key=dev)
 
 
-def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
+def run_all(bench: Bench, student: str, ways: Sequence[str], collections: Sequence[str], seeds: int) -> None:
     """Tunes, and runs the final trials, seed after seed: of equal data, then of equal seconds."""
     untuned = STUDENTS[student].untuned
     points = {
@@ -133,7 +133,7 @@ def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None
     }
     where = [
         (collection, way)
-        for collection in (*COLLECTIONS, MIXTURE)
+        for collection in collections
         for way in points
         if collection == MIXTURE or not WAYS[way].without_domains
     ]
@@ -172,18 +172,20 @@ def main() -> None:
     parser.add_argument("--known", type=Path, default=KNOWN, help="rows that are not made again")
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="beside pairs in random batches")
+    parser.add_argument("--unseen", action="store_true", help="the final trials on collections of no choice alone")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("raytriever").setLevel(logging.ERROR)
-    if absent := [name for name in COLLECTIONS if not (arguments.data / name).is_dir()]:
+    collections = UNSEEN if arguments.unseen else (*COLLECTIONS, MIXTURE)
+    if absent := [name for name in (*COLLECTIONS, *UNSEEN) if not (arguments.data / name).is_dir()]:
         parser.error(f"{arguments.data} has no {', '.join(absent)}. Name a folder that has these collections.")
     bench = Bench(arguments)
     try:
         for student in arguments.students:
-            run_all(bench, student, [REFERENCE, *arguments.ways], arguments.seeds)
+            run_all(bench, student, [REFERENCE, *arguments.ways], collections, arguments.seeds)
     except TimeoutError:
         print("The time is over. The same command goes on.")
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.chart import chart
-from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE
+from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN
 from benchmarks.head_to_head.plan import KNOWN, REFERENCE, STUDENTS, stored_rows
 from benchmarks.head_to_head.ways import WAYS
 from raytriever.reports.plots import BLUE, INK
@@ -168,10 +168,12 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
     return first
 
 
-def show_two(rows: Sequence[Mapping[str, Any]], student: str, seeds: int, ways: Sequence[str]) -> None:
-    """Prints the second way less the first, of equal data, on the collections that have both."""
+def show_two(
+    rows: Sequence[Mapping[str, Any]], student: str, seeds: int, ways: Sequence[str], collections: Sequence[str]
+) -> None:
+    """Prints the second way less the first, of equal data, on those of ``collections`` that have both."""
     found = finals(rows, student, "data", seeds)
-    there = [each for each in (*COLLECTIONS, MIXTURE) if all((each, way) in found for way in ways)]
+    there = [each for each in collections if all((each, way) in found for way in ways)]
     if there:
         print(f"\n## {student}: {ways[1]}, less {ways[0]}\n")
         _print_differences(differences(found, *(dict.fromkeys(there, way) for way in ways)), *ways)
@@ -217,7 +219,8 @@ def main() -> None:
             if any(row["student"] == student and row["purpose"] == view for row in rows):
                 compared[student] = show(rows, student, view, arguments.seeds)
     for student in there if arguments.ways else ():
-        show_two(rows, student, arguments.seeds, arguments.ways)
+        for collections in ((*COLLECTIONS, MIXTURE), UNSEEN):
+            show_two(rows, student, arguments.seeds, arguments.ways, collections)
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))
     if arguments.chart:

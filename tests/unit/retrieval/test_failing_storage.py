@@ -204,6 +204,7 @@ def test_an_answer_now_and_then_that_fails_changes_nothing(server, object_store,
     assert made.fingerprint == run(tmp_path / "local", size=KIB)[0].fingerprint
 
 
+@pytest.mark.slow  # what they are given is asserted below
 def test_a_store_that_is_down_for_seconds_is_asked_again_and_a_slow_one_waited_for(server, object_store):
     Folder(f"{object_store}/down").write_bytes("name", b"before")
     until = time.monotonic() + 2

@@ -483,7 +483,7 @@ def _hold(place: str, barrier: Any, held: Any, inside: Any) -> None:
         with suppress(UserError), locked(Folder(f"{place}/{number}")):
             assert inside.acquire(block=False)  # nobody else is
             held[number] = 1
-            time.sleep(0.3)
+            time.sleep(0.1)
             inside.release()
 
 

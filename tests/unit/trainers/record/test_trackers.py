@@ -1,6 +1,7 @@
 """Trackers get what they should, keep what they must not tell, and never stop a run."""
 
 import importlib
+import itertools
 import sys
 import threading
 import time
@@ -98,9 +99,12 @@ def test_a_step_is_told_with_its_rates() -> None:
     assert tracked_values(POINT | {"peak_seconds": 0.2})["speed/mfu"] == 0.4
 
 
-def test_tensorboard_for_real_purges_the_steps_that_are_taken_again(tmp_path: Path, logged: list[str]) -> None:
+def test_tensorboard_for_real_purges_the_steps_that_are_taken_again(
+    tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As TensorBoard reads events of a version from 2 on: a start purges what has its step or a later one."""
     pytest.importorskip("tensorboardX")
+    from tensorboardX import event_file_writer
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     track("tensorboard", tmp_path, run_name="first")
@@ -114,7 +118,9 @@ def test_tensorboard_for_real_purges_the_steps_that_are_taken_again(tmp_path: Pa
         for step in steps:
             opened.on_step(POINT | {"step": step})
         opened.__exit__(UserError, None, None)
-        time.sleep(1.1)  # a file's name has the second in which it was begun, and they are read in that order
+
+    seconds = itertools.count(1e9)  # a file's name has the one in which it was begun, and they are read in that order
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
 
     attempt(1, 2, 3, 4)  # the last checkpoint was written after step 2
     attempt(3, 4, 5)
