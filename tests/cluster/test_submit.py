@@ -120,13 +120,16 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(clust
     here = make(Collect(CollectConfig(source=BeirFolder(path=str(data)), output=str(tmp_path / "here"))))
     assert Artifact(output).fingerprint == Artifact(here).fingerprint
 
-    settings = tmp_path / "collect.yaml"  # it travels with the job
+
+def test_settings_travel_with_a_job_and_its_name_is_its_own(cluster: TokenCluster, tmp_path: Path) -> None:
+    data = write_collection(tmp_path / "data")
+    settings = tmp_path / "collect.yaml"
     settings.write_text(f"source: {{kind: beir, path: {data}}}\noutput: runs/mine\n")
     failed = cluster.run("submit", "--name", "second", "--", "collect", str(settings))
     assert failed.returncode == 2
     assert "runs/mine is a relative path" in failed.stdout
 
-    again = cluster.run("submit", "--name", "first", "--", "doctor")
+    again = cluster.run("submit", "--name", "second", "--", "doctor")
     assert again.returncode == 2
     assert "Give another --name" in again.stderr
 
