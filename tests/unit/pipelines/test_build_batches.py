@@ -301,36 +301,43 @@ def test_judged_negatives_are_hard_ones(vectors: Any) -> None:
         assert [row["hard_negatives"] for row in rows_of(made)] == [[f"no {row['query_id']}"] for row in rows_of(made)]
 
 
-def test_what_has_no_text_is_left_out_where_asked_for(vectors: Any, logged: list[str]) -> None:
-    columns = {"query": [*NAMED["anchor"][:-3], None, " ", "what"], "document": [*NAMED["positive"][:-1], np.nan]}
-    for data in (columns, pd.DataFrame(columns), pd.DataFrame(columns, dtype="string")):
-        logged.clear()
-        made = build_batches(data, **vectors, batch_size=3, drop_empty=True)
-        assert len(made) == COUNT // 3 - 1
-        assert {row["query"] for row in rows_of(made)} == set(columns["query"][:-3])
-        assert [line for line in logged if "left out" in line] == [
-            f"2 of {COUNT} queries have no text and are left out.",
-            f"1 of {COUNT} documents have no text and are left out.",
-        ]
+EMPTY = {"query": [*NAMED["anchor"][:-3], None, " ", "what"], "document": [*NAMED["positive"][:-1], np.nan]}
+
+
+def test_what_has_no_text_is_left_out_where_asked_for(vectors: Any) -> None:
+    made = build_batches(EMPTY, **vectors, batch_size=3, drop_empty=True)
+    assert len(made) == COUNT // 3 - 1
+    assert {row["query"] for row in rows_of(made)} == set(EMPTY["query"][:-3])
     by_id = {
-        "queries": columns["query"],
-        "documents": columns["document"],
+        "queries": EMPTY["query"],
+        "documents": EMPTY["document"],
         "judgments": {row: [row] for row in range(COUNT)},
     }
     again = build_batches(**by_id, **vectors, batch_size=3, drop_empty=True)
     assert [row["query"] for row in rows_of(again)] == [row["query"] for row in rows_of(made)]
 
 
-def test_columns_are_taken_by_their_position_where_two_are_of_texts(vectors: Any, logged: list[str]) -> None:
-    expected = rows_of(
-        build_batches({"query": NAMED["anchor"], "document": NAMED["positive"]}, **vectors, batch_size=SIZE)
-    )
+def test_no_text_is_the_same_in_every_frame(read: Callable[..., Any], logged: list[str]) -> None:
+    expected = read(EMPTY, encoder="none", drop_empty=True)
+    for data in (EMPTY, pd.DataFrame(EMPTY), pd.DataFrame(EMPTY, dtype="string")):
+        logged.clear()
+        assert read(data, encoder="none", drop_empty=True) == expected
+        assert [line for line in logged if "left out" in line] == [
+            f"2 of {COUNT} queries have no text and are left out.",
+            f"1 of {COUNT} documents have no text and are left out.",
+        ]
+
+
+def test_columns_are_taken_by_their_position_where_two_are_of_texts(
+    read: Callable[..., Any], logged: list[str]
+) -> None:
+    expected = read({"query": NAMED["anchor"], "document": NAMED["positive"]}, encoder="none")
     for names in (("question", "answer"), ("sentence1", "sentence2"), ("query", "answer"), ("passage", "query")):
         logged.clear()
         columns = dict(zip(names, (NAMED["anchor"], NAMED["positive"]), strict=True)) | {"label": [1] * COUNT}
         if names[1] == "query":
             columns["passage"], columns["query"] = columns["query"], columns["passage"]
-        assert rows_of(build_batches(columns | {"page": range(COUNT)}, **vectors, batch_size=SIZE)) == expected
+        assert read(columns | {"page": range(COUNT)}, encoder="none") == expected
         taken = [line for line in logged if "by its position" in line]
         assert len(taken) == 2 - ("query" in names)
         assert "Warning: unused columns: label, page." in logged
