@@ -51,8 +51,10 @@ def alone():
 
 @pytest.mark.parametrize(
     ("ranks", "batches_per_step"),
-    [(2, [2, 1, 4]), (4, [2])],
-    ids=["a batch each, slices of one batch, two batches each", "slices of two batches"],
+    [
+        pytest.param(2, [2, 1, 4], id="a batch each, slices of one batch, two batches each"),
+        pytest.param(4, [2], id="slices of two batches", marks=pytest.mark.slow),
+    ],
 )
 def test_world_size_changes_nothing(alone, ranks, batches_per_step):
     answers_of_all = run_each(ranks, *((one_step, number) for number in batches_per_step))

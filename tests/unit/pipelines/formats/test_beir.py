@@ -289,7 +289,7 @@ COUNTS = {
 }
 
 
-LARGE = {name for name, (documents, *_) in COUNTS.items() if documents > 3_300}
+LARGE = {name for name, (documents, *_) in COUNTS.items() if documents > 1_300}
 
 
 @pytest.mark.parametrize(

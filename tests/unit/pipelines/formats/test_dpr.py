@@ -157,7 +157,7 @@ answers = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_char
 questions = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(pairs=st.lists(st.tuples(questions, answers), min_size=1, unique_by=repr))
 def test_questions_are_what_was_written(tmp_path_factory: pytest.TempPathFactory, pairs: list[Any]) -> None:
     def field(text: str) -> str:

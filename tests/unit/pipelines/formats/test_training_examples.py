@@ -93,7 +93,7 @@ def expected(documents: Rows, queries: Rows, judgments: Rows, hard_negatives: An
     return examples
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data(), rows=collections(), at_once=st.integers(1, 3), mined=st.booleans())
 def test_examples_are_those_of_plain_loops(tmp_path_factory, data, rows, at_once, mined) -> None:
     documents, queries, judgments = rows
@@ -154,7 +154,7 @@ def test_the_highest_grade_comes_first(tmp_path: Path) -> None:
     assert [document["id"] for document in example.hard_negatives] == ["d3"]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(rows=collections())
 def test_tevatron_keeps_all_but_grades_and_what_is_below_0(tmp_path_factory, rows: tuple[Rows, Rows, Rows]) -> None:
     folder = tmp_path_factory.mktemp("tevatron")
@@ -171,7 +171,7 @@ def test_tevatron_keeps_all_but_grades_and_what_is_below_0(tmp_path_factory, row
     }
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(rows=collections())
 def test_flag_embedding_keeps_texts_and_which_is_which(tmp_path_factory, rows: tuple[Rows, Rows, Rows]) -> None:
     folder = tmp_path_factory.mktemp("flag_embedding")

@@ -192,7 +192,7 @@ def test_the_columns_of_documents_are_checked() -> None:
 numbers = st.integers(0, 30)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=20))
 def test_a_pair_of_several_triples_is_judged_once_and_a_positive_wins(tmp_path_factory, triples) -> None:
     positives = {(query, positive) for query, positive, _ in triples}

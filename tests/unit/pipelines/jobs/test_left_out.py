@@ -176,7 +176,7 @@ judgment = st.tuples(names, names, st.integers(-2, 3), st.sampled_from(["t", "u"
 judged_rows = st.lists(judgment, min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(names, min_size=1), st.lists(names, min_size=1), judged_rows, st.sets(names), st.integers(1, 5))
 @example(["a", "b"], ["a"], SEVERAL_GRADES, set(), 1)
 def test_against_a_plain_reading(documents, queries, judged, empty, at_once):

@@ -46,7 +46,7 @@ def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> N
         assert [stage.is_made_here(stretches[:number], session) for number in (most, 300)] == [True, most == 300]
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     rows=st.lists(
         st.tuples(st.sampled_from(QUERY_IDS), st.sampled_from(DOCUMENT_IDS), st.integers(-1, 3)),
@@ -144,7 +144,7 @@ def kept(folder: Path, rows: list[Row], side: Side, number: int, choose: ChooseD
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), unique=True, min_size=1),
     number=st.integers(1, 5),

@@ -277,8 +277,18 @@ def test_states_and_gradients_equal_those_of_transformers(name: str) -> None:
     assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "modernbert", "qwen2"])
-@pytest.mark.parametrize("how", [checkpoint_activations, lambda model: compile_blocks(model, "eager")])
+def compiled(model: nn.Module) -> None:
+    compile_blocks(model, "eager")
+
+
+@pytest.mark.parametrize(("name", "how"), [
+    ("bert", checkpoint_activations),
+    ("t5", checkpoint_activations),
+    ("modernbert", checkpoint_activations),
+    ("qwen2", checkpoint_activations),
+    ("bert", compiled),
+    *(pytest.param(name, compiled, marks=pytest.mark.slow) for name in ("t5", "modernbert", "qwen2")),
+])  # fmt: skip
 def test_blocks_may_be_computed_again_or_compiled(name, how) -> None:
     """In double precision, as above."""
     plain = load_tiny(tiny_model(name), pooling="mean").double()
