@@ -229,7 +229,7 @@ def test_too_few_negatives(world: World, tmp_path: Path) -> None:
     assert at_random.artifact.manifest["counts"]["hard negatives drawn at random"] == short
 
 
-def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path: Path, caplog: Any) -> None:
+def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path: Path, logged: list[str]) -> None:
     query = world.pairs[int(world.epochs[0][0, 0])][0]
     lists = {row: found for row, found in world.lists.items() if row != query}
     negatives = make_candidates(tmp_path / "n", world.inputs["collection"], lists)
@@ -242,7 +242,7 @@ def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path:
     with pytest.raises(UserError, match="No packed pair's query has a hard negative"):
         run(world, tmp_path / "q", negatives=nobody, too_few_negatives="repeat")
     drawn = run(world, tmp_path / "d", negatives=nobody, too_few_negatives="random")
-    assert "Warning: No packed pair's query has a hard negative." in caplog.text
+    assert any("Warning: No packed pair's query has a hard negative." in line for line in logged)
     assert all(len(row) == 1 for row in drawn.read(0, 0)["hard_negative_ids"].to_pylist())
     with pytest.raises(UserError, match=r"Too few documents .* the collection has 50\. Give more, or lower neg"):
         run(world, tmp_path / "y", negatives=negatives, negatives_per_example=60, too_few_negatives="random")

@@ -44,7 +44,7 @@ def beir(folder: Path, splits: dict[str, range], documents: int = 100) -> dict[s
     return {"kind": "beir", "path": str(folder)}
 
 
-def test_pairs_without_splits_are_shared_out_and_documents_stay_apart(tmp_path: Path, caplog: Any) -> None:
+def test_pairs_without_splits_are_shared_out_and_documents_stay_apart(tmp_path: Path, logged: list[str]) -> None:
     rows = [f"question {number},answer {number % 150}" for number in range(300)]
     (tmp_path / "pairs.csv").write_text("\n".join(["question,answer", *rows]))
     pairs = {"table": "pairs.csv", "query": "question", "document": "answer"}
@@ -53,7 +53,8 @@ def test_pairs_without_splits_are_shared_out_and_documents_stay_apart(tmp_path: 
     assert {split: len(of) for split, of in found.items()} == {"train": 200, "dev": 50, "test": 50}
     documents = [{document for _, document in of} for of in found.values()]
     assert len(set.union(*documents)) == sum(map(len, documents)) == 150
-    assert "of 300 queries of 'train' 50 are 'dev' now, 50 are 'test' now; those that share a document" in caplog.text
+    told = "of 300 queries of 'train' 50 are 'dev' now, 50 are 'test' now; those that share a document"
+    assert any(told in line for line in logged)
 
 
 @pytest.mark.parametrize(("splits", "sizes"), [
@@ -72,10 +73,10 @@ def test_only_the_splits_that_are_missing_are_made(
     assert pairs == sorted((f"q{number}", f"c{number}") for numbers in splits.values() for number in numbers)
 
 
-def test_queries_linked_by_their_documents_are_shared_out_with_a_warning(tmp_path: Path, caplog: Any) -> None:
+def test_queries_linked_by_their_documents_are_shared_out_with_a_warning(tmp_path: Path, logged: list[str]) -> None:
     stored = collected(tmp_path, beir(tmp_path / "in", {"train": range(100)}, documents=1))
     assert {split: len(of) for split, of in judged(stored).items()} == {"train": 60, "dev": 20, "test": 20}
-    assert "Warning: most are linked by documents that they share" in caplog.text
+    assert any("Warning: most are linked by documents that they share" in line for line in logged)
 
 
 def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
