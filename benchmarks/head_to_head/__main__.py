@@ -28,7 +28,16 @@ import torch
 import transformers
 
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN, Base, Collection, base_of, read_collection
-from benchmarks.head_to_head.plan import KNOWN, MAX_LENGTH, REFERENCE, STUDENTS, TEMPERATURES, Trial, stored_rows
+from benchmarks.head_to_head.plan import (
+    KNOWN,
+    MAX_LENGTH,
+    OWN_RATES,
+    REFERENCE,
+    STUDENTS,
+    TEMPERATURES,
+    Trial,
+    stored_rows,
+)
 from benchmarks.head_to_head.trial import Point, rows_and_tokens, run_trial
 from benchmarks.head_to_head.ways import WAYS, Material, prepare
 
@@ -103,15 +112,16 @@ class Bench:
         return prepare(WAYS[way], *self._collection(student, name), STUDENTS[student].epochs, seed)
 
 
-def tuned(bench: Bench, student: str, way: str) -> Point:
-    """The best mean over dev queries of some collections, by one seed. A trial that diverged is worst.
+def tuned(bench: Bench, student: str, way: str, collections: Sequence[str] = ()) -> Point:
+    """The best mean over dev queries of ``collections``, or those of the student, by one seed. Divergence is worst.
 
     The rates at the first temperature; where the best is the first or the last, one more beyond; then the other
     temperatures at the best rate.
     """
 
     def dev(point: Point) -> float:
-        there = [each for each in STUDENTS[student].tuned_on if each == MIXTURE or not WAYS[way].without_domains]
+        chosen_on = collections or STUDENTS[student].tuned_on
+        there = [each for each in chosen_on if each == MIXTURE or not WAYS[way].without_domains]
         rows = [bench.row(Trial(student, each, way, "tuning", 0, *point)) for each in there]
         return float(np.mean([row.get("dev", -1.0) for row in rows]))
 
@@ -123,7 +133,20 @@ def tuned(bench: Bench, student: str, way: str) -> Point:
     return max([best, *(best._replace(temperature=each) for each in others)], key=dev)
 
 
-def run_all(bench: Bench, student: str, ways: Sequence[str], collections: Sequence[str], seeds: int) -> None:
+def run_unseen(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
+    """Final trials of equal data on ``UNSEEN``: at the rates of the other collections, then at rates of their own.
+
+    These are few pairs: a rate that was chosen for thousands may favour a side.
+    """
+    for purpose, collections in (("data", ()), (OWN_RATES, UNSEEN)):
+        points = {way: tuned(bench, student, way, collections) for way in ways}
+        for seed in range(seeds):
+            for collection in UNSEEN:
+                for way in ways:
+                    bench.row(Trial(student, collection, way, purpose, seed, *points[way]))
+
+
+def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
     """Tunes, and runs the final trials, seed after seed: of equal data, then of equal seconds."""
     untuned = STUDENTS[student].untuned
     points = {
@@ -133,7 +156,7 @@ def run_all(bench: Bench, student: str, ways: Sequence[str], collections: Sequen
     }
     where = [
         (collection, way)
-        for collection in collections
+        for collection in (*COLLECTIONS, MIXTURE)
         for way in points
         if collection == MIXTURE or not WAYS[way].without_domains
     ]
@@ -172,20 +195,20 @@ def main() -> None:
     parser.add_argument("--known", type=Path, default=KNOWN, help="rows that are not made again")
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="beside pairs in random batches")
-    parser.add_argument("--unseen", action="store_true", help="the final trials on collections of no choice alone")
+    parser.add_argument("--unseen", action="store_true", help="trials on three further collections instead")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("raytriever").setLevel(logging.ERROR)
-    collections = UNSEEN if arguments.unseen else (*COLLECTIONS, MIXTURE)
     if absent := [name for name in (*COLLECTIONS, *UNSEEN) if not (arguments.data / name).is_dir()]:
         parser.error(f"{arguments.data} has no {', '.join(absent)}. Name a folder that has these collections.")
     bench = Bench(arguments)
     try:
         for student in arguments.students:
-            run_all(bench, student, [REFERENCE, *arguments.ways], collections, arguments.seeds)
+            run = run_unseen if arguments.unseen else run_all
+            run(bench, student, [REFERENCE, *arguments.ways], arguments.seeds)
     except TimeoutError:
         print("The time is over. The same command goes on.")
 

@@ -31,7 +31,7 @@ COLLECTIONS = {  # what the queries are
     "stackexchange_qa": "forum posts",
 }
 UNSEEN = ("nq_qed", "mbpp", "pubmedqa")
-"""Nothing was chosen on these, neither a way nor a rate. Each has at most 800 pairs."""
+"""No way was chosen on these. Each has at most 800 pairs."""
 
 
 @dataclass(frozen=True)

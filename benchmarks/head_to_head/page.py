@@ -21,7 +21,7 @@ from scipy import stats
 
 from benchmarks.chart import chart
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN
-from benchmarks.head_to_head.plan import KNOWN, REFERENCE, STUDENTS, stored_rows
+from benchmarks.head_to_head.plan import KNOWN, OWN_RATES, REFERENCE, STUDENTS, stored_rows
 from benchmarks.head_to_head.ways import WAYS
 from raytriever.reports.plots import BLUE, INK
 from retrieval.evaluation.significance import holm
@@ -168,15 +168,14 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
     return first
 
 
-def show_two(
-    rows: Sequence[Mapping[str, Any]], student: str, seeds: int, ways: Sequence[str], collections: Sequence[str]
-) -> None:
-    """Prints the second way less the first, of equal data, on those of ``collections`` that have both."""
-    found = finals(rows, student, "data", seeds)
-    there = [each for each in collections if all((each, way) in found for way in ways)]
-    if there:
-        print(f"\n## {student}: {ways[1]}, less {ways[0]}\n")
-        _print_differences(differences(found, *(dict.fromkeys(there, way) for way in ways)), *ways)
+def show_two(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int, ways: Sequence[str]) -> None:
+    """Prints the second way less the first: on the collections that ways were chosen on, then on the others."""
+    found = finals(rows, student, view, seeds)
+    for collections in [UNSEEN] if view == OWN_RATES else [(*COLLECTIONS, MIXTURE), UNSEEN]:
+        there = [each for each in collections if all((each, way) in found for way in ways)]
+        if there:
+            print(f"\n## {student}, {view}: {ways[1]}, less {ways[0]}\n")
+            _print_differences(differences(found, *(dict.fromkeys(there, way) for way in ways)), *ways)
 
 
 def _print_differences(compared: Sequence[Difference], first: str, second: str) -> None:
@@ -219,8 +218,9 @@ def main() -> None:
             if any(row["student"] == student and row["purpose"] == view for row in rows):
                 compared[student] = show(rows, student, view, arguments.seeds)
     for student in there if arguments.ways else ():
-        for collections in ((*COLLECTIONS, MIXTURE), UNSEEN):
-            show_two(rows, student, arguments.seeds, arguments.ways, collections)
+        for view in ("data", OWN_RATES):
+            if any(row["student"] == student and row["purpose"] == view for row in rows):
+                show_two(rows, student, view, arguments.seeds, arguments.ways)
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))
     if arguments.chart:

@@ -16,6 +16,8 @@ from benchmarks.head_to_head.ways import WAYS
 TEMPERATURES = (0.05, 0.02, 0.01)
 REFERENCE = "pairs"
 """The way whose time the others are given too."""
+OWN_RATES = "own rates"
+"""The purpose of a final trial on a collection whose dev queries chose its rate."""
 MAX_LENGTH = 64
 KNOWN = Path(__file__).with_name("trials.parquet")
 """The rows that the report rests on."""
@@ -45,7 +47,7 @@ STUDENTS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """``purpose``: tuning, or a final one with equal ``data`` or equal ``seconds``; then ``steps`` is given."""
+    """``purpose``: tuning, or a final one: of equal ``data``, at ``OWN_RATES``, of equal ``seconds`` in ``steps``."""
 
     student: str
     collection: str
