@@ -24,8 +24,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top_k, "CANDIDATES_AT_ONCE", 40)
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("width", "step"), [(0, 40), (1, 40), (20, 2), (21, 1), (40, 1), (41, 1)])
-def test_blocks_hold_as_many_candidates_as_are_sorted_at_once(small_blocks: None, width: int, step: int) -> None:
+def test_blocks_hold_as_many_candidates_as_are_sorted_at_once(width: int, step: int) -> None:
     assert list(top_k.query_blocks(80, width)) == [slice(start, start + step) for start in range(0, 80, step)]
 
 
