@@ -183,6 +183,7 @@ def typed(type_: pa.DataType) -> pa.Table:
 FORMS: dict[str, Callable[[], Any]] = {
     "columns": lambda: NAMED,
     "list of tuples": lambda: TRIPLETS,
+    "list of lists": lambda: list(map(list, TRIPLETS)),
     "generator of tuples": lambda: (row for row in TRIPLETS),
     "list of mappings": lambda: [dict(zip(NAMED, row, strict=True)) for row in TRIPLETS],
     "named tuples": lambda: [Triplet(negative, positive, anchor) for anchor, positive, negative in TRIPLETS],

@@ -173,6 +173,8 @@ def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monke
     encoder = load_encoder(settings, located.path, located.fingerprint)
     assert encoder.contract.dimension == 64
     assert encoder.contract.max_length >= 512
+    [ids] = encoder.tokenize(TEXTS[:1], "document")["input_ids"].tolist()
+    assert (ids[0], ids[-1]) == (0, 2)  # of the beginning and the end
 
 
 @pytest.mark.parametrize("kind", ["adamw_8bit", "adamw"])
