@@ -25,8 +25,7 @@ _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their g
 _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
     "guided, without contrasts", "guided, a mined negative", "random, masked", "contextual", "in turns",
-    "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative", "pairs, batches of 256",
-    "in turns, batches of 256", "pairs, batches of 16", "in turns, batches of 16",
+    "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
 )  # fmt: skip
 STUDENTS = {
     "static": Student(
