@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -235,10 +235,11 @@ def _measured(validation: ValidationSettings | None, trained: Trained) -> Measur
 
 
 def _facts(points: Sequence[Mapping[str, Any]], trained: Trained) -> dict[str, Any]:
+    tenth = max(1, len(points) // 10)
     found: dict[str, Any] = {
         "steps": trained.state.steps,
-        "first_loss": mean_loss(points, 0),
-        "last_loss": mean_loss(points, -1),
+        "first_loss": mean_loss(points[:tenth]),
+        "last_loss": mean_loss(points[-tenth:]),
         "stopped_early": trained.stopped_early,
         "criteria": [asdict(criterion) for criterion in trained.criteria],
     }
@@ -250,11 +251,9 @@ def _facts(points: Sequence[Mapping[str, Any]], trained: Trained) -> dict[str, A
     return found
 
 
-def mean_loss(points: Sequence[Mapping[str, Any]], end: Literal[0, -1]) -> float:
-    """Mean loss of the first (0) or last (-1) tenth of the steps, at least one."""
-    count = max(1, len(points) // 10)
-    chosen = points[:count] if end == 0 else points[-count:]
-    return sum(float(point["loss"]) for point in chosen) / count
+def mean_loss(points: Sequence[Mapping[str, Any]]) -> float:
+    """Mean loss of some steps."""
+    return sum(float(point["loss"]) for point in points) / len(points)
 
 
 def recorded_training(

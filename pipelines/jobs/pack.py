@@ -25,6 +25,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, or
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at, string_hashes
 from raytriever.relations import numbered_rows, open_relations
+from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
 from raytriever.stages.cost import Cost, Size
@@ -42,6 +43,7 @@ _ASIDE = "lookup/epoch={:05d}/{}.npy"  # what the part of a region has set aside
 _ROW_GROUP = 1 << 17
 _PARTS, _SHARES = "parts-", "shares-"  # phases, by epoch
 _ROWS = ("query_row", "document_row")
+_MANY = 0.05  # of the pairs
 _SHARE = 2  # in a seed: of the pairs that regions have set aside
 
 
@@ -309,7 +311,14 @@ class Pack(Stage[PackConfig]):
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which pairs the numbers mean, and how these were clustered."""
+        """Which pairs the numbers mean, and how these were clustered. Warns where many are in no batch."""
+        left_out = sum(records[0].dropped.values())  # in the first epoch
+        share = left_out / (left_out + records[0].rows)
+        if share > _MANY:
+            log.warning(
+                f"Warning: an epoch has no batch for {share:.0%} of the pairs, because batches are whole and of one"
+                " domain. Choose a batch_size that leaves fewer over."
+            )
         found = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else {}
         clusters = {name: found[name] for name in ("cluster_size", "small_domains", "kmeans") if name in found}
         return {"origins": records[0].facts["origins"], "clusters": clusters}

@@ -257,7 +257,7 @@ def _inline(document: str, description: str) -> str:
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
     svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
     label = escape(printable(description))

@@ -141,7 +141,7 @@ def _behind(encoder: EncoderParts) -> _Chain:
 
 def _write_table(encoder: EncoderParts, folder: Path) -> None:
     table: Any = encoder.transformer
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     save_file({"embedding.weight": table.embedding.weight.detach().contiguous()}, folder / TABLE_FILE)
     tokenizer = encoder.tokenizer.backend_tokenizer
     tokenizer.no_padding()

@@ -26,7 +26,7 @@ from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.record.run_log import RunLog
-from trainers.training_run import ShownProgress, load_for_training, mean_loss, write_model
+from trainers.training_run import ShownProgress, _facts, load_for_training, write_model
 
 SETTINGS = {
     "output": "run/model",
@@ -167,9 +167,11 @@ def test_what_is_accepted_can_be_cut_by_any_number_of_workers(per_step, workers,
         assert not any(rows % parts for parts in slices)
 
 
-def test_mean_losses_are_of_tenths_of_the_steps():
-    points = [{"loss": float(number)} for number in range(40)]
-    assert (mean_loss(points, 0), mean_loss(points, -1), mean_loss(points[:19], -1)) == (1.5, 37.5, 18.0)
+@pytest.mark.parametrize(("steps", "first", "last"), [(1, 0.0, 0.0), (19, 0.0, 18.0), (20, 0.5, 18.5), (40, 1.5, 37.5)])
+def test_mean_losses_are_of_tenths_of_the_steps(steps: int, first: float, last: float) -> None:
+    trained: Any = SimpleNamespace(state=SimpleNamespace(steps=steps), stopped_early=False, criteria=[], best=None)
+    found = _facts([{"loss": float(number)} for number in range(steps)], trained)
+    assert (found["first_loss"], found["last_loss"]) == (first, last)
 
 
 @pytest.mark.parametrize(("measure", "start", "value", "is_worse"), [

@@ -77,7 +77,9 @@ def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) ->
     assert found.manifest["facts"] == {"origins": origins, "clusters": {}}
 
 
-def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp_path: Path) -> None:
+def test_small_domains_are_dropped_or_merged_or_refused(
+    run: dict[str, str], tmp_path: Path, logged: list[str]
+) -> None:
     random = {"order": "random", "batch_size": 20}
     with pytest.raises(UserError, match=r"fewer than 20 pairs.*\(16\)"):
         packed(tmp_path / "a", pairs=run["pairs"], packing=random)
@@ -87,6 +89,8 @@ def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp
         "pairs of small domains": 16,
         "pairs that fill no batch of their domain in an epoch": 12,
     }
+    [warning] = [line for line in logged if line.startswith("Warning")]
+    assert f"no batch for {28 / Artifact(run['pairs']).rows:.0%} of the pairs" in warning
     merged = packed(tmp_path / "c", pairs=run["pairs"], packing=random | {"batch_size": 40}, small_domains="merge")
     assert Counter(epoch_of(merged, 0)["domain"].to_pylist()) == {"(merged)": 40}
 

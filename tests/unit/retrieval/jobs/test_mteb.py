@@ -70,6 +70,10 @@ def job(output: Path, model: str, **changes: Any) -> Mteb:
     return Mteb(validate(MtebConfig, values | changes, "mteb"))
 
 
+def test_as_many_tokens_are_encoded_at_once_as_are_given(encoder: str, tmp_path: Path) -> None:
+    assert job(tmp_path, encoder, token_budget=77)._encoder._token_budget == 77
+
+
 def look_ahead(output: Path, model: str, **changes: Any) -> None:
     stage = job(output, model, **changes)
     stage.check_settings({"mteb": stage})

@@ -33,7 +33,7 @@ def test_scores_are_stored_with_the_tokens_of_long_chunks(tiny_encoder: Path, tm
     objective = make_objective("replug", tiny_encoder)
     for size, said in ((2, "the retriever learns nothing"), (4, "belong to other batches")):
         with pytest.raises(UserError, match=said):
-            objective.check_batches(BatchReader(store_chunk_batches(tmp_path / said, size=size)))
+            objective.check_batches(BatchReader(store_chunk_batches(tmp_path / str(size), size=size)))
 
 
 @pytest.mark.parametrize("include_self", [False, True])
