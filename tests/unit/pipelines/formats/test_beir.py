@@ -17,7 +17,7 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import passage_text
 from retrieval.collections.records import Source
 from retrieval.collections.text_lines import HEADER
-from tests.unit.retrieval.collections.contents import contents, dropped
+from tests.unit.retrieval.collections.contents import contents, contents_and_dropped, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 CORPUS: list[dict[str, Any]] = [
@@ -297,8 +297,8 @@ LARGE = {name for name, (documents, *_) in COUNTS.items() if documents > 1_300}
 )
 def test_real_collections_have_the_counts_of_their_descriptions(data: Path, name: str) -> None:
     source = opened(data / name)
-    documents, queries, judgments = contents(source)
+    (documents, queries, judgments), left_out = contents_and_dropped(source)
     assert (len(documents), len(queries), Counter(split for *_, split in judgments)) == COUNTS[name]
     assert all(passage_text(title, text) for _, title, text, _ in documents)
     assert contents(source, bytes_per_shard=50_000) == (documents, queries, judgments)
-    assert dropped(source) == {}
+    assert left_out == {}

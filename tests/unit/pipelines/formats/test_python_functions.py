@@ -18,7 +18,7 @@ import pytest
 from pipelines.formats import python_functions as python
 from raytriever.errors import UserError
 from retrieval.collections.records import Policies, Source
-from tests.unit.retrieval.collections.contents import Contents, contents, counts, dropped
+from tests.unit.retrieval.collections.contents import Contents, contents, contents_and_dropped, counts, dropped
 from tests.unit.retrieval.collections.packed_files import write_files
 
 
@@ -109,17 +109,16 @@ def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
     assert len(hashes) == 4
 
 
-StandardLibrary = tuple[Source, Contents]
+StandardLibrary = tuple[Contents, dict[str, int]]
 
 
 @pytest.fixture(scope="module")
 def standard_library() -> StandardLibrary:
-    source = python.PythonFunctions().open()
-    return source, contents(source)
+    return contents_and_dropped(python.PythonFunctions().open())
 
 
 def test_the_standard_library_is_a_sound_collection(standard_library: StandardLibrary) -> None:
-    source, (documents, queries, judgments) = standard_library
+    (documents, queries, judgments), left_out = standard_library
     ids, query_ids = ({row[0] for row in rows} for rows in (documents, queries))
     assert len(ids) == len(documents) == len(judgments) > 5000
     assert {row[1] for row in judgments} == ids
@@ -127,17 +126,16 @@ def test_the_standard_library_is_a_sound_collection(standard_library: StandardLi
     assert len({text for _, text, *_ in queries}) == len(query_ids) == len(queries)
     assert all(id_ == python.query_id(text) and len(text.split()) >= 3 for id_, text, *_ in queries)
     assert all(text.strip() and id_.startswith(domain + ".") for id_, _, text, domain in documents)
-    assert "modules_that_do_not_parse" not in dropped(source)
+    assert "modules_that_do_not_parse" not in left_out
 
 
 def test_a_limit_keeps_a_stable_choice(standard_library: StandardLibrary) -> None:
-    everything = [row[0] for row in standard_library[1].documents]
+    everything = [row[0] for row in standard_library[0].documents]
     chosen = set(sorted(everything, key=lambda id_: hashlib.sha256(id_.encode()).hexdigest())[:300])
-    limited = python.PythonFunctions(limit=300).open()
-    documents, queries, judgments = contents(limited)
+    (documents, queries, judgments), left_out = contents_and_dropped(python.PythonFunctions(limit=300).open())
     assert [row[0] for row in documents] == [id_ for id_ in everything if id_ in chosen]
     assert {row[0] for row in judgments} == {row[0] for row in queries}
-    assert dropped(limited)["functions_beyond_the_limit"] == len(everything) - 300
+    assert left_out["functions_beyond_the_limit"] == len(everything) - 300
 
 
 def test_another_process_reads_the_same(tmp_path: Path) -> None:

@@ -77,9 +77,7 @@ def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) ->
     assert found.manifest["facts"] == {"origins": origins, "clusters": {}}
 
 
-def test_small_domains_are_dropped_or_merged_or_refused(
-    run: dict[str, str], tmp_path: Path, logged: list[str]
-) -> None:
+def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp_path: Path, logged: list[str]) -> None:
     random = {"order": "random", "batch_size": 20}
     with pytest.raises(UserError, match=r"fewer than 20 pairs.*\(16\)"):
         packed(tmp_path / "a", pairs=run["pairs"], packing=random)
