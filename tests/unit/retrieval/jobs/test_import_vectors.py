@@ -145,6 +145,7 @@ def test_bad_files_are_refused_in_a_sentence(collection: str, sides: Sides, tmp_
     values = {"collection": collection, "model": "theirs", "output": str(tmp_path / "x")}
     of_documents = {"documents": str(tmp_path / "documents.npy"), "queries": str(tmp_path / "not_yet.npy")}
     ImportVectors(ImportVectorsConfig(**values, **of_documents)).check_inputs({"documents"})
+    (tmp_path / "vectors.txt").touch()
     for path in ("nothing.npy", "vectors.txt"):
         stage = ImportVectors(ImportVectorsConfig(**values, documents=str(tmp_path / path)))
         with pytest.raises(UserError, match=rf"no \.npy or \.parquet file .*{path}"):
