@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,15 @@ def run_unseen(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> N
 
     These are few pairs: a rate that was chosen for thousands may favour a side.
     """
+    untuned, tried = STUDENTS[student].untuned, [way for way in STUDENTS[student].ways if way in ways]
     for purpose, collections in (("data", ()), (OWN_RATES, UNSEEN)):
-        points = {way: tuned(bench, student, way, collections) for way in ways}
-        for seed in range(seeds):
-            for collection in UNSEEN:
-                for way in ways:
-                    bench.row(Trial(student, collection, way, purpose, seed, *points[way]))
+        points = {
+            way: tuned(bench, student, REFERENCE if way in untuned else way, collections)
+            for way in tried
+            if not WAYS[way].without_domains
+        }
+        for seed, collection, way in product(range(seeds), UNSEEN, points):
+            bench.row(Trial(student, collection, way, purpose, seed, *points[way]))
 
 
 def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
@@ -202,7 +206,8 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("raytriever").setLevel(logging.ERROR)
-    if absent := [name for name in (*COLLECTIONS, *UNSEEN) if not (arguments.data / name).is_dir()]:
+    needed = UNSEEN if arguments.unseen else COLLECTIONS
+    if absent := [name for name in needed if not (arguments.data / name).is_dir()]:
         parser.error(f"{arguments.data} has no {', '.join(absent)}. Name a folder that has these collections.")
     bench = Bench(arguments)
     try:

@@ -58,7 +58,7 @@ def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: in
     has the rows of its simple form on collections of one.
     """
     found: Finals = defaultdict(dict)
-    for purpose in ("data", view):
+    for purpose in (OWN_RATES,) if view == OWN_RATES else ("data", view):
         for row in rows:
             if row["student"] == student and row["purpose"] == purpose and row["seed"] < seeds:
                 found[row["collection"], row["way"]][row["seed"]] = row

@@ -26,6 +26,7 @@ _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
     "guided, without contrasts", "guided, a mined negative", "random, masked", "contextual", "in turns",
     "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
+    "in turns, batches of 63",
 )  # fmt: skip
 STUDENTS = {
     "static": Student(

@@ -316,8 +316,8 @@ class Pack(Stage[PackConfig]):
         share = left_out / (left_out + records[0].rows)
         if share > _MANY:
             log.warning(
-                f"Warning: an epoch has no batch for {share:.0%} of the pairs, because batches are whole and of one"
-                " domain. Choose a batch_size that leaves fewer over."
+                f"Warning: each epoch leaves out {share:.0%} of the pairs, not always the same ones, because batches"
+                " are whole and of one domain. Another batch_size may leave fewer over."
             )
         found = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else {}
         clusters = {name: found[name] for name in ("cluster_size", "small_domains", "kmeans") if name in found}

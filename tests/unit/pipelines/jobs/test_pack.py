@@ -88,7 +88,7 @@ def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp
         "pairs that fill no batch of their domain in an epoch": 12,
     }
     [warning] = [line for line in logged if line.startswith("Warning")]
-    assert f"no batch for {28 / Artifact(run['pairs']).rows:.0%} of the pairs" in warning
+    assert f"leaves out {28 / Artifact(run['pairs']).rows:.0%} of the pairs" in warning
     merged = packed(tmp_path / "c", pairs=run["pairs"], packing=random | {"batch_size": 40}, small_domains="merge")
     assert Counter(epoch_of(merged, 0)["domain"].to_pylist()) == {"(merged)": 40}
 
