@@ -226,6 +226,7 @@ def test_forms_in_words() -> None:
     forms = [VectorForm(), LAYERS, form("layers", "scalar_mix", layers=(2,)), form("first_tokens", "average", tokens=8)]
     words = ["single", "layers 1, 2", "scalar_mix of layers 2", "average of first 8 tokens"]
     assert [str(each) for each in forms] == words
+    assert [each.vectors for each in forms] == [1, 2, 1, 8]
 
 
 def bert(pooling: str = "cls") -> tuple[TextEncoder, dict[str, Tensor], LayerStates]:

@@ -134,6 +134,7 @@ def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     expected = on_real_tensors(settings, shape)
     assert found.peak == pytest.approx(expected.peak, rel=0.01)
     assert found.flops == pytest.approx(expected.flops, rel=0.01)
+    assert found.optimizer == pytest.approx(2 * found.gradients, rel=0.01)  # AdamW's two moments
     assert expected.launches <= found.launches < 1.3 * expected.launches  # fake gradients are clipped one by one
 
 
