@@ -253,7 +253,9 @@ def test_dropout_has_its_probability(probability: float) -> None:
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("contextual-validation")
-    return collect_source(write_source(folder / "source"), folder / "collection")
+    corpus = write_source(folder / "source") / "corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace('"text"', '"title": "w1", "text"'))
+    return collect_source(folder / "source", folder / "collection")
 
 
 def opened(collection: str, **settings: Any) -> Any:
@@ -278,6 +280,9 @@ def test_validation_reads_documents_of_its_own_corpus_and_follows_the_weights(
     assert opened(collection).measure(objective) == first  # another process draws the same
     opened(collection, seed=1).measure(objective)
     assert given[-1] != given[0]
+    opened(collection, with_title=False).measure(objective)
+    untitled = StoredCollection(collection).texts("documents", np.arange(DOCUMENTS), with_title=False)
+    assert set(given[-1]) <= {*untitled} - {*texts}
     vectors = objective.contextual.context_vectors
     with torch.no_grad():
         for parameter in objective.contextual.first_stage.parameters():
