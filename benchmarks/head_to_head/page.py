@@ -54,8 +54,8 @@ class Part(NamedTuple):
 def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> Finals:
     """The final rows of the ways that have ``seeds`` seeds.
 
-    Of equal seconds: a way that takes the reference's time anyway has its rows of equal data. A way for several domains
-    has the rows of its simple form on collections of one.
+    At own rates there are no others. Of equal seconds: a way that takes the reference's time anyway has its rows of
+    equal data. A way for several domains has the rows of its simple form on collections of one.
     """
     found: Finals = defaultdict(dict)
     for purpose in (OWN_RATES,) if view == OWN_RATES else ("data", view):
@@ -171,7 +171,7 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
 def show_two(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int, ways: Sequence[str]) -> None:
     """Prints the second way less the first: on the collections that ways were chosen on, then on the others."""
     found = finals(rows, student, view, seeds)
-    for collections in [UNSEEN] if view == OWN_RATES else [(*COLLECTIONS, MIXTURE), UNSEEN]:
+    for collections in ((*COLLECTIONS, MIXTURE), UNSEEN):
         there = [each for each in collections if all((each, way) in found for way in ways)]
         if there:
             print(f"\n## {student}, {view}: {ways[1]}, less {ways[0]}\n")
@@ -219,8 +219,7 @@ def main() -> None:
                 compared[student] = show(rows, student, view, arguments.seeds)
     for student in there if arguments.ways else ():
         for view in ("data", OWN_RATES):
-            if any(row["student"] == student and row["purpose"] == view for row in rows):
-                show_two(rows, student, view, arguments.seeds, arguments.ways)
+            show_two(rows, student, view, arguments.seeds, arguments.ways)
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))
     if arguments.chart:

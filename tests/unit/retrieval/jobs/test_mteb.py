@@ -70,10 +70,6 @@ def job(output: Path, model: str, **changes: Any) -> Mteb:
     return Mteb(validate(MtebConfig, values | changes, "mteb"))
 
 
-def test_as_many_tokens_are_encoded_at_once_as_are_given(encoder: str, tmp_path: Path) -> None:
-    assert job(tmp_path, encoder, token_budget=77)._encoder._token_budget == 77
-
-
 def look_ahead(output: Path, model: str, **changes: Any) -> None:
     stage = job(output, model, **changes)
     stage.check_settings({"mteb": stage})
@@ -107,6 +103,10 @@ def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | N
     monkeypatch.setattr(RaytrieverEncoder, "encode", noted)
     monkeypatch.setattr(mteb_encoder, "encode_texts", with_prompt)
     return prompts
+
+
+def test_as_many_tokens_are_encoded_at_once_as_are_given(encoder: str, tmp_path: Path) -> None:
+    assert job(tmp_path, encoder, token_budget=77)._encoder._token_budget == 77
 
 
 def test_scores_are_mtebs_own(encoder: str, tmp_path: Path) -> None:
