@@ -19,13 +19,12 @@ from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
 from pipelines.clustering.lloyd import divide
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards
-from pipelines.packing.pack import PackingSettings, cut_into_batches, number_of_regions, pack, packing_facts, share
+from pipelines.packing.pack import PackingSettings, number_of_regions, pack, packing_facts, share, whole_batches
 from pipelines.pairs.pairs import PAIRS, DomainGroups, SmallDomains, groups_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.hashes import numbers_at, string_hashes
 from raytriever.relations import numbered_rows, open_relations
-from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
 from raytriever.stages.cost import Cost, Size
@@ -43,7 +42,6 @@ _ASIDE = "lookup/epoch={:05d}/{}.npy"  # what the part of a region has set aside
 _ROW_GROUP = 1 << 17
 _PARTS, _SHARES = "parts-", "shares-"  # phases, by epoch
 _ROWS = ("query_row", "document_row")
-_MANY = 0.05  # of the pairs
 _SHARE = 2  # in a seed: of the pairs that regions have set aside
 
 
@@ -63,7 +61,7 @@ class PackConfig(StageConfig):
     epochs: PositiveInt = 1
     """Number of epochs. Each is packed anew."""
     seed: NonNegativeInt = 0
-    """Seed of the order, and of the pairs that each epoch leaves out."""
+    """Seed of the order."""
 
     def _check(self) -> None:
         packing, small = self.packing, self.small_domains
@@ -112,7 +110,7 @@ class Pack(Stage[PackConfig]):
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 9
+    algorithm_version = 10
     config_class = PackConfig
     unit = "examples"
 
@@ -124,7 +122,7 @@ class Pack(Stage[PackConfig]):
     def cost(self, read: Size) -> Cost:
         """A region of an epoch is a task, and so is what all of them set aside; random batches are shuffled."""
         rows, epochs, most = self.config.packing.batch_size, self.config.epochs, self.config.packing.region_pairs
-        made = replace(read, rows=rows, batches=read.pairs // rows, epochs=epochs, disk=20 * epochs * read.pairs)
+        made = replace(read, rows=rows, batches=ceil(read.pairs / rows), epochs=epochs, disk=20 * epochs * read.pairs)
         each = 29e-6 if self.config.clusters else 0.44e-6
         return Cost(made, each * epochs * read.pairs, epochs * ceil(read.pairs / most))
 
@@ -213,13 +211,15 @@ class Pack(Stage[PackConfig]):
                 regions = divide(domain.centroids, sizes, count).astype(np.int64)
             else:
                 regions = np.random.default_rng([self.config.seed, number]).permutation(len(sizes)) % count
+            rows = np.bincount(regions, sizes)
+            regions = np.where(rows[regions] < self.config.packing.batch_size, rows.argmax(), regions)
             columns = [np.full(len(domain.pairs), number), regions[domain.clusters], domain.pairs, domain.clusters]
             yield pa.table(columns, schema=_PLACED)
 
     def _make_part(self, part: Part, writer: ShardWriter) -> ShardRecord:
         """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
         config, figures = self.config, list[dict[str, Any]]()
-        left_out = rows = 0
+        rows = 0
         aside = np.empty((2, 0), dtype=np.int64)
         with _writer(writer, part, "part") as file:
             for number, name, placed in self._domains(part):
@@ -240,10 +240,9 @@ class Pack(Stage[PackConfig]):
                 aside = np.stack([pairs[packed.aside], clusters[packed.aside]])
                 figures.append(packed.figures)
                 rows += packed.batches.size
-                left_out += len(pairs) - packed.batches.size - len(packed.aside)
         if self._sets_aside(part):
             writer.add_array(_ASIDE.format(part.epoch, part.number), aside)
-        return writer.commit(facts=_facts(figures, left_out, rows))
+        return writer.commit(facts={"figures": figures, "rows": rows})
 
     def _domains(self, part: Part) -> Iterator[tuple[int, str, pa.Table]]:
         """The number and name of each domain of a part, and what was placed there."""
@@ -279,11 +278,10 @@ class Pack(Stage[PackConfig]):
         pairs, clusters = np.concatenate(found, axis=1)
         place = [part.first, part.region, _SHARE]
         order = np.random.default_rng([self.config.seed, part.epoch, *place]).permutation(len(pairs))
-        batches = cut_into_batches(order, self.config.packing.batch_size)
+        batches = whole_batches(order, self.config.packing.batch_size)
         with _writer(writer, part, "dealt") as file:
             _write(file, part.names[0], pairs, clusters, batches.ravel())
-        figures = [{"shuffled": len(batches)}]
-        return writer.commit(facts=_facts(figures, len(pairs) - batches.size, batches.size))
+        return writer.commit(facts={"figures": [{"shuffled": len(batches)}], "rows": batches.size})
 
     def _make_epoch(self, epoch: int, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch.
@@ -295,30 +293,22 @@ class Pack(Stage[PackConfig]):
         records = [earlier_record(config.output, shard) for shard in shards]
         writer.adopt([record.files[0] for record in records if record.facts["rows"]])
         figures = [domain for record in records for domain in record.facts["figures"]]
-        left_out, rows = (sum(record.facts[name] for record in records) for name in ("left_out", "rows"))
-        dropped = {"pairs that fill no batch of their domain in an epoch": left_out}
-        dropped["pairs of small domains"] = self._groups.dropped
+        rows, dropped = sum(record.facts["rows"] for record in records), self._groups.dropped
         return writer.commit(
             rows,
             counts={"batches": rows // size},
-            dropped={reason: count for reason, count in dropped.items() if count},
+            dropped={"pairs of small domains": dropped} if dropped else {},
             facts={
                 "epoch": epoch,
                 "batch_size": size,
+                "pairs": sum(self._groups.sizes),
                 "origins": {"pairs": origin(Artifact(str(config.clusters or config.pairs)), PAIRS)},
                 **packing_facts(figures, size),
             },
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which pairs the numbers mean, and how these were clustered. Warns where many are in no batch."""
-        left_out = sum(records[0].dropped.values())  # in the first epoch
-        share = left_out / (left_out + records[0].rows)
-        if share > _MANY:
-            log.warning(
-                f"Warning: each epoch leaves out {share:.0%} of the pairs, not always the same ones, because batches"
-                " are whole and of one domain. Another batch_size may leave fewer over."
-            )
+        """Which pairs the numbers mean, and how these were clustered."""
         found = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else {}
         clusters = {name: found[name] for name in ("cluster_size", "small_domains", "kmeans") if name in found}
         return {"origins": records[0].facts["origins"], "clusters": clusters}
@@ -345,11 +335,6 @@ def _writer(writer: ShardWriter, part: Part, what: str) -> Iterator[pq.ParquetWr
     with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as stored:
         yield stored
     writer.add(name)
-
-
-def _facts(figures: list[dict[str, Any]], left_out: int, rows: int) -> dict[str, Any]:
-    """Facts of a part of an epoch."""
-    return {"figures": figures, "left_out": left_out, "rows": rows}
 
 
 def _write(

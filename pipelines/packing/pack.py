@@ -2,7 +2,7 @@
 
 Contextual Document Embeddings (Morris & Rush 2024, section 4.1). Clusters of a domain are put in the order of a greedy
 tour over their centroids. The list of their items is cut into batches. This splits large clusters and joins small ones
-with near ones.
+with near ones. The last batch is filled from the list's start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,9 +99,10 @@ def pack(
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
     ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads query and document vectors of
-    the given items, for the polish. Fewer than ``batch_size`` items are left out; over epochs these rotate through all
-    of them. ``name``: the domain's, where it may have settings of its own. ``region``: which one of the domain's these
-    items are, if not all. Raises ``UserError`` for fewer items than a batch, and for a polish without vectors.
+    the given items, for the polish. Every item is in one batch, fewer than ``batch_size`` of them in two, since the
+    last batch is filled up with them. ``name``: the domain's, where it may have settings of its own. ``region``: which
+    one of the domain's these items are, if not all. Raises ``UserError`` for fewer items than a batch, and for a polish
+    without vectors.
     """
     if settings.polish_sweeps and vectors is None:
         raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
@@ -112,19 +113,19 @@ def pack(
         )
     place = [domain] if region is None else [domain, region]
     generator = np.random.default_rng([seed, epoch, *place])
-    packed = np.ones(len(clusters), dtype=bool)
-    packed[_left_out(len(clusters), settings.batch_size, epoch, [seed, *place])] = False
-    items, figures = np.flatnonzero(packed), dict[str, Any]()
+    items, figures = np.arange(len(clusters)), dict[str, Any]()
     share, aside = settings.shuffled_share(epoch, name), items[:0]
     if share == 1 and region is None:
-        batches = cut_into_batches(generator.permutation(items), settings.batch_size)
+        batches = whole_batches(generator.permutation(items), settings.batch_size)
         return Packing(batches, {"shuffled": len(batches)})
     if share and region is not None:
-        number = round(share * len(items) / settings.batch_size)
-        aside, items = np.split(generator.permutation(items), [number * settings.batch_size])
+        count = round(share * len(items) / settings.batch_size) * settings.batch_size
+        if len(items) - count < settings.batch_size:
+            count = len(items)
+        aside, items = np.split(generator.permutation(items), [count])
         items, share = np.sort(items), 0.0
     if not len(items):
-        return Packing(cut_into_batches(items, settings.batch_size), figures, aside)
+        return Packing(whole_batches(items, settings.batch_size), figures, aside)
     if settings.order == "topics":
         batches = topic_batches(clusters, items, settings.batch_size, generator)
     else:
@@ -133,7 +134,7 @@ def pack(
             order, figures["tour"] = _tour(centroids, int(generator.integers(len(centroids))), random_order)
         else:
             order = generator.permutation(len(centroids))
-        batches = cut_into_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
+        batches = whole_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
     if settings.polish_sweeps and vectors is not None:
         from pipelines.packing.polish import polish_batches
 
@@ -189,14 +190,14 @@ def items_in_order(
 def topic_batches(
     clusters: NDArray[np.integer], items: NDArray[np.int64], batch_size: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """``items``, a multiple of ``batch_size``, as batches (batches, batch_size), each item in one.
+    """``items`` as batches (batches, batch_size), each item in one.
 
     Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2): queries are
     clustered once; every batch is composed of queries of one randomly chosen cluster.
 
     ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches. Remainders of clusters
-    are joined in a random order. The batches then go in a random order. A cluster is next with a probability
-    proportional to its remaining whole batches.
+    are joined in a random order, and filled up with items of a random batch. The batches then go in a random order. A
+    cluster is next with a probability proportional to its remaining whole batches.
     """
     shuffled = generator.permutation(items)
     shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
@@ -206,14 +207,15 @@ def topic_batches(
     whole = place < np.repeat(sizes // batch_size * batch_size, sizes)
     turn = np.repeat(generator.permutation(len(sizes)), sizes)  # of each cluster's rest among the rests
     rest = shuffled[~whole][np.argsort(turn[~whole], kind="stable")]
-    batches = np.concatenate((shuffled[whole], rest)).reshape(-1, batch_size)
-    return batches[generator.permutation(len(batches))]
+    batches = generator.permutation(shuffled[whole].reshape(-1, batch_size))
+    batches = whole_batches(np.concatenate((batches.ravel(), rest)), batch_size)
+    return generator.permutation(batches)
 
 
-def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """The list (n,) as (n // batch_size, batch_size); what is behind the last full batch is left out."""
-    count = len(flat) // batch_size
-    return flat[: count * batch_size].reshape(count, batch_size)
+def whole_batches(items: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    """The list (n,) as batches (⌈n / batch_size⌉, batch_size). The last one is filled from the list's start."""
+    count = -(-len(items) // batch_size)
+    return np.resize(items, (count, batch_size))
 
 
 def share(count: int, number: int, of: int, turn: int) -> slice:
@@ -222,16 +224,6 @@ def share(count: int, number: int, of: int, turn: int) -> slice:
     Shares differ by an item at most, and so do those of several lists of one length, each of its own ``turn``.
     """
     return slice(*((count * cut + turn) // of for cut in (number, number + 1)))
-
-
-def _left_out(count: int, batch_size: int, epoch: int, seed: Sequence[int]) -> NDArray[np.int64]:
-    """The items beyond the last full batch: the next run of one fixed shuffle, so that each has its turn.
-
-    Were it the end of the tour, which walks to what lies far from all else last, outliers would hardly be trained on.
-    """
-    remainder = count % batch_size
-    turn = np.random.default_rng(seed).permutation(count)
-    return turn[(epoch * remainder + np.arange(remainder)) % count]
 
 
 def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:

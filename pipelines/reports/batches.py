@@ -96,12 +96,12 @@ def batches_section(
 
 def _packing_rows(packing: Artifact) -> list[list[str]]:
     first = packing.shards[0]
-    left_out = sum(first.dropped.values())
+    again = first.rows - first.facts["pairs"]
     return [
         ["epochs packed", f"{len(packing.shards):,}"],
         ["packed batches of an epoch", f"{first.counts['batches']:,}"],
         ["pairs of a packed batch", f"{first.facts['batch_size']:,}"],
-        ["pairs in no batch of epoch 0", f"{left_out:,} ({left_out / (left_out + first.rows):.1%})"],
+        ["pairs twice in epoch 0, to fill last batches", f"{again:,} ({again / first.rows:.1%})"],
     ]
 
 

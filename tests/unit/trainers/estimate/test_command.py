@@ -179,7 +179,7 @@ SLICED = ("training.batches_per_step=4", "fewest_workers=1", "resources.workers=
     (["--gpus=128", *(f"--set=model.{each}" for each in SLICED)],
      "model: Batches of 64 rows (runs/recipe/batches) can't be cut into 3 equal slices, as 12"),
     (["--gpus=16", "--set=packing.packing.batch_size=51200", "--set=model.training.batches_per_step=16"],
-     "model: Epoch 0 has 10 stored batches, fewer than the 16 of one step (batches_per_step)."),
+     "model: Epoch 0 has 11 stored batches, fewer than the 16 of one step (batches_per_step)."),
     (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
     (["--set", "model.batches=runs/none"], "model: The size of the batches in runs/none is unknown"),
 ])  # fmt: skip
