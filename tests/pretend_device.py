@@ -11,7 +11,7 @@ on an interface that torch calls experimental.
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -134,19 +135,8 @@ class PretendTensor(Tensor):
         raise TypeError("a tensor on the pretend device is no array; copy it to the host first")
 
 
-def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Arguments or results of an operation: lists, tuples and keywords of tensors and others."""
-    if isinstance(value, dict):
-        return {key: _changed(each, change) for key, each in value.items()}
-    return type(value)([_changed(each, change) for each in value]) if type(value) in (list, tuple) else change(value)
-
-
-def _tensors(*values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple | dict):
-            yield from _tensors(*(value.values() if isinstance(value, dict) else value))
+def _tensors(*values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
 def _wrap(value: Any) -> Any:
@@ -159,7 +149,7 @@ def _unwrap(value: Any) -> Any:
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name, device = func._schema.name.removeprefix("aten::"), _named_device(args, kwargs)
-    tensors = [*_tensors(args, kwargs)]
+    tensors = _tensors(args, kwargs)
     on_device = any(isinstance(tensor, PretendTensor) for tensor in tensors)
     goes_there = on_device if device is None else device.type == NAME
     if name == "to":  # comes whole in inference mode alone
@@ -172,7 +162,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if on_device:
         _check_places(name, tensors)
         _note_waits(name, args, kwargs)
-    inner_args, inner_kwargs = _changed((args, kwargs), _unwrap)
+    inner_args, inner_kwargs = tree_map(_unwrap, (args, kwargs))
     if goes_there and "device" in kwargs:
         inner_kwargs["device"] = torch.device("cpu")
     with _own_generator() if goes_there and name in _RANDOM else nullcontext():
@@ -181,7 +171,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return result
     written = next((r for r in func._schema.returns if r.alias_info is not None and r.alias_info.is_write), None)
     if written is None:
-        return _changed(result, _wrap)
+        return tree_map(_wrap, result)
     target = kwargs.get("out", args[0] if args else None)
     assert target.shape == result.shape, f"{name} changes a tensor's shape in place"
     return target
@@ -294,7 +284,7 @@ def _autocasting(name: str, dtype: torch.dtype | None) -> Any:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(own_key):
-            args, kwargs = _changed((args, kwargs), cast)
+            args, kwargs = tree_map(cast, (args, kwargs))
             return func(*args, **kwargs)
 
     return kernel

@@ -32,6 +32,7 @@ from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN, Base, Col
 from benchmarks.head_to_head.plan import (
     KNOWN,
     MAX_LENGTH,
+    MORE_EPOCHS,
     OWN_RATES,
     REFERENCE,
     STUDENTS,
@@ -77,7 +78,7 @@ class Bench:
     def _run(self, trial: Trial) -> dict[str, Any]:
         student, way = STUDENTS[trial.student], WAYS[trial.way]
         collection, _ = self._collection(trial.student, trial.collection)
-        material = self._material(trial.student, trial.collection, trial.way, trial.seed)
+        material = self._material(trial.student, trial.collection, trial.way, trial.epochs, trial.seed)
         torch.manual_seed(trial.seed)
         model = student.build(self._arguments.base, MAX_LENGTH, collection)
         rows, tokens = rows_and_tokens(model, material)
@@ -90,7 +91,7 @@ class Bench:
         } | VERSIONS
         try:
             outcome = run_trial(
-                model, material, collection, way.batch, student.epochs, trial.steps, point, trial.seed,
+                model, material, collection, way.batch, trial.epochs, trial.steps, point, trial.seed,
                 self._arguments.output / "trainer",
             )  # fmt: skip
         except FloatingPointError as error:
@@ -109,8 +110,8 @@ class Bench:
         return collection, base_of(collection, self._arguments.base, MAX_LENGTH, folder)
 
     @lru_cache(maxsize=1)  # noqa: B019
-    def _material(self, student: str, name: str, way: str, seed: int) -> Material:
-        return prepare(WAYS[way], *self._collection(student, name), STUDENTS[student].epochs, seed)
+    def _material(self, student: str, name: str, way: str, epochs: int, seed: int) -> Material:
+        return prepare(WAYS[way], *self._collection(student, name), epochs, seed)
 
 
 def tuned(bench: Bench, student: str, way: str, collections: Sequence[str] = ()) -> Point:
@@ -135,12 +136,13 @@ def tuned(bench: Bench, student: str, way: str, collections: Sequence[str] = ())
 
 
 def run_unseen(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
-    """Final trials of equal data on ``UNSEEN``: at the rates of the other collections, then at rates of their own.
+    """Final trials of equal data on ``UNSEEN``: at the rates of the other collections, and at rates of their own.
 
-    These are few pairs: a rate that was chosen for thousands may favour a side.
+    These are few pairs: a rate that was chosen for many steps may favour a side where there are few. So there are
+    trials with more epochs too.
     """
     untuned, tried = STUDENTS[student].untuned, [way for way in STUDENTS[student].ways if way in ways]
-    for purpose, collections in (("data", ()), (OWN_RATES, UNSEEN)):
+    for purpose, collections in (("data", ()), (MORE_EPOCHS, ()), (OWN_RATES, UNSEEN)):
         points = {
             way: tuned(bench, student, REFERENCE if way in untuned else way, collections)
             for way in tried

@@ -18,6 +18,9 @@ REFERENCE = "pairs"
 """The way whose time the others are given too."""
 OWN_RATES = "own rates"
 """The purpose of a final trial on a collection whose dev queries chose its rate."""
+MORE_EPOCHS = "more epochs"
+"""The purpose of a final trial on few pairs with about as many steps as the rates were chosen for."""
+_TIMES = 4
 MAX_LENGTH = 64
 KNOWN = Path(__file__).with_name("trials.parquet")
 """The rows that the report rests on."""
@@ -26,7 +29,6 @@ _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
     "guided, without contrasts", "guided, a mined negative", "random, masked", "contextual", "in turns",
     "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
-    "in turns, batches of 63",
 )  # fmt: skip
 STUDENTS = {
     "static": Student(
@@ -47,7 +49,8 @@ STUDENTS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """``purpose``: tuning, or a final one: of equal ``data``, at ``OWN_RATES``, of equal ``seconds`` in ``steps``."""
+    """``purpose``: tuning, or a final one: of equal ``data``, at ``OWN_RATES``, in ``MORE_EPOCHS``, of equal
+    ``seconds`` in ``steps``."""
 
     student: str
     collection: str
@@ -57,6 +60,11 @@ class Trial:
     learning_rate: float
     temperature: float
     steps: int | None = None
+
+    @property
+    def epochs(self) -> int:
+        """How often it goes through the pairs."""
+        return STUDENTS[self.student].epochs * (_TIMES if self.purpose == MORE_EPOCHS else 1)
 
     @property
     def design(self) -> str:

@@ -76,8 +76,7 @@ class Packing:
 
     ``figures``: JSON values, each if it was done. ``tour``: its length and that of a random order (Euclidean).
     ``polish``: the sums of ``Polished``, and their number of batches. ``shuffled``: batches with redistributed pairs.
-    ``aside`` int64 (n,): items of a region's whole batches, to be redistributed with those of the domain's other
-    regions.
+    ``aside`` int64 (n,): items of a region, to be redistributed with those of the domain's other regions.
     """
 
     batches: NDArray[np.int64]
@@ -119,11 +118,8 @@ def pack(
         batches = whole_batches(generator.permutation(items), settings.batch_size)
         return Packing(batches, {"shuffled": len(batches)})
     if share and region is not None:
-        count = round(share * len(items) / settings.batch_size) * settings.batch_size
-        if len(items) - count < settings.batch_size:
-            count = len(items)
-        aside, items = np.split(generator.permutation(items), [count])
-        items, share = np.sort(items), 0.0
+        aside, items = _set_aside(items, share, settings.batch_size, generator)
+        share = 0.0
     if not len(items):
         return Packing(whole_batches(items, settings.batch_size), figures, aside)
     if settings.order == "topics":
@@ -146,6 +142,17 @@ def pack(
         figures["shuffled"] = round(share * len(batches))
         batches = shuffle_some(batches, figures["shuffled"], generator)
     return Packing(batches, figures, aside)
+
+
+def _set_aside(
+    items: NDArray[np.int64], share: float, batch_size: int, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A random share of the items, in whole batches unless too few remain for one; and the others."""
+    count = round(share * len(items) / batch_size) * batch_size
+    if len(items) - count < batch_size:
+        count = len(items)
+    aside, others = np.split(generator.permutation(items), [count])
+    return aside, np.sort(others)
 
 
 def _tour(

@@ -44,6 +44,18 @@ class Killed:
         return record
 
 
+class OnFullDisk:
+    """A stage whose disk is full as soon as it makes the shard ``full_at``."""
+
+    full_at: str
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        if shard.name == self.full_at:
+            path, full = writer.path, Path("/dev/full")
+            writer.path = lambda name: path(name) if name == "spill" else full
+        return super().make(shard, writer)
+
+
 def kill_itself(_: object = None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

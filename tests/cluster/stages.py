@@ -9,7 +9,6 @@ from pathlib import Path
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Phase, Stage, StageConfig
 
 
@@ -18,7 +17,6 @@ class CountConfig(StageConfig):
 
     shards: int = 4
     repeat: int = 3
-    source: InputPath | None = None
     refuse_shard: int | None = None
     kill_marker: str | None = None  # the first worker that sees this path absent makes it and kills itself
 
@@ -78,6 +76,3 @@ class CountInThreads(Count):
 
 class CountWithState(Count):
     keeps_state = True
-
-    def load(self):
-        self.loaded = True

@@ -8,13 +8,13 @@ import pytest
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import StorageError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
-from raytriever.stages.stage import Resources, Shard
+from raytriever.stages.stage import Resources
 from retrieval.collections.text_lines import HEADER
-from tests.cluster.journaled import Killed, notes
+from tests.cluster.journaled import Killed, OnFullDisk, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make
@@ -25,14 +25,8 @@ class DyingCollect(Killed, Collect):
     moment = "end"
 
 
-class CollectOnFullDisk(Collect):
-    """The disk is full as soon as ids are compared."""
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        if shard.name == "compared":
-            path, full = writer.path, Path("/dev/full")
-            writer.path = lambda name: path(name) if name == "spill" else full  # type: ignore[method-assign]
-        return super().make(shard, writer)
+class CollectOnFullDisk(OnFullDisk, Collect):
+    full_at = "compared"  # where ids are
 
 
 @pytest.fixture(scope="module")

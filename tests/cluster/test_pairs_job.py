@@ -8,12 +8,12 @@ import pytest
 
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.pairs.duplicates import DuplicateSettings
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import StorageError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard
-from tests.cluster.journaled import Killed, notes
+from tests.cluster.journaled import Killed, OnFullDisk, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.made_up import collection_of
 from tests.unit.small_run import make
@@ -33,15 +33,8 @@ class DyingPairs(Killed, Pairs):
         return "-" not in shard.name or shard.name.endswith("-00000")
 
 
-class PairsOnFullDisk(Pairs):
-    """The disk is full as soon as pairs are compared with one another."""
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        if shard.name == "distinct":
-            path = writer.path
-            full = Path("/dev/full")
-            writer.path = lambda name: path(name) if name == "spill" else full  # type: ignore[method-assign]
-        return super().make(shard, writer)
+class PairsOnFullDisk(OnFullDisk, Pairs):
+    full_at = "distinct"  # where pairs are compared with one another
 
 
 @pytest.fixture(scope="module")

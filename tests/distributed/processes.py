@@ -3,7 +3,7 @@
 import multiprocessing
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from raytriever.errors import UserError
+from trainers.engine import collectives
+from trainers.engine.sharding import whole
 
 # Forked from a server that has imported these once: a test's processes start in a fraction of a second.
 _PRELOADED = [
@@ -71,6 +75,28 @@ def run_each(world_size: int, *calls: tuple[Any, ...]) -> list[list[Any]]:
 
 def _each(rank: int, calls: tuple[tuple[Any, ...], ...]) -> list[Any]:
     return [function(rank, *arguments) for function, *arguments in calls]
+
+
+def summed(objective: Any, batches: Iterable[Any]) -> tuple[float, dict[str, np.ndarray]]:
+    """The sum of the batches' losses, and its gradients, whole, summed over the ranks that run."""
+    losses = []
+    for batch in batches:
+        loss = objective(batch).loss
+        loss.backward()
+        losses.append(loss.item())
+    trained = {name: parameter for name, parameter in objective.named_parameters() if parameter.requires_grad}
+    with collectives.GradientSum(trained.values()):
+        pass  # all are complete
+    return sum(losses), {name: whole(parameter.grad).numpy() for name, parameter in trained.items()}
+
+
+def refused(act: Callable[..., object], *arguments: object) -> str:
+    """What it is refused with, or nothing."""
+    try:
+        act(*arguments)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def assert_close(

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.errors import StorageError, UserError
-from tests.distributed.processes import assert_close, run_each
+from raytriever.errors import StorageError
+from tests.distributed.processes import assert_close, refused, run_each
 from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings, weights_of
 from tests.unit.trainers.triplet_batches import store_triplets
 from trainers.engine.collectives import check_ranks_agree, failing_together, gather_lines
@@ -18,15 +18,6 @@ from trainers.jobs.train import Train, TrainConfig
 from trainers.training_run import run_training
 
 CPU = torch.device("cpu")
-
-
-def refused(act, *arguments: object) -> str:
-    """What it is refused with, or nothing."""
-    try:
-        act(*arguments)
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def differing(rank: int, batches: list[str], steps: list[int], frozen: list[bool]) -> str:

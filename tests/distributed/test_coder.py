@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from retrieval.vectors import StoredVectors
-from tests.distributed.processes import assert_close, run_in_processes
+from tests.distributed.processes import assert_close, run_in_processes, summed
 from tests.unit.trainers.candidate_batches import candidate_batch, store_vectors
 from tests.unit.trainers.tiny import TinyEncoder
-from trainers.engine import collectives
 from trainers.objective import to_device
 from trainers.objectives.coder.objective import Coder
 from trainers.objectives.coder.settings import CoderSettings
@@ -27,24 +26,15 @@ ROWS = (4, 5)  # of each rank, whose lists are of other lengths too
 
 
 def loss_and_gradients(uri: str, ranks: list[int], **settings: object) -> tuple[float, dict[str, np.ndarray]]:
-    """The sum of these ranks' losses, and its gradients summed over the ranks that run."""
+    """Of the rows of these ranks."""
     torch.manual_seed(3)
     objective = Coder(TinyEncoder().double(), CoderSettings(documents=uri, **settings), StoredVectors(uri))
     if objective.list_scorer is not None:
         objective.list_scorer.double()
         with torch.no_grad():
             objective.list_scorer.out += 0.1
-    losses = []
-    for rank in ranks:
-        rows = candidate_batch(rank, size=ROWS[rank], longest=9 + 8 * rank)
-        batch = to_device(objective.collate(rows), torch.device("cpu"))
-        loss = objective(batch).loss
-        loss.backward()
-        losses.append(loss.item())
-    parameters = dict(objective.named_parameters())
-    with collectives.GradientSum(parameters.values()):
-        pass  # all are complete
-    return sum(losses), {name: parameter.grad.numpy() for name, parameter in parameters.items()}
+    batches = (objective.collate(candidate_batch(rank, size=ROWS[rank], longest=9 + 8 * rank)) for rank in ranks)
+    return summed(objective, (to_device(batch, torch.device("cpu")) for batch in batches))
 
 
 def of_rank(rank: int, uri: str) -> list[tuple[float, dict[str, np.ndarray]]]:

@@ -98,15 +98,3 @@ def test_three_ranks_with_unequal_rows_equal_one_process():
         assert first == pytest.approx({"a": 0.6, "b": 1.2, "only_first": 1.0, "c": 3.0}, rel=1e-12)
         assert broadcast == [0.0, 0.0]
         assert total == [3.0, 30.0]
-
-
-def test_without_a_process_group_nothing_changes():
-    rows = torch.ones(2, 3, requires_grad=True)
-    assert collectives.gather(rows) is rows
-    parameter = nn.Parameter(torch.zeros(1))
-    with collectives.GradientSum([parameter]) as total:
-        total.start()
-    assert parameter.grad is None
-    assert collectives.sum_across_ranks(rows).tolist() == rows.tolist()
-    assert (collectives.world_size(), collectives.rank(), collectives.neighbours(1)) == (1, 0, None)
-    collectives.barrier()

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import torch.distributed as dist
 
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
@@ -39,22 +38,19 @@ def steps(
     found = {}
     for name, settings in cases.items():
         objective = objective_of(Path(folder), **{"sequence_dropout": 0.3} | settings).double()
-        if shares and ranks > 1:
+        if shares:
             shard(objective)
-            assert is_sharded(objective)
-        rows = [rows_of(8), emptied(rows_of(4))] if batches else [rows_of(8)]
-        if ranks > 1 and batches:
-            rows = [rows[rank]]
-        elif ranks > 1:
-            objective.batch_group = dist.group.WORLD
-            each = len(rows[0]) // ranks
-            rows = [rows[0].slice(rank * each, each)]
+            assert is_sharded(objective) == (ranks > 1)
+        objective.batch_group = collectives.neighbours(1 if batches else ranks)
+        each = 8 // ranks
+        both = [rows_of(8), emptied(rows_of(4))]
+        rows = both[rank::ranks] if batches else [both[0].slice(rank * each, each)]
         with collectives.GradientSum(objective.parameters()) as total:
             if not shares:
                 total.start()
             for piece in rows:
                 batch = objective.collate(piece)
-                outcome = objective(equal_passes(batch, torch.device("cpu")) if shares and ranks > 1 else batch)
+                outcome = objective(equal_passes(batch, torch.device("cpu")) if shares else batch)
                 (outcome.loss / (2 if batches else ranks)).backward()
         told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
         gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
@@ -120,16 +116,15 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, vari
     settings = {"context_documents": 5, "chunk_size": 2, "gradient_cache": True, "sequence_dropout": 0.3}
     # a length that leaves positions for the context, which takes some up as released
     objective = objective_of(Path(folder), {"max_length": 48}, variant=variant, **settings)
-    if ranks > 1:
-        shard(objective)
-        objective.batch_group = dist.group.WORLD
+    shard(objective)
+    objective.batch_group = collectives.neighbours(ranks)
     optimizer = torch.optim.SGD(objective.parameters(), lr=0.01)
     each = 8 // ranks
     for epoch in range(2):
         batch = objective.collate(rows_of(8, epoch).slice(rank * each, each))
         with collectives.GradientSum(objective.parameters()) as total:
             total.start()
-            (objective(equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch).loss / ranks).backward()
+            (objective(equal_passes(batch, torch.device("cpu"))).loss / ranks).backward()
         optimizer.step()
         optimizer.zero_grad()
     with whole_weights(objective), torch.no_grad():

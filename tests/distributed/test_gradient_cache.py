@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.distributed.processes import assert_close, run_in_processes
+from tests.distributed.processes import assert_close, run_each
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import cut_by_length, encode_chunks
@@ -69,16 +69,9 @@ def gradients(rank: int, ranks: int, wrapper: str, chunks: tuple[int | None, int
     return gradients_of(module)
 
 
-def all_gradients(rank: int):
-    return {
-        (wrapper, chunks): gradients(rank, RANKS, wrapper, chunks)
-        for wrapper in WRAPPERS
-        for chunks in ((2, 3), (3, 1), (None, None))
-    }
-
-
 def test_two_ranks_equal_one_process():
     expected = gradients(0, 1, "none", (None, None))
-    for answers in run_in_processes(all_gradients, RANKS):
-        for case, found in answers.items():
+    cases = [(wrapper, chunks) for wrapper in WRAPPERS for chunks in ((2, 3), (3, 1), (None, None))]
+    for case, answers in zip(cases, run_each(RANKS, *((gradients, RANKS, *case) for case in cases)), strict=True):
+        for found in answers:
             assert_close({name: found[name] for name in expected}, expected, case, rtol=1e-12, atol=1e-12)

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from retrieval.encoders.pretrained import locate_model
-from tests.distributed.processes import assert_close, run_each
+from tests.distributed.processes import assert_close, run_each, summed
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
-from trainers.engine import collectives
-from trainers.engine.sharding import is_sharded, shard, whole
+from trainers.engine.sharding import is_sharded, shard
 from trainers.objectives.chunk_settings import RevelaSettings
 from trainers.objectives.revela.objective import load_revela
 
@@ -23,7 +22,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def gradients(folders: tuple[Path, Path], batches: list[int], case: dict[str, Any], *, sharded: bool) -> Any:
-    """The sum of these batches' losses, and its gradients, float64, summed over the ranks that run."""
+    """Of these batches, in float64."""
     retriever, language_model = folders
     model = {"model": str(language_model)} | case.get("language_model", {})
     values = {"similarity_temperature": 0.1, **case, "language_model": model}
@@ -37,15 +36,7 @@ def gradients(folders: tuple[Path, Path], batches: list[int], case: dict[str, An
     if sharded:
         shard(objective)
         assert is_sharded(objective.language_model)
-    losses = []
-    for number in batches:
-        loss = objective(objective.collate(chunk_table(number))).loss
-        loss.backward()
-        losses.append(loss.item())
-    trained = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-    with collectives.GradientSum(trained.values()):
-        pass  # all are complete
-    return sum(losses), {name: whole(p.grad).numpy() for name, p in trained.items() if p.grad is not None}
+    return summed(objective, (objective.collate(chunk_table(number)) for number in batches))
 
 
 def of_rank(rank: int, folders: tuple[Path, Path], sharded: bool) -> list[Any]:

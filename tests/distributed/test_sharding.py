@@ -37,7 +37,6 @@ from trainers.engine.sharding import (
     equal_passes,
     gather_weights,
     is_sharded,
-    like,
     shard,
     whole,
     whole_weights,
@@ -94,8 +93,8 @@ class Contrast(nn.Module):
 def step_of(rank: int, ranks: int, chunk_size, cached: bool, lora: bool, again: bool, whole_in_step: bool = False):
     """Gradients of a step, its norm before clipping, and the gradients after it."""
     module = Contrast(lora, again)
-    if ranks > 1:
-        shard(module, whole_in_step=whole_in_step)
+    shard(module, whole_in_step=whole_in_step)  # alone nothing is shared out
+    assert is_sharded(module) == (ranks > 1)
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(1, 60, (PIECES * 8, 7), generator=generator)
     for piece in ids.split(8):
@@ -103,7 +102,7 @@ def step_of(rank: int, ranks: int, chunk_size, cached: bool, lora: bool, again: 
         distinct = 4 if rank else len(mine)  # the second rank has equal texts, so fewer chunks
         features = {"input_ids": mine[:distinct], "attention_mask": torch.ones_like(mine[:distinct])}
         chunks = cut_by_length(features, chunk_size, torch.arange(len(mine)) % distinct)
-        loss = module(equal_passes(chunks, torch.device("cpu")) if ranks > 1 else chunks, cached)
+        loss = module(equal_passes(chunks, torch.device("cpu")), cached)
         (loss / ranks / PIECES).backward()
     end_step(module)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -177,10 +176,9 @@ def contrastive(folder: str, lora: bool = False) -> Contrastive:
     return Contrastive(encoder, ContrastiveSettings(chunk_size=2, gradient_cache=True))
 
 
-def trained(_rank: int, ranks: int, folder: str, checkpoints: str, lora: bool):
+def trained(_rank: int, folder: str, checkpoints: str, lora: bool):
     objective = contrastive(folder, lora)
-    if ranks > 1:
-        shard(objective)
+    shard(objective)
     train(objective, TinyBatches(counts=(6,)), SETTINGS, checkpoints=Checkpoints(checkpoints, {}))
     return whole_of(objective)
 
@@ -189,11 +187,10 @@ def whole_of(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: whole(value.detach()).numpy().copy() for name, value in trainable_parameters(module).items()}
 
 
-def restored(_rank: int, ranks: int, folder: str, read: str, written: str):
+def restored(_rank: int, folder: str, read: str, written: str):
     """What a checkpoint holds once it is restored, after writing it again elsewhere."""
     objective = contrastive(folder)
-    if ranks > 1:
-        shard(objective)
+    shard(objective)
     optimizer = build_optimizer(objective, SETTINGS.optimizer)
     run = {"training": SETTINGS.shaping(3), "batches": TinyBatches().fingerprint}
     state = Checkpoints(read, {}).of_run(**run).restore(objective, optimizer)
@@ -272,14 +269,13 @@ def run_and_export(rank: int, encoder: str, batches: str, folder: str) -> None:
 TEXTS = ["import the first of the values", "yield", "a file is open"]
 
 
-def states_and_gradients(rank: int, folder: str, shares: bool, again: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # noqa: ARG001
+def states_and_gradients(rank: int, folder: str, again: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # noqa: ARG001
     located = locate_model(folder)
     encoder = load_encoder(EncoderSettings(model=folder, pooling="cls"), located.path, "", dropout=0.0).train()
     several = MultiVectorEncoder(encoder, VectorForm(kind="layers", layers=(1, 2)))
     if again:
         checkpoint_activations(encoder.transformer)
-    if shares:
-        shard(several)
+    shard(several)
     states, _ = several.states(several.tokenize(TEXTS, "document"))
     states.square().sum().backward()
     named = several.named_parameters()
@@ -294,7 +290,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path, tiny_encoder: Path):
     """Weights that one process trains, with LoRA and without, and its checkpoints in folder ``one``."""
-    return {lora: trained(0, 1, str(tiny_encoder), str(folder / f"lora {lora}/one"), lora) for lora in LORA_OR_NOT}
+    return {lora: trained(0, str(tiny_encoder), str(folder / f"lora {lora}/one"), lora) for lora in LORA_OR_NOT}
 
 
 @pytest.fixture(scope="module")
@@ -307,13 +303,13 @@ def of_two(folder: Path, tiny_encoder: Path, alone):  # noqa: ARG001
     calls = {
         "steps": (all_cases,),
         "under autocast": (under_autocast,),
-        "trained False": (trained, RANKS, encoder, str(without / "two"), False),
-        "trained True": (trained, RANKS, encoder, str(folder / "lora True/two"), True),
-        "restored": (restored, RANKS, encoder, str(without / "one"), str(without / "one restored on two")),
+        "trained False": (trained, encoder, str(without / "two"), False),
+        "trained True": (trained, encoder, str(folder / "lora True/two"), True),
+        "restored": (restored, encoder, str(without / "one"), str(without / "one restored on two")),
         "exported": (validated_and_exported, encoder, str(folder / "exported")),
         "passes": (small_things,),
-        "states": (states_and_gradients, encoder, True, False),
-        "states computed again": (states_and_gradients, encoder, True, True),
+        "states": (states_and_gradients, encoder, False),
+        "states computed again": (states_and_gradients, encoder, True),
         "runs": (run_and_export, encoder, batches, str(folder)),
     }  # fmt: skip
     return dict(zip(calls, run_each(RANKS, *calls.values()), strict=True))
@@ -360,7 +356,7 @@ def test_steps_equal_those_of_one_process(of_two, alone, tiny_encoder, lora):
 
 def test_a_checkpoint_of_two_ranks_restores_on_one_and_one_of_one_on_two(of_two, folder, tiny_encoder):
     def restored_here(name: str):
-        return restored(0, 1, str(tiny_encoder), str(places / name), str(places / f"{name} restored"))
+        return restored(0, str(tiny_encoder), str(places / name), str(places / f"{name} restored"))
 
     def stored(name: str) -> list[bytes]:
         return [path.read_bytes() for path in sorted((places / name / "step-00000003").glob("*.safetensors"))]
@@ -400,7 +396,7 @@ def test_whole_weights_let_ranks_encode_what_they_like_and_one_export(of_two, fo
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("call", ["states", "states computed again"])
 def test_a_shared_out_transformer_gives_the_states_of_its_layers(of_two, tiny_encoder, call: str) -> None:
-    expected, gradients = states_and_gradients(0, str(tiny_encoder), False, False)
+    expected, gradients = states_and_gradients(0, str(tiny_encoder), False)
     doubled = {name: 2 * gradient for name, gradient in gradients.items()}  # the sum over the ranks
     for states, summed in of_two[call]:
         np.testing.assert_allclose(states, expected, atol=1e-6)
@@ -425,14 +421,3 @@ def test_a_sharded_run_exports_all_weights_in_float32(folder, tiny_encoder):
             assert torch.equal(models[how][name], base[name]) is kept
         torch.testing.assert_close(models["zero2"][name], models["sharded"][name], rtol=0, atol=0)
     assert changed == {True, False}
-
-
-def test_alone_nothing_is_shared_out(tiny_encoder):
-    objective = contrastive(str(tiny_encoder))
-    shard(objective)
-    assert not is_sharded(objective)
-    tensor = torch.ones(3)
-    assert whole(tensor) is tensor
-    assert like(tensor, tensor) is tensor
-    with whole_weights(objective):
-        pass

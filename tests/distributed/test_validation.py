@@ -3,14 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from raytriever.errors import UserError
 from retrieval.encoders.multi_vector import MultiVectorEncoder
 from retrieval.encoders.specification import VectorForm
-from tests.distributed.processes import run_each
+from tests.distributed.processes import refused, run_each
 from tests.unit.trainers.validation.made_up import (
     MadeUpBatches,
     PairObjective,
@@ -68,18 +65,17 @@ def evaluations(rank: int, model: str, collection: str, run: str):  # noqa: ARG0
 
 def on_batches(rank: int, model: str):
     """What is measured on so many batches, with which passes, and what two mistakes on the second rank say."""
-    found: dict[str, object] = {}
     settings = BatchValidationSettings(batches="there")
-    for name, count in {"1": 1, "5": 5, "6": 6, "refused": 5}.items():
+
+    def measured(count: int, refuses: bool = False) -> tuple[dict[str, float], int]:
         objective, batches = made(model), MadeUpBatches(count)
-        if rank == 1 and name == "refused":
+        if refuses:
             objective.refused = batches.read(0, 3)["query"][0].as_py()
         validation = BatchValidation(settings, settings.criteria([10]), bf16=False, batches=batches)
-        try:
-            found[name] = validation.measure(objective), len(objective.draws)
-        except UserError as error:
-            found[name] = str(error)
-    return found
+        return validation.measure(objective), len(objective.draws)
+
+    found: dict[str, object] = {str(count): measured(count) for count in (1, 5, 6)}
+    return found | {"refused": refused(measured, 5, rank == 1)}
 
 
 def infinite_on_the_second(rank: int, model: str, collection: str) -> str:
@@ -88,10 +84,7 @@ def infinite_on_the_second(rank: int, model: str, collection: str) -> str:
         forward = objective.text_encoder.forward
         objective.text_encoder.forward = lambda features: forward(features) * float("inf")
     settings = RetrievalValidationSettings(collection=collection, token_budget=60)
-    try:
-        return str(build_validation(settings, bf16=False, epoch_ends=[10]).measure(objective))
-    except UserError as error:
-        return str(error)
+    return refused(build_validation(settings, bf16=False, epoch_ends=[10]).measure, objective)
 
 
 @pytest.fixture(scope="module")
@@ -126,26 +119,3 @@ def test_ranks_share_the_batches_and_the_mistakes(world, of_two):
     assert "Batch 3 of epoch 0" in one["refused"]
     assert infinite == infinite_too
     assert "beyond half precision" in infinite
-
-
-def test_the_numbers_are_of_a_search_of_the_whole(world):
-    """Against one product of all queries and documents."""
-    model, collection, _ = world
-    objective = made(model)
-    settings = RetrievalValidationSettings(collection=collection, measure="RR", others=())
-    validation = build_validation(settings, bf16=False, epoch_ends=[10])
-    selected, stored = validation._selected, validation._collection
-    encoder = objective.text_encoder.eval()
-
-    def vectors(part, rows, role):
-        return encoder(encoder.tokenize(stored.texts(part, rows), role)).half().double().numpy()
-
-    with torch.no_grad():
-        queries = vectors("queries", selected.query_rows, "query")
-        documents = vectors("documents", selected.document_rows, "document")
-    scores = queries @ documents.T
-    reciprocal = []
-    for line, query in enumerate(selected.query_ids):
-        positives = [int(name[1:]) for name, grade in selected.qrels[query].items() if grade > 0]
-        reciprocal.append(1 / (1 + (scores[line] > scores[line, positives].max()).sum()))
-    assert validation.measure(objective.train())["RR"] == pytest.approx(np.mean(reciprocal), abs=1e-6)

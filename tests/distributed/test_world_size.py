@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from raytriever.errors import UserError
-from tests.distributed.processes import assert_close, run_each, run_in_processes
+from tests.distributed.processes import assert_close, refused, run_each, run_in_processes
 from tests.unit.trainers.tiny import (
     Reports,
     TinyBatches,
@@ -41,21 +40,16 @@ def broken_on_one_rank(rank: int):
             return type(outcome)(outcome.loss * float("nan"), outcome.metrics, outcome.examples)
 
         objective.forward = broken
-    try:
-        train(objective, TinyBatches(), tiny_settings())
-    except UserError as error:
-        return str(error)
-    return None
+    return refused(train, objective, TinyBatches(), tiny_settings())
 
 
 def folders_of_their_own(rank: int, folder: str):
-    checkpoints = Checkpoints(f"{folder}/{rank}", {})
-    try:
-        train(tiny_objective(), TinyBatches(), tiny_settings(max_steps=3), checkpoints=checkpoints)
-        train(tiny_objective(), TinyBatches(), tiny_settings(max_steps=4), checkpoints=checkpoints)
-    except UserError as error:
-        return str(error)
-    return None
+    def training(steps: int) -> None:
+        checkpoints = Checkpoints(f"{folder}/{rank}", {})
+        train(tiny_objective(), TinyBatches(), tiny_settings(max_steps=steps), checkpoints=checkpoints)
+
+    training(3)
+    return refused(training, 4)
 
 
 def assert_equal_steps(answers, alone, batches_per_step: int) -> None:

@@ -62,10 +62,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> BatchReader:
     }  # fmt: skip
     batches = BatchReader(make(Filter(validate(FilterConfig, made, "filter"))))
     assert sum(len(masked) for batch in in_order(batches) for masked in batch["masked"].to_pylist()) > 20
-    print(
-        batches.number_of_batches(0),
-        sum(len(masked) for batch in in_order(batches) for masked in batch["masked"].to_pylist()),
-    )
     return batches
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.cluster import Cluster, ClusterConfig
@@ -99,7 +98,7 @@ def make_vectors(folder: Path, collection: str, seed: int = 0) -> str:
     }  # fmt: skip
     files: dict[str, Any] = {}
     for part, vectors in (("documents", documents), ("queries", queries)):
-        files[f"{part}/00000.npy"] = _unit(vectors).astype(np.float16)
+        files[f"{part}/00000.npy"] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
         files[f"{part}/00000.ids.parquet"] = pa.table({"id": [f"{part[0]}{number}" for number in range(len(vectors))]})
     inputs = {"collection": stored.fingerprint}
     return make_artifact(folder / "vectors", "vectors", inputs, {"encoder": contract}, files, 2 * len(documents))
@@ -184,10 +183,6 @@ def make_run(folder: Path) -> dict[str, str]:
     made["model"] = make_model(folder, made["batches"])
     made["evaluation"] = make_evaluation(folder, made["collection"])
     return made
-
-
-def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from raytriever.cli import app
@@ -40,34 +39,27 @@ def write_collection(folder: Path) -> None:
         (folder / "qrels" / f"{split}.tsv").write_bytes(f"query-id\tcorpus-id\tscore\n{lines}".encode())
 
 
-def recipe(source: Path, encoder: Path) -> dict[str, object]:
-    """Every job that reads texts, ids, titles or domains and trains nothing."""
-    vectors = {"vectors": "vectors"}
-    documents = {"collection": "documents"}
-    searched = documents | {"split": "test", "top_k": 20}
-    return {
-        "documents": {"job": "collect", "source": {"kind": "beir", "path": str(source)}},
-        "pairs": {"job": "pairs", "split": "train"} | documents,
-        "vectors": {"job": "embed", "encoder": {"model": str(encoder), "pooling": "mean"}} | documents,
-        "clusters": {"job": "cluster", "pairs": "pairs", "cluster_size": 8, "smallest_domain": 2} | vectors,
-        "packing": {"job": "pack", "clusters": "clusters", "packing": {"batch_size": 4}},
-        "words": {"job": "index", "index": {"kind": "lexical"} | documents},
-        "dense": {"job": "index", "index": {"kind": "vectors"} | vectors},
-        "train_run": {"job": "search", "index": "words"} | searched | {"split": "train"},
-        "mined": {"job": "mine", "run": "train_run", "split": "train", "number": 8} | documents,
-        "batches": {"job": "filter", "packing": "packing", "pairs": "pairs", "negatives": "mined"}
-        | {"negatives_per_example": 1, "too_few_negatives": "random"}
-        | documents
-        | vectors,
-        "by_words": {"job": "search", "index": "words"} | searched,
-        "by_vectors": {"job": "search", "index": "dense"} | searched | vectors,
-        "evaluation": {"job": "evaluate", "split": "test", "runs": {"words": "by_words", "vectors": "by_vectors"}}
-        | documents,
-        "report": {"job": "report", "runs": {"words": "by_words", "vectors": "by_vectors"}}
-        | {name: name for name in ("pairs", "vectors", "clusters", "packing", "batches", "evaluation")}
-        | {"candidates": "mined"}
-        | documents,
-    }
+RECIPE = """
+output: OUTPUT
+stages:
+  documents: {job: collect, source: {kind: beir, path: SOURCE}}
+  pairs: {job: pairs, collection: documents, split: train}
+  vectors: {job: embed, collection: documents, encoder: {model: ENCODER, pooling: mean}}
+  clusters: {job: cluster, pairs: pairs, vectors: vectors, cluster_size: 8, smallest_domain: 2}
+  packing: {job: pack, clusters: clusters, packing: {batch_size: 4}}
+  words: {job: index, index: {kind: lexical, collection: documents}}
+  dense: {job: index, index: {kind: vectors, vectors: vectors}}
+  train_run: {job: search, collection: documents, index: words, split: train, top_k: 20}
+  mined: {job: mine, collection: documents, run: train_run, split: train, number: 8}
+  batches: {job: filter, collection: documents, packing: packing, pairs: pairs, vectors: vectors, negatives: mined,
+            negatives_per_example: 1, too_few_negatives: random}
+  by_words: {job: search, collection: documents, index: words, split: test, top_k: 20}
+  by_vectors: {job: search, collection: documents, index: dense, vectors: vectors, split: test, top_k: 20}
+  evaluation: {job: evaluate, collection: documents, split: test, runs: {words: by_words, vectors: by_vectors}}
+  report: {job: report, collection: documents, pairs: pairs, vectors: vectors, clusters: clusters, packing: packing,
+           batches: batches, evaluation: evaluation, candidates: mined,
+           runs: {words: by_words, vectors: by_vectors}}
+"""  # every job that reads texts, ids, titles or domains and trains nothing
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -81,8 +73,8 @@ def test_no_command_sends_what_a_terminal_obeys(
     write_collection(tmp_path / "source")
     written = tmp_path / "recipe.yaml"
     run = str(tmp_path / "run")
-    stages = recipe(tmp_path / "source", tiny_encoder)
-    written.write_text(yaml.safe_dump({"output": run, "stages": stages}, sort_keys=False))
+    named = RECIPE.replace("OUTPUT", run).replace("SOURCE", str(tmp_path / "source"))
+    written.write_text(named.replace("ENCODER", str(tiny_encoder)))
     page = str(tmp_path / "page.html")
     again = ["collect", "--set", "source.kind=beir", "--set", f"source.path={tmp_path}/source"]
     commands = {

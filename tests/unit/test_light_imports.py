@@ -56,23 +56,19 @@ def write_recipe(folder: Path, stages: dict[str, Any]) -> str:
 def without_torch(folder: Path) -> dict[str, Any]:
     """Stages whose work is done without it."""
     make_collection(folder)
-    return {
-        "collection": {"job": "collect", "source": {"kind": "beir", "path": str(folder / "source")}},
-        "pairs": {"job": "pairs", "collection": "collection"},
-        "packing": {
-            "job": "pack", "pairs": "pairs", "packing": {"batch_size": 4, "order": "random"},
-            "small_domains": "merge_all",
-        },
-        "batches": {
-            "job": "filter", "packing": "packing", "pairs": "pairs", "collection": "collection",
-            "false_negatives": {"surrogate_score": False},
-        },
-        "index": {"job": "index", "index": {"kind": "lexical", "collection": "collection"}},
-        "found": {"job": "search", "index": "index", "collection": "collection"},
-        "fused": {"job": "fuse", "runs": {"once": "found", "twice": "found"}},
-        "evaluation": {"job": "evaluate", "collection": "collection", "runs": {"BM25": "found", "fused": "fused"}},
-        "report": {"job": "report", "pairs": "pairs", "batches": "batches", "evaluation": "evaluation"},
-    }  # fmt: skip
+    stages: dict[str, Any] = yaml.safe_load(f"""
+    collection: {{job: collect, source: {{kind: beir, path: {folder}/source}}}}
+    pairs: {{job: pairs, collection: collection}}
+    packing: {{job: pack, pairs: pairs, packing: {{batch_size: 4, order: random}}, small_domains: merge_all}}
+    batches: {{job: filter, packing: packing, pairs: pairs, collection: collection,
+               false_negatives: {{surrogate_score: false}}}}
+    index: {{job: index, index: {{kind: lexical, collection: collection}}}}
+    found: {{job: search, index: index, collection: collection}}
+    fused: {{job: fuse, runs: {{once: found, twice: found}}}}
+    evaluation: {{job: evaluate, collection: collection, runs: {{BM25: found, fused: fused}}}}
+    report: {{job: report, pairs: pairs, batches: batches, evaluation: evaluation}}
+    """)
+    return stages
 
 
 def test_settings_and_plans_import_nothing_that_computes(tmp_path: Path) -> None:
@@ -81,6 +77,7 @@ def test_settings_and_plans_import_nothing_that_computes(tmp_path: Path) -> None
     recipes = [["run", name, "--print-config"] for name in recipe_names()]
     found = loaded_by(tmp_path, [["--help"], *helps, *settings, ["settings", "--schema"], *recipes])
     assert {command: loaded for command, loaded in found.items() if loaded} == {}
+    assert not list(tmp_path.iterdir())  # nothing is read or written
 
 
 def test_stages_import_what_they_compute_with(tmp_path: Path) -> None:

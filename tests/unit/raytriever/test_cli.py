@@ -117,8 +117,6 @@ def test_a_changed_setting_runs_that_stage_and_later_ones(finished, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["run", "quickstart", "--set", "clustrs.seed=1"], "Did you mean 'clusters'?"),
-    (["run", "quickstart", "--set", "clusters.cluster_sise=1"], "Did you mean 'cluster_size'?"),
-    (["run", "quickstart", "--set", "clusters.cluster_size=many"], "given: 'many'"),
     (["run", "quickstart", "--set", "model.batches=batchs"], "Did you mean 'batches'?"),
     (["run", "quickstart", "--until", "modle"], "Did you mean 'model'?"),
     (["embed", "--set", "output=x"], "'collection' is missing"),

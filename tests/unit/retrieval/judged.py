@@ -1,6 +1,5 @@
 """A small collection with graded judgments and answers, runs on it, and stages made in this process."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import pyarrow as pa
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
-from raytriever.artifacts.writer import ArtifactWriter
-from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import join_ranking_blocks, write_ranking_block
-from tests.unit.small_run import make
+from raytriever.artifacts.artifact import Artifact
+from tests.unit.retrieval.made_up import write_beir
+from tests.unit.small_run import make, make_artifact
 
 Run = dict[str, dict[str, float]]
 
@@ -28,6 +25,7 @@ DOCUMENTS = {
 ANSWERS = {"q1": ["Paris"], "q2": ["Berlin", "Bonn"], "q4": ["Rome"], "q5": ["Oslo"]}
 # q3 has judgments and no answers; q4 and q5 have answers and no judgments; q6 has no positive
 JUDGMENTS = {"q1": {"d1": 2, "d3": 1}, "q2": {"d2": 1, "d4": 0}, "q3": {"d5": 2}, "q6": {"d4": 0}}
+SITES = {"q1": "beer", "q3": "beer", "q6": "coffee", "q4": "tea"}  # and none: q2, q5
 QUERIES = ("q1", "q2", "q3", "q4", "q5", "q6")
 RUN: Run = {
     "q1": {"d3": 3.0, "d1": 2.0, "d4": 1.0},
@@ -40,25 +38,27 @@ RUN: Run = {
 def make_collection(folder: Path) -> str:
     """The collection's artifact."""
     source = folder / "source"
-    (source / "qrels").mkdir(parents=True)
-    documents = [{"_id": name, "title": "Rome Oslo", "text": text} for name, text in DOCUMENTS.items()]
-    queries = [{"_id": q, "text": f"text of {q}", "metadata": {"answers": ANSWERS.get(q, [])}} for q in QUERIES]
-    for name, records in (("corpus", documents), ("queries", queries)):
-        (source / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    lines = [f"{q}\t{d}\t{grade}\n" for q, grades in JUDGMENTS.items() for d, grade in grades.items()]
-    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    of_documents = {"title": "Rome Oslo", "metadata": {"site": "beer"}}
+    documents = [{"_id": name, "text": text} | of_documents for name, text in DOCUMENTS.items()]
+    of_queries = {query: {"answers": ANSWERS.get(query, []), "site": SITES.get(query, "")} for query in QUERIES}
+    queries = [{"_id": q, "text": f"text of {q}", "metadata": metadata} for q, metadata in of_queries.items()]
+    write_beir(source, documents, queries, [(q, d, grade) for q, of in JUDGMENTS.items() for d, grade in of.items()])
     return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection"))))
 
 
-def write_run_file(path: Path, run: Run) -> str:
-    """The run as a TREC file; its documents in the order given."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"{query} Q0 {document} {rank} {score!r} {path.stem}\n"
+def run_lines(run: Run, tag: str) -> str:
+    """The run in TREC's form; its documents in the order given."""
+    return "".join(
+        f"{query} Q0 {document} {rank} {score!r} {tag}\n"
         for query, found in run.items()
         for rank, (document, score) in enumerate(found.items(), 1)
-    ]
-    path.write_text("".join(lines))
+    )
+
+
+def write_run_file(path: Path, run: Run) -> str:
+    """The run as a TREC file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(run_lines(run, path.stem))
     return str(path)
 
 
@@ -76,12 +76,7 @@ def make_run_artifact(folder: Path, collection: str, run: Run, system: dict[str,
     for line, found in enumerate(run.values()):
         rows[line, : len(found)] = [ids.index(document) for document in found]
         scores[line, : len(found)] = list(found.values())
-    inputs = {"collection": Artifact(collection).fingerprint}
-    writer = ArtifactWriter(str(folder), Derivation("run", "made up", 1, {"made_up": folder.name}, inputs))
-    writer.begin()
-    with writer.folder.scratch() as scratch:
-        block, shard = (ShardWriter(writer.folder, name, scratch) for name in ("block", "run"))
-        documents = pa.chunked_array([ids])
-        write_ranking_block(block, "block", list(run), documents, Ranking(rows, scores), "x")
-        record = join_ranking_blocks(shard, ["block"], list(run), documents, width)
-    return writer.finish([record], {} if system is None else {"system": system}, {"seconds": 1.0}).uri
+    tables = {"queries.parquet": pa.table({"id": list(run)}), "documents.parquet": pa.table({"id": ids})}
+    files = {"rows.npy": rows, "scores.npy": scores, "run.trec": run_lines(run, "x"), **tables}
+    facts = {} if system is None else {"system": system}
+    return make_artifact(folder, "run", {"collection": Artifact(collection).fingerprint}, facts, files, len(run))

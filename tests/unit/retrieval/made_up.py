@@ -12,12 +12,26 @@ from numpy.typing import NDArray
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from retrieval.collections.collection import StoredCollection
+from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make, make_artifact
 
 CONTRACT = {
     "model": "m" * 16, "pooling": "mean", "normalize": True, "query_prompt": "", "document_prompt": "",
     "max_length": 16, "dtype": "float32",
 }  # fmt: skip
+
+
+def write_beir(
+    folder: Path,
+    documents: Iterable[dict[str, Any]],
+    queries: Iterable[dict[str, Any]],
+    judged: Iterable[tuple[str, str, int]],
+) -> None:
+    """A collection in BEIR's form, its judgments (query, document, grade) those of split ``test``."""
+    records = {"corpus.jsonl": documents, "queries.jsonl": queries}
+    files = {name: "".join(json.dumps(record) + "\n" for record in of_name) for name, of_name in records.items()}
+    rows = "".join(f"{query}\t{document}\t{grade}\n" for query, document, grade in judged)
+    write_files(str(folder), files | {"qrels/test.tsv": "query-id\tcorpus-id\tscore\n" + rows})
 
 
 def beir_collection(
@@ -28,15 +42,9 @@ def beir_collection(
     output: str | None = None,
 ) -> str:
     """Collects (id, title, text), (id, text) and (query, document) of split ``test``, from files below ``folder``."""
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
-    records = {
-        "corpus": [{"_id": id_, "title": title, "text": text} for id_, title, text in documents],
-        "queries": [{"_id": id_, "text": text} for id_, text in queries],
-    }
-    for name, lines in records.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    rows = "".join(f"{query}\t{document}\t1\n" for query, document in judged)
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    corpus = ({"_id": id_, "title": title, "text": text} for id_, title, text in documents)
+    asked = ({"_id": id_, "text": text} for id_, text in queries)
+    write_beir(folder, corpus, asked, ((query, document, 1) for query, document in judged))
     output = output or str(folder / "collection")
     return make(Collect(CollectConfig(source=BeirFolder(path=str(folder)), output=output)))
 

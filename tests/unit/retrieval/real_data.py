@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from retrieval.evaluation.judging import file_judgments
+
 
 def real_data(name: str) -> Path:
     """The file or folder ``name`` of it; the test is skipped where there is none."""
@@ -15,8 +17,4 @@ def real_data(name: str) -> Path:
 
 def real_qrels(name: str) -> dict[str, dict[str, int]]:
     """Grades by query and document of a BEIR file."""
-    qrels: dict[str, dict[str, int]] = {}
-    for line in real_data(name).read_text(encoding="utf-8").splitlines()[1:]:
-        query, document, grade = line.split("\t")
-        qrels.setdefault(query, {})[document] = int(grade)
-    return qrels
+    return file_judgments(str(real_data(name)), []).qrels

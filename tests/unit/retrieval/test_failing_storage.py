@@ -70,15 +70,6 @@ def run(output: object, **settings: int) -> tuple[Artifact, list[str]]:
     return run_stage(stage, None), stage.made  # type: ignore[arg-type]
 
 
-def problem_of(output: object) -> str:
-    """What the run ends with; empty where it makes the artifact."""
-    try:
-        run(output)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
 def refused(act: Callable[[], object]) -> str:
     with pytest.raises(UserError) as raised:
         act()
@@ -89,11 +80,6 @@ def refused(act: Callable[[], object]) -> str:
 
 def remount(disk: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
-
-
-def used_bytes(disk: Path) -> int:
-    found = os.statvfs(disk)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 @pytest.fixture
@@ -116,8 +102,12 @@ def test_a_disk_that_fills_up_anywhere_costs_what_was_being_made(disk: Path, tmp
     outcomes: list[object] = []
     for room in range(4 * KIB, 500 * KIB, 4 * KIB):
         output = disk / f"with {room}"
-        remount(disk, f"size={used_bytes(disk) + room}")
-        problem = problem_of(output)
+        found, problem = os.statvfs(disk), ""
+        remount(disk, f"size={(found.f_blocks - found.f_bfree) * found.f_frsize + room}")
+        try:
+            run(output)
+        except UserError as error:
+            problem = str(error)
         assert is_artifact(str(output)) == (not problem)
         if problem:
             assert "No space left on device" in problem

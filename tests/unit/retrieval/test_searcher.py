@@ -61,11 +61,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
 )
 def test_questions_find_what_the_stages_find(run: Path, indexes: tuple[str, ...], expected: str) -> None:
     collection, ranking = StoredCollection(str(run / "documents")), StoredRanking(str(run / expected))
-    queries, documents = (
-        collection.rows_of(part).read(["id", "text"]).to_pylist() for part in ("queries", "documents")
+    asked, texts = (
+        {row["id"]: row["text"] for row in collection.rows_of(part).read(["id", "text"]).to_pylist()}
+        for part in ("queries", "documents")
     )
-    texts = {row["id"]: row["text"] for row in documents}
-    asked = dict(zip([row["id"] for row in queries], (row["text"] for row in queries), strict=True))
     found = raytriever.Searcher(str(run), indexes).search([asked[name] for name in ranking.query_ids()], K)
     ids, rows = ranking.document_ids(), ranking.ranking().rows[:, :K]
     assert [[passage.id for passage in of_query] for of_query in found] == [

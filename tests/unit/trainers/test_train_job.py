@@ -56,14 +56,6 @@ def test_a_dev_set_that_is_also_evaluated_is_warned_of(logged: list[str]) -> Non
     assert logged == [warning]
 
 
-def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings():
-    objective = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
-    with pytest.raises(UserError, match=r"but encoder\.form is not set, and any is no folder here"):
-        stage(objective=objective)
-    form = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
-    assert stage(objective=objective, encoder={"model": "any", "form": form}).config.objective.kind == "multi_layer"
-
-
 @pytest.mark.parametrize("resources", [{"workers": 2, "gpus_per_worker": 0.5}, {"workers": 1, "gpus_per_worker": 1.5}])
 def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str, float]):
     training = {"bf16": False, "batches_per_step": 2}

@@ -173,6 +173,20 @@ def gradients_of(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: p.grad.numpy().copy() for name, p in module.named_parameters() if p.grad is not None}
 
 
+def kept_bytes(compute: Callable[[], object], besides: Iterable[Tensor] = ()) -> int:
+    """Of storages that the backward pass of what ``compute`` returns needs, without those of ``besides``."""
+    kept: dict[int, torch.UntypedStorage] = {}  # which live on, so that none has the address of another
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        computed = compute()  # noqa: F841 (lives while it is counted)
+    own = {tensor.untyped_storage().data_ptr() for tensor in besides}
+    return sum(storage.nbytes() for address, storage in kept.items() if address not in own)
+
+
 def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float = 0.0) -> None:
     """Arrays or tensors of the same names, equal or off by ``tolerance`` of themselves and of 1."""
     assert found.keys() == expected.keys()

@@ -94,12 +94,6 @@ def test_each_rule_alone(batch: Batch, rule: str) -> None:
     assert counts[rule] == mask.sum() == sum(counts.values())
 
 
-def test_no_rule_no_mask() -> None:
-    mask, counts = Batch(6, 4, 0).mask(**NONE)
-    assert not mask.any()
-    assert sum(counts.values()) == 0
-
-
 def test_margins_widen_the_mask_below_zero_too() -> None:
     queries = np.array([[1.0, 0], [0, 1]], dtype=np.float32)
     documents = np.array([[0.8, 0.75], [0.7, 0.5], [-0.6, 0.3]], dtype=np.float32)

@@ -29,13 +29,11 @@ ROWS: list[dict[str, Any]] = [
     {"query": "what", "document": "a", "negative": ["b", "c"], "dataset": "msmarco"},
     {"query": "who", "document": "b", "negative": [], "dataset": "reddit"},
 ]
-CORPUS = [{"_id": "0", "title": "One", "text": "first"}, {"_id": "1", "title": "", "text": "second"}]
-QUERIES = [{"_id": "a", "text": "what"}, {"_id": "b", "text": "who"}]
-QRELS = "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t2\n"
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t2\n"
 
 
-BEIR = {"corpus.jsonl": lines(*CORPUS), "queries.jsonl": lines(*QUERIES), "qrels/test.tsv": QRELS}
-PACKED = {"corpus.jsonl.gz": gzip.compress(lines(*CORPUS).encode()), **BEIR}
+BEIR = {"corpus.jsonl": lines(*test_mteb.CORPUS), "queries.jsonl": lines(*test_mteb.QUERIES), "qrels/test.tsv": QRELS}
+PACKED = {"corpus.jsonl.gz": gzip.compress(lines(*test_mteb.CORPUS).encode()), **BEIR}
 del PACKED["corpus.jsonl"]
 MTEB = {
     "README.md": test_mteb.README,
@@ -62,7 +60,7 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
     "mteb": ({"kind": "mteb"}, MTEB),
     "columns": ({"kind": "columns", "documents": CSV, "queries": TSV}, TABLES),
     "parquet": ({"kind": "columns", "documents": {"table": "docs.parquet", "id": "_id", "text": "text"}},
-                {"docs.parquet": encoded(CORPUS, ".parquet")}),
+                {"docs.parquet": encoded(test_mteb.CORPUS, ".parquet")}),
     "ms_marco": (MARCO_NAMES, {name: text for name, text in MARCO.items() if name != "triples.tsv"}),
     "ms_marco triples": (MARCO_NAMES | {"qrels": {}, "triples": {"train": "triples.tsv"}}, MARCO),
     "trec": ({"kind": "trec", "documents": "docs.txt", "queries": "topics.txt", "qrels": {"test": "qrels.txt"}}, TREC),

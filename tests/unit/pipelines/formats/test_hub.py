@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfFileSystem
 
-from pipelines.formats.sources import AnySource
+from pipelines.jobs.collect import CollectConfig
 from raytriever.artifacts.object_store import HUB_MIRROR
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings, validate
+from raytriever.settings.configuration import validate
 from retrieval.collections.records import Source, describe_files
 from tests.unit.pipelines.formats.files import put
 from tests.unit.retrieval.collections.contents import contents
@@ -33,8 +33,8 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set's folder, which stands for the name org/data on the hub."""
     folder = tmp_path / "datasets" / "org" / "data"
     put(folder, {
-        "texts/c-0.parquet": [{"_id": "d0", "title": "", "text": "text 0", "more": [1.5]}],
-        "texts/c-1.parquet": [{"_id": "d1", "title": "Cats", "text": "text 1", "more": [1.5]}],
+        "texts/c-0.parquet": [{"_id": "d0", "title": "", "text": "text 0"}],
+        "texts/c-1.parquet": [{"_id": "d1", "title": "Cats", "text": "text 1"}],
         "texts/q.parquet": [{"_id": "q1", "text": "what"}],
     })  # fmt: skip
     (folder / "README.md").write_text(README)
@@ -45,15 +45,9 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-class Holder(Settings):
-    """A source of any kind."""
-
-    source: AnySource
-
-
 def source(kind: str = "columns", commit: str = COMMIT, **settings: Any) -> Source:
-    values = {"source": {"kind": kind, "path": f"hf://datasets/org/data@{commit}", **settings}}
-    return validate(Holder, values, "Source").source.open()  # type: ignore[call-arg]
+    values = {"kind": kind, "path": f"hf://datasets/org/data@{commit}", **settings}
+    return validate(CollectConfig, {"source": values, "output": "o"}, "Source").source.open()
 
 
 @pytest.mark.usefixtures("dataset")
@@ -81,17 +75,6 @@ def test_what_can_move_is_refused_as_a_commit(commit: str) -> None:
     message = r"is no data set of the hub at a commit\. .* 40 .*\. A branch or a tag is not allowed because it can move"
     with pytest.raises(UserError, match=message):
         source("mteb", commit)
-
-
-@pytest.mark.parametrize(("documents", "message"), [
-    ({"table": "corpse/corpus"}, r"4567/corpse/corpus: there is no such table"),
-    ({"table": "texts/c-*.parquet", "id": "id"}, r"c-0\.parquet has no column 'id'\. Columns there: '_id', 't"),
-    ({"table": "texts/c-*.parquet", "id": "_id", "text": "more"}, r'c-0\.parquet, row 1: "more" is \[1\.5\]\. It'),
-])  # fmt: skip
-@pytest.mark.usefixtures("dataset")
-def test_mistakes_are_named(documents: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        contents(source(documents=documents))
 
 
 @pytest.mark.parametrize("settings", [{"kind": "mteb"}, {"documents": {"table": "train"}}])

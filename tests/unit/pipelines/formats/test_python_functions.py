@@ -2,9 +2,7 @@
 
 import ast
 import hashlib
-import os
 import re
-import subprocess
 import sys
 import sysconfig
 import textwrap
@@ -136,25 +134,6 @@ def test_a_limit_keeps_a_stable_choice(standard_library: StandardLibrary) -> Non
     assert [row[0] for row in documents] == [id_ for id_ in everything if id_ in chosen]
     assert {row[0] for row in judgments} == {row[0] for row in queries}
     assert left_out["functions_beyond_the_limit"] == len(everything) - 300
-
-
-def test_another_process_reads_the_same(tmp_path: Path) -> None:
-    files = {f"m{i}.py": function("f", f"Return number {i % 5} now.") for i in range(40)}
-    folder = library(tmp_path, files)
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from pipelines.formats.python_functions import *\n"
-        "source = PythonFunctionsFormat(PythonFunctions(limit=30), Path(sys.argv[1]))\n"
-        "print(*source.documents(), *source.queries(), *source.judgments(), sep='\\n')\n"
-        "print(source.fingerprint(), source.counts)\n"
-    )
-    root, command = Path(__file__).parents[4], [sys.executable, "-c", script, str(folder)]
-    outputs = [
-        subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": seed}, cwd=root, text=True)
-        for seed in ("1", "2")
-    ]
-    assert outputs[0] == outputs[1]
-    assert "Return number" in outputs[0]
 
 
 def functions(source: str, module: str = "m") -> list[python.Function]:

@@ -167,6 +167,8 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
         "a.md": "---\ntitle: Setting up\ntags: [x]\n---\n\n# Other\n\nPlug it in.\n",
         "b/c.markdown": "+++\ntitle = \"In TOML\"\n+++\nText.\n",
         "b/d.md": "Some words.\n\n## A heading\n\nMore.\n",
+        "b/e.md": "---\ntitle: 2024\n---\nx",
+        "b/f.md": "---\ntitle: null\n---\n# Head\nx",
         "b/first_steps-here.txt": "Only words.\n",
         "empty.md": "---\ntitle: Nothing\n---\n\n",
         "left.png": "no page",
@@ -177,6 +179,8 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
         ("a.md", "Setting up", "\n# Other\n\nPlug it in.\n", ""),
         ("b/c.markdown", "In TOML", "Text.\n", ""),
         ("b/d.md", "A heading", "Some words.\n\n## A heading\n\nMore.\n", ""),
+        ("b/e.md", "2024", "x", ""),
+        ("b/f.md", "Head", "# Head\nx", ""),
         ("b/first_steps-here.txt", "first steps here", "Only words.\n", ""),
     ]
     assert dropped(source) == {"empty_files": 1, "files_not_included": 1, "hidden_files_and_folders": 1}
@@ -253,11 +257,6 @@ def test_each_of_some_json_lines_is_a_page(tmp_path: Path) -> None:
         contents(pages(site))
 
 
-def test_titles_that_are_no_text_are_written_out(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"a.md": "---\ntitle: 2024\n---\nx", "b.md": "---\ntitle: null\n---\n# Head\nx"})
-    assert [row[1] for row in contents(pages(tmp_path)).documents] == ["2024", "Head"]
-
-
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text(json.dumps([]))
     with pytest.raises(UserError, match=r"holds no files \*\*/\*\.md, .* do include and exclude fit"):
@@ -292,14 +291,15 @@ def test_front_matter_that_stands_for_too_much_is_text(values: str) -> None:
 
 
 def test_questions_name_the_pages_that_answer_them(tmp_path: Path) -> None:
-    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b/c.md": "Pull it out.\n"})
-    rows = [("how do I start?", "a.md"), ("how do I stop?", "a.md"), ("how do I stop?", "b/c.md")]
+    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n", "b/my page.md": "Pull it out.\n"})
+    rows = [("how do I start?", "a.md"), ("how do I stop?", "a.md"), ("how do I stop?", "b/my page.md")]
     asked = tmp_path / "asked.jsonl"
     asked.write_text("".join(f'{{"question": "{text}", "document": "{page}"}}\n' for text, page in rows))
     found = contents(pages(site, questions=str(asked)))
     texts = {id_: text for id_, text, *_ in found.queries}
     assert list(texts.values()) == ["how do I start?", "how do I stop?"]
-    assert [(texts[query], *others) for query, *others in found.judgments] == [(*row, 1, "test") for row in rows]
+    expected = [(text, page.replace(" ", "%20"), 1, "test") for text, page in rows]
+    assert [(texts[query], *others) for query, *others in found.judgments] == expected
     table = tmp_path / "asked.csv"
     table.write_text("note,document,question\n" + "".join(f",{page},{text}\n" for text, page in rows))
     assert contents(pages(site, questions=str(table))) == found
@@ -313,6 +313,8 @@ def test_other_questions_or_none_are_another_source(tmp_path: Path) -> None:
         asked.write_text(f"question,document\n{question},a.md\n")
         found.append(pages(site, questions=str(asked)).format.fingerprint())
     assert found[0] != found[1] != found[2] != found[0]
+    with pytest.raises(UserError, match=r"There is no file .*nowhere\.csv with questions\. Correct the path"):
+        pages(site, questions=str(tmp_path / "nowhere.csv")).format.fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -334,20 +336,6 @@ def test_questions_that_cannot_be_used(table: str, problem: str, tmp_path: Path)
     (tmp_path / "asked.csv").write_text(table)
     with pytest.raises(UserError, match=problem):
         contents(pages(site, questions=str(tmp_path / "asked.csv")))
-
-
-def test_questions_that_are_not_there(tmp_path: Path) -> None:
-    site = write_files(str(tmp_path / "site"), {"a.md": "Plug it in.\n"})
-    with pytest.raises(UserError, match=r"There is no file .*nowhere\.csv with questions\. Correct the path"):
-        pages(site, questions=str(tmp_path / "nowhere.csv")).format.fingerprint()
-
-
-def test_a_path_with_white_space_is_an_id_without(tmp_path: Path) -> None:
-    site = write_files(str(tmp_path / "site"), {"my notes/a page.md": "Plug it in.\n"})
-    (tmp_path / "asked.csv").write_text("question,document\nhow?,my notes/a page.md\n")
-    found = contents(pages(site, questions=str(tmp_path / "asked.csv")))
-    assert found.documents == [("my%20notes/a%20page.md", "a page", "Plug it in.\n", "")]
-    assert found.judgments[0][1] == "my%20notes/a%20page.md"
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pipelines.formats.sources import JoinedSources
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
-from raytriever.settings.configuration import input_paths, map_inputs, parse_yaml, validate, without_inputs
+from raytriever.settings.configuration import input_paths, map_inputs, validate, without_inputs
 from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.formats.files import lines
 from tests.unit.pipelines.jobs.made_up import made_by, stored_rows
@@ -93,28 +93,3 @@ def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> Non
 def test_wrong_settings_are_named(sources: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(JoinedSources, {"kind": "sources", "sources": sources}, "Source")
-
-
-SHOWN = {"cross_validation": None, "empty_documents": "refuse", "empty_queries": "refuse", "unknown_ids": "refuse",
-         "differing_texts": "refuse"}  # fmt: skip
-DPR = """
-kind: dpr
-path: downloads/data
-passages: wikipedia_split/psgs_w100.tsv
-examples: {train: retriever/nq-train.json, dev: [retriever/nq-dev.json]}
-questions: {test: retriever/qas/nq-test.csv}
-"""
-DPR_SHOWN = {
-    "kind": "dpr", "passages": ["wikipedia_split/psgs_w100.tsv"],
-    "examples": {"train": ["retriever/nq-train.json"], "dev": ["retriever/nq-dev.json"]},
-    "questions": {"test": ["retriever/qas/nq-test.csv"]},
-}  # fmt: skip
-TEVATRON = "{kind: tevatron, path: msmarco, corpus: corpus*.jsonl, examples: {train: train.jsonl}}"
-TEVATRON_SHOWN = {"kind": "tevatron", "corpus": ["corpus*.jsonl"], "examples": {"train": ["train.jsonl"]}}
-
-
-@pytest.mark.parametrize(("text", "shown"), [(DPR, DPR_SHOWN), (TEVATRON, TEVATRON_SHOWN)], ids=["dpr", "tevatron"])
-def test_a_manifest_has_the_settings_of_training_sets_without_the_folder(text: str, shown: dict[str, Any]) -> None:
-    source = parse_yaml(text, "recipe")
-    config = validate(CollectConfig, {"output": "o", "source": source}, "collect")
-    assert Collect(config).resolved()["source"] == SHOWN | shown

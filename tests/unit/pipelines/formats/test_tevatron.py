@@ -88,7 +88,6 @@ def test_one_id_for_two_texts_and_unknown_ids_are_refused_unless_asked_for(tmp_p
     ({}, WRITTEN_OUT[0] | {"negative_passages": ["d1"]}, r"line 1: \"negative_passages\" is \['d1'\]. It must be a"),
     ({}, WRITTEN_OUT[0] | {"negative_passages": [{"text": "t"}]}, 'line 1 has no "docid"'),
     ({}, WRITTEN_OUT[0] | {"negative_passages": [{"docid": "t"}]}, 'line 1 has no "text"'),
-    ({}, WRITTEN_OUT[0] | {"positive_passages": [{"docid": "e", "text": " "}]}, "line 1: document 'e' has neither"),
     (CORPUS, BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a"),
     (CORPUS, BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
     (CORPUS, {"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),

@@ -20,7 +20,7 @@ from raytriever.artifacts.writer import ArtifactWriter
 def artifact(
     folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, str], shards: list[dict[str, Any]]
 ) -> str:
-    """An artifact of these shards: ``files`` (name to table or array), ``rows``, ``facts``."""
+    """An artifact of these shards: ``files`` (name to table or array), ``rows``, ``facts``, ``counts``."""
     writer = ArtifactWriter(str(folder), Derivation(kind, "made up", 1, config, inputs))
     writer.begin()
     records = []
@@ -34,7 +34,7 @@ def artifact(
                 else:
                     np.save(path, content)
                 made.add(name)
-            records.append(made.commit(shard["rows"], facts=shard.get("facts")))
+            records.append(made.commit(shard["rows"], facts=shard.get("facts"), counts=shard.get("counts")))
     return writer.finish(records, shards[0].get("of_all", {}), {"seconds": 1.0}).uri
 
 

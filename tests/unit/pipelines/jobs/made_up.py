@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from raytriever.artifacts.artifact import Derivation, ShardWriter
-from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.settings.configuration import validate
 from raytriever.stages.stage import Stage
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
+from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.collections.contents import Contents
 from tests.unit.small_run import make
 
@@ -28,16 +26,9 @@ def store(folder: Path, documents: list[pa.Table], queries: Rows, judged: Rows) 
     for part, schema, rows in (("queries", QUERIES, queries), ("judgments", JUDGMENTS, judged)):
         found = [dict(zip(schema.names, row, strict=True)) for row in rows]
         tables[f"{part}/00000.parquet"] = pa.Table.from_pylist(found, schema)
-    writer = ArtifactWriter(str(folder), Derivation("collection", "made up", 1, {}, {}))
-    writer.begin()
-    with writer.folder.scratch() as scratch:
-        shard = ShardWriter(writer.folder, "all", scratch)
-        for name, table in tables.items():
-            pq.write_table(table, shard.path(name), row_group_size=3)
-            shard.add(name)
-        counts = {"documents": sum(map(len, documents)), "queries": len(queries), "judgments": len(judged)}
-        record = shard.commit(counts["documents"], counts=counts)
-    return writer.finish([record], {}, {"seconds": 1.0}).uri
+    counts = {"documents": sum(map(len, documents)), "queries": len(queries), "judgments": len(judged)}
+    shard = {"files": tables, "rows": counts["documents"], "counts": counts, "row_group_size": 3}
+    return artifact(folder, "collection", {}, {}, [shard])
 
 
 def stored_rows(uri: str) -> Contents:

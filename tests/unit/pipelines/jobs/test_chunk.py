@@ -1,7 +1,5 @@
 """`raytriever chunk`: a collection of chunks that tile their sources, counted, whatever the shards."""
 
-import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.formats.columns import ColumnFiles, DocumentTable
 from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig, stretches
-from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS, QUERIES, ParquetRows, StoredCollection
-from tests.unit.pipelines.jobs.made_up import made_by
-from tests.unit.small_run import make, make_artifact
+from tests.unit.pipelines.jobs.made_up import made_by, store
 
 ROWS = [
     ("a/b.md", "First", "# Head\n\nOne two three. Four five six.\n\n```\ncode\n```\n", "docs"),
@@ -26,22 +21,14 @@ ROWS = [
 ]
 
 
-def stored(folder: Path, files: list[list[tuple[str, str, str, str]]], rows_per_group: int = 2) -> StoredCollection:
-    """A collection of these documents, file by file, in small row groups."""
-    written = {}
-    for number, rows in enumerate(files):
-        table = pa.Table.from_pylist([dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows], DOCUMENTS)
-        file = io.BytesIO()
-        pq.write_table(table, file, row_group_size=rows_per_group)
-        written[f"documents/{number:05d}.parquet"] = file.getvalue()
-    return StoredCollection(make_artifact(folder, "collection", {}, {}, written, sum(map(len, files))))
+def stored(folder: Path, files: list[list[tuple[str, str, str, str]]]) -> StoredCollection:
+    """A collection of these documents, file by file, in row groups of three."""
+    rows = [[dict(zip(DOCUMENTS.names, row, strict=True)) for row in of_file] for of_file in files]
+    return StoredCollection(store(folder, [pa.Table.from_pylist(of_file, DOCUMENTS) for of_file in rows], [], []))
 
 
-def passages(*titles: str, ids: str = "number") -> list[tuple[str, str, str, str]]:
-    return [
-        (str(number) if ids == "number" else f"p{number}", title, f"text {number}.", "wiki")
-        for number, title in enumerate(titles)
-    ]
+def passages(*titles: str) -> list[tuple[str, str, str, str]]:
+    return [(str(number), title, f"text {number}.", "wiki") for number, title in enumerate(titles)]
 
 
 def chunk(folder: Path, collection: StoredCollection, **settings: Any) -> StoredCollection:
@@ -87,7 +74,7 @@ def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
     tables = []
     for name, size in (("one", 64.0), ("many", 1e-6)):
         made = chunk(tmp_path / name, source, megabytes_per_shard=size)
-        assert len(made.shards) == (1 if name == "one" else 5)
+        assert len(made.shards) == (1 if name == "one" else 4)
         assert len(made.names("documents/")) == len(made.shards)
         tables.append(made.rows_of("documents").read(CHUNKS.names))
     assert tables[0].equals(tables[1])
@@ -113,19 +100,6 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
         validate(ChunkConfig, {"collection": "c", "output": "o", **settings}, "Settings of chunk")
 
 
-def test_real_articles(data: Path, tmp_path: Path) -> None:
-    path = data / "raw_wikipedia"
-    documents = DocumentTable(table=["docs.jsonl"], id="id", title="title", text="text")
-    config = CollectConfig(source=ColumnFiles(path=str(path), documents=documents), output=str(tmp_path / "source"))
-    made = chunk(tmp_path / "made", StoredCollection(make(Collect(config))))
-    joined: dict[str, str] = {}
-    for row in made.rows_of("documents").read(["source_id", "text"]).to_pylist():
-        joined[row["source_id"]] = joined.get(row["source_id"], "") + row["text"]
-    with (path / "docs.jsonl").open(encoding="utf-8") as file:
-        assert joined == {row["id"]: row["text"] for row in map(json.loads, file)}
-    assert made.manifest["counts"]["chunks_shorter_than_min_words"] <= 5
-
-
 def test_stretches_cover_all_row_groups_whatever_the_files(tmp_path: Path) -> None:
     rows = passages(*"abcdefghij")
     collection = stored(tmp_path, [rows[:5], [], rows[5:]])
@@ -137,6 +111,6 @@ def test_stretches_cover_all_row_groups_whatever_the_files(tmp_path: Path) -> No
         assert [len(tables) for tables in read] == [part.end - part.begin for part in parts]
         assert [part.number for part in parts] == [*range(len(parts))]
         assert pa.concat_tables([table for tables in read for table in tables])["id"].to_pylist() == [*"0123456789"]
-    assert len(stretches(collection, 0.5)) == 6
+    assert len(stretches(collection, 0.5)) == 4
     assert len(stretches(collection, 1e9)) == 1
     assert stretches(stored(tmp_path / "none", []), 1) == [(0, [], 0, 0)]

@@ -27,6 +27,7 @@ from tests.unit.pipelines import test_batches
 from tests.unit.pipelines.jobs.batch_inputs import artifact, store_batches
 from tests.unit.pipelines.jobs.made_up import made_by
 from tests.unit.pipelines.jobs.made_up import stored as stored_collection
+from tests.unit.pipelines.jobs.test_mine import make_run
 from tests.unit.retrieval.collections.contents import Contents
 from tests.unit.small_run import make_artifact
 
@@ -50,14 +51,9 @@ def export(folder: Path, collection: StoredCollection, **settings: Any) -> Artif
 
 def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
     """For q0 ranks 3, 0, 4, 1, 2; for q1 ranks 3, 5."""
-    files = {
-        "rows.npy": np.array([[3, 0, 4, 1, 2], [3, 5, -1, -1, -1]]),
-        "scores.npy": np.array([[5, 4, 3, 2, 1], [2, 1, -np.inf, -np.inf, -np.inf]], np.float32),
-        "queries.parquet": pa.table({"id": ["q0", "q1"]}),
-        "documents.parquet": pa.table({"id": [row[0] for row in ROWS.documents]}),
-        "run.trec": "",
-    }
-    run = make_artifact(folder / "run", "run", {"collection": collection.fingerprint}, {}, files, 2)
+    documents, rows = [{"_id": row[0]} for row in ROWS.documents], np.array([[3, 0, 4, 1, 2], [3, 5, -1, -1, -1]])
+    scores = np.array([[5, 4, 3, 2, 1], [2, 1, -np.inf, -np.inf, -np.inf]], np.float32)
+    run = make_run(folder / "run", collection.uri, ["q0", "q1"], documents, rows, scores)
     return made_by(Mine, {"run": run, "collection": collection.uri, "output": str(folder / "mined"), **settings})
 
 

@@ -32,6 +32,7 @@ from tests.unit.pipelines.jobs.batch_inputs import (
     make_vectors,
 )
 from tests.unit.pipelines.jobs.made_up import made_by, store
+from tests.unit.pipelines.jobs.test_mine import key
 
 QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
 
@@ -82,10 +83,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def run(world: World, output: Path, **settings: Any) -> BatchReader:
     return BatchReader(made_by(Filter, {**world.inputs, "output": str(output), "batches_per_shard": 4, **settings}))
-
-
-def key(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 class Literal:

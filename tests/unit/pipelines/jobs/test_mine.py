@@ -7,20 +7,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.formats.beir import BeirFolder
-from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from tests.unit.pipelines.formats.files import lines
 from tests.unit.pipelines.jobs.batch_inputs import make_vectors
-from tests.unit.pipelines.jobs.made_up import made_by
+from tests.unit.pipelines.jobs.made_up import made_by, store
 from tests.unit.pipelines.mining.test_rules import Case, literal_rule
-from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.retrieval.evaluation.test_answers import has_answer
 from tests.unit.retrieval.mined_lists import MinedList, mined_lists
-from tests.unit.small_run import make, make_artifact
+from tests.unit.small_run import make_artifact
 
 DOCUMENTS, QUERIES, DEPTH = 24, 12, 16
 IN_RUN = [3, 1, 2, 0, 4, 5, 6, 7, 9, 10, 11]  # rows of the run's queries, in its order
@@ -81,12 +77,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def collected(folder: Path, documents: list[Any], queries: list[Any], splits: dict[str, Any]) -> str:
     """A collection of these records and, in each split, grades by query and document."""
-    files = {"corpus.jsonl": lines(*documents), "queries.jsonl": lines(*queries)}
-    for split, grades in splits.items():
-        judged = [f"{query}\t{key}\t{grade}\n" for query, found in grades.items() for key, grade in found.items()]
-        files[f"qrels/{split}.tsv"] = "".join(["query-id\tcorpus-id\tscore\n", *judged])
-    source = BeirFolder(path=write_files(str(folder / "source"), files))
-    return make(Collect(CollectConfig(source=source, output=str(folder / "collection"))))
+    rows = [{"id": row["_id"], "title": row["title"], "text": row["text"], "domain": ""} for row in documents]
+    asked = [(row["_id"], row["text"], "", row.get("metadata", {}).get("answers", [])) for row in queries]
+    judged = [
+        (query, document, grade, split)
+        for split, grades in splits.items()
+        for query, found in grades.items()
+        for document, grade in found.items()
+    ]
+    return store(folder / "collection", [pa.Table.from_pylist(rows)], asked, judged)
 
 
 def make_run(

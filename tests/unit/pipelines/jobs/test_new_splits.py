@@ -1,6 +1,5 @@
 """A collection whose judgments lack splits gets them when it is collected."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from raytriever.errors import UserError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.formats.test_beir import write
 
 
 def collected(folder: Path, source: dict[str, Any], **settings: Any) -> StoredCollection:
@@ -33,15 +33,10 @@ def judged(stored: StoredCollection) -> dict[str, set[tuple[str, str]]]:
 def beir(folder: Path, splits: dict[str, range], documents: int = 100) -> dict[str, Any]:
     """Query ``n`` finds document ``n % documents``."""
     queries = sorted({number for numbers in splits.values() for number in numbers})
-    texts = {"corpus": range(documents), "queries": queries}
-    (folder / "qrels").mkdir(parents=True)
-    for name, numbers in texts.items():
-        lines = [json.dumps({"_id": f"{name[0]}{number}", "text": f"{name} {number}"}) for number in numbers]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    for split, numbers in splits.items():
-        rows = [f"q{number}\tc{number % documents}\t1" for number in numbers]
-        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(rows))
-    return {"kind": "beir", "path": str(folder)}
+    corpus = [{"_id": f"c{number}", "text": f"corpus {number}"} for number in range(documents)]
+    asked = [{"_id": f"q{number}", "text": f"queries {number}"} for number in queries]
+    qrels = {split: [f"q{n}\tc{n % documents}\t1" for n in numbers] for split, numbers in splits.items()}
+    return {"kind": "beir", "path": str(write(folder, corpus, asked, qrels))}
 
 
 def test_pairs_without_splits_are_shared_out_and_documents_stay_apart(tmp_path: Path, logged: list[str]) -> None:

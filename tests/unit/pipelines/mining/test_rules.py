@@ -158,11 +158,6 @@ def test_the_rules_are_the_literal_ones(case: Case, rules: mining.MiningRules) -
     assert set(asked) == read  # texts of candidates that another rule drops are not read
 
 
-def test_a_text_repeats_only_where_its_query_has_it_before() -> None:
-    case = Case([[1], [0], [0]], [[1.0]] * 3, [{}] * 3, [{}] * 3, list(range(8)), [9] * 3, [-1] * 3, set())
-    assert mining.is_first_of_text(block_of(case, 1)).all()
-
-
 @settings(max_examples=200)
 @given(case=cases())
 def test_judgments_are_looked_up_both_ways(case: Case) -> None:

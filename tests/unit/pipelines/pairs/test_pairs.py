@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.filtering.false_negatives import pair_keys
@@ -21,21 +21,25 @@ from raytriever.settings.configuration import validate
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Shard, StageConfig
 from tests.unit.pipelines.jobs.made_up import collection_of, made_by, store
+from tests.unit.pipelines.jobs.test_mine import make_run
 from tests.unit.small_run import make_artifact
 
 QUERY_IDS = [f"q{number}" for number in (2, 0, 1)]
 DOCUMENT_IDS = [f"d{number}" for number in (3, 1, 0, 2)]
+GRADES = [("q0", "d0", 2), ("q0", "d1", 1), ("q1", "d1", 0), ("q1", "d2", -1), ("q2", "d2", 2)]
+RANKED = [{"_id": name} for name in DOCUMENT_IDS]  # the documents of a run
 
 
-def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> pa.Table:
-    """The pairs of these judgments."""
+def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> tuple[pa.Table, list[int]]:
+    """The pairs of these judgments, and which are known as positives."""
     documents = [{"id": name, "title": "", "text": "x", "domain": f"domain of {name}"} for name in DOCUMENT_IDS]
     queries = [(name, "x", "", []) for name in QUERY_IDS]
     with TemporaryDirectory() as folder:
         judged = [(*row, "train") for row in rows]
         collection = store(Path(folder) / "c", [pa.Table.from_pylist(documents)], list(queries), judged)
         values = {"collection": collection, "minimum_relevance": minimum_relevance, "duplicates": {"exact": "keep"}}
-        return read_pairs(Artifact(made_by(Pairs, values | {"output": f"{folder}/pairs"})), SCHEMA.names)
+        made = Artifact(made_by(Pairs, values | {"output": f"{folder}/pairs"}))
+        return read_pairs(made, SCHEMA.names), read_positives(made).tolist()
 
 
 def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> None:
@@ -53,21 +57,29 @@ def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> N
         unique_by=lambda row: row[:2],
         min_size=1,
     ),
-    minimum_relevance=st.integers(0, 3),
+    minimum_relevance=st.integers(-1, 3),
 )
+@example(GRADES, 2)
+@example(GRADES, 1)
+@example(GRADES, 0)
+@example(GRADES, -1)
+@example([(*pair, min(grade, 0)) for *pair, grade in GRADES], 0)
 def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], minimum_relevance: int) -> None:
     relevant = [row for row in rows if row[2] >= minimum_relevance]
     if not relevant:
         with pytest.raises(UserError, match=f"relevance of {minimum_relevance} or more"):
             table_of(rows, minimum_relevance)
         return
-    table = table_of(rows, minimum_relevance)
+    table, positives = table_of(rows, minimum_relevance)
     assert table.schema.equals(SCHEMA)
     expected = sorted((QUERY_IDS.index(query), DOCUMENT_IDS.index(document)) for query, document, _ in relevant)
     assert [tuple(row.values()) for row in table.to_pylist()] == [
         (QUERY_IDS[query], DOCUMENT_IDS[document], f"domain of {DOCUMENT_IDS[document]}", query, document)
         for query, document in expected
     ]
+    known = [(QUERY_IDS.index(q), DOCUMENT_IDS.index(d)) for q, d, grade in rows if grade >= min(minimum_relevance, 1)]
+    query_rows, document_rows = np.array(known, dtype=np.int64).T
+    assert positives == sorted(pair_keys(query_rows=query_rows, document_rows=document_rows).tolist())
 
 
 def test_pairs_that_a_run_does_not_find_are_dropped(tmp_path: Path) -> None:
@@ -75,15 +87,9 @@ def test_pairs_that_a_run_does_not_find_are_dropped(tmp_path: Path) -> None:
     queries = [(name, f"text of {name}", "", []) for name in QUERY_IDS]
     judged = [("q2", "d3", 1), ("q2", "d1", 1), ("q0", "d0", 1), ("q0", "d3", 1), ("q1", "d2", 1)]
     collection = store(tmp_path / "c", [pa.Table.from_pylist(documents)], queries, [(*row, "train") for row in judged])
-    places = {name: row for row, name in enumerate(DOCUMENT_IDS)}
     ranked = {"q0": ["d3", "d1", "d0"], "q2": ["d1", "d3", "d2"]}  # q1 was not searched with
-    files = {
-        "rows.npy": np.array([[places[name] for name in found] for found in ranked.values()], dtype=np.int64),
-        "scores.npy": -np.ones((2, 3), dtype=np.float32),
-        "queries.parquet": pa.table({"id": list(ranked)}),
-        "documents.parquet": pa.table({"id": DOCUMENT_IDS}),
-    }
-    run = make_artifact(tmp_path / "run", "run", {"collection": Artifact(collection).fingerprint}, {}, files, 2)
+    rows = np.array([[DOCUMENT_IDS.index(name) for name in found] for found in ranked.values()])
+    run = make_run(tmp_path / "run", collection, list(ranked), RANKED, rows, -np.ones((2, 3), dtype=np.float32))
 
     one, two, three = (pairs_of(tmp_path / f"{n}", collection, run=run, found_within=n) for n in (1, 2, 3))
     assert ids(one) == [("q2", "d1"), ("q0", "d3")]
@@ -96,30 +102,22 @@ def test_a_run_that_finds_nothing_or_is_of_other_documents(tmp_path: Path) -> No
     documents = [{"id": name, "title": "", "text": name, "domain": ""} for name in DOCUMENT_IDS]
     judged = [("q2", "d3", 1, "train")]
     collection = store(tmp_path / "c", [pa.Table.from_pylist(documents)], [("q2", "text", "", [])], judged)
-    files = {
-        "rows.npy": np.array([[1, -1]], dtype=np.int64),
-        "scores.npy": np.array([[1, -np.inf]], dtype=np.float32),
-        "queries.parquet": pa.table({"id": ["q2"]}),
-        "documents.parquet": pa.table({"id": DOCUMENT_IDS}),
-    }
+    found = ["q2"], RANKED, np.array([[1, -1]]), np.array([[1, -np.inf]], dtype=np.float32)
     values = {"collection": collection, "output": str(tmp_path / "pairs")}
-    run = make_artifact(tmp_path / "run", "run", {"collection": Artifact(collection).fingerprint}, {}, files, 1)
+    run = make_run(tmp_path / "run", collection, *found)
     with pytest.raises(UserError, match=r"No pair's document is among the first 20 .* split train, or raise found_wi"):
         made_by(Pairs, values | {"run": run})
-    other = make_artifact(tmp_path / "other", "run", {"collection": "0" * 64}, {}, files, 1)
-    facts = {"origins": {"queries": "0" * 64}}
-    elsewhere = make_artifact(
-        tmp_path / "asked", "run", {"collection": Artifact(collection).fingerprint}, facts, files, 1
-    )
-    for number, (found, message) in enumerate((
+    other = make_run(tmp_path / "other", collection_of(tmp_path / "c2", ["a"], [("", "x")], [(0, 0)]), *found)
+    elsewhere = make_run(tmp_path / "asked", collection, *found, queries="0" * 64)
+    for number, (made, message) in enumerate((
         (other, "don't come from the same collection"), (elsewhere, "answers the queries of another collection"),
     )):  # fmt: skip
         with pytest.raises(UserError, match=message):
-            made_by(Pairs, values | {"run": found, "output": str(tmp_path / f"{number}")})
+            made_by(Pairs, values | {"run": made, "output": str(tmp_path / f"{number}")})
 
 
 def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
-    table = table_of([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)], 1)
+    table, _ = table_of([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)], 1)
     files = {"pairs/00000.parquet": table.slice(0, 2), "pairs/00001.parquet": table.slice(2)}
     uri = make_artifact(tmp_path / "domain=other", "pairs", {}, {}, files, 3)  # what looks like a partition is none
     found = read_pairs(Artifact(uri), ["query_row", "domain"])
@@ -333,27 +331,3 @@ def test_texts_without_words_and_a_thousand_equal_ones(tmp_path: Path) -> None:
     artifact = pairs_of(tmp_path / "thousand-pairs", collection, duplicates={"near": "report"})
     assert len(ids(artifact)) == 1_000
     assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999
-
-
-GRADES = {("q0", "d0"): 2, ("q0", "d1"): 1, ("q1", "d1"): 0, ("q1", "d2"): -1, ("q2", "d2"): 2}
-NO_POSITIVES = {pair: min(grade, 0) for pair, grade in GRADES.items()}
-
-
-def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_relevance: int) -> Any:
-    documents = [{"id": f"d{number}", "title": "", "text": "x", "domain": ""} for number in range(3)]
-    judged = [(*pair, grade, "train") for pair, grade in grades.items()]
-    queries = [(f"q{number}", f"query {number}", "", []) for number in range(3)]
-    collection = store(folder / "collection", [pa.Table.from_pylist(documents)], queries, judged)
-    settings = {"collection": collection, "minimum_relevance": minimum_relevance, "output": str(folder / "pairs")}
-    pairs = Artifact(made_by(Pairs, settings))
-    return read_positives(pairs)
-
-
-@pytest.mark.parametrize(("grades", "minimum_relevance", "least"), [
-    (GRADES, 2, 1), (GRADES, 1, 1), (GRADES, 0, 0), (GRADES, -1, -1), (NO_POSITIVES, 0, 0),
-])  # fmt: skip
-def test_every_relevant_grade_counts(tmp_path: Path, grades: Any, minimum_relevance: int, least: int) -> None:
-    judged = [(int(q[1]), int(d[1])) for (q, d), grade in grades.items() if grade >= least]
-    query_rows, document_rows = np.array(judged, dtype=np.int64).T
-    expected = np.unique(pair_keys(query_rows=query_rows, document_rows=document_rows))
-    np.testing.assert_array_equal(known_positives(tmp_path, grades, minimum_relevance), expected)

@@ -26,6 +26,7 @@ from retrieval.vectors import StoredVectors
 from tests.unit.pipelines.jobs.batch_inputs import make_candidates, make_vectors
 from tests.unit.pipelines.jobs.made_up import collection_of
 from tests.unit.pipelines.jobs.test_export import stored
+from tests.unit.pipelines.reports.test_data import tables
 from tests.unit.small_run import BATCH_SIZE, PAIRS, make
 
 Run = dict[str, str]
@@ -47,10 +48,6 @@ def section_of(run: dict[str, str], *names: str) -> Section | None:
 def read_masks(reader: BatchReader) -> Iterator[NDArray[np.bool_]]:
     for number in range(reader.number_of_batches(0)):
         yield drawn.mask_of(reader.read(0, number))[:, :BATCH_SIZE]
-
-
-def tables(section: Section) -> list[Table]:
-    return [block for block in section.blocks if isinstance(block, Table)]
 
 
 def test_packed_pairs_are_those_stored_and_random_ones_of_their_domains(small_run: Run, packing: Artifact) -> None:

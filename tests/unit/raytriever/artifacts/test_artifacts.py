@@ -36,9 +36,9 @@ SHARDS = ("00000", "00001", "00002")
 RUN = {"seconds": 1.0, "host": "any"}
 
 
-def make_shard(folder: Folder, name: str, text: str = "", derivation: str = DERIVATION.digest) -> ShardRecord:
+def make_shard(folder: Folder, name: str, text: str = "") -> ShardRecord:
     with folder.scratch() as scratch:
-        writer = ShardWriter(folder, name, scratch, derivation)
+        writer = ShardWriter(folder, name, scratch, DERIVATION.digest)
         for kind in ("texts", "ids"):
             writer.path(f"{kind}/{name}.txt").write_text(f"{kind} of {name}{text}\n")
             writer.add(f"{kind}/{name}.txt")
@@ -326,12 +326,14 @@ def test_absent_and_other_artifacts_are_named(place: str, tmp_path: Path) -> Non
 def test_damaged_and_missing_files_are_named(place: str) -> None:
     make(place, text=place)  # bytes of its own, so that no other test has put them into the cache
     Folder(place).delete("texts/00001.txt")
-    for read in (Artifact(place).verify, lambda: Artifact(place).path("texts/00001.txt")):
+    for read in (Artifact(place).check, Artifact(place).verify, lambda: Artifact(place).path("texts/00001.txt")):
         assert refused(read).startswith(f"{place}/texts/00001.txt is missing though its manifest lists it.")
     make(place, OTHER, replace=True)
     Artifact(place).path("ids/00001.txt")  # a copy of the good bytes in the cache must not hide it
     Folder(place).write_bytes("ids/00001.txt", b"ids of 00001.")
     assert refused(lambda: Artifact(place).verify()).startswith(f"{place}/ids/00001.txt is damaged")
+    Folder(place).write_bytes("ids/00001.txt", b"short")
+    assert refused(lambda: Artifact(place).check()).startswith(f"{place}/ids/00001.txt is damaged")
 
 
 def test_a_file_that_only_another_version_writes_is_named(place: str) -> None:
@@ -342,17 +344,6 @@ def test_a_file_that_only_another_version_writes_is_named(place: str) -> None:
             f"{place} has no positives.npy because another version of Raytriever made it (raytriever "
         )
         assert "algorithm version 1). Run its recipe again" in said
-
-
-def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
-    folder = Folder(place)
-    with folder.scratch() as scratch:
-        writer = ShardWriter(folder, "00000", scratch)
-        writer.path("a/b.txt").write_text("x")
-        writer.add("a/b.txt")
-        assert writer.read("a/b.txt") == b"x"
-        writer.discard()
-    assert folder.files() == {}
 
 
 def test_what_a_shard_writes_and_what_it_adopts_is_there_when_its_run_goes_on(tmp_path: Path) -> None:
@@ -378,11 +369,6 @@ def test_what_a_shard_writes_and_what_it_adopts_is_there_when_its_run_goes_on(tm
     Path(folder.uri, kept.name).unlink()
     with pytest.raises(UserError, match=r"kept\.parquet is missing"):
         Artifact(folder.uri).check()
-
-
-def test_records_survive_json() -> None:
-    record = ShardRecord("00000", 3, (), {"a": 1}, {"b": 2}, {"é": [1, {"c": None}]})
-    assert ShardRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
 
 
 @pytest.mark.parametrize("spoilt", [

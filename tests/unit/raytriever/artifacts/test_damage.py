@@ -71,17 +71,6 @@ def test_a_file_that_is_not_the_manifests_is_named_before_it_is_used(made, damag
     Artifact(made.uri).path("parts/two.txt")
 
 
-def test_a_stored_file_of_another_length_and_one_that_is_gone_are_named(object_store: str) -> None:
-    made = make(f"{object_store}/damaged")
-    made.check()
-    made.folder.write_bytes(NAME, b"short")
-    with pytest.raises(UserError, match=f"{NAME} is damaged"):
-        Artifact(made.uri).check()
-    made.folder.delete(NAME)
-    with pytest.raises(UserError, match=f"{NAME} is missing though its manifest lists it"):
-        Artifact(made.uri).check()
-
-
 def test_what_has_not_changed_is_not_read_again(made, monkeypatch):
     read: list[str] = []
     whole = Folder.sha256

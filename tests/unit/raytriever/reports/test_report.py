@@ -53,7 +53,7 @@ def test_odd_text_is_text_everywhere() -> None:
 @settings(max_examples=60)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), min_size=1))
 def test_text_comes_back_as_it_was(text: str) -> None:
-    (cell,) = re.findall("<td>(.*?)</td>", page_of(Table(["h"], [[text]])), re.DOTALL)
+    (cell,) = re.findall("<td>(.*?)</td>", render("t", "s", [Section("s", "l", [Table(["h"], [[text]])])]), re.DOTALL)
     assert "".join(Page(cell).texts) == printable(text)
 
 
@@ -76,10 +76,6 @@ def test_every_link_leads_to_its_section() -> None:
     ids = [value for name, value in page.attributes if name == "id"]
     assert links == ids
     assert len(set(ids)) == 3
-
-
-def page_of(table: Table) -> str:
-    return render("t", "s", [Section("s", "l", [table])])
 
 
 def test_provenance_says_what_was_made_from_what_and_how_long_it_took() -> None:

@@ -89,7 +89,9 @@ def test_comments_change_no_value() -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "papers/coder_tripclick", "papers/contextual_large"])
 def test_a_recipes_settings_are_those_that_are_printed(name: str) -> None:
-    stages = recipe_stages(load_recipe(name, []))
+    recipe = load_recipe(name, [])
+    assert recipe.name == name
+    stages = recipe_stages(recipe)
     text = commented_recipe("runs", {stage: (made.command, made.config) for stage, made in stages.items()})
     printed = yaml.safe_load(text)["stages"]
     assert list(printed) == list(stages)

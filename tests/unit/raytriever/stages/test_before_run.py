@@ -1,16 +1,14 @@
 """What a run refuses before its first stage, or as soon as what a later stage reads is there."""
 
-import json
 from collections.abc import Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+import pyarrow as pa
 import pytest
 from pydantic import Field
 
-from pipelines.formats.beir import BeirFolder
-from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
@@ -19,7 +17,7 @@ from raytriever.stages.recipe_run import closing_lines, run_recipe
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig
-from tests.unit.small_run import make
+from tests.unit.pipelines.jobs.made_up import store
 from trainers.jobs.report import Report, ReportConfig
 
 
@@ -131,21 +129,16 @@ def test_an_output_below_a_file_is_refused_before_the_first_stage(tmp_path: Path
     assert ("a", "made") not in Watching.happened
 
 
-def collection(folder: Path, document: str = "d", query: str = "q") -> str:
-    source = folder / "source"
-    (source / "qrels").mkdir(parents=True)
-    (source / "corpus.jsonl").write_text(json.dumps({"_id": document, "title": "", "text": "x"}))
-    (source / "queries.jsonl").write_text(json.dumps({"_id": query, "text": "y"}))
-    (source / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{query}\t{document}\t1\n")
-    return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection"))))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Collections: a fine one, and those with a blank in the id of a document or of a query."""
     folder = tmp_path_factory.mktemp("made")
-    odd = {"document": {"document": "a b.md"}, "query": {"query": "a b"}}
-    return {name: collection(folder / name, **ids) for name, ids in {"fine": {}, **odd}.items()}
+    ids = {"fine": ("d", "q"), "document": ("a b.md", "q"), "query": ("d", "a b")}
+    made = {}
+    for name, (document, query) in ids.items():
+        documents = [pa.Table.from_pylist([{"id": document, "title": "", "text": "x", "domain": ""}])]
+        made[name] = store(folder / name, documents, [(query, "y", "", [])], [(query, document, 1, "test")])
+    return made
 
 
 def search(collection: str, **settings: Any) -> Search:

@@ -44,21 +44,13 @@ class Numbers(Stage[NumbersConfig]):
 
     def phases(self) -> list[Phase]:
         return [
-            Phase("first", WHOLE, self.write_first),
-            Phase("b", WHOLE, self.write_b, intermediate=False),
-            Phase("a", WHOLE, self.write_a, intermediate=False, beside=True),
+            Phase("first", WHOLE, self.write),
+            Phase("b", WHOLE, self.write, intermediate=False),
+            Phase("a", WHOLE, self.write, intermediate=False, beside=True),
         ]
 
-    def write_first(self, _: None, writer: ShardWriter) -> ShardRecord:
-        return self.write(1, writer)
-
-    def write_b(self, _: None, writer: ShardWriter) -> ShardRecord:
-        return self.write(2, writer)
-
-    def write_a(self, _: None, writer: ShardWriter) -> ShardRecord:
-        return self.write(3, writer)
-
-    def write(self, number: int, writer: ShardWriter) -> ShardRecord:
+    def write(self, _: None, writer: ShardWriter) -> ShardRecord:
+        number = {"b": 2, "a": 3}.get(writer.name, 1)
         for name in ("one", "two"):
             path = writer.path(f"{writer.name}/{name}.txt")
             path.write_text(f"{self.config.first + number}")
@@ -230,7 +222,7 @@ def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> 
     taking = changed(stage, first=10)
     ArtifactWriter(stage.config.output, taking.derivation()).begin()
     stage.make_shard(stage.plan()[0])
-    of_others = Shard("a", make="write_a", derivation=stage.derivation().digest)
+    of_others = Shard("a", make="write", derivation=stage.derivation().digest)
     stage.make_shard(of_others)
     assert "shards/a.json" in files(stage.config.output)
     made = run(taking)
@@ -283,14 +275,14 @@ def test_threads_of_a_worker_load_once_and_each_line_and_number_arrives_once(
 ) -> None:
     monkeypatch.setattr(stages, "_use_assigned_cpus", lambda **_: None)
     maker = cloudpickle.loads(cloudpickle.dumps(stages._ShardMaker(Loaded(stage.config))))
-    shards = [cloudpickle.dumps(Shard(name, 1, make="write")) for name in ("a", "bad", "c")]
+    shards = [cloudpickle.dumps(Shard(name, make="write")) for name in ("d", "bad", "c")]
     with ThreadPoolExecutor(3) as pool:
         rows = list(pool.map(maker, [{"shard": np.array([shard], dtype=object)} for shard in shards]))
     assert [row["error"] for row in rows] == [[""], ["refused"], [""]]
-    assert [json.loads(row["record"][0])["name"] for row in (rows[0], rows[2])] == ["a", "c"]
+    assert [json.loads(row["record"][0])["name"] for row in (rows[0], rows[2])] == ["d", "c"]
     records = [record for row in rows for record in json.loads(row["logged"][0])]
-    assert sorted(record["msg"] for record in records) == ["a is made", "bad is made", "c is made", "loaded"]
-    assert {r["fields"]["shard"] for r in records if r["msg"] != "loaded"} == {"a", "bad", "c"}
+    assert sorted(record["msg"] for record in records) == ["bad is made", "c is made", "d is made", "loaded"]
+    assert {r["fields"]["shard"] for r in records if r["msg"] != "loaded"} == {"d", "bad", "c"}
     assert sum(json.loads(row["measured"][0])["shards"] for row in rows) == 3
     assert not logged
     del maker  # with whom its taking of the log ends

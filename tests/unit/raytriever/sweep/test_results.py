@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.storage import Folder
-from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.sweep.plan import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
 from raytriever.sweep.results import Column, Result, SweepResult, _changed_system, best_row, choose_columns, read_result
+from tests.unit.small_run import make_artifact
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
 MARGIN, SEED = "model.objective.margin", "model.training.seed"
@@ -160,21 +159,15 @@ def test_a_system_is_compared_where_it_is_evaluated():
 
 
 def test_a_result_is_read_of_the_trials_own_folders(tmp_path):
-    seconds = {"corpus": 100.0, "trained": 7.0, "evaluation": 0.5}
-    for name, of in seconds.items():
-        writer = ArtifactWriter(str(tmp_path / name), Derivation("made up", "made up", 1, {"name": name}, {}))
-        writer.begin()
-        with writer.folder.scratch() as scratch:
-            shard = ShardWriter(writer.folder, "all", scratch)
-            means = {"trained": {"nDCG@10": 0.25, "R@100": 0.5}, "BM25": {"nDCG@10": 0.75, "R@100": 1.0}}
-            shard.add_json("metrics.json", {"means": means})
-            writer.finish([shard.commit(1)], {}, {"seconds": of})
-    stages = {name: SimpleNamespace(config=SimpleNamespace(output=str(tmp_path / name))) for name in seconds}
+    means = {"trained": {"nDCG@10": 0.25, "R@100": 0.5}, "BM25": {"nDCG@10": 0.75, "R@100": 1.0}}
+    files = {"metrics.json": json.dumps({"means": means})}
     depends = {"corpus": (), "trained": (MARGIN,), "evaluation": (MARGIN,)}
+    outputs = {name: make_artifact(tmp_path / name, "made up", {}, {}, files, 1) for name in depends}
+    stages = {name: SimpleNamespace(config=SimpleNamespace(output=output)) for name, output in outputs.items()}
     found = read_result(
         SimpleNamespace(values={MARGIN: "1"}, stages=stages, depends=depends), "margin=1", [NDCG, RECALL]
     )
-    assert found == Result("margin=1", {MARGIN: "1"}, {NDCG: 0.25, RECALL: 0.5}, 7.5)
+    assert found == Result("margin=1", {MARGIN: "1"}, {NDCG: 0.25, RECALL: 0.5}, 4.0)  # of two stages
 
 
 def test_one_setting_has_no_plot():

@@ -1,12 +1,10 @@
 """Passage text and record batches; a stored collection's rows, texts and judgments, and when files are opened."""
 
-import io
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +22,7 @@ from retrieval.collections.collection import (
     record_batches,
     texts_of,
 )
+from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make_artifact
 
 
@@ -68,25 +67,19 @@ def test_record_batches_are_bounded_and_made_while_rows_come(monkeypatch: pytest
 
 
 ROWS_PER_FILE = (3, 1, 6)
-ROWS_PER_GROUP = (2, 1, 1, 2, 2, 2)
+ROWS_PER_GROUP = (3, 1, 3, 3)
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
     documents = [{"id": f"d{n}", "title": "" if n % 2 else f"title {n}", "text": f"text {n}", "domain": "any"}
                  for n in range(10)]  # fmt: skip
-    files: dict[str, bytes | pa.Table] = {}
-    for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *ROWS_PER_FILE]))):
-        file = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(documents[start:stop], DOCUMENTS), file, row_group_size=2)
-        files[f"documents/{number:05d}.parquet"] = file.getvalue()
-    queries = {"id": ["q0", "q1"], "text": ["what", "who"], "domain": ["", ""], "answers": [[], ["an answer", "ç"]]}
-    files["queries/00000.parquet"] = pa.table(queries, QUERIES)
-    judged = [("d1", 1, "test"), ("d2", 0, "test"), ("d1", 2, "train")]
-    rows = [{"query_id": "q0", "document_id": d, "relevance": grade, "split": split} for d, grade, split in judged]
-    files["judgments/00000.parquet"] = pa.Table.from_pylist(rows, JUDGMENTS)
+    bounds = pairwise(np.cumsum([0, *ROWS_PER_FILE]))
+    files = [pa.Table.from_pylist(documents[start:stop], DOCUMENTS) for start, stop in bounds]
+    queries = [("q0", "what", "", []), ("q1", "who", "", ["an answer", "ç"])]
+    judged = [("q0", "d1", 1, "test"), ("q0", "d2", 0, "test"), ("q0", "d1", 2, "train")]
     folder = tmp_path_factory.mktemp("stored") / "id=3"  # what looks like a partition is none
-    return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 10))
+    return StoredCollection(store(folder, files, queries, judged))
 
 
 def test_rows_are_numbered_through_the_files_and_read_as_an_encoder_does(stored: StoredCollection) -> None:

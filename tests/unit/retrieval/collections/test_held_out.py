@@ -47,12 +47,6 @@ def test_a_group_as_large_as_the_collection_is_shared_out_query_by_query() -> No
     assert min(splits["test"]) >= 95
 
 
-def test_a_large_group_is_trained_on() -> None:
-    splits, stay_together = found([50, *[1] * 50], {"test": 20})
-    assert stay_together
-    assert min(splits["test"]) >= 50
-
-
 def test_which_are_held_out_is_drawn_by_ids_alone() -> None:
     ids = [f"q{number}" for number in range(1000)]
     rows = np.arange(1000)

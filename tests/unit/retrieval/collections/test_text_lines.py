@@ -30,6 +30,7 @@ from retrieval.collections.text_lines import (
     tab_separated,
 )
 from tests.unit.retrieval.collections.packed_files import write_files
+from tests.unit.retrieval.made_up import write_beir
 from tests.unit.small_run import make
 
 
@@ -189,9 +190,8 @@ def test_a_line_above_the_limit_is_refused_before_it_is_in_memory(tmp_path: Path
 
 
 def test_a_text_above_the_limit_is_named_by_its_line(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"corpus.jsonl": json.dumps({"_id": "0", "title": "", "text": "x" * 2000}) + "\n"})
-    write_files(str(tmp_path), {"queries.jsonl": json.dumps({"_id": "q", "text": "what"}) + "\n"})
-    write_files(str(tmp_path), {"qrels/test.tsv": "query-id\tcorpus-id\tscore\nq\t0\t1\n"})
+    document = {"_id": "0", "title": "", "text": "x" * 2000}
+    write_beir(tmp_path, [document], [{"_id": "q", "text": "what"}], [("q", "0", 1)])
     source = {"kind": "beir", "path": str(tmp_path)}
     values = {"source": source, "limits": {"document_characters": 1000}, "output": str(tmp_path / "out")}
     with pytest.raises(UserError, match=r"corpus.jsonl, line 1 holds 2,001 characters, above limits"):

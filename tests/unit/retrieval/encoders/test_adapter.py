@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -24,9 +23,9 @@ from retrieval.encoders.specification import LoraSettings
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
     DECODERS,
-    POSITIONS,
     TEXTS,
     edited,
+    literal_vectors,
     load_tiny,
     same_vectors,
     same_vectors_as_theirs,
@@ -50,18 +49,6 @@ def save_adapter(base: Path, folder: Path, seed: int = 0, **settings: Any) -> Pa
     return folder
 
 
-def literal_vectors(base: Path, adapter: Path) -> NDArray[np.float32]:
-    """Last tokens of the unmerged model, a text at a time, an end-of-sequence token behind each."""
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = PeftModel.from_pretrained(AutoModel.from_pretrained(base), adapter).eval()
-    vectors = []
-    for text in TEXTS:
-        ids = tokenizer(text, truncation=True, max_length=POSITIONS - 1)["input_ids"] + [tokenizer.eos_token_id]
-        with torch.no_grad():
-            vectors.append(model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1].numpy())
-    return np.stack(vectors)
-
-
 @pytest.fixture
 def qwen() -> Path:
     """A base model."""
@@ -81,7 +68,9 @@ def test_a_merged_adapter_equals_the_unmerged_one(tmp_path: Path, name: str) -> 
     encoder = load_tiny(adapter, pooling="last_token")
     assert not [parameter for parameter, _ in encoder.named_parameters() if "lora" in parameter]
     found = vectors_of(encoder, "query")
-    np.testing.assert_allclose(found, literal_vectors(base, adapter), atol=1e-5, rtol=0)
+    unmerged = PeftModel.from_pretrained(AutoModel.from_pretrained(base), adapter).eval()
+    expected = literal_vectors(unmerged, base, "last_token", append_eos=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
     assert np.abs(found - vectors_of(load_tiny(base, pooling="last_token"), "query")).max() > 0.01
     encoder.save(tmp_path / "exported")
     same_vectors_as_theirs(encoder, sentence_transformer(tmp_path / "exported"))
@@ -242,9 +231,7 @@ def test_the_exported_encoder_equals_the_adapted_one(tmp_path: Path, name: str) 
     assert np.abs(found - untrained).max() > 0.1
     before = copy.deepcopy(encoder.transformer.state_dict())
     encoder.save(tmp_path / "exported")
-    after = encoder.transformer.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[key], before[key]) for key in before)  # ready to be trained on
+    torch.testing.assert_close(encoder.transformer.state_dict(), before, atol=0, rtol=0)  # ready to be trained on
     assert merged_weights(encoder.transformer).keys() == base.keys()
 
     exported = load_tiny(tmp_path / "exported")

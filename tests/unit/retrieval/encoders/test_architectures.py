@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules import Dense, Normalize
-from transformers import AutoTokenizer
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
@@ -23,6 +22,7 @@ from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     WIDTH,
     assert_sentence_transformers_agrees,
+    literal_vectors,
     load_tiny,
     same_vectors,
     save_sentence_transformer,
@@ -37,21 +37,12 @@ FIRST_TOKENS = [name for name in ARCHITECTURES if name not in (*DECODERS, "t5")]
 each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-def literal_vectors(name: str, pooling: Pooling, append_eos: bool = False, causal: bool = True) -> NDArray[np.float32]:
-    """One text at a time, straight from the model's definition."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model(name))
+def expected_vectors(name: str, pooling: Pooling, append_eos: bool = False, causal: bool = True) -> NDArray[np.float32]:
+    """Straight from the model's definition."""
     model = tiny_model_class(name).from_pretrained(tiny_model(name)).eval()
     if not causal:
         model.config.is_causal = False
-    found = []
-    for text in TEXTS:
-        ids = tokenizer(text, truncation=True, max_length=POSITIONS - append_eos)["input_ids"]
-        if append_eos:
-            ids = [*ids, tokenizer.eos_token_id]
-        with torch.no_grad():
-            states = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-        found.append({"mean": states.mean(dim=0), "cls": states[0], "last_token": states[-1]}[pooling].numpy())
-    return np.stack(found)
+    return literal_vectors(model, tiny_model(name), pooling, append_eos)
 
 
 def assert_export_agrees(encoder: TextEncoder, folder: Path) -> None:
@@ -75,7 +66,7 @@ def test_plain_folders_equal_transformers(name: str, pooling: Pooling) -> None:
     assert encoder.contract.max_length == POSITIONS
     found = vectors_of(encoder)
     assert np.abs(found).max() > 0.1
-    np.testing.assert_allclose(found, literal_vectors(name, pooling, appended), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(found, expected_vectors(name, pooling, appended), atol=1e-5, rtol=0)
 
 
 @each_architecture
@@ -106,7 +97,7 @@ def test_gtr_has_a_dense_layer_without_bias_and_a_pooled_head_leaves_it_out(tmp_
     encoder = load_tiny(tmp_path / "hub", head="pooled")
     contract = encoder.contract
     assert (contract.dimension, contract.normalize, contract.head) == (WIDTH, False, "pooled")
-    expected = literal_vectors("t5", "mean")
+    expected = expected_vectors("t5", "mean")
     np.testing.assert_allclose(vectors_of(encoder), expected, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match=r"head 'pooled' against 'full'; normalize False against True"):
         contract.require_same(load_tiny(tmp_path / "hub").contract, "one", "two")
@@ -163,7 +154,7 @@ def test_a_decoder_may_read_both_ways(tmp_path: Path, name: str) -> None:
     """As transformers reads a text alone where the configuration says so, which the exported folder's does."""
     encoder = load_tiny(tiny_model(name), pooling="mean", bidirectional=True)
     found = vectors_of(encoder)
-    np.testing.assert_allclose(found, literal_vectors(name, "mean", causal=False), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(found, expected_vectors(name, "mean", causal=False), atol=1e-5, rtol=0)
     causal = load_tiny(tiny_model(name), pooling="mean")
     assert np.abs(found - vectors_of(causal)).max() > 0.01
     with pytest.raises(UserError, match="bidirectional True against False"):

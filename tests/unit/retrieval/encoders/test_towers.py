@@ -14,12 +14,13 @@ from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, writ
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import ROLES, EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from retrieval.encoders.towers import Towers, load_towers
+from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     WIDTH,
     edited,
     load_tiny,
+    load_tiny_towers,
     same_vectors,
     same_vectors_as_theirs,
     sentence_transformer,
@@ -45,19 +46,13 @@ def encoders(form: VectorForm, towers: int, **settings: Any) -> tuple[TextEncode
     return query, document if form.kind == "single" else MultiVectorEncoder(document, form, alpha).eval()
 
 
-def load(folder: Path, **settings: Any) -> Towers:
-    wanted = EncoderSettings(model=str(folder), **settings)
-    located = locate_model(wanted.model)
-    return load_towers(wanted, located.path, located.fingerprint).eval()
-
-
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_folder_gives_back_what_was_written(tmp_path: Path, form: VectorForm, towers: int) -> None:
     """To us, and to sentence-transformers: it averages layers and tokens too; to it several vectors are the last's."""
     query, document = encoders(form, towers)
     write_towers(query, document, tmp_path)
-    found = load(tmp_path)
+    found = load_tiny_towers(tmp_path)
     same_vectors(found.of("query"), query, "query")
     same_vectors(found.of("document"), document)
     left = VectorForm() if form == LAST else form  # a plain encoder
@@ -86,7 +81,7 @@ def test_towers_may_have_dense_layers(tmp_path: Path) -> None:
     query, document = encoders(AVERAGE, 2, projection="pooler")
     assert query.dense
     write_towers(query, document, tmp_path)
-    found = load(tmp_path)
+    found = load_tiny_towers(tmp_path)
     same_vectors_as_theirs(found.query, sentence_transformer(tmp_path), found.document)
     settings = EncoderSettings(model="any", projection="linear")
     one, other = (load_towers(settings, tmp_path, "f" * 64, fresh_seed=seed) for seed in (1, 2))
@@ -107,7 +102,7 @@ def test_equal_encoders_give_equal_bytes(tmp_path: Path, towers: int) -> None:
 
 
 def test_settings_ask_a_plain_folder_for_several() -> None:
-    plain, several = load(tiny_model("bert"), **SETTINGS), load(tiny_model("bert"), **SETTINGS, form=SEVERAL)
+    plain, several = (load_tiny_towers(tiny_model("bert"), **SETTINGS, form=form) for form in (None, SEVERAL))
     assert plain.document is plain.query
     assert (plain.contract.form, several.contract.form) == ("single", "layers 1, 2")
     found = vectors_of(several.document)
@@ -121,13 +116,13 @@ def test_settings_ask_a_plain_folder_for_several() -> None:
 def test_settings_overrule_the_folder_and_a_plain_encoder_replaces_its_form(tmp_path: Path) -> None:
     query, document = encoders(MIX, 1)
     write_towers(query, document, tmp_path)
-    assert load(tmp_path, form=SEVERAL).contract.form == "layers 1, 2"
-    assert load(tmp_path, form=VectorForm()).contract.form == "single"
-    same_vectors(load(tmp_path, form=MIX).document, document)  # with the weights that were learnt for it
+    assert load_tiny_towers(tmp_path, form=SEVERAL).contract.form == "layers 1, 2"
+    assert load_tiny_towers(tmp_path, form=VectorForm()).contract.form == "single"
+    same_vectors(load_tiny_towers(tmp_path, form=MIX).document, document)  # with the weights that were learnt for it
     document.save(tmp_path)
     assert json.loads((tmp_path / "vector_form.json").read_text())["layers"] == [1, 2]
     query.save(tmp_path)
-    assert load(tmp_path).contract.form == "single"
+    assert load_tiny_towers(tmp_path).contract.form == "single"
 
 
 def test_one_encoder_is_not_two(tmp_path: Path) -> None:
@@ -139,7 +134,7 @@ def test_one_encoder_is_not_two(tmp_path: Path) -> None:
     query, average = encoders(AVERAGE, 1)
     write_towers(query, average, tmp_path / "one")  # routes, but one transformer
     same_vectors(load_tiny(tmp_path / "one"), query, "query")
-    with pytest.raises(UserError, match="Leave form out"):
+    with pytest.raises(UserError, match=r"Here every text has one vector\. Leave form out"):
         load_tiny(tiny_model("bert"), pooling="cls", form=SEVERAL)
 
 
@@ -168,7 +163,7 @@ def test_a_form_that_cannot_be_read_is_named(tmp_path: Path, content: str | None
     else:
         (tmp_path / "vector_form.json").write_text(content)
     with pytest.raises(UserError, match=message):
-        load(tmp_path)
+        load_tiny_towers(tmp_path)
 
 
 def test_a_router_that_sentence_transformers_wrote(tmp_path: Path) -> None:
@@ -180,15 +175,15 @@ def test_a_router_that_sentence_transformers_wrote(tmp_path: Path) -> None:
     router = Router.for_query_document(query_modules=chains[0], document_modules=chains[1])
     model = SentenceTransformer(modules=[router, Normalize()], prompts={"query": "query: "}, device="cpu")
     model.save(str(tmp_path))
-    found = load(tmp_path)
+    found = load_tiny_towers(tmp_path)
     same_vectors_as_theirs(found.query, model, found.document)
     edited(tmp_path / "router_config.json", lambda config: config["structure"].pop("query"))
     with pytest.raises(UserError, match=r"router_config.json has the routes document. Supported are the routes query"):
-        load(tmp_path)
+        load_tiny_towers(tmp_path)
     router = Router.for_query_document(query_modules=[Pooling(WIDTH, "cls")], document_modules=[Pooling(WIDTH, "mean")])
     SentenceTransformer(modules=[chains[0][0], router], device="cpu").save(str(tmp_path / "shared"))
     with pytest.raises(UserError, match=r"cls.*mean"):
-        load(tmp_path / "shared")
+        load_tiny_towers(tmp_path / "shared")
 
 
 @torch.no_grad()

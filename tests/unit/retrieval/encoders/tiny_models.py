@@ -27,6 +27,7 @@ from retrieval.embedding import encode_texts
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.towers import Towers, load_towers
 
 SENTENCES = [
     "The index of a book lists its words and the pages that hold them.",
@@ -70,62 +71,53 @@ _SHAPE: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": POSITIONS,
 }
-_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_BERT_NAMES = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-_ROBERTA_NAMES = {
-    "bos_token": "<s>",
-    "cls_token": "<s>",
-    "pad_token": "<pad>",
-    "eos_token": "</s>",
-    "sep_token": "</s>",
-    "unk_token": "<unk>",
+# special tokens, template, names
+_BERT = (
+    ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "[CLS] $A [SEP]",
+    {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
+)
+_ROBERTA = (
+    ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+    "<s> $A </s>",
+    {
+        "bos_token": "<s>",
+        "cls_token": "<s>",
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "sep_token": "</s>",
+        "unk_token": "<unk>",
+    },
+    {"model_max_length": POSITIONS},
+)
+_ROBERTA_SHAPE = _SHAPE | {
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": POSITIONS + 2,
 }
-_ROBERTA_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 _DECODER = _SHAPE | {"num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+_QWEN = (
+    ("<|endoftext|>",),
+    None,
+    {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    {"tokenizer_class": "Qwen2Tokenizer"},
+)
+_QWEN_SHAPE = _DECODER | {"bos_token_id": 0, "eos_token_id": 0}
 
 ARCHITECTURES = {
-    "bert": Architecture("BertConfig", _SHAPE, _BERT, "[CLS] $A [SEP]", _BERT_NAMES),
-    "roberta": Architecture(
-        "RobertaConfig",
-        _SHAPE | _ROBERTA_IDS | {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1},
-        _ROBERTA,
-        "<s> $A </s>",
-        _ROBERTA_NAMES,
-        {"model_max_length": POSITIONS},
-    ),
-    "mpnet": Architecture(
-        "MPNetConfig",
-        _SHAPE | _ROBERTA_IDS | {"max_position_embeddings": POSITIONS + 2},
-        _ROBERTA,
-        "<s> $A </s>",
-        _ROBERTA_NAMES,
-        {"model_max_length": POSITIONS},
-    ),
-    "distilbert": Architecture(
-        "DistilBertConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "dim": WIDTH,
-            "n_layers": 2,
-            "n_heads": 4,
-            "hidden_dim": 48,
-            "max_position_embeddings": POSITIONS,
-        },
-        _BERT,
-        "[CLS] $A [SEP]",
-        _BERT_NAMES,
-    ),
+    "bert": Architecture("BertConfig", _SHAPE, *_BERT),
+    "roberta": Architecture("RobertaConfig", _ROBERTA_SHAPE | {"type_vocab_size": 1}, *_ROBERTA),
+    "mpnet": Architecture("MPNetConfig", _ROBERTA_SHAPE, *_ROBERTA),
+    "distilbert": Architecture("DistilBertConfig", _SHAPE | {"hidden_dim": 48}, *_BERT),
     "modernbert": Architecture(
         "ModernBertConfig",
         _SHAPE
         | {"num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3}
         | {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
-        _BERT,
-        "[CLS] $A [SEP]",
-        _BERT_NAMES,
+        *_BERT,
     ),
-    "nomic_bert": Architecture("NomicBertConfig", _SHAPE, _BERT, "[CLS] $A [SEP]", _BERT_NAMES),
+    "nomic_bert": Architecture("NomicBertConfig", _SHAPE, *_BERT),
     "t5": Architecture(
         "T5Config",
         {
@@ -158,22 +150,8 @@ ARCHITECTURES = {
         {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
         {"tokenizer_class": "GPT2Tokenizer"},
     ),
-    "qwen2": Architecture(
-        "Qwen2Config",
-        _DECODER | {"bos_token_id": 0, "eos_token_id": 0},
-        ("<|endoftext|>",),
-        None,
-        {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
-        {"tokenizer_class": "Qwen2Tokenizer"},
-    ),
-    "qwen3": Architecture(
-        "Qwen3Config",
-        _DECODER | {"bos_token_id": 0, "eos_token_id": 0, "head_dim": 8},
-        ("<|endoftext|>",),
-        None,
-        {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
-        {"tokenizer_class": "Qwen2Tokenizer"},
-    ),
+    "qwen2": Architecture("Qwen2Config", _QWEN_SHAPE, *_QWEN),
+    "qwen3": Architecture("Qwen3Config", _QWEN_SHAPE | {"head_dim": 8}, *_QWEN),
     # EmbeddingGemma's: a decoder that reads both ways, within a window in all but some layers
     "gemma3": Architecture(
         "Gemma3TextConfig",
@@ -270,9 +248,29 @@ def load_tiny(folder: Path, **settings: Any) -> TextEncoder:
     return load_encoder(wanted, located.path, located.fingerprint).eval()
 
 
+def load_tiny_towers(folder: Path, **settings: Any) -> Towers:
+    """The encoders of queries and of documents from the folder, in evaluation mode."""
+    wanted = EncoderSettings(model=str(folder), **settings)
+    return load_towers(wanted, folder, locate_model(wanted.model).fingerprint).eval()
+
+
 def vectors_of(encoder: Any, role: Role = "document", **settings: Any) -> NDArray[np.float32]:
     """Of ``TEXTS``."""
     return encode_texts(encoder, TEXTS, role, **settings)
+
+
+def literal_vectors(model: Any, folder: Path, pooling: str, append_eos: bool) -> NDArray[np.float32]:
+    """Of ``TEXTS``, one at a time in plain transformers; the tokenizer is the folder's."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = []
+    for text in TEXTS:
+        ids = tokenizer(text, truncation=True, max_length=POSITIONS - append_eos)["input_ids"]
+        if append_eos:
+            ids = [*ids, tokenizer.eos_token_id]
+        with torch.no_grad():
+            states = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        found.append({"mean": states.mean(dim=0), "cls": states[0], "last_token": states[-1]}[pooling].numpy())
+    return np.stack(found)
 
 
 def same_vectors(encoder: Any, other: Any, role: Role = "document", atol: float = 0.0) -> None:

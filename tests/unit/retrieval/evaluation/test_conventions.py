@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrieval.evaluation import measures
 from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Like, describe_system, resolve, title_warning
 from retrieval.evaluation.measures import evaluate
 from tests.unit.retrieval.real_data import real_qrels
@@ -97,15 +98,16 @@ def test_mteb(qrels: Grades) -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_trec_eval_over_the_complete_set(qrels: Grades, level: int) -> None:
+def test_trec_eval_over_the_complete_set(qrels: Grades, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """trec_eval -c -l level: sums over the queries of both, divided by the number of queries in the qrels."""
+    monkeypatch.setattr(measures, "_QUERIES_AT_ONCE", 17)
     run = awkward(qrels)
     names = {
         "nDCG@10": "ndcg_cut_10", "nDCG": "ndcg", f"AP(rel={level})": "map", f"R(rel={level})@100": "recall_100",
         f"RR(rel={level})": "recip_rank", f"P(rel={level})@5": "P_5", f"Success(rel={level})@5": "success_5",
-        f"Rprec(rel={level})": "Rprec",
+        f"Rprec(rel={level})": "Rprec", f"AP(rel={level})@5": "map_cut_5",
     }  # fmt: skip
-    asked = {"ndcg_cut.10", "ndcg", "map", "recall.100", "recip_rank", "P.5", "success.5", "Rprec"}
+    asked = {"ndcg_cut.10", "ndcg", "map", "recall.100", "recip_rank", "P.5", "success.5", "Rprec", "map_cut.5"}
     scores = pytrec_eval.RelevanceEvaluator(qrels, asked, relevance_level=level).evaluate(run)
     ours = evaluate(qrels, run, list(names), CONVENTIONS["trec"])
     for name, theirs in names.items():

@@ -178,9 +178,10 @@ def test_measures_join_over_the_queries_of_both() -> None:
 
 
 def test_scores_that_differ_in_float64_alone_tie_as_in_trec_eval() -> None:
-    result = evaluate({"q": {"a": 1}}, {"q": {"a": 1.0 + 1e-12, "b": 1.0}}, ["RR", "RR(rel=1)", "RR@10", "Judged@1"])
-    values = {name: values.tolist() for name, values in result.values.items()}
-    assert values == {"RR": [0.5], "RR(rel=1)": [0.5], "RR@10": [0.5], "Judged@1": [0.0]}  # one measure has two names
+    run = {query: {"a": 1.0 + more, "b": 1.0} for query, more in (("tied", 1e-12), ("told apart", 1e-6))}
+    qrels = {query: {"a": 1} for query in run}
+    values = evaluate(qrels, run, ["RR", "RR(rel=1)", "RR@10", "Judged@1"]).values  # one measure has two names
+    assert [found.tolist() for found in values.values()] == [[0.5, 1.0]] * 3 + [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("name", [

@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raytriever.artifacts.artifact import to_strict_json
 from raytriever.reports.plots import Interval
@@ -33,7 +30,7 @@ from retrieval.evaluation.report import (
     worse_than,
 )
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
-from retrieval.evaluation.stored import StoredEvaluation, domain_means, how_it_was_measured, metrics_of, per_query_table
+from retrieval.evaluation.stored import StoredEvaluation, domain_means, how_it_was_measured, metrics_of
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.rankings import StoredRanking
 from tests.unit.retrieval.judged import Run, make_collection, make_run_artifact
@@ -128,6 +125,9 @@ def test_a_single_query_decides_nothing(systems: dict[str, PerQuery], queries: i
     table = evaluation_blocks(evaluated(systems, queries=queries))[0]
     assert isinstance(table, Table)
     assert table.caption.startswith(begins)
+    alone = evaluation_blocks(evaluated({"base": systems["base"]}, queries=queries))[0]
+    assert isinstance(alone, Table)
+    assert alone.caption == ""
 
 
 def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(
@@ -171,15 +171,6 @@ def test_a_row_of_the_pairs_is_of_the_values(systems: dict[str, PerQuery]) -> No
     assert same["holm"]["equivalence"] == pytest.approx(3 * same["details"]["equivalence"]["p_value"])
 
 
-def test_differences_from_either_side_have_turned_intervals(systems: dict[str, PerQuery]) -> None:
-    forth, back = (
-        compare_systems(systems, ["nDCG@10"], 0, 0.05, [pair])[0]["details"]
-        for pair in (("base", "same"), ("same", "base"))
-    )
-    assert forth["mean_difference"] == -back["mean_difference"]
-    assert forth["interval"] == pytest.approx((-back["interval"][1], -back["interval"][0]), abs=2e-3)
-
-
 def test_no_difference_is_no_negative_zero_and_one_system_is_compared_with_nothing(systems) -> None:
     table = pair_table(evaluated({"base": systems["base"], "copy": systems["base"]}))
     tested = ["+0.00", "0", "40", "0", "1.0000", "1.0000", "<.0001"]
@@ -211,8 +202,6 @@ def test_domains_in_a_terminal() -> None:
         "ours         0.7500       -",
         "a long name  0.1250  0.1250",
     ]
-    assert (table.header, table.text_columns) == (["", "beer", "(none)"], 1)
-    assert table.rows == [["queries", "2", "1"], ["ours", "0.7500", "-"], ["a long name", "0.1250", "0.1250"]]
     assert table.caption == "RR over the queries of each domain (mean; how many queries in the first row)."
 
 
@@ -300,54 +289,23 @@ def test_every_convention_is_a_line() -> None:
     ]
 
 
-NAN = float("nan")
-
-
-def of_queries(**values: list[float]) -> PerQuery:
-    arrays = {measure: np.array(column) for measure, column in values.items()}
-    return PerQuery(tuple(f"q{number}" for number in range(len(next(iter(arrays.values()))))), arrays)
-
-
 def test_domains_of_most_queries_come_first_and_uncounted_queries_are_left_out() -> None:
     systems = {
-        "a": of_queries(RR=[1.0, 0.5, NAN, 0.0], AP=[0.25, 0.5, 0.75, 1.0]),
-        "b": of_queries(RR=[NAN] * 4, AP=[0.0] * 4),
+        "a": PerQuery(IDS[:4], {"RR": np.array([1.0, 0.5, np.nan, 0.0]), "AP": np.array([0.25, 0.5, 0.75, 1.0])}),
+        "b": PerQuery(IDS[:4], {"RR": np.full(4, np.nan), "AP": np.zeros(4)}),
     }
-    found = domain_means(systems, ["RR", "AP"], ["tea", "beer", "beer", ""])
-    assert {name: values["queries"] for name, values in found.items()} == {"beer": 2, "": 1, "tea": 1}
+    found = domain_means(systems, ["RR", "AP"], ["beer\0", "beer", "beer", ""])
+    assert {name: values["queries"] for name, values in found.items()} == {"beer": 2, "": 1, "beer\0": 1}
     assert {name: values["counted_queries"] for name, values in found.items()} == {
         "beer": {"a": {"RR": 1, "AP": 2}, "b": {"RR": 0, "AP": 2}},
         "": {"a": {"RR": 1, "AP": 1}, "b": {"RR": 0, "AP": 1}},
-        "tea": {"a": {"RR": 1, "AP": 1}, "b": {"RR": 0, "AP": 1}},
+        "beer\0": {"a": {"RR": 1, "AP": 1}, "b": {"RR": 0, "AP": 1}},
     }
     assert {name: values["runs"] for name, values in found.items()} == {
         "beer": {"a": {"RR": 0.5, "AP": 0.625}, "b": {"RR": None, "AP": 0.0}},
         "": {"a": {"RR": 0.0, "AP": 1.0}, "b": {"RR": None, "AP": 0.0}},
-        "tea": {"a": {"RR": 1.0, "AP": 0.25}, "b": {"RR": None, "AP": 0.0}},
+        "beer\0": {"a": {"RR": 1.0, "AP": 0.25}, "b": {"RR": None, "AP": 0.0}},
     }
-
-
-@given(st.lists(st.tuples(st.sampled_from(["", "a", "a\0", "é"]), st.none() | st.floats(0, 1)), min_size=1))
-def test_the_weighted_mean_over_domains_is_the_mean_over_queries(rows: list[tuple[str, float | None]]) -> None:
-    domains, values = zip(*rows, strict=True)
-    system = of_queries(RR=[NAN if value is None else value for value in values])
-    found = domain_means({"x": system}, ["RR"], domains)
-    assert {name: found[name]["queries"] for name in found} == {name: domains.count(name) for name in domains}
-    counts = [values["counted_queries"]["x"]["RR"] for values in found.values()]
-    assert sum(counts) == len([value for value in values if value is not None])
-    if sum(counts):
-        means = [values["runs"]["x"]["RR"] or 0.0 for values in found.values()]
-        assert np.average(means, weights=counts) == pytest.approx(system.mean("RR"), abs=1e-12)
-
-
-def test_per_query_values_have_no_nan_in_parquet(tmp_path: Path) -> None:
-    systems = {"a": of_queries(RR=[0.5, 0.25, 1.0, NAN]), "b": of_queries(RR=[1.0, 0.5, 0.0, 0.25])}
-    pq.write_table(per_query_table(systems, ["RR"]), tmp_path / "x.parquet")
-    table = pq.read_table(tmp_path / "x.parquet")
-    assert table.column_names == ["query_id", "a/RR", "b/RR"]
-    assert table["a/RR"].null_count == 1
-    assert table["a/RR"][3].as_py() is None
-    np.testing.assert_array_equal(table["a/RR"].to_numpy(), systems["a"].values["RR"])
 
 
 def test_infinite_statistics_leave_json_that_every_parser_reads() -> None:
@@ -358,18 +316,6 @@ def test_infinite_statistics_leave_json_that_every_parser_reads() -> None:
     read = json.loads(to_strict_json(values), parse_constant=refuse)
     assert list(read) == ["b", "a"]
     assert [float(read["b"][1]), float(read["a"]["x"])] == [float("inf"), -float("inf")]
-
-
-def test_one_query_decides_nothing_and_the_table_says_so() -> None:
-    values = {name: PerQuery(IDS[:1], {"RR": np.array([value])}) for name, value in (("base", 0.5), ("mine", 1.0))}
-    metrics = metrics_of(values, ["RR"]) | how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
-    several, alone = (
-        block_lines(evaluation_blocks(Evaluated(metrics | {"mine": "mine", "means": means}, [], 0.05)))
-        for means in (metrics["means"], {"mine": metrics["means"]["mine"]})
-    )
-    said = "Tests need at least 2 queries, so nothing here is decided."
-    assert said in several
-    assert said not in alone
 
 
 # nDCG@1: q1 falls from 1 to .5 (d3 has grade 1 of 2), q2 rises from 0 to 1, q3 from 0 to 1; q6 has no positive

@@ -27,6 +27,7 @@ from retrieval.evaluation.suite_table import (
 )
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.table import SuiteTable, TableConfig
+from tests.unit.retrieval.made_up import write_beir
 from tests.unit.small_run import make, make_artifact
 
 SIZES = {"arguana": 40, "android": 2, "gaming": 25}
@@ -146,25 +147,17 @@ def test_collections_of_other_systems_are_refused(monkeypatch: pytest.MonkeyPatc
         measure_tables(evaluations(), {"cqadupstack": ("english",)})
 
 
-def write_arguments(folder: Path) -> None:
-    """A collection whose queries are documents, each with its counter-argument, as ArguAna's."""
-    (folder / "qrels").mkdir(parents=True)
+def test_queries_that_are_documents_get_the_figure_of_beir(tmp_path: Path) -> None:
+    """BEIR takes a query's own document out of its results; with it the counter-argument is second at best."""
     topics = ["tax on sugar", "a ban of cars", "free museums", "school uniforms"]
     texts = {
         f"{side}-{n}": f"{topic} {word}"
         for n, topic in enumerate(topics)
         for side, word in (("pro", "good good"), ("con", "bad"))
     }
-    lines = [json.dumps({"_id": name, "title": "", "text": text}) for name, text in texts.items()]
-    (folder / "corpus.jsonl").write_text("\n".join(lines))
-    (folder / "queries.jsonl").write_text("\n".join(line for line in lines if "pro-" in line))
-    judged = [f"pro-{n}\tcon-{n}\t1" for n in range(len(topics))]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
-
-
-def test_queries_that_are_documents_get_the_figure_of_beir(tmp_path: Path) -> None:
-    """BEIR takes a query's own document out of its results; with it the counter-argument is second at best."""
-    write_arguments(tmp_path / "arguments")
+    documents = [{"_id": name, "title": "", "text": text} for name, text in texts.items()]
+    queries = [document for document in documents if "pro-" in document["_id"]]
+    write_beir(tmp_path / "arguments", documents, queries, [(f"pro-{n}", f"con-{n}", 1) for n in range(len(topics))])
     (tmp_path / "suite.yaml").write_text(
         "suite: {folder: DATA, evaluate: {like: beir, measures: [nDCG@10, RR@10]},"
         " collections: {arguments: {}}, systems: {BM25: {bm25: {}}}}".replace("DATA", str(tmp_path))

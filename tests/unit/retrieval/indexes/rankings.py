@@ -1,6 +1,7 @@
-"""What is asserted of rankings: that two are the same to the last bit, and that one is in the defined order."""
+"""The defined order of rankings, written out; and that two are the same to the last bit."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval.indexes.top_k import Ranking
 
@@ -19,3 +20,14 @@ def assert_ordered(found: Ranking) -> None:
         assert pairs == sorted(set(pairs))
         assert rows[len(pairs) :] == [-1] * (len(rows) - len(pairs))
         assert scores[len(pairs) :] == [-np.inf] * (len(rows) - len(pairs))
+
+
+def literal_ranking(scores: NDArray[np.float32], k: int, first_row: int = 0) -> Ranking:
+    """Python's sort by (score descending, row ascending), padded; rows count from ``first_row``."""
+    rows = np.full((len(scores), k), -1)
+    best = np.full((len(scores), k), -np.inf, dtype=np.float32)
+    for number, line in enumerate(scores.tolist()):
+        order = sorted(range(len(line)), key=lambda row: (-line[row], row))[:k]
+        rows[number, : len(order)] = [first_row + row for row in order]
+        best[number, : len(order)] = scores[number, order]
+    return Ranking(rows, best)

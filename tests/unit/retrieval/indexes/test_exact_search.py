@@ -14,20 +14,10 @@ from raytriever.errors import UserError
 from retrieval.indexes import exact_search, top_k
 from retrieval.indexes.exact_search import exact_top_k, search_stored
 from retrieval.indexes.top_k import Ranking, merge_rankings
-from tests.unit.retrieval.indexes.rankings import assert_same
+from tests.unit.retrieval.indexes.rankings import assert_same, literal_ranking
 
 Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], Ranking]
 pytestmark = pytest.mark.parametrize("search", [exact_top_k, search_stored])
-
-
-def literal_ranking(scores: NDArray[np.float32], k: int) -> Ranking:
-    """Python's sort by (score descending, row ascending), padded."""
-    rows = np.full((len(scores), k), -1)
-    best = np.full((len(scores), k), -np.inf, dtype=np.float32)
-    for number, line in enumerate(scores.tolist()):
-        order = sorted(range(len(line)), key=lambda row: (-line[row], row))[:k]
-        rows[number, : len(order)], best[number, : len(order)] = order, scores[number, order]
-    return Ranking(rows, best)
 
 
 def vectors(*shape: int, seed: int = 0) -> NDArray[np.float32]:

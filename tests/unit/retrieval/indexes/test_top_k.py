@@ -129,13 +129,6 @@ def test_equals_the_formula_in_exact_fractions(data, k_constant, depth, widths):
         np.testing.assert_array_equal(fused.scores[query], scores)
 
 
-def test_order_of_the_systems_does_not_matter() -> None:
-    generator = np.random.default_rng(0)
-    systems = [ranking([generator.permutation(300)[:100].tolist() for _ in range(50)]) for _ in range(5)]
-    forward, backward = reciprocal_rank_fusion(systems), reciprocal_rank_fusion(systems[::-1])
-    assert_same(forward, backward)
-
-
 def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each query that has all documents scored."""
     asked: list[int] = []

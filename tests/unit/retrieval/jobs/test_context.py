@@ -21,15 +21,13 @@ from retrieval.embedding import encode_texts
 from retrieval.encoders.contextual.context_reader import drawn_rows
 from retrieval.encoders.contextual.contexts import CorpusContext, draw_documents, rows_of_domains
 from retrieval.encoders.contextual.encoder import ContextualEncoder
-from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.towers import load_towers
 from retrieval.jobs.context import Context, ContextConfig
 from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig
 from retrieval.vectors import StoredVectors
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, module_cache, saved
+from tests.unit.retrieval.encoders.tiny_models import load_tiny_towers
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,18 +66,11 @@ def context(tmp_path_factory: pytest.TempPathFactory, collection: str, model: Pa
     return fit(tmp_path_factory.mktemp("fitted") / "context", collection, model)
 
 
-def loaded(model: Path) -> ContextualEncoder:
-    settings, fingerprint = EncoderSettings(model=str(model), dtype="float32"), locate_model(str(model)).fingerprint
-    encoder = load_towers(settings, model, fingerprint).eval().query
-    assert isinstance(encoder, ContextualEncoder)
-    return encoder
-
-
 def test_documents_and_queries_are_read_in_the_context_of_their_corpus(collection, model, context, tmp_path):
     fitted, stored = CorpusContext.of(context), StoredCollection(collection)
     rows, texts = draw_documents(stored, J, seed=0)
     assert len(set(rows.tolist())) == J
-    encoder = loaded(model)
+    encoder: Any = load_tiny_towers(model, dtype="float32").query
     np.testing.assert_allclose(fitted.vectors, encoder.embed_context(texts).numpy(), atol=1e-6)
     encoder.use_context(torch.from_numpy(fitted.vectors))
     vectors = embed(tmp_path / "vectors", collection, model, context=context)

@@ -1,6 +1,5 @@
 """The stage, made in this process: what it writes, records and prints, and the settings that it refuses."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +103,7 @@ def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
     systems = StoredEvaluation(artifact.uri).values()
     table = pq.read_table(artifact.path("per_query.parquet"))
     assert table.column_names == ["query_id", "mine/RR", "mine/Accuracy@3", "better/RR", "better/Accuracy@3"]
+    assert table["mine/RR"].null_count == 2
     np.testing.assert_array_equal(systems["mine"].values["RR"], [1, 1 / 3, 0, np.nan, np.nan, 0])
     np.testing.assert_array_equal(systems["better"].values["Accuracy@3"], [1, 1, np.nan, 1, 0, np.nan])
     assert systems["mine"].missing_queries == 2
@@ -115,16 +115,8 @@ def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
 
 
 def test_domains_are_those_of_the_per_query_table(tmp_path: Path) -> None:
-    domains = {"q1": "beer", "q3": "beer", "q6": "coffee", "q4": "tea"}  # and none: q2, q5
     make_collection(tmp_path)
-    queries = tmp_path / "source" / "queries.jsonl"
-    records = [json.loads(line) for line in queries.read_text().splitlines()]
-    for record in records:
-        record["metadata"] |= {"site": domains.get(record["_id"], "")}
-    queries.write_text("".join(json.dumps(record) + "\n" for record in records))
-    corpus = tmp_path / "source" / "corpus.jsonl"
-    corpus.write_text(corpus.read_text().replace('"text"', '"metadata": {"site": "beer"}, "text"'))
-    source = BeirFolder(path=str(queries.parent), domain_key="site")
+    source = BeirFolder(path=str(tmp_path / "source"), domain_key="site")
     collection = make(Collect(CollectConfig(source=source, output=str(tmp_path / "with_domains"))))
     measures = ["nDCG@10", "RR", "Accuracy@3"]
     settings = {"collection": collection, "runs": runs(tmp_path), "measures": measures}
@@ -132,7 +124,7 @@ def test_domains_are_those_of_the_per_query_table(tmp_path: Path) -> None:
     stage, artifact = evaluated(tmp_path / "a", **settings, by_domain=True)
     assert artifact.config["by_domain"] is True
     found, systems = artifact.read_json("domains.json"), StoredEvaluation(artifact.uri).values()
-    of_queries = [domains.get(query, "") for query in systems["mine"].query_ids]
+    of_queries = [judged.SITES.get(query, "") for query in systems["mine"].query_ids]
     assert found == domain_means(systems, measures, of_queries)
     assert {name: values["queries"] for name, values in found.items()} == {"": 2, "beer": 2, "coffee": 1, "tea": 1}
     assert list(found) == ["", "beer", "coffee", "tea"]

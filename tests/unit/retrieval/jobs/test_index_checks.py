@@ -1,6 +1,5 @@
 """What can't be indexed, searched or written to a run file is refused before work is spent on it."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from retrieval.jobs.embed import Embed
 from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking
-from tests.unit.retrieval.made_up import beir_collection, stored_vectors
+from tests.unit.retrieval.made_up import beir_collection, stored_vectors, write_beir
 from tests.unit.small_run import make
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -75,8 +74,6 @@ def test_queries_that_no_run_can_name_are_refused_where_they_are_searched(tmp_pa
     assert StoredRanking(make(search("test"))).query_ids() == ["q1", "q3"]  # of the others nothing is written
 
 
-pytest.importorskip("faiss", reason="FAISS is not installed")
-
 RECIPE = """
 stages:
   corpus: {job: collect, source: {kind: beir, path: SOURCE}}
@@ -102,16 +99,12 @@ def run(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(Collect, "execute", collect)
     monkeypatch.setattr(Embed, "execute", embed)
-    source = tmp_path / "source"
-    (source / "qrels").mkdir(parents=True)
-    (source / "queries.jsonl").write_text('{"_id": "q", "text": "y"}')
-    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
-    text = RECIPE.replace("SOURCE", str(source)).replace("MODEL", str(tiny_encoder))
+    text = RECIPE.replace("SOURCE", str(tmp_path / "source")).replace("MODEL", str(tiny_encoder))
     (tmp_path / "recipe.yaml").write_text(text)
 
     def run(documents: int, *overrides: str) -> None:
-        lines = (json.dumps({"_id": f"d{row}", "title": "", "text": "x"}) for row in range(documents))
-        (source / "corpus.jsonl").write_text("\n".join(lines))
+        corpus = ({"_id": f"d{row}", "title": "", "text": "x"} for row in range(documents))
+        write_beir(tmp_path / "source", corpus, [{"_id": "q", "text": "y"}], [("q", "d0", 1)])
         stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out")))
         run_recipe(stages, list(stages), "recipe")
 

@@ -15,6 +15,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
 from retrieval.collections.collection import StoredCollection
+from retrieval.evaluation.judging import collection_judgments
 from retrieval.indexes.exact_search import search_stored
 from retrieval.lexical import BM25Settings
 from retrieval.rankings import StoredRanking, read_ranking_file
@@ -51,8 +52,8 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "vectors.encoder.dtype": "float32",
         "ivf_pq_index.index.factory": "IVF16,PQ8x4",
         "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
+        "corpus.source.path": str(real_data(request.param)),
     }
-    settings["corpus.source.path"] = str(real_data(request.param))
     overrides = [f"{key}={value}" for key, value in settings.items()]
     for stage in recipe_stages(load_recipe("retrieval", overrides, str(folder))).values():
         make(stage)
@@ -60,7 +61,7 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_means_are_those_of_trec_eval(output: Path) -> None:
-    qrels = qrels_of(output)
+    qrels = collection_judgments(str(output / "corpus"), "test", ["AP"]).qrels
     means = Artifact(str(output / "evaluation")).read_json("metrics.json")["means"]
     names = {"nDCG@10": "ndcg_cut_10", "AP": "map", "R@100": "recall_100"}
     judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map", "recall.100"})
@@ -84,22 +85,13 @@ def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(outpu
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in pairs]) > 0.9
 
 
-def qrels_of(folder: Path) -> dict[str, dict[str, int]]:
-    table = StoredCollection(str(folder / "corpus")).judgments("test")
-    qrels: dict[str, dict[str, int]] = {}
-    for row in table.to_pylist():
-        qrels.setdefault(row["query_id"], {})[row["document_id"]] = row["relevance"]
-    return qrels
-
-
 def test_every_run_says_what_made_it(output: Path) -> None:
     systems = {name: StoredRanking(str(output / folder)).system for name, folder in RUNS.items()}
     assert systems["BM25"]["k1"] == 0.9
     assert systems["dense IVF-PQ"]["search_parameters"] == "nprobe=8"
     assert systems["BM25 re-ranked"]["reranked"] == 100
     assert all(system["with_title"] is True for system in systems.values())
-    manifest = json.loads((output / "evaluation" / "manifest.json").read_text())
-    assert manifest["facts"]["systems"]["BM25"]["index"] == "BM25"
+    assert Artifact(str(output / "evaluation")).manifest["facts"]["systems"]["BM25"]["index"] == "BM25"
 
 
 def test_negatives_of_real_questions(tmp_path: Path) -> None:

@@ -181,15 +181,6 @@ def test_an_index_and_queries_that_do_not_belong_together_are_refused(tmp_path, 
         rerank(tmp_path, run, foreign, collection)
 
 
-def test_a_hostile_artifact_links_no_file_outside_of_its_folder(tmp_path: Path) -> None:
-    index = make_artifact(tmp_path / "index", "index", {}, {}, {"lexical/params.json": "{}"}, 1)
-    manifest = tmp_path / "index" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("lexical/params.json", "lexical/../../escaped.py"))
-    (tmp_path / "escaped.py").write_text("{}")
-    with pytest.raises(UserError, match=r"'lexical/\.\./\.\./escaped\.py' is no name of a file inside the folder"):
-        Artifact(index).local_folder()
-
-
 def test_no_document_is_nothing_to_index(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"collection has no document for BM25\. Collect from a source that has some"):
         make_bm25(tmp_path, collection_of(tmp_path / "collection", []))

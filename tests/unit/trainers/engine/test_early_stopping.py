@@ -31,20 +31,12 @@ def best_step(evaluations, criteria):
 @pytest.mark.parametrize(
     ("values", "best", "since"),
     [
-        ([0.5], None, 0),
-        ([0.9, 0.3], 1, 0),
+        ([0.5], None, 0),  # the start alone
+        ([0.9, 0.3], 1, 0),  # the start is never the best
         ([0.1, 0.3, 0.4, 0.2], 2, 1),
-        ([0.1, 0.3, 0.3, 0.3], 1, 2),
+        ([0.1, 0.3, 0.3, 0.3], 1, 2),  # the first of equals
         ([0.1, 0.3, math.nan, 0.2], 1, 2),
         ([0.1, math.nan, 0.2, 0.1], 2, 1),
-    ],
-    ids=[
-        "the start alone",
-        "the start is never the best",
-        "a peak",
-        "the first of equals",
-        "not a number",
-        "not a number first",
     ],
 )
 def test_the_best_evaluation(values, best, since):

@@ -16,7 +16,7 @@ from retrieval.encoders.specification import LoraSettings
 from tests.gpu.objectives import ONE_OF_EACH, make_objective
 from tests.gpu.test_objectives import gradients_of, step
 from tests.unit.trainers.pair_batches import pair, store_pairs
-from tests.unit.trainers.tiny import Reports
+from tests.unit.trainers.tiny import Reports, kept_bytes
 from trainers import training_run
 from trainers.engine.precision import restore_frozen, round_frozen
 from trainers.objective import build_objective
@@ -85,21 +85,8 @@ def test_what_computes_in_float32_keeps_its_weights(tmp_path: Path, tiny_encoder
 
 def kept(model: nn.Module, ids: Tensor) -> int:
     """Bytes that two forward passes keep for the backward pass, beside the weights themselves."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    found: dict[int, int] = {}
-    held = []
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        held.append(storage)
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
-        passes = [model(ids).last_hidden_state.sum() for _ in range(2)]
-    assert len(passes) == 2
-    return sum(found.values())
+    with torch.autocast("cpu", torch.bfloat16):
+        return kept_bytes(lambda: [model(ids).last_hidden_state.sum() for _ in range(2)], model.parameters())
 
 
 def bert() -> nn.Module:

@@ -131,18 +131,6 @@ def test_a_joined_step_is_one_piece_a_rank_and_all_its_rows_in_order(batches_per
     assert [next(order.steps()).places for order in orders] == [(rank,) for rank in range(world_size)]
 
 
-@given(count=st.integers(5, 60), batches_per_step=st.integers(1, 5), seed=st.integers(0, 99))
-@settings(max_examples=40)
-def test_an_epoch_consumes_each_batch_at_most_once_and_drops_only_its_tail(count, batches_per_step, seed):
-    order = Order([count, count], batches_per_step, seed)
-    for epoch in (0, 1):
-        consumed = [batch for step in order.steps() if step.epoch == epoch for batch in step.batches]
-        assert len(set(consumed)) == len(consumed)
-        assert len(consumed) + order.dropped_batches[epoch] == count
-        assert order.dropped_batches[epoch] < batches_per_step
-        assert consumed == epoch_permutation(seed, epoch, count)[: len(consumed)].tolist()
-
-
 @given(start=st.integers(0, 12), max_steps=st.none() | st.integers(1, 20))
 @settings(max_examples=40)
 def test_starting_late_gives_the_rest(start, max_steps):

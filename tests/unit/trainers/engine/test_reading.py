@@ -5,7 +5,7 @@ import pytest
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyBatches, random_batch, tiny_objective
 from trainers.engine.draws import draw_hard_negatives
-from trainers.engine.order import Piece, Step
+from trainers.engine.order import Piece
 from trainers.engine.reading import Reader
 
 
@@ -40,6 +40,8 @@ def test_hard_negatives_are_drawn_for_the_whole_batch_before_it_is_cut():
         assert [row for table in cut for row in table.to_pylist()] == whole.to_pylist()
         drawn.append(whole["hard_negatives"].to_pylist())
     assert drawn.count(drawn[0]) < 3
+    none = reader(*columns, hard_negatives=0).read_piece(1, Piece((0,)))
+    assert none["hard_negatives"].to_pylist() == [[]] * 6
 
 
 def test_rows_that_ranks_cannot_share_and_missing_columns_are_refused():
@@ -47,15 +49,3 @@ def test_rows_that_ranks_cannot_share_and_missing_columns_are_refused():
         reader("query").read_piece(1, Piece((3,), 0, 4))
     with pytest.raises(UserError, match="no column relevance, which this objective reads; they have query"):
         reader("query", "relevance").read_piece(0, Piece((0,)))
-
-
-def test_what_is_wrong_with_a_batch_comes_with_its_number():
-    class Refusing:
-        columns = ("query",)
-
-        def collate(self, rows):
-            raise UserError(f"{len(rows)} rows are wrong")
-
-    step = Step(0, 1, 0, (5,), (Piece((5,)),), (0,))
-    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: 6 rows are wrong"):
-        Reader(TinyBatches(), Refusing()).read_step(step)

@@ -66,7 +66,8 @@ def test_what_would_run_is_not_refused(check, tiny_encoder: Path) -> None:
     check(form, "first.objective={kind: multi_layer, training_form: self_contrastive, regularisation: 1.0}")
     check("first.encoder.max_length=64", "first.objective.query_max_length=64", "first.tracking.trackers=[]")
     check("first.resources.workers=6", "first.training.batches_per_step=3")  # slices
-    check("first.training.hard_negatives=0", "first.training.exchange_bf16=true")  # no triplets, whole gradients
+    check("first.training.hard_negatives=0", "model.training.hard_negatives=1")  # the first trains on no triplets
+    check("first.training.exchange_bf16=true")  # of whole gradients
 
 
 @pytest.mark.parametrize(("override", "said"), [
@@ -80,7 +81,7 @@ def test_what_would_run_is_not_refused(check, tiny_encoder: Path) -> None:
     ("first.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
     ("model.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
     ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
-    ("model.training.hard_negatives=0", "hard_negatives is 0, so every row's .*, but a triplet has one"),
+    ("model.training.hard_negatives=0", "hard_negatives is 0, so every row's .*, but a triplet has one.*Set it to 1"),
     ("batches.judged_negatives=null,first.training.hard_negatives=2", "hard_negatives is 2, and .* will have no"),
     ("first.training.exchange_bf16=true,first.sharding=zero2",
      "exchange_bf16 is for whole gradients, but sharding zer"),
@@ -133,15 +134,22 @@ def test_lengths_and_layers_are_those_that_the_folder_states(check, tmp_path: Pa
     check(f"others.encoder.model={unknown}", form, "others.encoder.max_length=4000")
 
 
+def job(batches: str, folder: Path, encoder: Path, **changes: Any) -> Train:
+    values = {
+        "batches": batches,
+        "output": str(folder / "model"),
+        "encoder": {"model": str(encoder)},
+        "objective": {"kind": "contrastive"},
+        "training": {"bf16": False},
+    }
+    return Train(validate(TrainConfig, values | changes, "model"))
+
+
 def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_path: Path, tiny_encoder: Path) -> None:
     batches = store_pairs(tmp_path / "batches", [[pair(0), pair(1)]])
-    values = {
-        "batches": batches, "output": str(tmp_path / "model"), "encoder": {"model": str(tiny_encoder)},
-        "objective": {"kind": "contrastive"}, "training": {"bf16": False},
-    }  # fmt: skip
 
     def check_inputs(**changes: Any) -> None:
-        Train(validate(TrainConfig, values | changes, "model")).check_inputs({"batches"})
+        job(batches, tmp_path, tiny_encoder, **changes).check_inputs({"batches"})
 
     check_inputs()
     with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
@@ -156,12 +164,9 @@ def test_what_a_training_here_takes_is_three_passes_over_its_texts(tmp_path: Pat
     def made(count: int, lengths: dict[str, int], **training: Any) -> tuple[Train, float]:
         """Of so many stored batches of two pairs: the stage, and the tokens that it takes as long as."""
         rows = [[pair(2 * batch), pair(2 * batch + 1)] for batch in range(count)]
-        values = {
-            "batches": store_pairs(tmp_path / f"{count}", rows), "output": str(tmp_path / "model"),
-            "encoder": {"model": str(tiny_encoder)}, "objective": {"kind": "contrastive", **lengths},
-            "training": {"bf16": False, **training},
-        }  # fmt: skip
-        stage = Train(validate(TrainConfig, values, "model"))
+        batches = store_pairs(tmp_path / f"{count}", rows)
+        changes = {"objective": {"kind": "contrastive", **lengths}, "training": {"bf16": False, **training}}
+        stage = job(batches, tmp_path, tiny_encoder, **changes)
         model = stage.config.encoder
         return stage, stage.seconds_here([]) / seconds_of_tokens(locate_named(model), model, 1)
 
@@ -191,10 +196,6 @@ stages:
     assert sizes == {"pack": 6, "packed": 6, "lists": 9, "groups": 12, "mixed": 6, "unknown": None}
 
 
-def rows(*numbers: int) -> list[list[dict]]:
-    return [[pair(number) for number in numbers]]
-
-
 def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begins(
     tmp_path: Path, tiny_encoder: Path, logged: list[str]
 ) -> None:
@@ -202,7 +203,7 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
     inputs = {"collection": Artifact(collection).fingerprint}
 
     def warnings(name: str, split: str, *numbers: int, inputs: dict[str, str] = inputs) -> list[str]:
-        trained = BatchReader(store_pairs(tmp_path / name, rows(*numbers), inputs))
+        trained = BatchReader(store_pairs(tmp_path / name, [[pair(number) for number in numbers]], inputs))
         return training_set_warnings(RetrievalValidationSettings(collection=collection, split=split), trained)
 
     (warning,) = warnings("batches", "train", 6, 7, 5)
@@ -217,11 +218,7 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
     assert training_set_warnings(RetrievalValidationSettings(collection=collection), of_chunks) == []
 
     def plan(**of_validation: Any) -> None:
-        values = {
-            "batches": batches, "output": str(tmp_path / "model"), "encoder": {"model": str(tiny_encoder)},
-            "objective": {"kind": "contrastive"}, "training": {"bf16": False}, "validation": of_validation,
-        }  # fmt: skip
-        Train(validate(TrainConfig, values, "model")).plan()
+        job(batches, tmp_path, tiny_encoder, validation=of_validation).plan()
 
     plan(kind="retrieval", collection=collection, split="train")
     assert len([line for line in logged if line.startswith("  Warning: the dev set is trained on")]) == 1

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
 
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyEncoder, assert_same, gradients_of
@@ -20,7 +19,6 @@ from trainers.objectives.adaptive_margin import (
 )
 from trainers.objectives.pair_settings import AdaptiveMarginSettings
 from trainers.objectives.pairs import Triplets, unit_vectors
-from trainers.run_settings import RunSettings
 
 FORMS = [
     {"target": "static", "margin": 0.3},
@@ -148,7 +146,8 @@ def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(form):
         )
         residuals = literal_residuals(q, p, n, **form)
         assert outcome.loss.item() == pytest.approx(np.mean(np.square(residuals)), rel=1e-10)
-        assert (outcome.examples, outcome.tokens) == (6, tokens_of(columns))
+        distinct = [*set(columns[0]), *set(columns[1] + columns[2])]  # a prompt token each
+        assert (outcome.examples, outcome.tokens) == (6, sum(1 + len(text.split()) for text in distinct))
         assert not any(metric.requires_grad for metric in outcome.metrics.values())
         outcome.loss.backward()
         gradients.append(gradients_of(objective))
@@ -168,13 +167,6 @@ def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(form):
         "positive_similarity": pytest.approx(np.mean(own_positive)),
         "negative_similarity": pytest.approx(np.mean(own_negative)),
     }
-
-
-def tokens_of(columns) -> int:
-    """Of the distinct texts of each role, a prompt token each."""
-    queries, documents, negatives = columns
-    distinct = [*set(queries), *set(documents + negatives)]
-    return sum(1 + len(text.split()) for text in distinct)
 
 
 def test_equal_texts_are_encoded_once_in_chunks_of_one_length_and_none_beyond_its_own():
@@ -211,16 +203,3 @@ def test_what_queries_are_compared_with_and_steps_are_joined_where_negatives_are
     assert (in_batch.in_batch, in_batch.documents, in_batch.offered) == (5, 12, 6)
     assert tiny_objective(share_negatives="step").joins_step
     assert not tiny_objective().joins_step
-
-
-@pytest.mark.parametrize("taken", [None, 1, 0])
-def test_a_run_that_leaves_every_hard_negative_out_is_told_so(taken):
-    def run() -> RunSettings:
-        values = {"batches": "batches", "encoder": {"model": "any"}, "objective": {"kind": "adaptive_margin"}}
-        return RunSettings(**values, training={"hard_negatives": taken})
-
-    if taken == 0:
-        with pytest.raises(ValidationError, match=r"training.hard_negatives is 0, so .* are left out.* Set it to 1"):
-            run()
-    else:
-        assert run().training.hard_negatives == taken

@@ -183,17 +183,6 @@ def test_collating_a_slice_of_a_table_sees_only_its_rows():
     assert batch.masked_columns.tolist() == [3, 0, 4]
 
 
-def test_only_the_gradient_cache_drops_activations():
-    def kept(gradient_cache: bool) -> int:
-        objective = tiny_objective(chunk_size=2, gradient_cache=gradient_cache)
-        batch, sizes = objective.collate(random_batch(8)), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
-            objective(batch)
-        return sum(sizes)
-
-    assert kept(True) < kept(False) / 5
-
-
 def test_by_default_chunks_suit_the_processor():
     settings = ContrastiveSettings()
     mask = torch.ones(600, 64, dtype=torch.int64)

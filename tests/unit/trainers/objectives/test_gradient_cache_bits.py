@@ -13,6 +13,7 @@ from torch import Tensor
 
 from raytriever.settings.configuration import without_inputs
 from tests.gpu.objectives import KINDS, epoch_batch, make_objective, make_rows
+from tests.unit.trainers.objectives.test_settings import REQUIRED
 from tests.unit.trainers.tiny import random_batch
 from trainers.objective import Objective
 from trainers.run_settings import AnyObjectiveSettings
@@ -28,11 +29,6 @@ CASES = {name: KINDS[name] for name in OF_KINDS} | {
     "contrastive, LoRA": KINDS["contrastive"],
     "contextual, dropped": (CONTEXTUAL, None, epoch_batch),
     "contextual, released": (CONTEXTUAL | {"variant": "released", "vectors_per_document": 2}, None, epoch_batch),
-}
-REQUIRED = {
-    "coder": {"documents": "vectors"},
-    "revela": {"language_model": {"model": "named"}},
-    "replug": {"scores": "scores"},
 }
 
 
@@ -100,7 +96,7 @@ def test_the_gradient_cache_shapes_no_run_and_its_default_is_recorded(case: str)
     """Models of before it was left out keep their configuration, which has it."""
 
     def settings(**values: Any) -> Any:
-        given = CASES[case][0] | REQUIRED.get(CASES[case][0]["kind"], {}) | values
+        given = REQUIRED.get(CASES[case][0]["kind"], {}) | CASES[case][0] | values
         return TypeAdapter(AnyObjectiveSettings).validate_python(given)
 
     plain = settings(chunk_size=3)

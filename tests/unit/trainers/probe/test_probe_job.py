@@ -81,23 +81,12 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
     )
 
 
-@pytest.fixture(scope="module")
-def usual_loss(run: dict[str, str], tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
-    return loss_of(config_of(run, tiny_encoder, tmp_path_factory.mktemp("usual"), epochs=1))
-
-
-def loss_of(config: ProbeConfig) -> float:
-    ways: dict[str, dict[str, float]] = Artifact(small_run.make(Probe(config))).read_json("trials.json")["ways"]
-    return ways["tour"]["loss"]
-
-
-@pytest.mark.parametrize(
-    "change", [{"start": "random"}, {"temperature": 0.5}, {"learning_rate": 1e-2}, {"max_length": 2}], ids=str
-)
-def test_how_encoders_are_trained_shows_in_their_loss(
-    run: dict[str, str], tiny_encoder: Path, tmp_path: Path, usual_loss: float, change: dict[str, Any]
-) -> None:
-    assert loss_of(config_of(run, tiny_encoder, tmp_path, epochs=1, **change)) != usual_loss
+def test_how_encoders_are_trained_shows_in_their_loss(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
+    losses = set[float]()
+    for change in ({}, {"start": "random"}, {"temperature": 0.5}, {"learning_rate": 1e-2}, {"max_length": 2}):
+        probe = Probe(config_of(run, tiny_encoder, tmp_path / str(change), epochs=1, **change))
+        losses.add(Artifact(small_run.make(probe)).read_json("trials.json")["ways"]["tour"]["loss"])
+    assert len(losses) == 5
 
 
 @pytest.mark.parametrize("start", ["random", "embeddings"])

@@ -60,7 +60,13 @@ def test_prompts_are_told_by_name() -> None:
     assert "prompt_name='classification'" in text
     assert "prompt_name" not in card()
     scored, contextual = "queries for a scoring module** (of 2 layers), which", "This is a contextual encoder, and the"
-    for changes, said in (({"list_scorer": "of 2 layers"}, scored), ({"architecture": "contextual"}, contextual)):
+    own = {"architecture": "contextual, 64 vectors"}
+    for changes, said in (
+        ({"list_scorer": "of 2 layers"}, scored),
+        (own, contextual),
+        (own, "the lines above load a fallback"),
+        (own, "| architecture | contextual, 64 vectors |"),
+    ):
         assert said in model_card("any", {}, INPUTS, CONTRACT.model_copy(update=changes), POINTS)
         assert said not in text
     both = "`encode_query` and `encode_document` put the prompts before the texts"

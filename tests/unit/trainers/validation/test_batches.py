@@ -1,34 +1,18 @@
 """Validation on stored batches: means over them in evaluation mode, the same however often it is made."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyBatches, tiny_objective
-from tests.unit.trainers.validation.made_up import (
-    MadeUpBatches,
-    PairObjective,
-    draw_from_generators,
-    encoder_settings,
-    load,
-    seed_generators,
-)
+from tests.unit.trainers.validation.made_up import MadeUpBatches, draw_from_generators, seed_generators
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.order import Piece
 from trainers.engine.reading import BatchSource, Reader
 from trainers.validation.batches import BatchValidation
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import BatchValidationSettings
-
-
-@pytest.fixture
-def objective(spread_encoder: Path) -> PairObjective:
-    made = PairObjective(load(encoder_settings(spread_encoder))).train()
-    made.frozen.eval()
-    return made
 
 
 def validation(batches: BatchSource | None = None, bf16: bool = False, **settings) -> BatchValidation:
@@ -72,7 +56,6 @@ def test_hard_negatives_are_those_that_the_seed_draws(count: int | None, seed: i
 
 def test_what_the_objective_draws_is_the_same_at_every_evaluation_which_leaves_no_trace(objective):
     it = validation(seed=4)
-    modes = [module.training for module in objective.modules()]
     objective.batch_group = "the ranks of a batch"
     seed_generators()
     expected = draw_from_generators()
@@ -84,7 +67,6 @@ def test_what_the_objective_draws_is_the_same_at_every_evaluation_which_leaves_n
     assert it.measure(objective) == first
     assert objective.draws == draws * 2
     assert validation(seed=5).measure(objective)["draw"] != first["draw"]
-    assert [module.training for module in objective.modules()] == modes
     assert objective.batch_group == "the ranks of a batch"
     assert all(parameter.grad is None for parameter in objective.parameters())
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,14 @@ from retrieval.encoders.contextual.folder import contextual_from, keep_layers
 from retrieval.encoders.pooling import segment_means
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings
-from retrieval.encoders.towers import Towers, load_towers
+from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.contextual.made_up import DOCUMENTS, contextual, saved
 from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     WIDTH,
     edited,
     load_tiny,
+    load_tiny_towers,
     same_vectors,
     sentence_transformer,
     vectors_of,
@@ -33,18 +33,6 @@ def folder(tmp_path: Path) -> Path:
     """Of a contextual encoder with both its stages, in float32."""
     contextual(dtype=torch.float32).save(tmp_path)
     return tmp_path
-
-
-def towers_of(folder: Path, **settings: Any) -> Towers:
-    wanted = EncoderSettings(model=str(folder), **settings)
-    return load_towers(wanted, folder, locate_model(str(folder)).fingerprint).eval()
-
-
-def load(folder: Path) -> ContextualEncoder:
-    towers = towers_of(folder)
-    assert towers.query is towers.document
-    assert isinstance(towers.query, ContextualEncoder)
-    return towers.query
 
 
 def test_vectors_need_a_context_and_those_of_different_ones_do_not_meet() -> None:
@@ -152,7 +140,10 @@ def test_a_context_that_leaves_no_positions_for_texts_is_refused() -> None:
 def test_a_folder_gives_the_same_encoder(family: str, form: dict, tmp_path: Path) -> None:
     encoder = contextual(family, dtype=torch.float32, normalize=True, query_prompt="query: ", **form)
     encoder.save(tmp_path)
-    loaded = load(tmp_path)
+    towers = load_tiny_towers(tmp_path)
+    loaded = towers.document
+    assert loaded is towers.query
+    assert isinstance(loaded, ContextualEncoder)
     assert loaded.contextual_form == encoder.contextual_form
     for context in ("vectors", "null", None):
         for each in (encoder, loaded):
@@ -172,7 +163,7 @@ def test_a_chosen_prompt_of_documents_is_that_of_the_context_too(tmp_path: Path)
     made.save(tmp_path)
     cases = [({}, "read "), ({"document_prompt": "see "}, "see "), ({"document_prompt_name": "alike"}, "both ")]
     for chosen, prompt in cases:
-        encoder = towers_of(tmp_path, **chosen).document
+        encoder = load_tiny_towers(tmp_path, **chosen).document
         assert encoder.prompt("document") == encoder.first_stage.prompt("document") == prompt
         assert torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, prompt))
     assert not torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, "read "))
@@ -191,7 +182,7 @@ def test_both_stages_count_in_the_fingerprint_and_a_plain_encoder_replaces_them(
         found.add(locate_model(str(folder)).fingerprint)
     assert len(found) == 5
     load_tiny(saved("bert"), pooling="mean").save(folder)
-    assert towers_of(folder).contract.architecture == "plain"
+    assert load_tiny_towers(folder).contract.architecture == "plain"
 
 
 RELEASED_FORM = json.dumps(RELEASED)
@@ -207,7 +198,7 @@ RELEASED_FORM = json.dumps(RELEASED)
 def test_a_folder_that_is_not_whole_is_refused(change, message: str, folder: Path) -> None:
     change(folder)
     with pytest.raises(UserError, match=message):
-        load(folder)
+        load_tiny_towers(folder)
 
 
 def test_first_stages_of_fewer_layers_and_tokens_and_of_another_width() -> None:

@@ -21,7 +21,6 @@ from retrieval.encoders.contextual.contexts import ContextDescription, CorpusCon
 from retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import contextual_from, write_module_folder
-from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
@@ -33,7 +32,7 @@ from tests.unit.retrieval.encoders.contextual.made_up import (
     module_cache,
     saved,
 )
-from tests.unit.retrieval.encoders.tiny_models import TEXTS, same_vectors, same_vectors_as_theirs
+from tests.unit.retrieval.encoders.tiny_models import TEXTS, load_tiny_towers, same_vectors, same_vectors_as_theirs
 
 FORMS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -183,8 +182,7 @@ def test_our_own_loader_reads_the_folder(tmp_path: Path, monkeypatch: pytest.Mon
         "retrieval.encoders.contextual.folder.load_encoder",
         lambda own, *given, **named: trusted.append(own.trust_remote_code) or load_encoder(own, *given, **named),
     )
-    settings = EncoderSettings(model=str(folder), trust_remote_code=True)
-    towers = load_towers(settings, folder, locate_model(str(folder)).fingerprint).eval()
+    towers = load_tiny_towers(folder, trust_remote_code=True)
     assert trusted == [True, True]  # of both stages
     assert isinstance(towers.query, ContextualEncoder)
     for each in (encoder, towers.query):

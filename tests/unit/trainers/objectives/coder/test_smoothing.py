@@ -11,14 +11,6 @@ from trainers.objectives.coder.labels import LabelSmoother, jaccard, neighbourho
 from trainers.objectives.coder.settings import SmoothingSettings
 
 
-def similarities_of_uneven_vectors(seed, items, lonely):
-    """A few long vectors are everybody's nearest items; ``lonely`` ones of zeros aren't even their own."""
-    vectors = torch.randn(items, 4, generator=torch.Generator().manual_seed(seed))
-    vectors *= torch.logspace(-3, 3, items).unsqueeze(1)
-    vectors[:lonely] = 0
-    return vectors @ vectors.T
-
-
 @given(
     seed=st.integers(0, 1000),
     items=st.integers(4, 30),
@@ -28,10 +20,12 @@ def similarities_of_uneven_vectors(seed, items, lonely):
 )
 @settings(max_examples=60, deadline=None)
 def test_labels_are_finite_whatever_the_vectors_lengths(seed, items, lonely, redistribution, weights):
-    similarities = similarities_of_uneven_vectors(seed, items, lonely)
+    vectors = torch.randn(items, 4, generator=torch.Generator().manual_seed(seed))
+    vectors *= torch.logspace(-3, 3, items).unsqueeze(1)  # a few long ones are everybody's nearest items
+    vectors[:lonely] = 0  # not even their own
     for mix in (0.0, 0.469):
         smoothing = SmoothingSettings(neighbours=2, mix=mix, redistribution=redistribution, weights=weights)
-        assert smoothed_labels(similarities, torch.ones(2), smoothing).isfinite().all()
+        assert smoothed_labels(vectors @ vectors.T, torch.ones(2), smoothing).isfinite().all()
 
 
 def written_out(similarities, neighbours, trust):

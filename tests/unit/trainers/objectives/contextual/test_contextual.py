@@ -3,7 +3,6 @@
 That chunks of any size change nothing is what tests/distributed/test_contextual.py compares.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,26 +21,14 @@ from retrieval.encoders.pretrained import locate_models
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.objectives.contextual.made_up import FUNCTIONS, objective_of, rows_of
-from tests.unit.trainers.tiny import (
-    TinyBatches,
-    assert_same,
-    gradients_of,
-    learn,
-    tiny_settings,
-    weights_of,
-    with_columns,
-)
+from tests.unit.trainers.tiny import gradients_of, learn, with_columns
 from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
 from tests.unit.trainers.validation.made_up import collect as collect_source
-from trainers.engine.callback import Callback
-from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.draws import text_keys
-from trainers.engine.loop import train
 from trainers.objective import Outcome, build_objective
 from trainers.objectives.contextual import Contextual, contextual_encoder, drawn_places, dropped_places
 from trainers.objectives.contrastive import Contrastive, masked_contrastive_loss
 from trainers.objectives.pair_settings import ContextualSettings, ContrastiveSettings
-from trainers.record.model_card import model_card
 from trainers.run_settings import RunSettings
 from trainers.training_run import load_for_training
 from trainers.validation.retrieval import build_validation
@@ -134,19 +121,6 @@ def test_the_null_vector_is_trained_where_something_reads_it(tiny_encoder: Path,
     """A gradient of zeros would still let weight decay shrink it."""
     _, gradients = step(objective_of(tiny_encoder, sequence_dropout=dropout, context_documents=4))
     assert ("query_encoder.null" in gradients) == (dropout > 0)
-
-
-def test_new_weights_are_those_of_the_trainings_seed(tiny_encoder: Path) -> None:
-    settings = EncoderSettings(model=str(tiny_encoder), pooling="mean")
-    made = []
-    for seed in (1, 1, 2):
-        run: Any = SimpleNamespace(training=SimpleNamespace(seed=seed), dropout=0.0)
-        towers = load_towers(settings, tiny_encoder, "f" * 64)
-        encoder = Contextual.prepare(ContextualSettings(), towers, run, {}).query
-        assert isinstance(encoder, ContextualEncoder)
-        made.append(encoder.null)
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
 
 
 def test_contexts_change_with_epoch_and_seed(tiny_encoder: Path) -> None:
@@ -363,53 +337,6 @@ def test_both_stages_are_prepared_for_training(changes: dict[str, Any], tiny_enc
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-5, rtol=1e-5)
     if "lora" not in changes:
         torch.testing.assert_close(found[0][2], found[1][2], atol=1e-5, rtol=1e-4)
-
-
-def test_the_card_says_what_is_a_fallback(tiny_encoder: Path) -> None:
-    contract = objective_of(tiny_encoder).contextual.contract
-    inputs = {"batches": "a" * 64, "encoder.model": "b" * 64}
-    config = {"objective": {"kind": "contextual"}}
-    card = model_card("base", config, inputs, contract, [], paper=ContextualSettings.paper)
-    assert "the lines above load a fallback" in card
-    assert "| architecture | contextual, 64 vectors |" in card
-    assert "Contextual Document Embeddings" in card
-
-
-class Killed(Callback):
-    """Ends the run in its third step."""
-
-    def on_step(self, point: Mapping[str, Any]) -> None:
-        if point["step"] == 3:
-            raise KeyboardInterrupt
-
-
-def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp_path: Path) -> None:
-    def run(folder: Path, *callbacks: Callback) -> tuple[dict[str, np.ndarray], Any]:
-        objective = objective_of(tiny_encoder, context_documents=4, sequence_dropout=0.3, chunk_size=3)
-        for module in objective.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.1
-        done = train(
-            objective,
-            TinyBatches(counts=(4, 4)),
-            tiny_settings(checkpoint_every=2),
-            validation=opened(collection),
-            checkpoints=Checkpoints(str(folder), {"kind": "contextual"}, keep=2),
-            callbacks=callbacks,
-        )
-        objective.eval()
-        objective.export(folder / "model")
-        return weights_of(objective), done
-
-    whole, done = run(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "resumed", Killed())
-    resumed, again = run(tmp_path / "resumed")
-    assert [e.measures for e in done.state.evaluations] == [e.measures for e in again.state.evaluations]
-    assert_same(resumed, whole)
-    towers = load_towers(EncoderSettings(model="model"), tmp_path / "resumed" / "model", "f" * 64)
-    assert towers.contract.architecture == "contextual, 4 vectors"
-    assert towers.contract.context is None
 
 
 def test_a_context_that_marks_most_pairs_is_said_before_a_run(tiny_encoder: Path, logged: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Cross-document attention against the equations, and what must hold for any tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from raytriever.errors import UserError
 from tests.unit.trainers.objectives.revela import equations
+from tests.unit.trainers.tiny import kept_bytes
 from trainers.objectives.revela import cross_attention
 from trainers.objectives.revela.cross_attention import find_readers
 from trainers.objectives.revela.objective import in_batch_similarity
@@ -44,10 +45,10 @@ def cross_document_attention(
     return cross_attention.cross_document_attention(queries, keys, values, similarity, readers, **settings)
 
 
-def gradients(result: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
+def gradients(result: Tensor, given: list[Tensor], wanted: Sequence[int] = (0, 1, 2, 4)) -> tuple[Tensor, ...]:
     """Of one made-up function of the result, in queries, keys, values and Sim."""
     cotangent = torch.randn(result.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    return torch.autograd.grad((result * cotangent.to(result.dtype)).sum(), [*given[:3], given[4]])
+    return torch.autograd.grad((result * cotangent.to(result.dtype)).sum(), [given[place] for place in wanted])
 
 
 def without_some_weights(given: list[Tensor]) -> None:
@@ -153,26 +154,17 @@ def test_under_autocast_precision_is_that_of_the_tensors() -> None:
         assert_close(*each, rtol=0, atol=0)
 
 
-def kept_bytes(given: list[Tensor], recompute: bool) -> int:
-    """Of storages that the backward pass needs."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = cross_document_attention(*given, recompute=recompute)  # noqa: F841 (lives while it is counted)
-        return sum(kept.values())
-
-
 def test_recomputation_keeps_what_is_given_alone() -> None:
     given = tensors()
+
+    def kept(recompute: bool) -> int:
+        return kept_bytes(lambda: cross_document_attention(*given, recompute=recompute))
+
     bytes_given = sum(tensor.nbytes for tensor in (*given[:3], given[4]))
     small = DOCUMENTS * DOCUMENTS * 8  # Sim without its diagonal, and where that is
-    assert kept_bytes(given, recompute=True) <= bytes_given + 2 * small
+    assert kept(recompute=True) <= bytes_given + 2 * small
     results = DOCUMENTS * given[0].nbytes
-    assert results < kept_bytes(given, recompute=False) < 5 * results
+    assert results < kept(recompute=False) < 5 * results
 
 
 def test_readers_are_found_and_wrong_masks_refused() -> None:
@@ -204,7 +196,5 @@ def test_gradients_of_some_alone_are_the_same(wanted: list[int], value_normaliza
     some = [tensor.detach() if place == 3 else tensor.detach().requires_grad_(place in wanted)
             for place, tensor in enumerate(tensors())]  # fmt: skip
     result = cross_document_attention(*some, value_normalization=value_normalization)
-    cotangent = torch.randn(result.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    found = torch.autograd.grad((result * cotangent).sum(), [some[place] for place in wanted])
-    for place, gradient in zip(wanted, found, strict=True):
+    for place, gradient in zip(wanted, gradients(result, some, wanted), strict=True):
         assert_close(gradient, names[place], rtol=1e-12, atol=1e-12)

@@ -12,6 +12,7 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.specification import LoraSettings
 from tests.unit.trainers.objectives.revela.equations import InBatchLlama, Llama
 from tests.unit.trainers.objectives.revela.models import SIZES, batch, causal_model, in_float64
+from tests.unit.trainers.tiny import kept_bytes
 from trainers.objectives.revela import language_model
 from trainers.objectives.revela.language_model import FAMILIES, InBatchLanguageModel, next_token_loss, require_decoder
 from trainers.objectives.revela.objective import in_batch_similarity
@@ -70,16 +71,6 @@ def test_retriever_gets_the_gradient_of_the_equations(value_normalization: bool)
         assert_close(*each, rtol=1e-8, atol=1e-10)
 
 
-def test_padding_changes_nothing() -> None:
-    model = in_float64(InBatchLanguageModel(causal_model()))
-    input_ids, mask, similarity = batch()
-    similarity = similarity.double()
-    expected = step(model, (input_ids, mask, similarity))
-    wider = nn.functional.pad(mask, (0, 5))
-    other_padding = nn.functional.pad(input_ids, (0, 5)).masked_fill(wider == 0, 11)
-    assert_equal(step(model, (other_padding, wider, similarity)), expected, 1e-10)
-
-
 def test_computing_again_changes_nothing() -> None:
     """Dropout of attention included: every random state is restored."""
     plain = causal_model(attention_dropout=0.3)
@@ -98,19 +89,7 @@ def test_computing_again_changes_nothing() -> None:
 def test_checkpointing_keeps_a_layer_s_inputs_alone() -> None:
     def kept(**settings: bool) -> int:
         model = InBatchLanguageModel(causal_model(num_hidden_layers=8), **settings).train()
-        weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
-        sizes: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss, _ = model(*batch((40,) * 6))
-            assert loss.requires_grad
-            return sum(sizes.values())
+        return kept_bytes(lambda: model(*batch((40,) * 6)), model.parameters())
 
     assert kept(activation_checkpointing=True) < kept() / 8
     assert kept() < kept(recompute_reading=False) / 1.5
@@ -150,18 +129,6 @@ def test_bfloat16_is_near_float32(model_type: str) -> None:
     assert abs(found["loss"] - expected["loss"]) < 0.01 * expected["loss"]
     left, right = (torch.cat([each[name].flatten() for name in expected]) for each in (found, expected))
     assert nn.functional.cosine_similarity(left, right, dim=0) > 0.999
-
-
-def test_documents_that_can_t_be_read_are_refused() -> None:
-    model = InBatchLanguageModel(causal_model())
-    input_ids, mask, similarity = batch()
-    with pytest.raises(ValueError, match="right-padded"):
-        model(input_ids, mask.flip(1), similarity)
-    with pytest.raises(UserError, match="two tokens"):
-        model(input_ids[:, :1], mask[:, :1], similarity)
-    mask[3] = 0
-    with pytest.raises(UserError, match="Document 4 of 5 in a batch has no token"):
-        model(input_ids, mask, similarity)
 
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -66,23 +66,6 @@ def test_both_models_learn_and_neither_freezing_nor_chunks_change_a_gradient(rev
         assert_close(found, {name: expected[name] for name in trained}, rtol=1e-8, atol=1e-10)
 
 
-def test_lora_alone_is_trained(revela: Callable[..., Revela]) -> None:
-    objective = revela(language_model={"lora": {"rank": 2, "alpha": 4, "targets": "all_linear"}})
-    trained = {name for name, p in objective.language_model.named_parameters() if p.requires_grad}
-    assert trained
-    assert all("lora_" in name for name in trained)
-
-
-def test_the_seed_is_that_of_the_adapter(revela: Callable[..., Revela]) -> None:
-    settings = {"language_model": {"lora": {"rank": 2, "alpha": 4, "targets": "all_linear"}}}
-    first, again, other = (dict(revela(seed, **settings).named_parameters()) for seed in (1, 1, 2))
-    drawn = [name for name in first if "lora_A" in name]
-    assert drawn
-    for name in drawn:
-        assert torch.equal(first[name], again[name])
-        assert not torch.equal(first[name], other[name])
-
-
 def test_queries_and_passages_differ_unless_symmetric(revela: Callable[..., Revela]) -> None:
     batch = revela().collate(chunk_table())
     assert batch.chunks.queries is not None
