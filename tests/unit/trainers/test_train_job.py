@@ -263,6 +263,7 @@ def test_measures_are_kept_and_the_card_tells_those_of_a_whole_split_alone(
     monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})
     job, folder = stage(output=str(tmp_path), validation=validation), Folder(str(tmp_path))
     run_log = RunLog(folder, torch.device("cpu"))
+    run_log.ledger = {"steps": 4}
     with run_log:
         run_log.on_step({"step": 1, "loss": 1.0, "examples": 8})
     best_step = 3 if evaluations else None
@@ -272,6 +273,7 @@ def test_measures_are_kept_and_the_card_tells_those_of_a_whole_split_alone(
     assert ("| nDCG@10 | 0.4000 | 0.1000 |" in card) == ("those after 3 steps" in card) == is_told
     assert folder.exists("evaluations.jsonl") == bool(evaluations)
     assert {"README.md", "training.jsonl"} <= {file.name for file in record.files}
+    assert json.loads(folder.read_bytes("ledger.json")) == {"steps": 4}
     assert len(folder.read_bytes("log.jsonl").splitlines()) == 1 + len(evaluations)
     assert record.rows == 8
     assert record.facts["stopped_early"] is True

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2Model
 
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import add_adapter, merged_weights
@@ -263,6 +263,11 @@ def test_targets_by_kind(name: str) -> None:
     linear = adapted_modules(add_adapter(everything, LoraSettings(rank=2, targets="all_linear")))
     assert len(linear) == len(names) + blocks * FEED_FORWARD.get(name, 3)
     assert not [target for target in linear if "pooler" in target]
+
+
+def test_matrices_of_gpt2_are_modules_of_its_own() -> None:
+    transformer = GPT2Model(GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=2))
+    assert adapted_modules(add_adapter(transformer, LoraSettings(rank=2))) == ["h.0.attn.c_attn", "h.0.attn.c_proj"]
 
 
 def test_targets_by_name_and_those_that_match_nothing() -> None:
