@@ -31,7 +31,7 @@ COLLECTIONS = {  # what the queries are
     "stackexchange_qa": "forum posts",
 }
 UNSEEN = ("nq_qed", "mbpp", "pubmedqa")
-"""Of at most 800 pairs. No way was chosen on these. That a last batch is filled was, on mbpp."""
+"""Of at most 800 pairs. No way was chosen on these, but mbpp is why a last batch is filled."""
 
 
 @dataclass(frozen=True)

@@ -270,15 +270,15 @@ class Pack(Stage[PackConfig]):
         """Packs one share of the pairs that all regions of a domain have set aside, as much as one region."""
         assert part.region is not None
         assert part.number is not None
-        found = list[NDArray[np.int64]]()
-        for region in range(part.regions):
-            aside = _ASIDE.format(part.epoch, part.number - part.region + region)
-            columns = np.load(io.BytesIO(writer.read(aside)))
-            found.append(columns[:, share(columns.shape[1], part.region, part.regions, region)])
-        pairs, clusters = np.concatenate(found, axis=1)
+        first, size = part.number - part.region, self.config.packing.batch_size
+        names = (_ASIDE.format(part.epoch, first + region) for region in range(part.regions))
+        aside = [np.load(io.BytesIO(writer.read(name))).T for name in names]
+        shares = min(part.regions, max(1, sum(map(len, aside)) // size))  # a batch at least
+        found = [rows[share(len(rows), part.region, shares, region % shares)] for region, rows in enumerate(aside)]
+        pairs, clusters = np.concatenate(found).T
         place = [part.first, part.region, _SHARE]
         order = np.random.default_rng([self.config.seed, part.epoch, *place]).permutation(len(pairs))
-        batches = whole_batches(order, self.config.packing.batch_size)
+        batches = whole_batches(order, size)
         with _writer(writer, part, "dealt") as file:
             _write(file, part.names[0], pairs, clusters, batches.ravel())
         return writer.commit(facts={"figures": [{"shuffled": len(batches)}], "rows": batches.size})

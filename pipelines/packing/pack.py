@@ -2,7 +2,7 @@
 
 Contextual Document Embeddings (Morris & Rush 2024, section 4.1). Clusters of a domain are put in the order of a greedy
 tour over their centroids. The list of their items is cut into batches. This splits large clusters and joins small ones
-with near ones. The last batch is filled from the list's start.
+with near ones. What remains is a last batch, filled with items of the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class PackingSettings(Settings):
         if self.region_pairs < 2 * self.batch_size:
             raise ValueError(
                 f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}, so each region"
-                " would leave many pairs over. Raise it"
+                " would repeat many pairs. Raise it"
             )
         if () in (self.shuffled, *self.shuffled_of_domains.values()):
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
@@ -98,10 +98,10 @@ def pack(
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
     ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads query and document vectors of
-    the given items, for the polish. Every item is in one batch, fewer than ``batch_size`` of them in two, since the
-    last batch is filled up with them. ``name``: the domain's, where it may have settings of its own. ``region``: which
-    one of the domain's these items are, if not all. Raises ``UserError`` for fewer items than a batch, and for a polish
-    without vectors.
+    the given items, for the polish. Every item is in one batch, fewer than ``batch_size`` of them in two, because what
+    fills no batch is a last one together with them. No batch has an item twice. ``name``: the domain's, where it may
+    have settings of its own. ``region``: which one of the domain's these items are, if not all. Raises ``UserError``
+    for fewer items than a batch, and for a polish without vectors.
     """
     if settings.polish_sweeps and vectors is None:
         raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
@@ -114,23 +114,25 @@ def pack(
     generator = np.random.default_rng([seed, epoch, *place])
     items, figures = np.arange(len(clusters)), dict[str, Any]()
     share, aside = settings.shuffled_share(epoch, name), items[:0]
-    if share == 1 and region is None:
-        batches = whole_batches(generator.permutation(items), settings.batch_size)
-        return Packing(batches, {"shuffled": len(batches)})
     if share and region is not None:
-        aside, items = _set_aside(items, share, settings.batch_size, generator)
-        share = 0.0
-    if not len(items):
-        return Packing(whole_batches(items, settings.batch_size), figures, aside)
+        count = round(share * len(items) / settings.batch_size) * settings.batch_size
+        if len(items) - count < settings.batch_size:
+            count = len(items)  # too few would remain
+        aside, items = np.split(generator.permutation(items), [count])
+        items, share = np.sort(items), 0.0
+    if share == 1 or not len(items):
+        batches = whole_batches(generator.permutation(items), settings.batch_size)
+        return Packing(batches, {"shuffled": len(batches)} if share else figures, aside)
     if settings.order == "topics":
-        batches = topic_batches(clusters, items, settings.batch_size, generator)
+        batches, rest = topic_batches(clusters, items, settings.batch_size, generator)
     else:
         if settings.order == "tour":
             random_order = np.random.default_rng([seed, epoch, *place, _RANDOM_ORDER]).permutation(len(centroids))
             order, figures["tour"] = _tour(centroids, int(generator.integers(len(centroids))), random_order)
         else:
             order = generator.permutation(len(centroids))
-        batches = whole_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
+        ordered = items_in_order(items, clusters[items], order, generator)
+        batches, rest = cut_into_batches(ordered, settings.batch_size)
     if settings.polish_sweeps and vectors is not None:
         from pipelines.packing.polish import polish_batches
 
@@ -141,18 +143,7 @@ def pack(
     if share:
         figures["shuffled"] = round(share * len(batches))
         batches = shuffle_some(batches, figures["shuffled"], generator)
-    return Packing(batches, figures, aside)
-
-
-def _set_aside(
-    items: NDArray[np.int64], share: float, batch_size: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A random share of the items, in whole batches unless too few remain for one; and the others."""
-    count = round(share * len(items) / batch_size) * batch_size
-    if len(items) - count < batch_size:
-        count = len(items)
-    aside, others = np.split(generator.permutation(items), [count])
-    return aside, np.sort(others)
+    return Packing(filled(batches, rest), figures, aside)
 
 
 def _tour(
@@ -196,15 +187,15 @@ def items_in_order(
 
 def topic_batches(
     clusters: NDArray[np.integer], items: NDArray[np.int64], batch_size: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """``items`` as batches (batches, batch_size), each item in one.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``items`` as batches (batches, batch_size), each item in one, and fewer than a batch that remain.
 
     Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2): queries are
     clustered once; every batch is composed of queries of one randomly chosen cluster.
 
     ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches. Remainders of clusters
-    are joined in a random order, and filled up with items of a random batch. The batches then go in a random order. A
-    cluster is next with a probability proportional to its remaining whole batches.
+    are joined in a random order. The batches then go in a random order. A cluster is next with a probability
+    proportional to its remaining whole batches.
     """
     shuffled = generator.permutation(items)
     shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
@@ -214,15 +205,30 @@ def topic_batches(
     whole = place < np.repeat(sizes // batch_size * batch_size, sizes)
     turn = np.repeat(generator.permutation(len(sizes)), sizes)  # of each cluster's rest among the rests
     rest = shuffled[~whole][np.argsort(turn[~whole], kind="stable")]
-    batches = generator.permutation(shuffled[whole].reshape(-1, batch_size))
-    batches = whole_batches(np.concatenate((batches.ravel(), rest)), batch_size)
-    return generator.permutation(batches)
+    batches, remaining = cut_into_batches(np.concatenate((shuffled[whole], rest)), batch_size)
+    return generator.permutation(batches), remaining
+
+
+def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The list (n,) as (n // batch_size, batch_size), and what is behind the last full batch."""
+    count = len(flat) // batch_size * batch_size
+    return flat[:count].reshape(-1, batch_size), flat[count:]
+
+
+def filled(batches: NDArray[np.int64], rest: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``batches`` (n, B) and, if there is a ``rest``, one of it and of items of the first batch, which it has not.
+
+    Without a full batch the rest's own items fill it, which a region of few pairs may come to.
+    """
+    if not len(rest):
+        return batches
+    last = np.resize(np.concatenate((rest, batches.ravel())), (1, batches.shape[1]))
+    return np.concatenate((batches, last))
 
 
 def whole_batches(items: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """The list (n,) as batches (⌈n / batch_size⌉, batch_size). The last one is filled from the list's start."""
-    count = -(-len(items) // batch_size)
-    return np.resize(items, (count, batch_size))
+    """The list (n,) as batches (⌈n / batch_size⌉, batch_size)."""
+    return filled(*cut_into_batches(items, batch_size))
 
 
 def share(count: int, number: int, of: int, turn: int) -> slice:

@@ -86,6 +86,6 @@ def left_out_section(artifacts: Iterable[Artifact]) -> Section | None:
         for reason, count in artifact.manifest["dropped"].items()
         if count
     ]
-    caption = "Over all epochs. An example left out in one epoch is in another."
+    caption = "Over all epochs."
     table = Table(["stage", "left out", "count"], rows, caption, text_columns=2)
     return Section("Left out", "What did not become training data, and why.", [table]) if rows else None

@@ -179,6 +179,10 @@ def test_what_regions_set_aside_is_dealt_across_all_of_them(tmp_path: Path) -> N
             for rows in dealt:
                 shares = [len(region & set(rows["pair"].to_pylist())) / len(rows) for region in regions]
                 assert min(shares) > 0.15
+    few = packed(tmp_path / "few", clusters=clusters, packing={"region_pairs": 100, "shuffled": 0.02})
+    assert 0 < few.shards[0].facts["shuffled"] < 4  # a batch of some regions: fewer shares than regions
+    batches = check(few, inputs["pairs"])["pair"].to_numpy().reshape(-1, SIZE)
+    assert all(len(set(batch)) == SIZE for batch in batches.tolist())
     assert all_.shards[0].facts["shuffled"] == len(epoch_of(all_, 0)) // SIZE
     assert epoch_of(all_, 0) != epoch_of(all_, 1)
 
