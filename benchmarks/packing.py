@@ -22,7 +22,7 @@ from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of
 from pipelines.clustering.lloyd import divide
 from pipelines.filtering.false_negatives import batch_hardness, score_mask
 from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.pack import PackingSettings, items_in_order, pack, whole_batches
+from pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
 from pipelines.packing.tour import greedy_tour
 from retrieval.collections.collection import passage_text
 from retrieval.embedding import encode_texts
@@ -151,7 +151,8 @@ def authors_batches(queries: Vectors, documents: Vectors, size: int, cluster_siz
     np.add.at(means, clusters, documents.astype(np.float64))
     centroids = (means / counts[:, None]).astype(np.float32)
     order = greedy_tour(find_neighbours(centroids), int(np.random.default_rng(0).integers(len(counts))))
-    return whole_batches(items_in_order(np.arange(len(queries)), clusters, order, generator=None), size)
+    batches, _ = cut_into_batches(items_in_order(np.arange(len(queries)), clusters, order, generator=None), size)
+    return batches  # the rest is left out there
 
 
 def hardness(batches: Batches, queries: Vectors, documents: Vectors) -> tuple[float, float, float]:

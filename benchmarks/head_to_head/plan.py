@@ -70,7 +70,7 @@ class Trial:
     def design(self) -> str:
         """A hash of all else that the trial depends on: rows of another design are not reused."""
         student, way = STUDENTS[self.student], WAYS[self.way]
-        described = student.layers, student.limits, student.epochs, way, MAX_LENGTH, QUERIES
+        described = student.layers, student.limits, self.epochs, way, MAX_LENGTH, QUERIES
         return hashlib.sha256(repr(described).encode()).hexdigest()[:12]
 
 

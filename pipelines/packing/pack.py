@@ -98,10 +98,10 @@ def pack(
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
     ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads query and document vectors of
-    the given items, for the polish. Every item is in one batch, fewer than ``batch_size`` of them in two, because what
-    fills no batch is a last one together with them. No batch has an item twice. ``name``: the domain's, where it may
-    have settings of its own. ``region``: which one of the domain's these items are, if not all. Raises ``UserError``
-    for fewer items than a batch, and for a polish without vectors.
+    the given items, for the polish. Every item is in one batch, fewer than ``batch_size`` of them in two: with what
+    fills no batch they are the last one. No batch has an item twice, but that of a region with too few. ``name``: the
+    domain's, where it may have settings of its own. ``region``: which one of the domain's these items are, if not all.
+    Raises ``UserError`` for a domain of fewer items than a batch, and for a polish without vectors.
     """
     if settings.polish_sweeps and vectors is None:
         raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
