@@ -4,7 +4,7 @@
 
 Trains students in each way (``ways.py``) on six collections and on their mixture, and appends a line a trial to
 ``trials.jsonl``. A trial that is there isn't run again, so that the same command goes on. Learning rate and temperature
-of each way are chosen on dev queries (``tuned``), or are the reference's (``Student.untuned``). The final trials with
+of each way are chosen on dev queries (``Student.tuned_on``), or are the reference's (``untuned``). The final trials with
 these are measured on test queries, by ``--seeds`` seeds. Where a way's training takes another time than pairs in random
 batches of 64, further trials have as many steps as fit into that time. What vectors of the base encoder take is stored
 beside it, for both sides.
@@ -16,7 +16,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import product
@@ -33,7 +33,6 @@ from benchmarks.head_to_head.plan import (
     KNOWN,
     MAX_LENGTH,
     MORE_EPOCHS,
-    OWN_RATES,
     REFERENCE,
     STUDENTS,
     TEMPERATURES,
@@ -114,61 +113,66 @@ class Bench:
         return prepare(WAYS[way], *self._collection(student, name), epochs, seed)
 
 
-def tuned(bench: Bench, student: str, way: str, collections: Sequence[str] = ()) -> Point:
-    """The best mean over dev queries of ``collections``, or those of the student, by one seed. Divergence is worst.
+def best(bench: Bench, student: str, way: str, collections: Sequence[str], points: Iterable[Point]) -> Point:
+    """The point with the best mean over dev queries of ``collections``, by one seed. Divergence is worst."""
+    there = [each for each in collections if each == MIXTURE or not WAYS[way].without_domains]
+
+    def dev(point: Point) -> float:
+        rows = [bench.row(Trial(student, each, way, "tuning", 0, *point)) for each in there]
+        return float(np.mean([row.get("dev", -1.0) for row in rows]))
+
+    return max(points, key=dev)
+
+
+def tuned_alone(bench: Bench, student: str, way: str, collection: str) -> Point:
+    """The best of all rates and temperatures on the collection's own dev queries."""
+    way = REFERENCE if way in STUDENTS[student].untuned else way
+    points = [Point(rate, temperature) for rate in STUDENTS[student].rates for temperature in TEMPERATURES]
+    return best(bench, student, way, (collection,), points)
+
+
+def tuned(bench: Bench, student: str, way: str) -> Point:
+    """The best one on the collections that the student is tuned on.
 
     The rates at the first temperature; where the best is the first or the last, one more beyond; then the other
     temperatures at the best rate.
     """
-
-    def dev(point: Point) -> float:
-        chosen_on = collections or STUDENTS[student].tuned_on
-        there = [each for each in chosen_on if each == MIXTURE or not WAYS[way].without_domains]
-        rows = [bench.row(Trial(student, each, way, "tuning", 0, *point)) for each in there]
-        return float(np.mean([row.get("dev", -1.0) for row in rows]))
-
+    way = REFERENCE if way in STUDENTS[student].untuned else way
     rates, (first, *others) = STUDENTS[student].rates, TEMPERATURES
-    best = max((Point(rate, first) for rate in rates), key=dev)
-    beyond = {rates[0]: rates[0] / 3, rates[-1]: rates[-1] * 3}.get(best.learning_rate)
+    where = STUDENTS[student].tuned_on
+    found = best(bench, student, way, where, [Point(rate, first) for rate in rates])
+    beyond = {rates[0]: rates[0] / 3, rates[-1]: rates[-1] * 3}.get(found.learning_rate)
     if beyond is not None:
-        best = max(best, Point(beyond, first), key=dev)
-    return max([best, *(best._replace(temperature=each) for each in others)], key=dev)
+        found = best(bench, student, way, where, [found, Point(beyond, first)])
+    return best(bench, student, way, where, [found, *(found._replace(temperature=each) for each in others)])
 
 
 def run_unseen(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
-    """Final trials of equal data on ``UNSEEN``: at the rates of the other collections, and at rates of their own.
-
-    These are few pairs: a rate that was chosen for many steps may favour a side where there are few. So there are
-    trials with more epochs too.
-    """
-    untuned, tried = STUDENTS[student].untuned, [way for way in STUDENTS[student].ways if way in ways]
-    for purpose, collections in (("data", ()), (MORE_EPOCHS, ()), (OWN_RATES, UNSEEN)):
-        points = {
-            way: tuned(bench, student, REFERENCE if way in untuned else way, collections)
-            for way in tried
-            if not WAYS[way].without_domains
-        }
-        for seed, collection, way in product(range(seeds), UNSEEN, points):
-            bench.row(Trial(student, collection, way, purpose, seed, *points[way]))
+    """Final trials of equal data on ``UNSEEN``. These are few pairs, so there are trials with more epochs too."""
+    tried = [way for way in STUDENTS[student].ways if way in ways and not WAYS[way].without_domains]
+    for collection, way in product(UNSEEN, tried):
+        point = tuned_alone(bench, student, way, collection)
+        for purpose, seed in product(("data", MORE_EPOCHS), range(seeds)):
+            bench.row(Trial(student, collection, way, purpose, seed, *point))
 
 
 def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None:
     """Tunes, and runs the final trials, seed after seed: of equal data, then of equal seconds."""
-    untuned = STUDENTS[student].untuned
-    points = {
-        way: tuned(bench, student, REFERENCE if way in untuned else way)
-        for way in STUDENTS[student].ways
-        if way in ways
-    }
+    tried = [way for way in STUDENTS[student].ways if way in ways]
     where = [
         (collection, way)
         for collection in (*COLLECTIONS, MIXTURE)
-        for way in points
+        for way in tried
         if collection == MIXTURE or not WAYS[way].without_domains
     ]
+    if STUDENTS[student].tuned_on:
+        of_ways = {way: tuned(bench, student, way) for way in tried}
+        points = {(collection, way): of_ways[way] for collection, way in where}
+    else:
+        points = {(collection, way): tuned_alone(bench, student, way, collection) for collection, way in where}
 
     def of_data(collection: str, way: str, seed: int) -> dict[str, Any]:
-        return bench.row(Trial(student, collection, way, "data", seed, *points[way]))
+        return bench.row(Trial(student, collection, way, "data", seed, *points[collection, way]))
 
     def seconds(collection: str, way: str) -> float:
         return float(np.median([of_data(collection, way, seed).get("seconds", np.nan) for seed in range(seeds)]))
@@ -181,7 +185,7 @@ def run_all(bench: Bench, student: str, ways: Sequence[str], seeds: int) -> None
             share = seconds(collection, REFERENCE) / seconds(collection, way)
             if abs(share - 1) > _ALIKE:
                 steps = max(1, round(of_data(collection, way, seed)["steps_made"] * share))
-                bench.row(Trial(student, collection, way, "seconds", seed, *points[way], steps))
+                bench.row(Trial(student, collection, way, "seconds", seed, *points[collection, way], steps))
 
 
 VERSIONS = {

@@ -21,7 +21,7 @@ from scipy import stats
 
 from benchmarks.chart import chart
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN
-from benchmarks.head_to_head.plan import KNOWN, MORE_EPOCHS, OWN_RATES, REFERENCE, STUDENTS, stored_rows
+from benchmarks.head_to_head.plan import KNOWN, MORE_EPOCHS, REFERENCE, STUDENTS, stored_rows
 from benchmarks.head_to_head.ways import WAYS
 from raytriever.reports.plots import BLUE, INK
 from retrieval.evaluation.significance import holm
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> Finals:
     """The final rows of the ways that have ``seeds`` seeds.
 
-    At own rates and in more epochs there are no others. Of equal seconds: a way that takes the reference's time anyway
+    In more epochs there are no others. Of equal seconds: a way that takes the reference's time anyway
     has its rows of equal data. A way for several domains has the rows of its simple form on collections of one.
     """
     found: Finals = defaultdict(dict)
@@ -218,7 +218,7 @@ def main() -> None:
             if any(row["student"] == student and row["purpose"] == view for row in rows):
                 compared[student] = show(rows, student, view, arguments.seeds)
     for student in there if arguments.ways else ():
-        for view in ("data", MORE_EPOCHS, OWN_RATES):
+        for view in ("data", MORE_EPOCHS):
             show_two(rows, student, view, arguments.seeds, arguments.ways)
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))

@@ -16,10 +16,8 @@ from benchmarks.head_to_head.ways import WAYS
 TEMPERATURES = (0.05, 0.02, 0.01)
 REFERENCE = "pairs"
 """The way whose time the others are given too."""
-OWN_RATES = "own rates"
-"""The purpose of a final trial on a collection whose dev queries chose its rate."""
 MORE_EPOCHS = "more epochs"
-"""The purpose of a final trial on few pairs with about as many steps as the rates were chosen for."""
+"""The purpose of a final trial on few pairs with about as many steps as other collections give."""
 _TIMES = 4
 MAX_LENGTH = 64
 KNOWN = Path(__file__).with_name("trials.parquet")
@@ -34,7 +32,7 @@ STUDENTS = {
     "static": Student(
         0, Limits(4_000, 4_000), 4, (1e-3, 3e-3, 1e-2), _STATIC, ("conala", "nfcorpus_filtered", MIXTURE)
     ),
-    "two layers": Student(2, Limits(2_000, 2_500), 2, (1e-4, 3e-4, 1e-3), _TRANSFORMER, ("conala", MIXTURE)),
+    "two layers": Student(2, Limits(2_000, 2_500), 2, (3e-4, 1e-3), _TRANSFORMER),
     "MiniLM": Student(
         6,
         Limits(2_000, 2_500),
@@ -49,8 +47,7 @@ STUDENTS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """``purpose``: tuning, or a final one: of equal ``data``, at ``OWN_RATES``, in ``MORE_EPOCHS``, of equal
-    ``seconds`` in ``steps``."""
+    """``purpose``: tuning, or a final one: of equal ``data``, in ``MORE_EPOCHS``, of equal ``seconds`` in ``steps``."""
 
     student: str
     collection: str

@@ -32,8 +32,8 @@ _ROWS_COUNTED = 512
 class Student:
     """``layers`` of the base encoder, 0 for its word embeddings alone.
 
-    ``rates``: learning rates that are tried, on the dev queries of ``tuned_on``. ``untuned``: ways that have the
-    reference's rate and temperature.
+    ``rates``: learning rates that are tried, on the dev queries of ``tuned_on`` for all collections, or where that is
+    empty for each collection on its own. ``untuned``: ways that have the reference's rate and temperature.
     """
 
     layers: int
@@ -41,7 +41,7 @@ class Student:
     epochs: int
     rates: tuple[float, ...]
     ways: tuple[str, ...]
-    tuned_on: tuple[str, ...]
+    tuned_on: tuple[str, ...] = ()
     untuned: tuple[str, ...] = ()
 
     def build(self, base: str, max_length: int, collection: Collection) -> SentenceTransformer:

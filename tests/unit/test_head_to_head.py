@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.head_to_head.__main__ import tuned, tuned_alone
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Limits, Pair, read_collection
 from benchmarks.head_to_head.page import chosen, differences, finals, is_whole, main, show, student, variances
-from benchmarks.head_to_head.plan import stored_rows
+from benchmarks.head_to_head.plan import Trial, stored_rows
 
 SEEDS, QUERIES = 3, 40
 RANDOM = np.random.default_rng(0)
@@ -75,6 +76,36 @@ def test_trials_of_equal_seconds_replace_those_of_equal_data() -> None:
     assert found["conala", "mined negatives"][0]["dev"] == 0.4
     assert found["conala", "pairs"][0]["dev"] == 0.5
     assert finals(rows, "static", "data", SEEDS)["conala", "mined negatives"][0]["dev"] == 0.6
+
+
+class Tried:
+    """Stands for a bench: dev by collection, rate and temperature; what is not named is 0, and None diverged."""
+
+    def __init__(self, dev: dict[tuple[str, float, float], float | None]) -> None:
+        self.dev, self.trials = dev, list[Trial]()
+
+    def row(self, trial: Trial) -> dict[str, Any]:
+        self.trials.append(trial)
+        dev = self.dev.get((trial.collection, trial.learning_rate, trial.temperature), 0.0)
+        return {"error": "no numbers"} if dev is None else {"dev": dev}
+
+
+def test_a_collection_alone_is_tuned_on_all_rates_and_temperatures() -> None:
+    bench = Tried({("conala", 3e-4, 0.05): 0.6, ("conala", 1e-3, 0.02): 0.7, ("squad_dpr", 3e-4, 0.02): 0.9})
+    assert tuned_alone(bench, "two layers", "in turns", "conala") == (1e-3, 0.02)
+    assert len(set(bench.trials)) == 6
+    assert {(trial.way, trial.purpose, trial.seed) for trial in bench.trials} == {("in turns", "tuning", 0)}
+    tuned_alone(bench, "MiniLM", "in turns, margin -.1", "conala")
+    assert bench.trials[-1].way == "pairs"
+
+
+def test_several_collections_are_tuned_in_the_mean_one_rate_beyond_and_divergence_is_worst() -> None:
+    names = ("conala", "nfcorpus_filtered", "mixture")
+    dev: dict[tuple[str, float, float], float | None] = {(name, 0.03, 0.05): 0.5 for name in names}
+    dev |= {(name, 0.01, 0.05): 0.4 for name in names} | {("conala", 0.03, 0.02): 0.9}
+    dev |= {("conala", 0.003, 0.05): 2.0, ("mixture", 0.003, 0.05): None}
+    assert tuned(Tried(dev), "static", "pairs") == (0.03, 0.05)
+    assert tuned(Tried(dev | {("mixture", 0.03, 0.01): 1.6}), "static", "pairs") == (0.03, 0.01)
 
 
 def test_one_seed_gives_the_paired_t_test() -> None:
