@@ -4,10 +4,10 @@
 
 Trains students in each way (``ways.py``) on six collections and on their mixture, and appends a line a trial to
 ``trials.jsonl``. A trial that is there isn't run again, so that the same command goes on. Learning rate and temperature
-of each way are chosen on dev queries (``Student.tuned_on``), or are the reference's (``untuned``). The final trials with
-these are measured on test queries, by ``--seeds`` seeds. Where a way's training takes another time than pairs in random
-batches of 64, further trials have as many steps as fit into that time. What vectors of the base encoder take is stored
-beside it, for both sides.
+of each way are chosen on dev queries (``Student.tuned_on``), or are the reference's (``untuned``). The final trials
+with these are measured on test queries, by ``--seeds`` seeds. Where a way's training takes another time than pairs in
+random batches of 64, further trials have as many steps as fit into that time. What vectors of the base encoder take is
+stored beside it, for both sides.
 ``python -m benchmarks.head_to_head.page`` makes the tables.
 """
 
