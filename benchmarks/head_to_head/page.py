@@ -21,7 +21,7 @@ from scipy import stats
 
 from benchmarks.chart import chart
 from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, UNSEEN
-from benchmarks.head_to_head.plan import KNOWN, MORE_EPOCHS, REFERENCE, STUDENTS, stored_rows
+from benchmarks.head_to_head.plan import KNOWN, MORE_EPOCHS, STUDENTS, stored_rows
 from benchmarks.head_to_head.ways import WAYS
 from raytriever.reports.plots import BLUE, INK
 from retrieval.evaluation.significance import holm
@@ -138,7 +138,7 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
     """Prints all ways by collection, then the ways that stand for their sides, whose differences it returns."""
     first: list[Difference] = []
     found = finals(rows, student, view, seeds)
-    collections = [each for each in (*COLLECTIONS, MIXTURE) if (each, REFERENCE) in found]
+    collections = [each for each in (*COLLECTIONS, MIXTURE) if any(each == tried for tried, _ in found)]
     print(f"\n## {student}, equal {view}\n")
     print("| way | dev | " + " | ".join([*collections, _MEAN]) + " | seconds | preparing |")
     print("|---" * (len(collections) + 5) + "|")

@@ -146,6 +146,10 @@ def test_a_student_has_tables_when_both_sides_have_been_tried_on_the_six_collect
     assert [found.collection for found in of_one] == [name for name in names if name != MIXTURE]
     of_both = show(rows + mixture["pairs"] + mixture["contextual"], "static", "data", SEEDS)
     assert [found.collection for found in of_both] == names
+    guided = [each | {"way": "guided"} if each["way"] == "pairs" else each for each in rows]  # without the reference
+    assert [found.collection for found in show(guided, "static", "data", SEEDS)] == [
+        name for name in names if name != MIXTURE
+    ]
     assert not is_whole(finals(rows[:-1], "static", "data", SEEDS))
     assert not is_whole(finals(rows[: len(rows) // 2], "static", "data", SEEDS))
 
