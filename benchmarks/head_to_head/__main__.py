@@ -114,7 +114,11 @@ class Bench:
 
 
 def best(bench: Bench, student: str, way: str, collections: Sequence[str], points: Iterable[Point]) -> Point:
-    """The point with the best mean over dev queries of ``collections``, by one seed. Divergence is worst."""
+    """The point with the best mean over dev queries of ``collections``, by one seed. Divergence is worst.
+
+    Of an untuned way it is the reference's.
+    """
+    way = REFERENCE if way in STUDENTS[student].untuned else way
     there = [each for each in collections if each == MIXTURE or not WAYS[way].without_domains]
 
     def dev(point: Point) -> float:
@@ -126,7 +130,6 @@ def best(bench: Bench, student: str, way: str, collections: Sequence[str], point
 
 def tuned_alone(bench: Bench, student: str, way: str, collection: str) -> Point:
     """The best of all rates and temperatures on the collection's own dev queries."""
-    way = REFERENCE if way in STUDENTS[student].untuned else way
     points = [Point(rate, temperature) for rate in STUDENTS[student].rates for temperature in TEMPERATURES]
     return best(bench, student, way, (collection,), points)
 
@@ -137,7 +140,6 @@ def tuned(bench: Bench, student: str, way: str) -> Point:
     The rates at the first temperature; where the best is the first or the last, one more beyond; then the other
     temperatures at the best rate.
     """
-    way = REFERENCE if way in STUDENTS[student].untuned else way
     rates, (first, *others) = STUDENTS[student].rates, TEMPERATURES
     where = STUDENTS[student].tuned_on
     found = best(bench, student, way, where, [Point(rate, first) for rate in rates])

@@ -54,8 +54,8 @@ class Part(NamedTuple):
 def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> Finals:
     """The final rows of the ways that have ``seeds`` seeds.
 
-    In more epochs there are no others. Of equal seconds: a way that takes the reference's time anyway
-    has its rows of equal data. A way for several domains has the rows of its simple form on collections of one.
+    In more epochs there are no others. Of equal seconds: a way that takes the reference's time anyway has its rows of
+    equal data. A way for several domains has the rows of its simple form on collections of one.
     """
     found: Finals = defaultdict(dict)
     for purpose in ("data", view) if view in VIEWS else (view,):

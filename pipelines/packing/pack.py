@@ -222,7 +222,7 @@ def filled(batches: NDArray[np.int64], rest: NDArray[np.int64]) -> NDArray[np.in
     """
     if not len(rest):
         return batches
-    last = np.resize(np.concatenate((rest, batches.ravel())), (1, batches.shape[1]))
+    last = np.resize(np.concatenate((rest, batches[:1].ravel())), (1, batches.shape[1]))
     return np.concatenate((batches, last))
 
 
