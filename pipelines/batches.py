@@ -101,6 +101,12 @@ LAYOUTS: dict[Layout, BatchLayout] = {
                 fact="teacher_scores",
                 per_negative=True,
             ),
+            BatchColumn(
+                "surrogate_scores",
+                _FLOATS,
+                "the surrogate's scores of the query and the batch's documents, in row order",
+                fact="surrogate_scores",
+            ),
         ),
     ),
     "chunks": BatchLayout(
@@ -301,9 +307,14 @@ def mask_of(rows: pa.Table) -> NDArray[np.bool_]:
     """The batch's documents and hard negatives that each row of pairs leaves out, bool (B, M)."""
     negatives = int(pc.sum(pc.list_value_length(rows["hard_negatives"])).as_py())
     mask = np.zeros((len(rows), len(rows) + negatives), dtype=bool)
-    of_row = np.repeat(np.arange(len(rows)), pc.list_value_length(rows["masked"]).to_numpy())
-    mask[of_row, pc.list_flatten(rows["masked"]).to_numpy()] = True
+    mask[masked_cells(rows)] = True
     return mask
+
+
+def masked_cells(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows, counted from 0, and columns, int64 (k,) each, of what ``rows`` of pairs leave out."""
+    of_row = np.repeat(np.arange(len(rows)), pc.list_value_length(rows["masked"]))
+    return of_row, np.asarray(pc.list_flatten(rows["masked"])).astype(np.int64)
 
 
 class BatchWriter:

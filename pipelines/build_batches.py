@@ -4,9 +4,9 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import repeat, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,11 +42,6 @@ _ROLES = {  # names of columns, those of sentence-transformers and FlagEmbedding
     "domain": "domains?",
     "label": "labels?|scores?|relevance",  # what sentence-transformers takes for one, and ours
 }
-_GRADE = re.compile(r"-?\d{1,9}(\.0)?")
-_JUDGED = (
-    "Give (query id, document id[, grade]) for each judgment. Or give a mapping from query ids to document ids, or"
-    " to grades by document id."
-)
 _TABLES = (
     "Give a table with a column of queries and one of documents. It may be a datasets.Dataset (streaming or not), a"
     " frame of pandas or Polars, an Arrow table, or a mapping from names to columns. Or give rows, each a mapping or a"
@@ -60,7 +55,6 @@ _SOURCE: dict[str, Any] = {
     "judgments": {"splits": {"train": ["judgments.parquet"]}},
 }
 
-Given = Sequence[str] | Mapping[Any, str]  # texts, their numbers being their ids; or texts by id
 _Columns = list[tuple[str, list[Any]]]  # names and values, in order
 
 
@@ -114,10 +108,9 @@ class BuiltBatches(BatchReader):
 def build_batches(
     data: Any = None,
     *,
-    queries: Given | None = None,
-    documents: Given | None = None,
+    queries: Sequence[str] | None = None,
+    documents: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
-    judgments: Any = None,
     query_vectors: Any = None,
     document_vectors: Any = None,
     encoder: Any = None,
@@ -136,10 +129,9 @@ def build_batches(
     may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives, by
     default as many as half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another number.
 
-    Or give ``queries`` and ``documents``. They are lists with a pair in row i of both, or lists and mappings by id with
-    ``judgments``. Judgments are (query id, document id[, grade]) each, or a mapping from query ids to document ids, or
-    to grades by document id. Grades of 0 or less are hard negatives. ``domains`` are the documents'. A batch has one
-    domain, and small domains are merged. ``drop_empty`` leaves out empty texts, with their pairs; else it refuses them.
+    Or give ``queries`` and ``documents``, lists with a pair in row i of both, and perhaps their ``domains``. A batch
+    has one domain, and small domains are merged. ``drop_empty`` leaves out empty texts, with their pairs; else it
+    refuses them.
 
     Vectors: give ``query_vectors`` and ``document_vectors`` (texts, d), a row for each given text. The rows of
     negatives follow those of documents, column after column. Or give an ``encoder``: a name, a folder or a
@@ -153,7 +145,7 @@ def build_batches(
     if not log.hasHandlers():
         configure_log()  # a program without any logging of its own sees how far it is
     given = _Given(drop_empty=drop_empty)
-    given.read(data, queries=queries, documents=documents, domains=domains, judgments=judgments)
+    given.read(data, queries=queries, documents=documents, domains=domains)
     pairs = sum(grade > 0 for grade in given.grades.values())
     if not isinstance(batch_size, int | np.integer) or not 1 < batch_size <= pairs:
         raise UserError(
@@ -221,16 +213,13 @@ class _Given:
         self.negatives = 0  # hard ones of an example
         self._drop_empty = drop_empty
 
-    def read(self, data: Any, *, queries: Any, documents: Any, domains: Any, judgments: Any) -> None:
+    def read(self, data: Any, *, queries: Any, documents: Any, domains: Any) -> None:
         """Raises ``UserError`` that names the argument, and the row of what is wrong in it."""
-        is_there = [part is not None for part in (queries, documents, domains, judgments)]
+        is_there = [part is not None for part in (queries, documents, domains)]
         if any(is_there) if data is not None else not all(is_there[:2]):
-            raise UserError("Give one table of pairs, or queries and documents, optionally with domains and judgments.")
-        if judgments is not None:
-            self._read_texts(queries, documents, domains, judgments)
-        else:
-            table = {"queries": queries, "documents": documents, "domains": domains} if data is None else data
-            self._read_pairs(_columns("data", table, _TABLES))
+            raise UserError("Give one table of pairs, or queries and documents, optionally with domains.")
+        table = {"queries": queries, "documents": documents, "domains": domains} if data is None else data
+        self._read_pairs(_columns(table))
         for side, part in _PARTS.items():
             if left_out := self.ids[side].count(None):
                 log.info(f"{left_out:,} of {len(self.ids[side]):,} {part} have no text and are left out.")
@@ -299,40 +288,14 @@ class _Given:
                         counts[row] += 1
         self.negatives = int(np.median([*counts.values()])) if counts else 0
 
-    def _read_texts(self, queries: Any, documents: Any, domains: Any, judgments: Any) -> None:
-        """Texts by id, or with their numbers as ids, and what is judged of them."""
-        known: dict[tuple[str, str], str | None] = {}
-        for (side, part), given in zip(_PARTS.items(), (queries, documents), strict=True):
-            by_id = given if isinstance(given, Mapping) else dict(enumerate(require_list(part, given)))
-            has_domains = part == "documents" and domains is not None
-            of_texts = require_list("domains", domains) if has_domains else [None] * len(by_id)
-            if len(of_texts) != len(by_id):
-                raise UserError(f"There are {len(of_texts)} domains and {len(by_id)} documents. Give the same number.")
-            for (id_, text), domain in zip(by_id.items(), of_texts, strict=True):
-                known[side, str(id_)] = self._add(side, text, f"{part}[{id_!r}]", id_, domain)
-        for row, (*ids, grade) in enumerate(_judgments(judgments)):
-            grade = 1 if grade is None else grade
-            place, named = _place(row, "judgments"), list(zip(_PARTS, map(str, ids), strict=True))
-            if not _GRADE.fullmatch(str(grade)):
-                raise UserError(
-                    f"{place} has the grade {grade!r:.60}. It must be a whole number, above 0 for an answer."
-                )
-            for side, id_ in named:
-                if (side, id_) not in known:
-                    raise UserError(f"{place} names {id_!r:.60}, which {_PARTS[side]} do not hold. Add its text.")
-            if all(pair := tuple(known[each] for each in named)):
-                number = int(float(grade))
-                self.grades[pair] = max(number, self.grades.get(pair, number))
-        self.negatives = int(min(self.grades.values(), default=1) < 1)
 
-
-def _columns(argument: str, table: Any, needed: str) -> _Columns:
-    """Names and values of a table's columns. Raises ``UserError`` that says what is ``needed``."""
+def _columns(table: Any) -> _Columns:
+    """Names and values of a table's columns. Raises ``UserError`` for what is none."""
     try:
         if hasattr(table, "keys"):  # a mapping, or of pandas
             named = {str(name): table[name] for name in table.keys()}  # noqa: SIM118
             if any(hasattr(column, "column_names") for column in named.values()):
-                raise UserError(f"{argument} holds the tables {', '.join(named)}. Give one: {argument}[…].")
+                raise UserError(f"data holds the tables {', '.join(named)}. Give one: data[…].")
             return [(name, require_list(name, column)) for name, column in named.items() if column is not None]
         if hasattr(table, "to_dict") and hasattr(table, "features"):  # of datasets, which is slow row by row
             return list(table.to_dict().items())
@@ -341,7 +304,7 @@ def _columns(argument: str, table: Any, needed: str) -> _Columns:
             return list(zip(table.column_names, map(pa.ChunkedArray.to_pylist, table.columns), strict=True))
         rows = [row._asdict() if hasattr(row, "_asdict") else row for row in table]
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{argument} is a {type(table).__name__} and can't be read ({error}). {needed}") from error
+        raise UserError(f"data is a {type(table).__name__} and can't be read ({error}). {_TABLES}") from error
     if rows and all(isinstance(row, Mapping) for row in rows):
         keys = dict.fromkeys(key for row in rows for key in row)
         return [(str(key), [row.get(key) for row in rows]) for key in keys]
@@ -349,7 +312,7 @@ def _columns(argument: str, table: Any, needed: str) -> _Columns:
         columns = list(map(list, zip_longest(*rows)))
         names = ["query", "document", *(f"negative_{place}" for place in range(1, len(columns)))]
         return list(zip(names, columns, strict=False))
-    raise UserError(f"{argument} is {table!r:.60}. {needed}")
+    raise UserError(f"data is {table!r:.60}. {_TABLES}")
 
 
 def _listed(cell: Any) -> list[Any]:
@@ -404,20 +367,6 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
     if unused := [name for name, _ in found["label"] + found[""]]:
         log.warning(f"Warning: unused columns: {', '.join(unused)}.")
     return found
-
-
-def _judgments(judgments: Any) -> Iterator[tuple[Any, ...]]:
-    """Query, document and grade of each; a grade of None is a positive's."""
-    if isinstance(judgments, Mapping):
-        judgments = [
-            (query, document, found[document] if isinstance(found, Mapping) else None)
-            for query, found in judgments.items()
-            for document in ([found] if isinstance(found, str) or not hasattr(found, "__iter__") else found)
-        ]
-    columns = [values for _, values in _columns("judgments", judgments, _JUDGED)]
-    if len(columns) not in (2, 3):
-        raise UserError(f"judgments have {len(columns)} columns. {_JUDGED}")
-    return zip(*columns, *[repeat(None)] * (3 - len(columns)), strict=False)
 
 
 def _write_vectors(path: str, given: Any, side: str, corpus: str, ids: Sequence[str | None]) -> None:

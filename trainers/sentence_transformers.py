@@ -7,7 +7,7 @@ batches needs. So it works in environments with older libraries than our trainin
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +17,19 @@ from sentence_transformers import DefaultBatchSampler
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pipelines.batches import BatchReader, epoch_permutation
+from pipelines.batches import BatchReader, epoch_permutation, masked_cells
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from trainers.objectives.masked_contrastive import all_directions_loss, masked_contrastive_loss
+from trainers.objectives.masked_contrastive import all_directions_loss, distillation_loss, masked_contrastive_loss
 
 try:
     from sentence_transformers.sentence_transformer import losses
 except ModuleNotFoundError:  # sentence-transformers before 5.4
     from sentence_transformers import losses
 
-LABEL = "label"
+LABEL, SCORES = "label", "surrogate_scores"
 _PLACE = 4  # numbers of a label before its mask: epoch, batch, row, rows of the batch
-_BITS = 32  # of the mask in each number behind them
+_BITS = 32  # of the mask in each number behind them; then of a score in each, where scores are stored
 _WANTED = ("epoch", "batch", "query", "document", "hard_negatives", "masked")
 _ROWS_AT_ONCE = 4096
 
@@ -38,8 +38,8 @@ def training_columns(batches: Any) -> Any:
     """The ``datasets.Dataset`` that the trainer reads: ``anchor``, ``positive``, ``negative_1`` …, ``label``.
 
     ``batches``: a ``BatchReader``, or a dataset as `raytriever export` publishes it (format hugging_face), its rows as
-    stored. Raises ``UserError`` for other columns, for rows that were shuffled or filtered, and for rows with unequally
-    many hard negatives.
+    stored. Surrogate scores, where stored, travel in the label. Raises ``UserError`` for other columns, for rows that
+    were shuffled or filtered, and for rows with unequally many hard negatives.
     """
     rows = batches.to_dataset() if isinstance(batches, BatchReader) else batches
     if lacking := [name for name in _WANTED if name not in getattr(rows, "column_names", ())]:
@@ -68,13 +68,15 @@ def _columns(rows: pa.Table, indices: list[int], size: int, negatives: int) -> p
             f"Row {indices[int(np.argmax(wrong))]} has another number of hard negatives than the first,"
             f" {negatives}. The trainer needs the same number in every row. Filter with another too_few_negatives."
         )
-    lengths = np.asarray(pc.list_value_length(rows["masked"]))
-    words = -(-size * (1 + negatives) // _BITS)
+    words = _mask_ends(size, 1 + negatives) - _PLACE
     mask = np.zeros((len(rows), words * _BITS), dtype=bool)
-    mask[np.repeat(np.arange(len(rows)), lengths), np.asarray(pc.list_flatten(rows["masked"]))] = True
+    mask[masked_cells(rows)] = True
     bits = np.packbits(mask, axis=1, bitorder="little").view("<u4").astype(np.int64)
     places = np.stack([rows["epoch"], rows["batch"], np.asarray(indices) % size, np.full(len(rows), size)], axis=1)
     label = np.concatenate([places, bits], axis=1)
+    if SCORES in rows.column_names:
+        scores = np.asarray(pc.list_flatten(rows[SCORES]), dtype=np.float32)
+        label = np.concatenate([label, scores.view(np.int32).reshape(len(rows), size)], axis=1)
     texts = {"anchor": rows["query"], "positive": rows["document"]}
     texts |= {f"negative_{place + 1}": pc.list_element(lists, place) for place in range(negatives)}
     return pa.table(texts | {LABEL: pa.FixedSizeListArray.from_arrays(pa.array(label.ravel()), label.shape[1])})
@@ -141,44 +143,83 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
             f"The loss got {rows} rows of stored batch {int(labels[0, 1])}, which has {size}, or in another order. Set"
             f" per_device_train_batch_size to {size} and batch_sampler=StoredBatchSampler, and don't split batches."
         )
-    words, documents = labels[:, _PLACE:], size * columns
-    if words.shape[1] != -(-documents // _BITS):
+    ends = _mask_ends(size, columns)
+    if labels.shape[1] not in (ends, ends + size):
         raise UserError(
             f"The labels are for other columns than the {columns} of documents. Train on all existing columns."
         )
-    bits = words[:, :, None] >> torch.arange(_BITS, device=labels.device) & 1
-    return bits.flatten(1)[:, :documents].bool()
+    bits = labels[:, _PLACE:ends, None] >> torch.arange(_BITS, device=labels.device) & 1
+    return bits.flatten(1)[:, : size * columns].bool()
+
+
+def stored_scores(labels: Tensor, columns: int) -> Tensor:
+    """The surrogate's scores of the batch's documents, float32 (B, B), of labels that ``stored_mask`` takes.
+
+    Raises ``UserError`` where none are stored.
+    """
+    scores = labels[:, _mask_ends(len(labels), columns) :].int()
+    if not scores.numel():
+        raise UserError(
+            "The batches have no surrogate scores to distil. Make them with 'batches.surrogate_scores': true, or set"
+            " distillation to 0."
+        )
+    return scores.view(torch.float32)
+
+
+def _mask_ends(size: int, columns: int) -> int:
+    """Where in a label the mask of a batch of ``size`` ends."""
+    return _PLACE + -(-size * columns // _BITS)
 
 
 Directions = Literal["query_to_document", "all"]
+_How = tuple[Directions, float, float]
 
 
-def _loss(embeddings: list[Tensor], labels: Tensor | None, temperature: float, directions: Directions) -> Tensor:
+def _loss(
+    embeddings: list[Tensor],
+    labels: Tensor | None,
+    temperature: float,
+    directions: Directions,
+    distillation: float,
+    teacher_temperature: float,
+) -> Tensor:
     """The loss over cosines, of embeddings (B, d) of queries, positives and each negative."""
     mask = stored_mask(labels, len(embeddings) - 1)
     queries, positives, *negatives = (normalize(at_least_float32(vectors), dim=-1) for vectors in embeddings)
     documents = torch.cat([positives, torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else [positives])
     own = torch.arange(len(queries), device=queries.device)
     if directions == "query_to_document":
-        return masked_contrastive_loss(queries, documents, mask, own, temperature)
-    return all_directions_loss(queries, documents, mask, own, temperature, queries, mask[:, : len(queries)])
+        loss = masked_contrastive_loss(queries, documents, mask, own, temperature)
+    else:
+        loss = all_directions_loss(queries, documents, mask, own, temperature, queries, mask[:, : len(queries)])
+    if not distillation:
+        return loss
+    scores = stored_scores(cast(Tensor, labels), len(embeddings) - 1)
+    distilled = distillation_loss(queries, documents[: len(queries)], scores, temperature, teacher_temperature)
+    return (1 - distillation) * loss + distillation * distilled
 
 
 class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignore[misc]
-    """The loss of our objective ``contrastive`` over stored batches: their masks, their hard negatives.
+    """The loss of our objective ``contrastive`` over stored batches: their masks, hard negatives and surrogate scores.
 
-    ``masked_contrastive_loss``, or ``all_directions_loss`` where ``directions`` is 'all'.
+    ``masked_contrastive_loss``, or ``all_directions_loss`` where ``directions`` is 'all'; ``distillation`` is the share
+    of ``distillation_loss``.
     """
 
     def __init__(
-        self, model: Any, similarity_temperature: float = 0.05, directions: Directions = "query_to_document"
+        self,
+        model: Any,
+        similarity_temperature: float = 0.05,
+        directions: Directions = "query_to_document",
+        distillation: float = 0.0,
+        teacher_temperature: float = 0.05,
     ) -> None:
         super().__init__(model, scale=1 / similarity_temperature)
-        self._directions: Directions = directions
+        self._how: _How = (directions, distillation, teacher_temperature)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
         """A scalar."""
-        return _loss(embeddings, labels, 1 / self.scale, self._directions)
+        return _loss(embeddings, labels, 1 / self.scale, *self._how)
 
 
 class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  # type: ignore[misc]
@@ -193,11 +234,13 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
         similarity_temperature: float = 0.05,
         mini_batch_size: int = 32,
         directions: Directions = "query_to_document",
+        distillation: float = 0.0,
+        teacher_temperature: float = 0.05,
     ) -> None:
         if type(model[0]).__name__ == "StaticEmbedding":
             raise UserError("The model is a static encoder, which needs no gradient cache: take MaskedContrastiveLoss.")
         super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
-        self._directions: Directions = directions
+        self._how: _How = (directions, distillation, teacher_temperature)
 
     def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:
         """A scalar."""
@@ -206,7 +249,7 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
 
     def calculate_loss(self, reps: list[list[Tensor]], *_: Tensor, with_backward: bool = False) -> Tensor:
         """A scalar, of embeddings of each column's mini-batches."""
-        loss = _loss([torch.cat(parts) for parts in reps], self._labels, 1 / self.scale, self._directions)
+        loss = _loss([torch.cat(parts) for parts in reps], self._labels, 1 / self.scale, *self._how)
         if with_backward:
             torch.autograd.backward(loss)
         return loss.detach() if with_backward else loss

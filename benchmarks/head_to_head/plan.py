@@ -25,7 +25,8 @@ KNOWN = Path(__file__).with_name("trials.parquet")
 _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their guided loss takes transformers alone
 _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
-    "guided, without contrasts", "guided, a mined negative", "random, masked", "contextual", "in turns",
+    "guided, without contrasts", "guided, a mined negative", "vectors, distilled", "mined negatives, distilled",
+    "random, masked", "random, masked, distilled", "contextual", "in turns", "in turns, distilled",
     "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
 )  # fmt: skip
 STUDENTS = {
@@ -38,9 +39,9 @@ STUDENTS = {
         Limits(2_000, 2_500),
         2,
         (3e-5, 1e-4, 3e-4),
-        (REFERENCE, "random, masked", "in turns", "in turns, margin -.1"),
+        (REFERENCE, "random, masked", "in turns", "in turns, margin -.1", "in turns, margin -.1, distilled"),
         ("conala", MIXTURE),
-        untuned=("random, masked", "in turns, margin -.1"),
+        untuned=("random, masked", "in turns, margin -.1", "in turns, margin -.1, distilled"),
     ),
 }
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
-from sentence_transformers.util import mine_hard_negatives
+from sentence_transformers.util import mine_hard_negatives, pairwise_cos_sim
 from torch import nn
 
 from benchmarks.head_to_head.data import Base, Collection
@@ -30,12 +30,16 @@ from raytriever import (
 Loss = Callable[[SentenceTransformer, float], nn.Module]
 """Of a student, at a temperature."""
 _RELATIVE_MARGIN = 0.05  # positive-aware mining, as the library's documentation recommends
+_TEACHER_TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
 class Way:
     """``side``: whose it is. ``negatives``: how they are mined. ``settings``: of ``build_batches``, if it is ours.
 
+    ``distils``: what of the base encoder is learned. 'batch': beside the labels, half of the loss, its scores of all
+    documents of a batch. In their place 'vectors': its vectors of both texts; 'negatives': its scores of the positive
+    and the mined negatives.
     ``without_domains``: the way that does the same where there is one domain; this one runs on the mixture alone.
     """
 
@@ -45,6 +49,7 @@ class Way:
     settings: Mapping[str, Any] = field(default_factory=dict)
     guided: bool = False
     directions: tuple[str, ...] = ("query_to_doc",)
+    distils: Literal["", "batch", "vectors", "negatives"] = ""
     without_domains: str | None = None
 
 
@@ -65,6 +70,7 @@ _ALL_DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc
 _CONTRASTS = ("query_to_doc", "query_to_query", "doc_to_doc")  # the guided loss has these by default
 _RANDOM = {"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}
 _TURNS = {"packing.packing.shuffled": [1, 0]}
+_SCORED = {"batches.surrogate_scores": True}
 _NARROW = {"batches.false_negatives.margin": -0.1}
 WAYS = {
     "pairs": Way("theirs"),
@@ -86,12 +92,17 @@ WAYS = {
     "guided, a mined negative": Way(
         "theirs", guided=True, directions=_CONTRASTS, negatives=_POSITIVE_AWARE | {"num_negatives": 1}
     ),
+    "vectors, distilled": Way("theirs", distils="vectors"),
+    "mined negatives, distilled": Way("theirs", negatives=_POSITIVE_AWARE, distils="negatives"),
     "random, masked": Way("ours", settings=_RANDOM),
+    "random, masked, distilled": Way("ours", settings=_RANDOM | _SCORED, distils="batch"),
     "contextual": Way("ours"),
     "contextual, batches of 16": Way("ours", 16),
     "contextual, batches of 256": Way("ours", 256),
     "in turns": Way("ours", settings=_TURNS),
+    "in turns, distilled": Way("ours", settings=_TURNS | _SCORED, distils="batch"),
     "in turns, margin -.1": Way("ours", settings=_TURNS | _NARROW),
+    "in turns, margin -.1, distilled": Way("ours", settings=_TURNS | _NARROW | _SCORED, distils="batch"),
     "contextual, mined negatives": Way("ours", negatives=_POSITIVE_AWARE),
     "random, masked, all directions": Way("ours", settings=_RANDOM, directions=_ALL_DIRECTIONS),
     "contextual, all directions": Way("ours", directions=_ALL_DIRECTIONS),
@@ -114,11 +125,15 @@ def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int
         started = time.process_time()
         data, masked = _stored(way, collection, rows, mined, base, epochs, seed)
         seconds = base.seconds + time.process_time() - started
-        return Material(data, _masked(way.directions), StoredBatchSampler, masked, seconds)
+        return Material(data, _masked(way), StoredBatchSampler, masked, seconds)
     found = Dataset.from_list([dict(row) for row in rows]) if mined is None else mined
+    if way.distils:
+        found = found.add_column("label", _taught(base, found, scores=way.distils == "negatives"))
     dataset = _by_domain(collection, found) if way.without_domains else found
-    seconds = base.seconds if way.guided or mined is not None else 0.0
+    seconds = base.seconds if way.guided or way.distils or mined is not None else 0.0
     loss = _guided(base, way.directions) if way.guided else _pairs(way.directions)
+    if way.distils:
+        loss = _distilled_scores if way.distils == "negatives" else _distilled_vectors
     return Material(dataset, loss, BatchSamplers.NO_DUPLICATES, None, seconds)
 
 
@@ -183,12 +198,33 @@ def _pairs(directions: Sequence[Any]) -> Loss:
     return loss
 
 
-def _masked(directions: Sequence[Any]) -> Loss:
+def _masked(way: Way) -> Loss:
     def loss(student: SentenceTransformer, temperature: float) -> nn.Module:
-        named = "all" if tuple(directions) == _ALL_DIRECTIONS else "query_to_document"
-        return MaskedContrastiveLoss(student, temperature, named)
+        named = "all" if way.directions == _ALL_DIRECTIONS else "query_to_document"
+        share = 0.5 if way.distils else 0.0
+        return MaskedContrastiveLoss(student, temperature, named, share, _TEACHER_TEMPERATURE)
 
     return loss
+
+
+def _taught(base: Base, rows: Dataset, *, scores: bool) -> list[Any]:
+    """Of each row the base encoder's vectors of its texts, or the scores of its query and the others."""
+    vectors = np.stack([base.rows(rows[name][:]) for name in rows.column_names], axis=1)
+    vectors = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
+    return list(np.einsum("nd,nkd->nk", vectors[:, 0], vectors[:, 1:]).tolist() if scores else vectors.tolist())
+
+
+def _distilled_vectors(student: SentenceTransformer, _: float) -> nn.Module:
+    return losses.EmbedDistillLoss(student, distance_metric="cosine")
+
+
+def _distilled_scores(student: SentenceTransformer, temperature: float) -> nn.Module:
+    return losses.DistillKLDivLoss(
+        student,
+        similarity_fct=pairwise_cos_sim,
+        student_temperature=temperature,
+        teacher_temperature=_TEACHER_TEMPERATURE,
+    )
 
 
 def _guided(base: Base, directions: Sequence[str]) -> Loss:

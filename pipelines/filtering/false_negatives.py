@@ -4,7 +4,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat
 
 from pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
 from raytriever.errors import UserError
@@ -31,16 +30,8 @@ class FalseNegativeSettings(Settings):
     higher by so much. -0.1 is the rule of Qwen3 Embedding (Zhang et al. 2025)."""
     margin_kind: Literal["absolute", "relative"] = "absolute"
     """absolute masks s_ij >= s_ii - margin. relative masks s_ij >= s_ii - margin * |s_ii|."""
-    margin_per_hardness: NonNegativeFloat = 0.0
-    """Added to the margin for each unit of a batch's hardness (eq. 2), because random batches need almost no margin."""
     fixed_threshold: float | None = None
     """Masks s_ij >= fixed_threshold, whatever the positive scores. An option of the authors' code, not in the paper."""
-
-    def margin_of(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
-        """The margin of a batch with these vectors of its pairs, both (B, d)."""
-        if not self.margin_per_hardness:
-            return self.margin
-        return self.margin + self.margin_per_hardness * max(0.0, batch_hardness(queries=queries, documents=documents))
 
 
 def score_mask(
@@ -146,7 +137,7 @@ def false_negatives(
             queries=of_queries,
             documents=of_documents,
             own=positives if own is None else own,
-            margin=settings.margin_of(queries=of_queries, documents=of_documents[:size]),
+            margin=settings.margin,
             margin_kind=settings.margin_kind,
             fixed_threshold=settings.fixed_threshold,
         )

@@ -28,7 +28,8 @@ class PairBatches:
 
     ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``. ``positives``: sorted keys of the
     known ones, as of ``false_negatives.pair_keys``. ``vectors``: of both, by the surrogate. ``negatives``: the pool of
-    hard negatives. ``scores``: a teacher's, stored with each example.
+    hard negatives. ``scores``: a teacher's, stored with each example. ``surrogate_scores``: whether those of
+    ``vectors`` are stored, of each query and all documents of its batch.
     """
 
     queries: MappedRows
@@ -38,6 +39,7 @@ class PairBatches:
     vectors: tuple[VectorRows, VectorRows] | None = None
     negatives: NegativeDraw | None = None
     scores: TeacherScores | None = None
+    surrogate_scores: bool = False
 
     def make(
         self, packed: pa.Table, rows_of_pairs: RowsOfPairs, epoch: int, first: int, size: int, counts: Counter[str]
@@ -75,6 +77,9 @@ class PairBatches:
                 table = _table(texts, per_row, audited.rule_of, block.slice(begin, size))
                 if self.scores:
                     table = _with_scores(table, self.scores, query_rows[rows], document_rows[rows], hard[rows])
+                if self.surrogate_scores and audited.vectors:
+                    scores = audited.vectors[0] @ audited.vectors[1][:size].T
+                    table = table.append_column("surrogate_scores", pa.array(list(scores)))
                 yield table, audited
 
     def _masked(
@@ -83,7 +88,7 @@ class PairBatches:
         size = len(queries)
         documents = pa.concat_tables([texts.documents, texts.hard_negatives])
         vectors = None
-        if self.vectors and self.settings.surrogate_score:
+        if self.vectors and (self.settings.surrogate_score or self.surrogate_scores):
             vectors = self.vectors[0].gather(queries), self.vectors[1].gather(columns)
             _require_finite("query", vectors[0], texts.queries)
             _require_finite("document", vectors[1], documents)

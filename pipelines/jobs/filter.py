@@ -77,6 +77,8 @@ class FilterConfig(StageConfig):
     """Whether documents have their titles before their texts."""
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
     """Rules that mask documents of a batch as false negatives."""
+    surrogate_scores: bool = False
+    """Whether the surrogate's scores of a query and its batch's documents are stored, for objective.distillation."""
     batches_per_shard: PositiveInt = 1_000
     """Batches in a file. One task makes one file."""
 
@@ -96,11 +98,12 @@ class FilterConfig(StageConfig):
             raise ValueError(
                 "'too_few_negatives: random' adds documents without a teacher's score: set refuse or repeat"
             )
-        if self.false_negatives.surrogate_score and not self.vectors:
-            raise ValueError(
-                "'false_negatives.surrogate_score' needs 'vectors' to find false negatives. Give them, or set it"
-                " to false"
-            )
+        for needs, key in (
+            (self.false_negatives.surrogate_score, "false_negatives.surrogate_score"),
+            (self.surrogate_scores, "surrogate_scores"),
+        ):
+            if needs and not self.vectors:
+                raise ValueError(f"'{key}' needs 'vectors', whose scores it takes. Give them, or set it to false")
 
 
 _ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
@@ -236,6 +239,7 @@ class Filter(Stage[FilterConfig]):
             self._vectors() if config.vectors else None,
             draw,
             scores,
+            surrogate_scores=config.surrogate_scores,
         )
 
     def _vectors(self) -> tuple[VectorRows, VectorRows]:
@@ -245,10 +249,10 @@ class Filter(Stage[FilterConfig]):
         return queries, documents
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The layout, how many hard negatives an example has, whether a teacher scored them."""
+        """The layout, how many hard negatives an example has, which scores are stored."""
         number = self.config.negatives_per_example if self.config.has_negatives else 0
-        facts = {"layout": "pairs", "negatives_per_example": number}
-        return facts | ({"teacher_scores": True} if self.config.teacher_scores else {})
+        scores = {name: True for name in ("teacher_scores", "surrogate_scores") if getattr(self.config, name)}
+        return {"layout": "pairs", "negatives_per_example": number} | scores
 
     def summary(self, artifact: Artifact) -> str:
         """Batches, the share of masked negatives, and the number of examples without any left, with a loss of 0."""

@@ -26,7 +26,7 @@ from raytriever.errors import UserError
 from raytriever.hashes import numbers_at, string_hashes
 from raytriever.relations import numbered_rows, open_relations
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import InputPath, did_you_mean
+from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig, phases_of_epochs
 from retrieval.vectors import StoredVectors
@@ -131,11 +131,6 @@ class Pack(Stage[PackConfig]):
         config, groups = self.config, self._groups
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        for name in config.packing.shuffled_of_domains:
-            if name not in groups.names:
-                raise UserError(
-                    f"packing.shuffled_of_domains names {name!r}, which is no domain.{did_you_mean(name, groups.names)}"
-                )
         found = parts_of(groups.names, groups.sizes, self._regions(), config.packing.region_pairs)
         if len(found) > 1:
             found = [part._replace(number=number) for number, part in enumerate(found)]
@@ -173,7 +168,7 @@ class Pack(Stage[PackConfig]):
 
     def _sets_aside(self, part: Part) -> bool:
         """Whether some of its pairs are to be dealt with those of the domain's other regions."""
-        return part.region is not None and self.config.packing.shuffled_share(part.epoch, part.names[0]) > 0
+        return part.region is not None and self.config.packing.shuffled_share(part.epoch) > 0
 
     def _place(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Places all pairs, domain after domain, region after region; for the polish with the rows of their texts."""
@@ -233,7 +228,6 @@ class Pack(Stage[PackConfig]):
                     part.epoch,
                     number,
                     vectors=self._vectors(placed) if config.packing.polish_sweeps else None,
-                    name=name,
                     region=part.region,
                 )
                 _write(file, name, pairs, clusters, packed.batches.ravel())

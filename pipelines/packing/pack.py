@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, Share
@@ -35,20 +35,15 @@ class PackingSettings(Settings):
     """Order of a domain's clusters. topics: every batch comes from one cluster of queries (TAS-B)."""
     shuffled: Share | tuple[Share, ...] = 0.0
     """Share of a domain's batches with randomly redistributed pairs. A list has a share for each epoch, in turn."""
-    shuffled_of_domains: dict[str, Share | tuple[Share, ...]] = Field(default={})
-    """The same share for single domains, by their names."""
     polish_sweeps: NonNegativeInt = 0
     """Rounds of swaps that make near batches harder (eq. 2)."""
-    polish_margin: NonNegativeFloat = 0.0
-    """The rules of the filter job. Swaps don't count negatives that it will mask."""
     region_pairs: PositiveInt = 1 << 20
     """A domain with more pairs is divided into regions of near clusters, or of any pairs if there are no clusters. One
     task packs one region. Shuffled pairs are redistributed across regions."""
 
-    def shuffled_share(self, epoch: int, domain: str | None) -> float:
-        """The shuffled share of the domain's batches in this epoch. ``domain``: its name, None if it has none."""
-        shares = self.shuffled_of_domains.get(domain, self.shuffled) if domain is not None else self.shuffled
-        return shares[epoch % len(shares)] if isinstance(shares, tuple) else shares
+    def shuffled_share(self, epoch: int) -> float:
+        """The shuffled share of a domain's batches in this epoch."""
+        return self.shuffled[epoch % len(self.shuffled)] if isinstance(self.shuffled, tuple) else self.shuffled
 
     def _check(self) -> None:
         if self.region_pairs < 2 * self.batch_size:
@@ -56,7 +51,7 @@ class PackingSettings(Settings):
                 f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}, so each region"
                 " would repeat many pairs. Raise it"
             )
-        if () in (self.shuffled, *self.shuffled_of_domains.values()):
+        if self.shuffled == ():
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
 
 
@@ -92,16 +87,15 @@ def pack(
     epoch: int,
     domain: int = 0,
     vectors: "VectorsOf | None" = None,
-    name: str | None = None,
     region: int | None = None,
 ) -> Packing:
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
     ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads query and document vectors of
     the given items, for the polish. Every item is in one batch, fewer than ``batch_size`` of them in two: with what
-    fills no batch they are the last one. No batch has an item twice, but that of a region with too few. ``name``: the
-    domain's, where it may have settings of its own. ``region``: which one of the domain's these items are, if not all.
-    Raises ``UserError`` for a domain of fewer items than a batch, and for a polish without vectors.
+    fills no batch they are the last one. No batch has an item twice, but that of a region with too few. ``region``:
+    which one of the domain's these items are, if not all. Raises ``UserError`` for a domain of fewer items than a
+    batch, and for a polish without vectors.
     """
     if settings.polish_sweeps and vectors is None:
         raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
@@ -113,7 +107,7 @@ def pack(
     place = [domain] if region is None else [domain, region]
     generator = np.random.default_rng([seed, epoch, *place])
     items, figures = np.arange(len(clusters)), dict[str, Any]()
-    share, aside = settings.shuffled_share(epoch, name), items[:0]
+    share, aside = settings.shuffled_share(epoch), items[:0]
     if share and region is not None:
         count = round(share * len(items) / settings.batch_size) * settings.batch_size
         if len(items) - count < settings.batch_size:
@@ -136,7 +130,7 @@ def pack(
     if settings.polish_sweeps and vectors is not None:
         from pipelines.packing.polish import polish_batches
 
-        polished = polish_batches(batches, vectors, settings.polish_sweeps, settings.polish_margin)
+        polished = polish_batches(batches, vectors, settings.polish_sweeps)
         batches, swaps = polished.batches, list(polished.swaps)
         sums = {"before": polished.before, "after": polished.after, "swaps": swaps}
         figures["polish"] = {"batches": len(batches), **sums}

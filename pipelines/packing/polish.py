@@ -41,14 +41,13 @@ class Polished:
     after: float
 
 
-def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int, margin: float = 0.0) -> Polished:
+def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) -> Polished:
     """Exchanges items between batches near one another in the list while Eq. 2 grows, ``sweeps`` times through.
 
-    ``batches`` (batches, B): item numbers that ``vectors`` knows. ``margin``: as of ``affinities``. The sum never
-    falls; the items of the whole and the batch sizes stay. A sweep offers every place its best exchange within a window
-    of batches. The next sweep's windows straddle the borders of these. The result doesn't depend on the number of
-    threads (torch's). Memory of a thread is 12 bytes times ``CELLS_AT_ONCE``, or times the square of a window's items
-    if that is more, and a window's vectors.
+    ``batches`` (batches, B): item numbers that ``vectors`` knows. The sum never falls; the items of the whole and the
+    batch sizes stay. A sweep offers every place its best exchange within a window of batches. The next sweep's windows
+    straddle the borders of these. The result doesn't depend on the number of threads (torch's). Memory of a thread is
+    12 bytes times ``CELLS_AT_ONCE``, or times the square of a window's items if that is more, and a window's vectors.
     """
     batches = batches.copy()
     count, size = batches.shape
@@ -64,7 +63,7 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int, 
             edges = [(begin, end) for begin, end in ((0, min(first, count)), (whole, count)) if begin < end]
             windows = [batches[begin:end].reshape(-1, span, size) for begin, end in runs]
             windows += [batches[None, begin:end] for begin, end in edges]
-            results = list(pool.map(lambda window: _polish_windows(window, vectors, margin), windows))
+            results = list(pool.map(lambda window: _polish_windows(window, vectors), windows))
             swaps.append(sum(result[0] for result in results))
             gained += sum(result[1] for result in results)
             if not sweep:
@@ -74,10 +73,8 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int, 
     return Polished(batches, tuple(swaps), before, before + gained)
 
 
-def affinities(
-    *, queries: NDArray[np.floating], documents: NDArray[np.floating], margin: float = 0.0
-) -> tuple[NDArray[np.float32], float]:
-    """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value; d_i·q_j >= d_j·q_j - margin counts 0.
+def affinities(*, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> tuple[NDArray[np.float32], float]:
+    """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value; d_i·q_j >= d_j·q_j counts 0.
 
     The vectors are rounded to whole multiples of so small a length that no sum of products goes beyond 2²³ (by
     Cauchy-Schwarz). float32 holds all of them exactly. So the result does not depend on the order of additions, hence
@@ -89,12 +86,12 @@ def affinities(
     of_queries, of_documents = (torch.from_numpy(np.rint(side * scale).astype(np.float32)) for side in sides)
     products = of_documents @ of_queries.T
     own = products.diagonal().clone()
-    products[products >= own - margin * scale**2] = 0
+    products[products >= own] = 0
     products.diagonal().copy_(own)
     return (products + products.T).numpy(), float(scale**-2)
 
 
-def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf, margin: float) -> tuple[int, float, float]:
+def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf) -> tuple[int, float, float]:
     """Polishes ``windows`` (W, batches, B) in place, each alone; exchanges, what they gained, and the sum before."""
     number, count, size = windows.shape
     items = windows.reshape(number, count * size)
@@ -102,7 +99,7 @@ def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf, margin: floa
     scales = np.empty(number)
     for window, of_window in enumerate(items):
         queries, documents = vectors(of_window)
-        affinity[window], scales[window] = affinities(queries=queries, documents=documents, margin=margin)
+        affinity[window], scales[window] = affinities(queries=queries, documents=documents)
     state = _Windows(affinity, count, size)
     before = float(-(state.leaving.sum(axis=1) @ scales)) / 2
     swaps, gained = 0, 0.0

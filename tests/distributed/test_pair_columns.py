@@ -1,5 +1,9 @@
 """Losses over queries and documents: however the rows lie on ranks, gradients are those of one process."""
 
+from itertools import product
+
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +18,7 @@ CHUNKS = {"chunk_size": 3, "gradient_cache": True}
 OBJECTIVES = {
     "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **CHUNKS, **settings),
     "all directions": lambda **settings: tiny_objective(dtype=torch.float64, directions="all", **CHUNKS, **settings),
+    "distilled": lambda **settings: tiny_objective(dtype=torch.float64, distillation=0.3, **CHUNKS, **settings),
     "layers": lambda **settings: tiny_multi_layer(LAYERS, "self_contrastive", **CHUNKS, **settings),
     "all tokens": lambda **settings: tiny_multi_layer(ALL_TOKENS, "multi_vector", **CHUNKS, **settings),
     "scalar mix": lambda **settings: tiny_multi_layer(LAYERS, "scalar_mix", **CHUNKS, **settings),
@@ -26,6 +31,8 @@ def step(rank: int, ranks: int, name: str, batches: int, share: str):
     rows = several_batches(batches)
     if share == "batch":
         rows = as_one_batch(rows).drop_columns("batch")
+        scores = np.random.default_rng(0).standard_normal((len(rows), len(rows)))
+        rows = rows.append_column("surrogate_scores", pa.array(list(scores.astype(np.float32))))
     objective.batch_group = dist.group.WORLD if ranks > 1 else None
     objective.may_hold = ranks > 1
     each = len(rows) // ranks
@@ -37,9 +44,9 @@ def step(rank: int, ranks: int, name: str, batches: int, share: str):
 
 
 def steps(rank: int, ranks: int, batches: int):
-    return {
-        (name, share): step(rank, ranks, name, batches, share) for name in OBJECTIVES for share in ("step", "batch")
-    }
+    cases = [*product(OBJECTIVES, ("step", "batch"))]
+    cases.remove(("distilled", "step"))  # which is refused
+    return {case: step(rank, ranks, case[0], batches, case[1]) for case in cases}
 
 
 @pytest.mark.parametrize(

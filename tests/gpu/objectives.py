@@ -41,10 +41,17 @@ def epoch_batch(number: int, size: int) -> pa.Table:
     return random_batch(number, size).append_column("epoch", pa.array([0] * size, pa.int32()))
 
 
+def scored_batch(number: int, size: int) -> pa.Table:
+    """A random batch with random surrogate scores."""
+    scores = np.random.default_rng(number).uniform(-0.1, 0.1, (size, size)).astype(np.float32)
+    return random_batch(number, size).append_column("surrogate_scores", pa.array(list(scores)))
+
+
 # name: the objective's settings, the form of a document's vectors, its stored batches
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
-    "contrastive": ({"kind": "contrastive"}, None, random_batch),
-    "contrastive, cached": ({"kind": "contrastive", "chunk_size": 3, "gradient_cache": True}, None, random_batch),
+    "contrastive": ({"kind": "contrastive"}, None, scored_batch),
+    "contrastive, distilled": ({"kind": "contrastive", "distillation": 0.5}, None, scored_batch),
+    "contrastive, cached": ({"kind": "contrastive", "chunk_size": 3, "gradient_cache": True}, None, scored_batch),
     "adaptive_margin": ({"kind": "adaptive_margin"}, None, triplet_batch),
     "adaptive_margin, static": (
         {"kind": "adaptive_margin", "target": "static", "margin": 0.5}, None, triplet_batch

@@ -92,19 +92,14 @@ def build(data: Any = None, **values: Any) -> Any:
 
 
 QUERIES, DOCUMENTS = TEXTS.values()
-JUDGED: dict[str, Any] = {"queries": QUERIES, "documents": DOCUMENTS}
+PAIRS: dict[str, Any] = {"queries": QUERIES, "documents": DOCUMENTS}
 Call = Callable[[Mapping[str, Any], Any], Any]
 # each call, and the values with which it works
 CALLS: dict[str, tuple[Call, set[str]]] = {
     "build_batches(…)": (lambda _, wrong: build(wrong), set()),
     "queries": (lambda _, wrong: build(queries=wrong, documents=DOCUMENTS), set()),
     "documents": (lambda _, wrong: build(queries=QUERIES, documents=wrong), set()),
-    "queries, judged": (lambda _, wrong: build(queries=wrong, documents=DOCUMENTS, judgments={0: 0}), set()),
-    "documents, judged": (lambda _, wrong: build(queries=QUERIES, documents=wrong, judgments={0: 0}), set()),
-    "domains": (lambda _, wrong: build(**JUDGED, domains=wrong), {"None"}),
-    "judgments": (lambda _, wrong: build(**JUDGED, judgments=wrong), {"None"}),
-    "a judgment": (lambda _, wrong: build(**JUDGED, judgments=[wrong]), set()),
-    "a grade": (lambda _, wrong: build(**JUDGED, judgments=[(0, 0, wrong)]), set()),
+    "domains": (lambda _, wrong: build(**PAIRS, domains=wrong), {"None"}),
     "a column": (lambda _, wrong: build(TEXTS | {"query": wrong}), set()),
     "a query": (lambda _, wrong: build(TEXTS | {"query": [*QUERIES[1:], wrong]}), {"str"}),
     "a document": (lambda _, wrong: build(TEXTS | {"document": [*DOCUMENTS[1:], wrong]}), {"str"}),

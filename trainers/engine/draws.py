@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipelines.batches import LAYOUTS
+from pipelines.batches import LAYOUTS, masked_cells
 from raytriever.errors import UserError
 from raytriever.hashes import MIXERS, WEYL, string_hashes
 
@@ -67,7 +67,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
             rows = _with_lists(
                 rows, name, np.minimum(sizes, count), pc.list_flatten(rows[name]).filter(pa.array(drawn))
             )
-    columns, lengths = _remapped(rows["masked"], drawn)
+    columns, lengths = _remapped(rows, drawn)
     return _with_lists(rows, "masked", lengths, pa.chunked_array([pa.array(columns, pa.int32())]))
 
 
@@ -82,16 +82,13 @@ def _drawn(keys: Tensor, sizes: NDArray[np.int64], count: int) -> NDArray[np.boo
     return drawn
 
 
-def _remapped(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _remapped(rows: pa.Table, drawn: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The masks' indices after the draw, without hard negatives that were not drawn, and how many each row has."""
-    lengths = pc.list_value_length(masked).to_numpy()
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    columns = pc.list_flatten(masked).to_numpy()
-    documents = len(lengths)
-    is_left = np.concatenate([np.ones(documents, dtype=bool), drawn])
+    row, columns = masked_cells(rows)
+    is_left = np.concatenate([np.ones(len(rows), dtype=bool), drawn])
     number = np.cumsum(is_left) - 1
     left = is_left[columns]
-    return number[columns][left], np.bincount(row[left], minlength=documents)
+    return number[columns][left], np.bincount(row[left], minlength=len(rows))
 
 
 def _with_lists(rows: pa.Table, name: str, lengths: NDArray[np.int64], values: pa.ChunkedArray) -> pa.Table:

@@ -87,6 +87,7 @@ class MadeUpBatches:
                 "masked": [],
                 "positive_score": 1.0,
                 "hard_negative_scores": [0.0] * negatives,
+                "surrogate_scores": [0.0] * count,
                 "candidate_rows": drawn[row],
                 "candidate_relevance": [1] + [0] * (len(drawn[row]) - 1),
             }

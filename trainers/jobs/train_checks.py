@@ -116,13 +116,18 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
 
 
 def check_batches(config: RunSettings, stages: Stages) -> None:
-    """Raises ``UserError`` for epochs that are not packed, and for missing negatives."""
+    """Raises ``UserError`` for epochs that are not packed, and for missing scores or negatives."""
     maker = made_by(stages, config.batches)
     if maker is None:
         return
     epochs = number_of_maker("epochs", config.batches, stages)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
+    if getattr(config.objective, "distillation", 0) and not getattr(maker.config, "surrogate_scores", True):
+        raise UserError(
+            f"objective.distillation learns from scores, and the batches in {config.batches} will have none. Set"
+            " surrogate_scores to true in the stage that makes them."
+        )
     if getattr(maker.config, "has_negatives", True):
         return
     if config.objective.needs_hard_negatives or config.training.hard_negatives:

@@ -1,17 +1,21 @@
 """The contrastive objective: stored batches with hard negatives, false negatives left out."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
-from trainers.objectives.masked_contrastive import all_directions_loss, masked_contrastive_loss
+from trainers.objectives.masked_contrastive import all_directions_loss, distillation_loss, masked_contrastive_loss
 from trainers.objectives.pair_settings import ContrastiveSettings
-from trainers.objectives.pairs import Candidates, PairObjective
+from trainers.objectives.pairs import Candidates, PairBatch, PairObjective
 
 _METRIC_ROWS = 1024  # rows of similarities that are looked at together
 
@@ -64,25 +68,56 @@ def contrast(
     return loss, contrastive_metrics(queries, documents, candidates.mask, candidates.positives)
 
 
+@dataclass(frozen=True)
+class ScoredPairs(PairBatch):
+    """n rows of a stored batch of B, with the surrogate's scores of its documents, float32 (n, B)."""
+
+    surrogate_scores: Tensor
+
+
 class Contrastive(PairObjective[ContrastiveSettings]):
-    """Trains one encoder for queries and documents, or one for each, with ``masked_contrastive_loss``."""
+    """Trains one encoder for queries and documents, or one for each, with ``masked_contrastive_loss``.
+
+    With ``distillation`` a part of the loss is ``distillation_loss``.
+    """
+
+    columns_from: ClassVar[str] = "Make batches of pairs; those for distillation with surrogate_scores: true."
 
     def __init__(
         self, encoder: TextEncoder, settings: ContrastiveSettings, document_encoder: TextEncoder | None = None
     ) -> None:
         super().__init__(encoder, settings, document_encoder)
         self.similarity = settings.similarity
+        if settings.distillation:
+            self.columns = (*self.columns, "surrogate_scores")
 
     @classmethod
     def build(cls, settings: ContrastiveSettings, towers: Towers, *_: Any) -> Self:
         """One encoder, or one for each role."""
         return cls(towers.query, settings, towers.document)
 
+    def collate(self, rows: pa.Table) -> PairBatch:
+        """Tokenises each distinct text once."""
+        batch = super().collate(rows)
+        if not self.settings.distillation:
+            return batch
+        scores = pc.list_flatten(rows["surrogate_scores"]).to_numpy().astype(np.float32)
+        return ScoredPairs(**vars(batch), surrogate_scores=torch.from_numpy(scores).view(len(rows), -1))
+
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of cosines or inner products."""
-        temperature = self.settings.similarity_temperature
         if self.settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
+        loss, metrics = self._contrast(queries, documents, candidates)
+        if share := self.settings.distillation:
+            scores = cast(ScoredPairs, candidates.batch).surrogate_scores
+            temperatures = self.settings.similarity_temperature, self.settings.teacher_temperature
+            distilled = distillation_loss(queries, documents[: scores.shape[1]], scores, *temperatures)
+            loss = (1 - share) * loss + share * distilled
+        return loss, metrics
+
+    def _contrast(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
+        temperature = self.settings.similarity_temperature
         if self.settings.directions == "query_to_document":
             return contrast(queries, documents, candidates, temperature)
         compared = queries, documents, candidates.mask, candidates.positives

@@ -24,6 +24,28 @@ def masked_contrastive_loss(
         return torch.nn.functional.cross_entropy(scores.masked_fill(mask, -torch.inf), positives)
 
 
+def distillation_loss(
+    query_vectors: Tensor,
+    document_vectors: Tensor,
+    teacher_scores: Tensor,
+    similarity_temperature: float,
+    teacher_temperature: float,
+) -> Tensor:
+    """Cross-entropy of the query's distribution over a batch's documents to a teacher's, mean over queries.
+
+    - mean_i sum_j p_ij log softmax_j(s_ij) with p = softmax(teacher_scores / teacher_temperature) and s as in
+    ``masked_contrastive_loss``. Its gradient is that of the KL divergence in Lin, Yang & Lin 2021, "In-Batch Negatives
+    for Knowledge Distillation with Tightly-Coupled Teachers for Dense Retrieval".
+
+    ``query_vectors`` (n, d), ``document_vectors`` (B, d), ``teacher_scores`` (n, B). Returns a scalar, computed in
+    float32 (float64 for float64 vectors).
+    """
+    with torch.autocast(query_vectors.device.type, enabled=False):
+        scores = at_least_float32(query_vectors) @ at_least_float32(document_vectors).T / similarity_temperature
+        wanted = (teacher_scores.to(scores.dtype) / teacher_temperature).softmax(dim=-1)
+        return torch.nn.functional.cross_entropy(scores, wanted)
+
+
 def all_directions_loss(
     query_vectors: Tensor,
     document_vectors: Tensor,

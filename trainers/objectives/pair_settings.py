@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import PartialShare
+from raytriever.settings.configuration import PartialShare, Share
 from retrieval.encoders.modules import resolve_form
 from retrieval.encoders.specification import RELEASED, ContextualForm, EncoderSettings, VectorForm
 from trainers.objectives.settings import PairSettings, Paper, Run
@@ -41,6 +41,19 @@ class ContrastiveSettings(PairSettings):
     2023). Masks hold in each direction."""
     similarity_temperature: PositiveFloat = 0.05
     """Temperature: divides the similarities."""
+    distillation: Share = 0.0
+    """Share of the loss that learns how the surrogate's scores spread over the batch's documents (Lin et al. 2021).
+    Batches need surrogate_scores."""
+    teacher_temperature: PositiveFloat = 0.05
+    """Temperature of the surrogate's scores in distillation."""
+
+    def _check(self) -> None:
+        super()._check()
+        if self.distillation and self.share_negatives == "step":
+            raise ValueError(
+                "distillation has scores of a batch's documents alone: set share_negatives to 'batch', or distillation"
+                " to 0"
+            )
 
 
 class AdaptiveMarginSettings(PairSettings):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipelines.batches import BatchReader
+from pipelines.batches import BatchReader, masked_cells
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.multi_vector import write_towers
@@ -124,8 +124,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         count = len(rows)
         queries, documents = texts_of(rows)
         query_prompts, document_prompts = self.prompts(rows)
-        masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
-        masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
+        masked_rows, masked_columns = map(torch.from_numpy, masked_cells(rows))
         query_chunks = self._cut(queries, query_prompts, "query")
         document_chunks = self._cut(documents, document_prompts, "document")
         chunks = (*query_chunks.chunks, *document_chunks.chunks)
@@ -134,8 +133,8 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
             documents=document_chunks,
             batch=_int64(rows["batch"]) if self.joins_step else torch.zeros(count, dtype=torch.int64),
             pool_sizes=_int64(pc.list_value_length(rows["hard_negatives"])),
-            masked_rows=torch.from_numpy(masked_rows),
-            masked_columns=torch.from_numpy(masked_columns),
+            masked_rows=masked_rows,
+            masked_columns=masked_columns,
             query_keys=text_keys(queries),
             text_keys=text_keys(documents),
             tokens=sum(int(chunk["attention_mask"].sum()) for chunk in chunks),

@@ -77,8 +77,8 @@ def test_numbers_are_as_wide_as_large_batches_and_collections_ask_for() -> None:
     integers, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
     expected = {
         "masked": integers, "cluster": pa.int32(), "positive_score": pa.float32(), "hard_negative_scores": floats,
-        "number": pa.int32(), "candidate_rows": pa.list_(pa.int64()), "candidate_relevance": integers,
-        "candidate_scores": floats,
+        "surrogate_scores": floats, "number": pa.int32(), "candidate_rows": pa.list_(pa.int64()),
+        "candidate_relevance": integers, "candidate_scores": floats,
     }  # fmt: skip
     columns = {column.name: column.type for layout in LAYOUTS.values() for column in layout.columns}
     columns |= {field.name: field.type for schema in (CANDIDATES, PAIRS) for field in schema}

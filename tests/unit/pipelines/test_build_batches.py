@@ -119,19 +119,14 @@ def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encod
         batches.save(saved / "manifest.json")
 
 
-def test_texts_by_id_and_in_lists_give_the_batches_of_a_table(columns: Columns, vectors: Any) -> None:
+def test_texts_in_lists_give_the_batches_of_a_table(columns: Columns, vectors: Any) -> None:
     table = pa.table(columns)
-    ids = {"query_id": columns["query_id"], "document_id": columns["document_id"]}
-    by_id = {
-        "queries": dict(zip(columns["query_id"], columns["query"], strict=True)),
-        "documents": dict(zip(columns["document_id"], columns["document"], strict=True)),
-        "domains": columns["domain"][::2],
-        "judgments": list(zip(*ids.values(), strict=True)),
-        "query_vectors": torch.from_numpy(vectors["query_vectors"]),
-        "document_vectors": vectors["document_vectors"][::2].astype(np.float64),
-    }
     expected = rows_of(build_batches(table, **vectors, batch_size=SIZE))
-    assert rows_of(build_batches(**vectors | by_id, batch_size=SIZE)) == expected
+    others = {
+        "query_vectors": torch.from_numpy(vectors["query_vectors"]),
+        "document_vectors": vectors["document_vectors"].astype(np.float64),
+    }
+    assert rows_of(build_batches(table, **others, batch_size=SIZE)) == expected
     lists: dict[str, Any] = {"documents": columns["document"], "domains": columns["domain"]}
     lists["queries"] = Dataset(table)["query"]  # neither a list nor an array
     without_ids = rows_of(build_batches(**lists, **vectors, batch_size=SIZE))
@@ -272,21 +267,6 @@ def test_several_positives_are_given_in_rows_or_in_lists(vectors: Any) -> None:
     assert of_rows.audit["rules"]["same query"]["negatives"] or of_rows.audit["rules"]["known positive"]["negatives"]
 
 
-def test_judged_negatives_are_hard_ones(vectors: Any) -> None:
-    documents = NAMED["positive"] + [f"no {row}" for row in range(COUNT)]
-    judged = [(row, row, 1) for row in range(COUNT)] + [(row, COUNT + row, 0) for row in range(COUNT)]
-    given = {
-        "query_vectors": vectors["query_vectors"],
-        "document_vectors": np.tile(vectors["document_vectors"], (2, 1)),
-    }
-    frame = pd.DataFrame(judged, columns=["query-id", "corpus-id", "score"])
-    for judgments in (judged, frame, {query: {query: 1, COUNT + query: 0} for query in range(COUNT)}):
-        made = build_batches(
-            queries=NAMED["anchor"], documents=documents, judgments=judgments, **given, batch_size=SIZE
-        )
-        assert [row["hard_negatives"] for row in rows_of(made)] == [[f"no {row['query_id']}"] for row in rows_of(made)]
-
-
 EMPTY = {"query": [*NAMED["anchor"][:-3], None, " ", "what"], "document": [*NAMED["positive"][:-1], np.nan]}
 
 
@@ -294,13 +274,6 @@ def test_what_has_no_text_is_left_out_where_asked_for(vectors: Any) -> None:
     made = build_batches(EMPTY, **vectors, batch_size=3, drop_empty=True)
     assert len(made) == COUNT // 3 - 1
     assert {row["query"] for row in rows_of(made)} == set(EMPTY["query"][:-3])
-    by_id = {
-        "queries": EMPTY["query"],
-        "documents": EMPTY["document"],
-        "judgments": {row: [row] for row in range(COUNT)},
-    }
-    again = build_batches(**by_id, **vectors, batch_size=3, drop_empty=True)
-    assert [row["query"] for row in rows_of(again)] == [row["query"] for row in rows_of(made)]
 
 
 def test_no_text_is_the_same_in_every_frame(read: Callable[..., Any], logged: list[str]) -> None:
@@ -388,8 +361,6 @@ def test_batches_are_a_sequence_for_a_loader_with_hardness_and_audit(columns: Co
 
 
 TWO = {"query": ["a", "b"], "document": ["c", "d"]}
-ONE = {"queries": ["a"], "documents": ["b"]}
-TWO_QUERIES = {"queries": ["a", "b"], "judgments": {0: ["x"], 1: {"7": 2, "z": 1}}}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"data": {"page": ["a"], "document": ["b"], "text": ["c"]}}, "No column is named 'query'. .*: 'page', 'document'"),
     ({"data": {"document": ["b"], "year": [1]}}, "No column is named 'query'. Columns there: 'document', 'year'"),
@@ -413,14 +384,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"queries": ["a"], "documents": ["b", "c"]}, "'queries' has 1 values and 'documents' has 2"),
     ({"queries": "abc", "documents": ["b", "c"]}, "queries is 'abc'. It must be a list"),
     ({"queries": {"q": "a"}, "documents": ["b"]}, "queries is {'q': 'a'}. It must be a list"),
-    (ONE | {"judgments": [(0, 1)]}, r"Row 0 .* 'judgments' names '1', which documents do"),
-    (ONE | {"judgments": [(0,)]}, r"judgments have 1 columns. Give \(query id, doc"),
-    (ONE | {"judgments": 3}, r"judgments is a int .* Give \(query id, document id"),
-    (ONE | {"judgments": [(0, 0, 0.5)]}, "Row 0 .* has the grade 0.5. It must be a whole"),
-    (ONE | {"judgments": {0: 0}, "domains": []}, "There are 0 domains and 1 documents"),
-    (ONE | {"queries": ["a", ""], "judgments": {0: 0}}, r"queries\[1\] is ''. Give it a text"),
-    (TWO_QUERIES | {"documents": {"x": "c", 7: "d"}}, "names 'z'"),
-    (ONE | {"documents": {"7": "c", 7: "d"}, "judgments": [(0, 7)]}, r"documents\[7\]: id '7' already belongs to"),
     ({"queries": [], "documents": []}, "batch_size is 64. Give a number above 1, .* which is 0"),
     ({"data": TWO, "batch_size": 1}, "batch_size is 1. Give a number above 1, .* different pairs, which is 2"),
     ({"data": [("a", "b")] * 2, "batch_size": 2}, "batch_size is 2. .* different pairs, which is 1"),

@@ -35,16 +35,18 @@ def store_epochs(
     epochs: Sequence[Sequence[Sequence[dict[str, Any]]]],
     inputs: dict[str, str] | None = None,
     config: dict[str, Any] | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> str:
-    """The same of several epochs."""
+    """The same of several epochs, whose batches have the columns of these ``facts`` too."""
+    facts = {"layout": "pairs"} | (facts or {})
     writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, config or {}, inputs or {}))
     writer.begin()
     records = []
     with writer.folder.scratch() as scratch:
         for epoch, batches in enumerate(epochs):
             shard = ShardWriter(writer.folder, f"{epoch}", scratch)
-            with BatchWriter(shard, LAYOUTS["pairs"].schema(), epoch, 0, len(batches[0])) as file:
+            with BatchWriter(shard, LAYOUTS["pairs"].schema(facts), epoch, 0, len(batches[0])) as file:
                 for rows in batches:
-                    file.write(batch_table("pairs", rows))
+                    file.write(batch_table("pairs", rows, facts))
             records.append(file.commit())
-    return writer.finish(records, {"layout": "pairs"}, {}).uri
+    return writer.finish(records, facts, {}).uri

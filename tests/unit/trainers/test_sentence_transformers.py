@@ -31,6 +31,7 @@ from trainers.sentence_transformers import (
     MaskedContrastiveLoss,
     StoredBatchSampler,
     stored_mask,
+    stored_scores,
     training_columns,
 )
 
@@ -63,6 +64,21 @@ def row_of(pair: int, row: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory, batches: BatchReader) -> BatchReader:
+    """The first epoch's batches, with surrogate scores."""
+    scores = np.random.default_rng(1).standard_normal((BATCHES, SIZE, SIZE)).tolist()
+    rows = [
+        [
+            row | {"surrogate_scores": of_row}
+            for row, of_row in zip(batches.read(0, number).to_pylist(), own, strict=True)
+        ]
+        for number, own in enumerate(scores)
+    ]
+    facts = {"surrogate_scores": True}
+    return BatchReader(store_epochs(tmp_path_factory.mktemp("scored") / "batches", [rows], facts=facts))
+
+
+@pytest.fixture(scope="module")
 def columns(batches: BatchReader) -> Dataset:
     found: Dataset = training_columns(batches)
     return found
@@ -86,23 +102,31 @@ def in_order(seed: int, epoch: int) -> list[Place]:
     return [(epoch, int(batch)) for batch in epoch_permutation(seed, epoch, BATCHES)]
 
 
-@pytest.mark.parametrize("directions", ["query_to_document", "all"])
+@pytest.mark.parametrize(
+    ("directions", "distillation"), [("query_to_document", 0.0), ("all", 0.0), ("query_to_document", 0.3), ("all", 1.0)]
+)
 def test_loss_and_gradients_are_ours(
-    batches: BatchReader, columns: Dataset, model: Path, directions: Literal["query_to_document", "all"]
+    scored: BatchReader, model: Path, directions: Literal["query_to_document", "all"], distillation: float
 ) -> None:
+    batches, columns = scored, training_columns(scored)
+
     def masks_hard_negatives(batch: int) -> bool:
         return any(column >= SIZE for masked in batches.read(0, batch)["masked"].to_pylist() for column in masked)
 
     number = next(batch for batch in range(BATCHES) if masks_hard_negatives(batch))
     encoder = load_tiny(model, dtype="float32")
-    objective = Contrastive(encoder, ContrastiveSettings(similarity_temperature=0.07, directions=directions))
+    settings = ContrastiveSettings(
+        similarity_temperature=0.07, directions=directions, distillation=distillation, teacher_temperature=0.4
+    )
+    objective = Contrastive(encoder, settings)
     ours = objective(objective.collate(batches.read(0, number))).loss
+    how = directions, distillation, 0.4
     ours.backward()
     expected = {name.replace("transformer.", "0.model."): weight.grad for name, weight in encoder.named_parameters()}
     rows = columns[number * SIZE : (number + 1) * SIZE]
     for loss_of in (
-        lambda trained: MaskedContrastiveLoss(trained, 0.07, directions),
-        lambda trained: CachedMaskedContrastiveLoss(trained, 0.07, 3, directions),
+        lambda trained: MaskedContrastiveLoss(trained, 0.07, *how),
+        lambda trained: CachedMaskedContrastiveLoss(trained, 0.07, 3, *how),
     ):
         trained = SentenceTransformer(str(model), device="cpu").eval()
         loss = loss_of(trained)(*features(trained, rows))
@@ -122,6 +146,19 @@ def test_the_label_holds_the_stored_mask(batches: BatchReader, columns: Dataset)
     for number in range(2 * BATCHES):
         labels = torch.tensor(columns[number * SIZE : (number + 1) * SIZE]["label"])
         assert stored_mask(labels, 3).tolist() == batches[number]["masked"].tolist()
+
+
+def test_the_label_holds_the_stored_scores(scored: BatchReader, columns: Dataset, model: Path) -> None:
+    found = training_columns(scored)
+    for number in range(BATCHES):
+        labels = torch.tensor(found[number * SIZE : (number + 1) * SIZE]["label"])
+        assert stored_scores(labels, 3).tolist() == scored.read(0, number)["surrogate_scores"].to_pylist()
+        assert stored_mask(labels, 3).tolist() == scored[number]["masked"].tolist()
+        with pytest.raises(UserError, match="labels are for other columns than the 9 of documents"):
+            stored_mask(labels, 9)
+    trained = SentenceTransformer(str(model), device="cpu")
+    with pytest.raises(UserError, match="no surrogate scores to distil"):
+        MaskedContrastiveLoss(trained, distillation=0.5)(*features(trained, columns[:SIZE]))
 
 
 def test_a_static_encoder_needs_no_gradient_cache(model: Path) -> None:

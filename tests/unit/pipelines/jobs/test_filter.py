@@ -290,6 +290,21 @@ def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, mo
     assert contents(str(tmp_path / "a")) == contents(str(tmp_path / "b"))
 
 
+@pytest.mark.parametrize("judged", [True, False])
+def test_surrogate_scores_are_of_all_documents_of_a_batch(world: World, tmp_path: Path, judged: bool) -> None:
+    asked = {"negatives": world.candidates, "false_negatives": {"surrogate_score": judged}}
+    made, without = run(world, tmp_path / "a", surrogate_scores=True, **asked), run(world, tmp_path / "b", **asked)
+    assert made.columns == (*without.columns, "surrogate_scores")
+    assert made.artifact.manifest["facts"] == without.artifact.manifest["facts"] | {"surrogate_scores": True}
+    for epoch in range(EPOCHS):
+        for number in range(BATCHES):
+            rows = made.read(epoch, number)
+            named = (rows[each].to_pylist() for each in ("query_id", "document_id"))
+            places = np.ix_(*([int(name[1:]) for name in names] for names in named))
+            assert rows["surrogate_scores"].to_pylist() == world.scores[places].tolist()
+            assert rows.drop_columns("surrogate_scores") == without.read(epoch, number)
+
+
 def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, mined: BatchReader) -> None:
     kept = {name.split("/")[0] for name in contents(mined.uri)}
     assert kept == {"audit.json", "audits", "epoch=00000", "epoch=00001", "manifest.json"}  # no lookup is left behind
@@ -337,6 +352,8 @@ def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"'false_negatives\.surrogate_score' needs 'vectors'"):
         run(world, tmp_path / "r", vectors=None)
     asked: dict[str, Any] = {"with_title": False, "false_negatives": {"surrogate_score": False}}
+    with pytest.raises(UserError, match=r"'surrogate_scores' needs 'vectors', whose scores it takes"):
+        run(world, tmp_path / "r", vectors=None, surrogate_scores=True, **asked)
     reader = run(world, tmp_path / "b", vectors=None, **asked)
     counts = reader.artifact.manifest["counts"]
     assert counts["masked by surrogate score"] == 0

@@ -114,20 +114,13 @@ def test_a_domain_may_have_many_clusters(run: dict[str, str], tmp_path: Path, mo
     assert many["cluster"].to_pylist() == [cluster + 40_000 for cluster in epoch_of(few, 0)["cluster"].to_pylist()]
 
 
-def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path) -> None:
-    turns = {"shuffled": [1, 0], "shuffled_of_domains": {"plain": 0}}
-    found = packed(tmp_path / "a", clusters=run["pairs_clusters"], packing=turns, epochs=2)
-    batches = small.PAIRS // 3 // SIZE
-    assert [shard.facts.get("shuffled") for shard in found.shards] == [batches, None]
+def test_epochs_in_turns(run: dict[str, str], tmp_path: Path) -> None:
+    found = packed(tmp_path / "a", clusters=run["pairs_clusters"], packing={"shuffled": [1, 0]}, epochs=2)
+    assert [shard.facts.get("shuffled") for shard in found.shards] == [small.PAIRS // SIZE, None]
     without = packed(tmp_path / "b", clusters=run["pairs_clusters"], epochs=2)
     assert found.shards[1].files[0].sha256 == without.shards[1].files[0].sha256
     for epoch in range(2):
         check(found, run["pairs"], epoch)
-        rows, others = (epoch_of(each, epoch).to_pylist() for each in (found, without))
-        plain = [row for row in rows if row["domain"] == "plain"]
-        assert plain == [row for row in others if row["domain"] == "plain"]
-    with pytest.raises(UserError, match=r"shuffled_of_domains names 'plane', which is no domain\. Did you mean"):
-        packed(tmp_path / "c", clusters=run["pairs_clusters"], packing={"shuffled_of_domains": {"plane": 1}})
 
 
 def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:

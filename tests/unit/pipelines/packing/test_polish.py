@@ -115,9 +115,6 @@ def test_pairs_of_one_document_are_not_gathered_and_a_margin_leaves_more_out() -
     start = np.array([[0, 2], [1, 3]])
     found = polished(start, queries=near, documents=near, sweeps=2).tolist()
     assert {frozenset(batch) for batch in found} == {frozenset({0, 1}), frozenset({2, 3})}
-    for margin, expected in ((0.5, start), (0.1, found)):
-        polished_ = polish_batches(start, lambda items: (near[items], near[items]), 2, margin=margin)
-        np.testing.assert_array_equal(polished_.batches, expected)
 
 
 def test_sorts_two_topics_apart_across_the_borders_of_the_first_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

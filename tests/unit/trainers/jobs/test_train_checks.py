@@ -83,6 +83,7 @@ def test_what_would_run_is_not_refused(check, tiny_encoder: Path) -> None:
     ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
     ("model.training.hard_negatives=0", "hard_negatives is 0, so every row's .*, but a triplet has one.*Set it to 1"),
     ("batches.judged_negatives=null,first.training.hard_negatives=2", "hard_negatives is 2, and .* will have no"),
+    ("first.objective.distillation=0.5", "distillation learns from scores, and the batches in .*/batches will have no"),
     ("first.training.exchange_bf16=true,first.sharding=zero2",
      "exchange_bf16 is for whole gradients, but sharding zer"),
     ("first.validation.batches=batches", "the training batches, so validation says nothing"),

@@ -11,7 +11,7 @@ from torch import nn
 from tests.unit.trainers.tiny import assert_same, gradients_of, random_batch, tiny_objective
 from trainers.objective import to_device
 from trainers.objectives.contrastive import contrastive_metrics
-from trainers.objectives.masked_contrastive import all_directions_loss, masked_contrastive_loss
+from trainers.objectives.masked_contrastive import all_directions_loss, distillation_loss, masked_contrastive_loss
 from trainers.objectives.pair_settings import ContrastiveSettings
 
 
@@ -84,13 +84,40 @@ def test_all_directions_are_told_apart_and_a_mask_holds_in_each():
     assert torch.autograd.gradcheck(loss, (q, d))
 
 
+def literal_distillation(q, d, scores, temperature, teacher_temperature):
+    """Minus the mean of sum_j p_ij log q_ij, one term after the other."""
+    total = 0.0
+    for i in range(len(q)):
+        wanted = [math.exp(float(score) / teacher_temperature) for score in scores[i]]
+        own = [math.exp(float(q[i] @ each) / temperature) for each in d]
+        total -= sum(w / sum(wanted) * math.log(o / sum(own)) for w, o in zip(wanted, own, strict=True))
+    return total / len(q)
+
+
+def test_a_distillation_is_least_where_the_student_scores_as_its_teacher():
+    for seed in range(4):
+        q, d, _, _ = random_problem(seed)
+        scores = torch.randn(len(q), len(d), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        found = distillation_loss(q, d, scores, 0.5, 2.0)
+        assert found.item() == pytest.approx(literal_distillation(q, d, scores, 0.5, 2.0), rel=1e-12)
+        q.requires_grad_()
+        assert torch.autograd.gradcheck(lambda q, d=d, s=scores: distillation_loss(q, d, s, 0.5, 2.0), (q,))
+        own = distillation_loss(q, d, (q @ d.T).detach() * 4, 0.5, 2.0)  # the same distribution
+        own.backward()
+        assert q.grad.abs().max() < 1e-12
+        entropy = torch.distributions.Categorical(logits=(q @ d.T) / 0.5).entropy().mean()
+        assert own.item() == pytest.approx(entropy.item(), rel=1e-12)
+
+
 def test_similarities_are_float32_under_autocast():
     q, d, mask, _ = random_problem(2)
     mask.fill_diagonal_(False)
+    scores = torch.randn(len(q), len(d))
 
     def losses(q, d):
         rest = mask, torch.arange(len(q)), 0.02
-        return masked_contrastive_loss(q, d, *rest), all_directions_loss(q, d, *rest, q, mask[:, : len(q)])
+        distilled = distillation_loss(q, d, scores.to(q), 0.02, 0.05)
+        return masked_contrastive_loss(q, d, *rest), all_directions_loss(q, d, *rest, q, mask[:, : len(q)]), distilled
 
     with torch.autocast("cpu", torch.bfloat16):
         found, halves = losses(q.float(), d.float()), losses(q.bfloat16(), d.bfloat16())
@@ -152,6 +179,31 @@ def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similar
         outcome.loss.backward()
         gradients.append(gradients_of(objective))
         assert_same(gradients[-1], gradients[0], 1e-12)
+
+
+@pytest.mark.parametrize("directions", ["query_to_document", "all"])
+def test_a_share_of_the_loss_is_distilled_from_the_batchs_own_documents(directions):
+    rows = random_batch(5).append_column("batch", pa.array([3] * 6, pa.int32()))
+    scores = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
+    rows = rows.append_column("surrogate_scores", pa.array(list(scores)))
+    found, gradients = {}, []
+    for share, chunks in ((0.0, {}), (1.0, {}), (0.3, {}), (0.3, {"chunk_size": 2, "gradient_cache": True})):
+        objective = tiny_objective(
+            dtype=torch.float64, distillation=share, teacher_temperature=0.7, directions=directions, **chunks
+        )
+        assert ("surrogate_scores" in objective.columns) == (share > 0)
+        outcome = objective(objective.collate(rows.select(list(objective.columns))))
+        outcome.loss.backward()
+        found[share] = outcome.loss.item()
+        gradients.append(gradients_of(objective))
+    encode, tokenize = objective.query_encoder, objective.query_encoder.tokenize
+    q, d = (
+        nn.functional.normalize(encode(tokenize(rows[name].to_pylist(), role)), dim=1).detach()
+        for name, role in (("query", "query"), ("document", "document"))
+    )
+    assert found[1.0] == pytest.approx(literal_distillation(q, d, scores, 0.05, 0.7), rel=1e-10)
+    assert found[0.3] == pytest.approx(0.7 * found[0.0] + 0.3 * found[1.0], rel=1e-12)
+    assert_same(gradients[3], gradients[2], 1e-12)
 
 
 def batch_of(documents, hard_negatives=None, masked=None) -> pa.Table:

@@ -30,6 +30,7 @@ def coder(**settings: Any) -> CoderSettings:
 
 @pytest.mark.parametrize(("kind", "settings", "message"), [
     (ContrastiveSettings, {"matryoshka": (16, 4)}, r"matryoshka \[16, 4\] must be ascending"),
+    (ContrastiveSettings, {"distillation": 0.5, "share_negatives": "step"}, "scores of a batch's documents alone"),
     (AdaptiveMarginSettings, {"target": "static"}, "margin is needed with target 'static'"),
     (AdaptiveMarginSettings, {"target": "adaptive", "margin": 0.3}, "is needed with target 'static'"),
     (AdaptiveMarginSettings, {"target": "distributed", "in_batch": False}, "so it needs them"),
