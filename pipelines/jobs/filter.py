@@ -139,7 +139,8 @@ class Filter(Stage[FilterConfig]):
         """Runs of batches are tasks."""
         negatives = self.config.negatives_per_example * self.config.has_negatives
         made = replace(read, negatives=negatives, candidates=0)
-        made = replace(made, disk=read.epochs * made.epoch_bytes)
+        scores = 4 * read.rows * read.pairs * self.config.surrogate_scores
+        made = replace(made, disk=read.epochs * (made.epoch_bytes + scores))
         tasks = read.epochs * ceil(read.batches / self.config.batches_per_shard)
         return Cost(made, 49e-6 * read.epochs * read.pairs, tasks)
 

@@ -232,7 +232,7 @@ COSTS: dict[str, tuple[float, int, float, dict[str, Any]]] = {
     "pairs": (0.020011, 6, 0.0260143, {"pairs": 20_011, "domains": (20_011,), "disk": 400_220}),
     "cluster": (54.62686, 2, 0, {"disk": 10_000_180}),
     "pack": (29.00052, 4, 0, {"batches": 125_003, "rows": 4, "epochs": 2, "disk": 20_000_360}),
-    "filter": (73.50132, 81, 0, {"negatives": 4, "candidates": 0, "disk": 981_557_668}),
+    "filter": (73.50132, 81, 0, {"negatives": 4, "candidates": 0, "disk": 1_365_564_580}),
     "group": (64, 418, 0, {"pairs": 1_000_000, "batches": 62_500, "rows": 16, "epochs": 2, "disk": 1_969_560_000}),
     "lists": (0.128, 2, 0, {"pairs": 4_000, "batches": 500, "rows": 8, "epochs": 2, "disk": 3_939_120}),
     "index": (6.65602, 2, 0, {"shards": 2, "disk": 512_001_536}),
@@ -250,7 +250,9 @@ OF_COSTS: dict[str, dict[str, Any]] = {
     "pairs": {"texts_per_shard": 10_000, "documents_per_query": 1},
     "cluster": {"cluster_size": 60},
     "pack": {"clusters": "clusters", "packing": PackingSettings(batch_size=4, region_pairs=300_000), "epochs": 2},
-    "filter": {"negatives": "negatives", "negatives_per_example": 4, "batches_per_shard": 300},
+    "filter": {
+        "negatives": "negatives", "negatives_per_example": 4, "batches_per_shard": 300, "surrogate_scores": True,
+    },  # fmt: skip
     "group": {"epochs": 2, "batches_per_shard": 300},
     "lists": {"epochs": 2, "batches_per_epoch": 500, "batch_size": 8, "batches_per_shard": 300},
     "mine": {"number": 7, "candidates_per_shard": 10_000, "split": "test"},
