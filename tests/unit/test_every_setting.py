@@ -251,8 +251,11 @@ OF_COSTS: dict[str, dict[str, Any]] = {
     "cluster": {"cluster_size": 60},
     "pack": {"clusters": "clusters", "packing": PackingSettings(batch_size=4, region_pairs=300_000), "epochs": 2},
     "filter": {
-        "negatives": "negatives", "negatives_per_example": 4, "batches_per_shard": 300, "surrogate_scores": True,
-    },  # fmt: skip
+        "negatives": "negatives",
+        "negatives_per_example": 4,
+        "batches_per_shard": 300,
+        "surrogate_scores": True,
+    },
     "group": {"epochs": 2, "batches_per_shard": 300},
     "lists": {"epochs": 2, "batches_per_epoch": 500, "batch_size": 8, "batches_per_shard": 300},
     "mine": {"number": 7, "candidates_per_shard": 10_000, "split": "test"},
