@@ -129,8 +129,9 @@ def best(bench: Bench, student: str, way: str, collections: Sequence[str], point
 
 
 def tuned_alone(bench: Bench, student: str, way: str, collection: str) -> Point:
-    """The best of all rates and temperatures on the collection's own dev queries."""
-    points = [Point(rate, temperature) for rate in STUDENTS[student].rates for temperature in TEMPERATURES]
+    """The best of all rates and temperatures on the collection's own dev queries; vectors have no temperature."""
+    temperatures = TEMPERATURES[: 1 if WAYS[way].distils == "vectors" else None]
+    points = [Point(rate, temperature) for rate in STUDENTS[student].rates for temperature in temperatures]
     return best(bench, student, way, (collection,), points)
 
 

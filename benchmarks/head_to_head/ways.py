@@ -128,7 +128,7 @@ def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int
         return Material(data, _masked(way), StoredBatchSampler, masked, seconds)
     found = Dataset.from_list([dict(row) for row in rows]) if mined is None else mined
     if way.distils:
-        found = found.add_column("label", _taught(base, found, scores=way.distils == "negatives"))
+        found = found.add_column("label", taught(base, found, scores=way.distils == "negatives"))
     dataset = _by_domain(collection, found) if way.without_domains else found
     seconds = base.seconds if way.guided or way.distils or mined is not None else 0.0
     loss = _guided(base, way.directions) if way.guided else _pairs(way.directions)
@@ -207,7 +207,7 @@ def _masked(way: Way) -> Loss:
     return loss
 
 
-def _taught(base: Base, rows: Dataset, *, scores: bool) -> list[Any]:
+def taught(base: Base, rows: Dataset, *, scores: bool) -> list[Any]:
     """Of each row the base encoder's vectors of its texts, or the scores of its query and the others."""
     vectors = np.stack([base.rows(rows[name][:]) for name in rows.column_names], axis=1)
     vectors = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from scipy import stats
 
 from benchmarks.head_to_head.__main__ import tuned, tuned_alone
-from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Limits, Pair, read_collection
+from benchmarks.head_to_head.data import COLLECTIONS, MIXTURE, Base, Limits, Pair, read_collection
 from benchmarks.head_to_head.page import chosen, differences, finals, is_whole, main, show, student, variances
 from benchmarks.head_to_head.plan import Trial, stored_rows
+from benchmarks.head_to_head.ways import taught
 
 SEEDS, QUERIES = 3, 40
 RANDOM = np.random.default_rng(0)
@@ -97,6 +99,17 @@ def test_a_collection_alone_is_tuned_on_all_rates_and_temperatures() -> None:
     assert {(trial.way, trial.purpose, trial.seed) for trial in bench.trials} == {("in turns", "tuning", 0)}
     tuned_alone(bench, "MiniLM", "in turns, margin -.1", "conala")
     assert bench.trials[-1].way == "pairs"
+    bench.trials.clear()
+    tuned_alone(bench, "two layers", "vectors, distilled", "conala")
+    assert {trial.temperature for trial in bench.trials} == {0.05}  # they have none
+
+
+def test_their_losses_are_taught_what_the_base_encoder_says(tmp_path: Path) -> None:
+    of_text = {"a": np.array([3.0, 0]), "b": np.array([0, 2.0]), "c": np.array([4.0, 3.0])}
+    base = Base(None, of_text, 0.0, tmp_path)  # type: ignore[arg-type]
+    rows = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["b", "c"], "negative": ["c", "a"]})
+    np.testing.assert_allclose(taught(base, rows, scores=True), [[0, 0.8], [0.6, 0]], atol=1e-7)
+    np.testing.assert_allclose(taught(base, rows, scores=False)[1], [[0, 1], [0.8, 0.6], [1, 0]], atol=1e-7)
 
 
 def test_several_collections_are_tuned_in_the_mean_one_rate_beyond_and_divergence_is_worst() -> None:
