@@ -28,7 +28,7 @@ except ModuleNotFoundError:  # sentence-transformers before 5.4
     from sentence_transformers import losses
 
 LABEL, SCORES = "label", "surrogate_scores"
-_PLACE = 4  # numbers of a label before its mask: epoch, batch, row, rows of the batch
+_PLACE = 5  # numbers of a label before its mask: epoch, batch, row, rows of the batch, columns of documents
 _BITS = 32  # of the mask in each number behind them; then of a score in each, where scores are stored
 _WANTED = ("epoch", "batch", "query", "document", "hard_negatives", "masked")
 _ROWS_AT_ONCE = 4096
@@ -72,8 +72,9 @@ def _columns(rows: pa.Table, indices: list[int], size: int, negatives: int) -> p
     mask = np.zeros((len(rows), words * _BITS), dtype=bool)
     mask[masked_cells(rows)] = True
     bits = np.packbits(mask, axis=1, bitorder="little").view("<u4").astype(np.int64)
-    places = np.stack([rows["epoch"], rows["batch"], np.asarray(indices) % size, np.full(len(rows), size)], axis=1)
-    label = np.concatenate([places, bits], axis=1)
+    places = [rows["epoch"], rows["batch"], np.asarray(indices) % size]
+    places += [np.full(len(rows), number) for number in (size, 1 + negatives)]
+    label = np.concatenate([np.stack(places, axis=1), bits], axis=1)
     if SCORES in rows.column_names:
         scores = np.asarray(pc.list_flatten(rows[SCORES]), dtype=np.float32)
         label = np.concatenate([label, scores.view(np.int32).reshape(len(rows), size)], axis=1)
@@ -96,7 +97,7 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
         label = dataset[0].get(LABEL) if is_dataset and len(dataset) else None
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
-        self._size = label[_PLACE - 1]
+        self._size = label[3]
         if self._size != batch_size:
             raise UserError(
                 f"The batch size is {batch_size}, but stored batches have {self._size} rows, and each is one loss."
@@ -131,7 +132,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     """
     if labels is None or labels.ndim != 2 or labels.shape[1] <= _PLACE:
         raise UserError("The loss was given other labels than those of training_columns. Train on its result.")
-    rows, size = len(labels), int(labels[0, _PLACE - 1])
+    rows, size, stored = len(labels), *labels[0, 3:_PLACE].tolist()
     if len(of := torch.unique(labels[:, :2], dim=0)) > 1:
         named = " and ".join(f"{batch} of epoch {epoch}" for epoch, batch in of[:2].tolist())
         raise UserError(
@@ -143,12 +144,12 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
             f"The loss got {rows} rows of stored batch {int(labels[0, 1])}, which has {size}, or in another order. Set"
             f" per_device_train_batch_size to {size} and batch_sampler=StoredBatchSampler, and don't split batches."
         )
-    ends = _mask_ends(size, columns)
-    if labels.shape[1] not in (ends, ends + size):
+    if stored != columns:
         raise UserError(
-            f"The labels are for other columns than the {columns} of documents. Train on all existing columns."
+            f"The labels are for {stored} columns of documents, but the loss got {columns}. Train on all existing"
+            " columns."
         )
-    bits = labels[:, _PLACE:ends, None] >> torch.arange(_BITS, device=labels.device) & 1
+    bits = labels[:, _PLACE : _mask_ends(size, columns), None] >> torch.arange(_BITS, device=labels.device) & 1
     return bits.flatten(1)[:, : size * columns].bool()
 
 

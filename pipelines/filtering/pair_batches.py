@@ -78,7 +78,8 @@ class PairBatches:
                 if self.scores:
                     table = _with_scores(table, self.scores, query_rows[rows], document_rows[rows], hard[rows])
                 if self.surrogate_scores and audited.vectors:
-                    scores = audited.vectors[0] @ audited.vectors[1][:size].T
+                    sides = (vectors[:size].astype(np.float64) for vectors in audited.vectors)
+                    scores = np.inner(*sides).astype(np.float32)  # the same whatever the order of the sums
                     table = table.append_column("surrogate_scores", pa.array(list(scores)))
                 yield table, audited
 
@@ -166,6 +167,6 @@ def _require_finite(what: str, vectors: NDArray[np.float32], texts: pa.Table) ->
     if not finite.all():
         raise UserError(
             f"The vector of {what} {texts['id'][int(np.argmin(finite))].as_py()!r} holds a NaN or an infinity, so"
-            " false negatives can't be found with it. Embed that text again, or set"
-            " false_negatives.surrogate_score to false."
+            " nothing can be scored with it. Embed that text again, or set false_negatives.surrogate_score and"
+            " surrogate_scores to false."
         )

@@ -53,7 +53,7 @@ class FilterConfig(StageConfig):
     collection: InputPath
     """The collection with the texts of the pairs."""
     vectors: InputPath | None = None
-    """Vectors of the surrogate, which finds false negatives."""
+    """Vectors of the surrogate, which scores documents."""
     negatives: InputPath | None = None
     """Mined candidates. Each query's candidates are its hard negatives."""
     judged_negatives: str | None = None

@@ -123,11 +123,13 @@ def check_batches(config: RunSettings, stages: Stages) -> None:
     epochs = number_of_maker("epochs", config.batches, stages)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
-    if getattr(config.objective, "distillation", 0) and not getattr(maker.config, "surrogate_scores", True):
-        raise UserError(
-            f"objective.distillation learns from scores, and the batches in {config.batches} will have none. Set"
-            " surrogate_scores to true in the stage that makes them."
-        )
+    for batches in (config.batches, getattr(config.validation, "batches", config.batches)):
+        scored = number_of_maker("surrogate_scores", batches, stages)
+        if getattr(config.objective, "distillation", 0) and scored is not None and not scored:
+            raise UserError(
+                f"objective.distillation learns from scores, and the batches in {batches} will have none. Set"
+                " surrogate_scores to true in the stage that makes them."
+            )
     if getattr(maker.config, "has_negatives", True):
         return
     if config.objective.needs_hard_negatives or config.training.hard_negatives:

@@ -42,8 +42,8 @@ class ContrastiveSettings(PairSettings):
     similarity_temperature: PositiveFloat = 0.05
     """Temperature: divides the similarities."""
     distillation: Share = 0.0
-    """Share of the loss that learns how the surrogate's scores spread over the batch's documents (Lin et al. 2021).
-    Batches need surrogate_scores."""
+    """Share of the loss that learns how the surrogate's scores spread over the batch's documents, masked ones too, hard
+    negatives not (Lin et al. 2021). Batches need surrogate_scores."""
     teacher_temperature: PositiveFloat = 0.05
     """Temperature of the surrogate's scores in distillation."""
 

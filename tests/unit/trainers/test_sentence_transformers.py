@@ -154,8 +154,8 @@ def test_the_label_holds_the_stored_scores(scored: BatchReader, columns: Dataset
         labels = torch.tensor(found[number * SIZE : (number + 1) * SIZE]["label"])
         assert stored_scores(labels, 3).tolist() == scored.read(0, number)["surrogate_scores"].to_pylist()
         assert stored_mask(labels, 3).tolist() == scored[number]["masked"].tolist()
-        with pytest.raises(UserError, match="labels are for other columns than the 9 of documents"):
-            stored_mask(labels, 9)
+        with pytest.raises(UserError, match="labels are for 3 columns of documents, but the loss got 2"):
+            stored_mask(labels, 2)
     trained = SentenceTransformer(str(model), device="cpu")
     with pytest.raises(UserError, match="no surrogate scores to distil"):
         MaskedContrastiveLoss(trained, distillation=0.5)(*features(trained, columns[:SIZE]))
@@ -285,7 +285,7 @@ def test_labels_of_no_whole_batch_are_refused(columns: Dataset) -> None:
         (mixed[:2], 3, r"rows of 2 stored batches at once \(0 of epoch 0 and 1 of epoch 0\)"),
         (mixed, 3, r"rows of 3 stored batches at once \(0 of epoch 0 and 1 of epoch 0\)"),
         (labels[:5], 3, "5 rows of stored batch 0, which has 8"),
-        (labels, 9, "for other columns than the 9 of documents"),
+        (labels, 9, "for 3 columns of documents, but the loss got 9"),
         (torch.zeros(SIZE), 3, "other labels than those of training_columns"),
     ):
         with pytest.raises(UserError, match=message):
@@ -312,6 +312,20 @@ def test_the_program_of_the_documentation_trains_on_published_batches(
     trained, before = (SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "trained/final", model))
     assert not np.allclose(trained.encode("which of 3"), before.encode("which of 3"), atol=1e-6)
     assert load_dataset(published, split="train").num_rows == 2 * COUNT
+
+
+def test_published_batches_keep_their_scores(
+    scored: BatchReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"batches": scored.uri, "format": "hugging_face", "license": "mit", "output": str(tmp_path / "out")}
+    published = make(Export(ExportConfig.model_validate(settings)))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    found, expected = training_columns(load_dataset(published, split="train")), training_columns(scored)
+    of = {tuple(row["label"][:2]): [] for row in found}
+    for row in found:
+        of[tuple(row["label"][:2])].append(row)
+    assert sorted(of) == [(0, number) for number in range(BATCHES)]
+    assert [row for _, rows in sorted(of.items()) for row in rows] == list(expected)
 
 
 @pytest.mark.parametrize("with_negatives", [False, True])

@@ -282,7 +282,7 @@ def test_negatives_are_in_turn_or_in_the_order_of_their_source_each_once(tmp_pat
 
 
 def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"negatives": world.candidates, "negatives_per_example": 2}
+    asked = {"negatives": world.candidates, "negatives_per_example": 2, "surrogate_scores": True}
     run(world, tmp_path / "a", **asked)
     monkeypatch.setattr(pair_batches, "_EXAMPLES_AT_ONCE", 1)
     monkeypatch.setattr(lookups, "ROWS_OF_A_LOOKUP", 1)

@@ -98,7 +98,7 @@ def alike(topics: list[int]) -> NDArray[np.float32]:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_pairs_of_one_document_are_not_gathered_and_a_margin_leaves_more_out() -> None:
+def test_pairs_of_one_document_are_not_gathered_those_of_one_topic_are() -> None:
     """Each would mask the others' document: of the four of one document every batch has two, whatever the start."""
     topics = alike([0, 1, 2, 3, 0, 1, 2, 3])
     queries, documents = topics.copy(), topics.copy()

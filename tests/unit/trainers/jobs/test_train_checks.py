@@ -103,6 +103,14 @@ def test_mistakes_are_found_before_the_first_stage(
         check(overrides[0], *(f"first{rest}" for rest in overrides[1:]))
 
 
+def test_batches_of_a_validation_need_scores_too(check) -> None:
+    scored = ["surrogate_scores=true", "vectors=others"]
+    asked = ["first.objective.distillation=0.5", *(f"batches.{each}" for each in scored)]
+    with pytest.raises(UserError, match=r"learns from scores, and the batches in .*/held_out will have none"):
+        check(*asked)
+    check(*asked, *(f"held_out.{each}" for each in scored))
+
+
 def test_packages_are_needed_neither_by_a_model_that_is_there_nor_on_a_cluster_by_the_driver(
     check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
