@@ -28,6 +28,7 @@ from trainers.validation.settings import RetrievalValidationSettings
 RECIPE = """
 stages:
   collection: {job: collect, source: {kind: beir, path: some/data}}
+  others: {job: embed, collection: collection, encoder: {model: MODEL, dtype: float32}}
   pairs: {job: pairs, collection: collection, split: train}
   packing: {job: pack, pairs: pairs, packing: {batch_size: 4, order: random}, epochs: 2}
   batches: {job: filter, packing: packing, pairs: pairs, collection: collection, judged_negatives: hard,
@@ -39,7 +40,6 @@ stages:
   model: {job: train, batches: batches, encoder: {model: first}, training: {bf16: false},
           objective: {kind: adaptive_margin}}
   vectors: {job: embed, collection: collection, encoder: {model: model, dtype: float32}}
-  others: {job: embed, collection: collection, encoder: {model: MODEL, dtype: float32}}
 """
 
 
