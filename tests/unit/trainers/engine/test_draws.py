@@ -26,6 +26,7 @@ def made_up_batch(pools: list[int], seed: int = 0, masked_share: float = 0.3) ->
             "hard_negative_ids": pa.array(ids, pa.list_(pa.string())),
             "hard_negatives": pa.array([[f"text {name}" for name in row] for row in ids], pa.list_(pa.string())),
             "masked": pa.array(masked, pa.list_(pa.int32())),
+            "surrogate_scores": pa.array(generator.random((count, count)).tolist(), pa.list_(pa.float32())),
         }
     )
 
@@ -49,7 +50,7 @@ def test_masks_name_the_same_texts_as_before(pools, count, share):
     for old, new in zip(rows["masked"].to_pylist(), drawn["masked"].to_pylist(), strict=True):
         assert [after[column] for column in new] == [before[column] for column in old if before[column] in after]
     assert drawn.schema == rows.schema
-    for name in ("query_id", "query", "document"):
+    for name in ("query_id", "query", "document", "surrogate_scores"):
         assert drawn[name].equals(rows[name])
 
 
