@@ -28,7 +28,8 @@ except ModuleNotFoundError:  # sentence-transformers before 5.4
     from sentence_transformers import losses
 
 LABEL, SCORES = "label", "surrogate_scores"
-_PLACE = 5  # numbers of a label before its mask: epoch, batch, row, rows of the batch, columns of documents
+# a label begins with epoch, batch, row, rows of the batch, columns of documents; then comes the mask
+_SIZE, _PLACE = 3, 5
 _BITS = 32  # of the mask in each number behind them; then of a score in each, where scores are stored
 _WANTED = ("epoch", "batch", "query", "document", "hard_negatives", "masked")
 _ROWS_AT_ONCE = 4096
@@ -97,7 +98,7 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
         label = dataset[0].get(LABEL) if is_dataset and len(dataset) else None
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
-        self._size = label[3]
+        self._size = label[_SIZE]
         if self._size != batch_size:
             raise UserError(
                 f"The batch size is {batch_size}, but stored batches have {self._size} rows, and each is one loss."
@@ -132,7 +133,7 @@ def stored_mask(labels: Tensor | None, columns: int) -> Tensor:
     """
     if labels is None or labels.ndim != 2 or labels.shape[1] <= _PLACE:
         raise UserError("The loss was given other labels than those of training_columns. Train on its result.")
-    rows, size, stored = len(labels), *labels[0, 3:_PLACE].tolist()
+    rows, size, stored = len(labels), *labels[0, _SIZE:_PLACE].tolist()
     if len(of := torch.unique(labels[:, :2], dim=0)) > 1:
         named = " and ".join(f"{batch} of epoch {epoch}" for epoch, batch in of[:2].tolist())
         raise UserError(

@@ -131,10 +131,7 @@ def prepare(way: Way, collection: Collection, base: Base, epochs: int, seed: int
         found = found.add_column("label", taught(base, found, scores=way.distils == "negatives"))
     dataset = _by_domain(collection, found) if way.without_domains else found
     seconds = base.seconds if way.guided or way.distils or mined is not None else 0.0
-    loss = _guided(base, way.directions) if way.guided else _pairs(way.directions)
-    if way.distils:
-        loss = _distilled_scores if way.distils == "negatives" else _distilled_vectors
-    return Material(dataset, loss, BatchSamplers.NO_DUPLICATES, None, seconds)
+    return Material(dataset, _theirs(way, base), BatchSamplers.NO_DUPLICATES, None, seconds)
 
 
 def _stored(
@@ -189,6 +186,12 @@ def _by_domain(collection: Collection, rows: Dataset) -> dict[str, Dataset]:
     domains = [domain_of[text] for text in rows["positive"][:]]
     places = {domain: [place for place, own in enumerate(domains) if own == domain] for domain in sorted({*domains})}
     return {domain: rows.select(own) for domain, own in places.items()}
+
+
+def _theirs(way: Way, base: Base) -> Loss:
+    if way.distils:
+        return _distilled_scores if way.distils == "negatives" else _distilled_vectors
+    return _guided(base, way.directions) if way.guided else _pairs(way.directions)
 
 
 def _pairs(directions: Sequence[Any]) -> Loss:

@@ -79,7 +79,7 @@ class PairBatches:
                     table = _with_scores(table, self.scores, query_rows[rows], document_rows[rows], hard[rows])
                 if self.surrogate_scores and audited.vectors:
                     sides = (vectors[:size].astype(np.float64) for vectors in audited.vectors)
-                    scores = np.inner(*sides).astype(np.float32)  # the same whatever the order of the sums
+                    scores = np.inner(*sides).astype(np.float32)  # rounded, so that the order of the sums does not show
                     table = table.append_column("surrogate_scores", pa.array(list(scores)))
                 yield table, audited
 

@@ -123,9 +123,9 @@ def check_batches(config: RunSettings, stages: Stages) -> None:
     epochs = number_of_maker("epochs", config.batches, stages)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
+    distils = getattr(config.objective, "distillation", 0)
     for batches in (config.batches, getattr(config.validation, "batches", config.batches)):
-        scored = number_of_maker("surrogate_scores", batches, stages)
-        if getattr(config.objective, "distillation", 0) and scored is not None and not scored:
+        if distils and number_of_maker("surrogate_scores", batches, stages) == 0:
             raise UserError(
                 f"objective.distillation learns from scores, and the batches in {batches} will have none. Set"
                 " surrogate_scores to true in the stage that makes them."
