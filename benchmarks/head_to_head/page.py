@@ -51,8 +51,8 @@ class Part(NamedTuple):
     freedom: int
 
 
-def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> Finals:
-    """The final rows of the ways that have ``seeds`` seeds.
+def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: range) -> Finals:
+    """The final rows of the ways that have all ``seeds``.
 
     In more epochs there are no others. Of equal seconds: a way that takes the reference's time anyway has its rows of
     equal data. A way for several domains has the rows of its simple form on collections of one.
@@ -60,13 +60,13 @@ def finals(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: in
     found: Finals = defaultdict(dict)
     for purpose in ("data", view) if view in VIEWS else (view,):
         for row in rows:
-            if row["student"] == student and row["purpose"] == purpose and row["seed"] < seeds:
+            if row["student"] == student and row["purpose"] == purpose and row["seed"] in seeds:
                 found[row["collection"], row["way"]][row["seed"]] = row
     for way, what in WAYS.items():
         for collection in COLLECTIONS if what.without_domains else ():
             if (collection, what.without_domains) in found:
                 found[collection, way] = found[collection, str(what.without_domains)]
-    return {named: of_seeds for named, of_seeds in found.items() if len(of_seeds) == seeds}
+    return {named: of_seeds for named, of_seeds in found.items() if len(of_seeds) == len(seeds)}
 
 
 def is_whole(found: Finals) -> bool:
@@ -134,7 +134,7 @@ def _mean(found: Finals, collection: str, way: str, field: str) -> float:
     return float(np.mean([row.get(field, np.nan) for row in found[collection, way].values()]))
 
 
-def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int) -> list[Difference]:
+def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: range) -> list[Difference]:
     """Prints all ways by collection, then the ways that stand for their sides, whose differences it returns."""
     first: list[Difference] = []
     found = finals(rows, student, view, seeds)
@@ -168,7 +168,7 @@ def show(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int)
     return first
 
 
-def show_two(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: int, ways: Sequence[str]) -> None:
+def show_two(rows: Sequence[Mapping[str, Any]], student: str, view: str, seeds: range, ways: Sequence[str]) -> None:
     """Prints the second way less the first: on the collections that ways were chosen on, then on the others."""
     found = finals(rows, student, view, seeds)
     for collections in ((*COLLECTIONS, MIXTURE), UNSEEN):
@@ -190,36 +190,44 @@ def _listed(ways: Mapping[str, str]) -> str:
 
 
 def draw(of_students: Mapping[str, Sequence[Difference]], target: Path) -> None:
-    """Differences with their intervals, a row a collection, a block a student."""
-    rows = [(f"{student}: {row.collection}", row) for student, found in of_students.items() for row in found]
+    """Differences with their intervals, a row a collection, a block a student that is named where there are several."""
+    several = len(of_students) > 1
+    rows = [
+        (f"{student}: {row.collection}" if several else row.collection, row)
+        for student, found in of_students.items()
+        for row in found
+    ]
     with chart(target, 0.6 + 0.27 * len(rows), "head to head") as axes:
         axes.axvline(0, color=INK, lw=0.8)
         for place, (_, row) in enumerate(rows):
             axes.plot([row.low, row.high], [place, place], color=BLUE, lw=2)
             axes.plot(row.ours - row.theirs, place, "o", color=INK if row.collection == _MEAN else BLUE, ms=6)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.set_xlabel("nDCG@10, ours less the best of sentence-transformers; bars: 95 %")
+        axes.set_xlabel("nDCG@10, ours less theirs; bars: 95 %")
 
 
 def main() -> None:
     """Prints the tables of the students whose trials are whole."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trials", type=Path, nargs="?", default=KNOWN, help="trials.jsonl, or what --rows wrote")
-    parser.add_argument("--seeds", type=int, default=3, help="ways that have fewer are left out")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[3], help="how many, or from and to; ways that lack one are left out"
+    )
     parser.add_argument("--ways", nargs=2, choices=WAYS, help="also compare these two")
     parser.add_argument("--rows", type=Path, help="also write all trials there, as parquet")
     parser.add_argument("--chart", type=Path, help="also draw the differences at equal seconds there, as SVG")
     arguments = parser.parse_args()
-    rows = list(stored_rows(arguments.trials))
-    there = [student for student in STUDENTS if is_whole(finals(rows, student, "data", arguments.seeds))]
+    rows, seeds = list(stored_rows(arguments.trials)), range(*arguments.seeds)
+    there = [student for student in STUDENTS if is_whole(finals(rows, student, "data", seeds))]
     compared = dict[str, list[Difference]]()
     for student in there:
         for view in VIEWS:
             if any(row["student"] == student and row["purpose"] == view for row in rows):
-                compared[student] = show(rows, student, view, arguments.seeds)
+                compared[student] = show(rows, student, view, seeds)
     for student in there if arguments.ways else ():
         for view in ("data", MORE_EPOCHS):
-            show_two(rows, student, view, arguments.seeds, arguments.ways)
+            show_two(rows, student, view, seeds, arguments.ways)
+    print(f"\nTraining took {sum(row.get('seconds', 0) for row in rows) / 3600:.1f} hours of a core.")
     if failed := [row for row in rows if row.get("error")]:
         print("\nDiverged: " + "; ".join(f"{row['student']}, {row['way']}: {row['error']}" for row in failed))
     if arguments.chart:

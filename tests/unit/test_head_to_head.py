@@ -15,7 +15,7 @@ from benchmarks.head_to_head.page import chosen, differences, finals, is_whole, 
 from benchmarks.head_to_head.plan import Trial, stored_rows
 from benchmarks.head_to_head.ways import taught
 
-SEEDS, QUERIES = 3, 40
+SEEDS, QUERIES = range(3), 40
 RANDOM = np.random.default_rng(0)
 
 
@@ -57,12 +57,14 @@ def row(collection: str, way: str, purpose: str, seed: int, dev: float, test: fl
     return named | {"dev": dev, "test": float(np.mean(values)), "of_queries": values}
 
 
-def rows_of(way: str, dev: float, test: float, purpose: str = "data", seeds: int = SEEDS) -> list[dict[str, Any]]:
-    return [row("conala", way, purpose, seed, dev, test) for seed in range(seeds)]
+def rows_of(way: str, dev: float, test: float, purpose: str = "data", seeds: range = SEEDS) -> list[dict[str, Any]]:
+    return [row("conala", way, purpose, seed, dev, test) for seed in seeds]
 
 
 def test_dev_queries_choose_and_ways_without_all_seeds_are_left_out() -> None:
-    rows = rows_of("pairs", 0.5, 0.5) + rows_of("mined negatives", 0.6, 0.4) + rows_of("guided", 0.9, 0.9, seeds=1)
+    rows = (
+        rows_of("pairs", 0.5, 0.5) + rows_of("mined negatives", 0.6, 0.4) + rows_of("guided", 0.9, 0.9, seeds=range(1))
+    )
     rows += rows_of("contextual", 0.7, 0.6) + rows_of("in turns", 0.6, 0.8)
     found = finals(rows, "static", "data", SEEDS)
     assert ("conala", "guided") not in found
@@ -139,7 +141,7 @@ def test_seeds_that_differ_widen_the_interval() -> None:
 def test_the_mean_is_over_the_single_collections() -> None:
     rows = rows_of("pairs", 0.5, 0.5) + rows_of("contextual", 0.6, 0.52)
     for way, test in (("pairs", 0.3), ("contextual", 0.9)):
-        rows += [row("mixture", way, "data", seed, 0.5, test) for seed in range(SEEDS)]
+        rows += [row("mixture", way, "data", seed, 0.5, test) for seed in SEEDS]
     found = finals(rows, "static", "data", SEEDS)
     names = ["conala", "mixture"]
     *_, mixed, mean = differences(found, dict.fromkeys(names, "pairs"), dict.fromkeys(names, "contextual"))
@@ -151,9 +153,9 @@ def test_the_mean_is_over_the_single_collections() -> None:
 
 def test_a_student_has_tables_when_both_sides_have_been_tried_on_the_six_collections() -> None:
     ways = ("pairs", "contextual")
-    rows = [row(each, way, "data", seed, 0.5, 0.5) for way in ways for each in COLLECTIONS for seed in range(SEEDS)]
+    rows = [row(each, way, "data", seed, 0.5, 0.5) for way in ways for each in COLLECTIONS for seed in SEEDS]
     assert is_whole(finals(rows, "static", "data", SEEDS))
-    mixture = {way: [row(MIXTURE, way, "data", seed, 0.4, 0.5) for seed in range(SEEDS)] for way in ways}
+    mixture = {way: [row(MIXTURE, way, "data", seed, 0.4, 0.5) for seed in SEEDS] for way in ways}
     names = [*COLLECTIONS, MIXTURE, "mean"]
     of_one = show(rows + mixture["pairs"], "static", "data", SEEDS)
     assert [found.collection for found in of_one] == [name for name in names if name != MIXTURE]
