@@ -25,7 +25,8 @@ KNOWN = Path(__file__).with_name("trials.parquet")
 _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their guided loss takes transformers alone
 _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
-    "guided, without contrasts", "guided, a mined negative", "vectors, distilled", "mined negatives, distilled",
+    "guided, without contrasts", "guided, a mined negative", "guided, a mined negative, without contrasts",
+    "vectors, distilled", "mined negatives, distilled",
     "random, masked", "random, masked, distilled", "contextual", "in turns", "in turns, distilled",
     "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
 )  # fmt: skip

@@ -92,6 +92,9 @@ WAYS = {
     "guided, a mined negative": Way(
         "theirs", guided=True, directions=_CONTRASTS, negatives=_POSITIVE_AWARE | {"num_negatives": 1}
     ),
+    "guided, a mined negative, without contrasts": Way(
+        "theirs", guided=True, negatives=_POSITIVE_AWARE | {"num_negatives": 1}
+    ),
     "vectors, distilled": Way("theirs", distils="vectors"),
     "mined negatives, distilled": Way("theirs", negatives=_POSITIVE_AWARE, distils="negatives"),
     "random, masked": Way("ours", settings=_RANDOM),
