@@ -49,7 +49,10 @@ STUDENTS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """``purpose``: tuning, or a final one: of equal ``data``, in ``MORE_EPOCHS``, of equal ``seconds`` in ``steps``."""
+    """``purpose``: tuning, or a final one: of equal ``data``, in ``MORE_EPOCHS``, of equal ``seconds`` in ``steps``.
+
+    A stored row that a better tuned one replaced says behind a comma where its rate was from.
+    """
 
     student: str
     collection: str

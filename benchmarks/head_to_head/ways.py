@@ -66,6 +66,7 @@ class Material:
 
 _DEFAULT = {"num_negatives": 3}
 _POSITIVE_AWARE = {"num_negatives": 3, "relative_margin": _RELATIVE_MARGIN, "range_max": 1_000}  # so many for all rows
+_ONE_NEGATIVE = _POSITIVE_AWARE | {"num_negatives": 1}
 _ALL_DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 _CONTRASTS = ("query_to_doc", "query_to_query", "doc_to_doc")  # the guided loss has these by default
 _RANDOM = {"packing.packing.shuffled": 1, "packing.packing.polish_sweeps": 0}
@@ -89,12 +90,8 @@ WAYS = {
     ),
     "guided": Way("theirs", guided=True, directions=_CONTRASTS),
     "guided, without contrasts": Way("theirs", guided=True),
-    "guided, a mined negative": Way(
-        "theirs", guided=True, directions=_CONTRASTS, negatives=_POSITIVE_AWARE | {"num_negatives": 1}
-    ),
-    "guided, a mined negative, without contrasts": Way(
-        "theirs", guided=True, negatives=_POSITIVE_AWARE | {"num_negatives": 1}
-    ),
+    "guided, a mined negative": Way("theirs", guided=True, directions=_CONTRASTS, negatives=_ONE_NEGATIVE),
+    "guided, a mined negative, without contrasts": Way("theirs", guided=True, negatives=_ONE_NEGATIVE),
     "vectors, distilled": Way("theirs", distils="vectors"),
     "mined negatives, distilled": Way("theirs", negatives=_POSITIVE_AWARE, distils="negatives"),
     "random, masked": Way("ours", settings=_RANDOM),
@@ -111,9 +108,9 @@ WAYS = {
     "contextual, all directions": Way("ours", directions=_ALL_DIRECTIONS),
     "in turns, all directions": Way("ours", settings=_TURNS, directions=_ALL_DIRECTIONS),
     "in turns, a mined negative, all directions": Way(
-        "ours", negatives=_POSITIVE_AWARE | {"num_negatives": 1}, settings=_TURNS, directions=_ALL_DIRECTIONS
+        "ours", negatives=_ONE_NEGATIVE, settings=_TURNS, directions=_ALL_DIRECTIONS
     ),
-    "in turns, a mined negative": Way("ours", negatives=_POSITIVE_AWARE | {"num_negatives": 1}, settings=_TURNS),
+    "in turns, a mined negative": Way("ours", negatives=_ONE_NEGATIVE, settings=_TURNS),
 }
 
 
