@@ -97,17 +97,14 @@ def _candidates(rows: list[Row]) -> Iterator[str]:
         yield _shorten("query: ", row["query"], 2)
         judged = zip(row["candidate_ids"], row["candidate_relevance"], row["candidate_scores"], strict=True)
         lines = [
-            f"    {place:4}. {name}  {'not judged' if grade is None else f'relevance {grade}'}{_score(score)}"
+            f"    {place:4}. {name}  {'not judged' if grade is None else f'relevance {grade}'}"
+            + ("" if score is None else f", score {score:.4g}")
             for place, (name, grade, score) in enumerate(judged, 1)
             if grade or place <= _CANDIDATES_SHOWN
         ]
         yield from lines
         if len(lines) < len(row["candidate_ids"]):
             yield f"          … {len(row['candidate_ids']) - len(lines)} more"
-
-
-def _score(score: float | None) -> str:
-    return "" if score is None else f", score {score:.4g}"
 
 
 def _shorten(label: str, text: str, lines: int) -> str:

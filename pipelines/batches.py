@@ -174,7 +174,7 @@ class BatchFiles:
             self._batch_size = int(shard.facts["batch_size"])
         self._file = lru_cache(_OPEN_FILES)(self._open)
         self._reading = Lock()  # threads share the open files
-        self._bytes: dict[str, NDArray[np.int64]] = {}
+        self._bytes: dict[str, list[int]] = {}
 
     @cached_property
     def _rows(self) -> MappedRows:
@@ -228,7 +228,7 @@ class BatchFiles:
             return self._file(name).read_row_group(index - first, columns)
 
     def stored_bytes(self, epoch: int, index: int) -> int:
-        """Bytes of one batch before compression, from its file's footer, which is read once.
+        """Bytes of one batch's texts before compression, from its file's footer, which is read once.
 
         For batches with rows stored once it is the mean of all.
         """
@@ -237,9 +237,8 @@ class BatchFiles:
             return self._rows.nbytes * self.batch_size // len(self._rows)
         if name not in self._bytes:
             footer = pq.read_metadata(self.artifact.path(name))
-            sizes = (footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
-            self._bytes[name] = np.fromiter(sizes, np.int64, footer.num_row_groups)
-        return int(self._bytes[name][index - first])
+            self._bytes[name] = [_text_bytes(footer.row_group(group)) for group in range(footer.num_row_groups)]
+        return self._bytes[name][index - first]
 
     def _place(self, epoch: int, index: int) -> tuple[int, str]:
         """The file that has the batch, and its first batch."""
@@ -298,9 +297,14 @@ class BatchReader(BatchFiles):
 
         places = [(epoch, index) for epoch in range(self.epochs) for index in range(self.number_of_batches(epoch))]
         numbers = np.repeat(np.array(places, dtype=np.int32), self.batch_size, axis=0)
-        rows = pa.concat_tables(self.read(*place) for place in places).combine_chunks()
+        rows = pa.concat_tables(self.read(*place) for place in places)  # in chunks: offsets of lists have 32 bits
         columns = {"epoch": numbers[:, 0], "batch": numbers[:, 1]} | {name: rows[name] for name in self.columns}
         return Dataset(InMemoryTable(pa.table(columns)))
+
+
+def _text_bytes(group: pq.RowGroupMetaData) -> int:
+    columns = (group.column(place) for place in range(group.num_columns))
+    return sum(column.total_uncompressed_size for column in columns if column.physical_type == "BYTE_ARRAY")
 
 
 def mask_of(rows: pa.Table) -> NDArray[np.bool_]:

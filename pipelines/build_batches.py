@@ -129,9 +129,9 @@ def build_batches(
     may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives, by
     default as many as half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another number.
 
-    Or give ``queries`` and ``documents``, lists with a pair in row i of both, and perhaps their ``domains``. A batch
-    has one domain, and small domains are merged. ``drop_empty`` leaves out empty texts, with their pairs; else it
-    refuses them.
+    Or give ``queries`` and ``documents``, lists with a pair in row i of both, and perhaps their ``domains``. Batches
+    mix domains, unless ``clusters.small_domains`` is 'merge'. ``drop_empty`` leaves out empty texts, with their pairs;
+    else it refuses them.
 
     Vectors: give ``query_vectors`` and ``document_vectors`` (texts, d), a row for each given text. The rows of
     negatives follow those of documents, column after column. Or give an ``encoder``: a name, a folder or a

@@ -57,7 +57,9 @@ def training_columns(batches: Any) -> Any:
             " filtered or cut. Load them as they are stored. The sampler shuffles whole batches."
         )
     how = {"size": sizes.pop(), "negatives": len(rows[0]["hard_negatives"])}
-    named: dict[str, Any] = {"with_indices": True, "fn_kwargs": how, "remove_columns": rows.column_names}
+    # a cached result has the function's name for its key, not its code
+    named: dict[str, Any] = {"with_indices": True, "fn_kwargs": how, "load_from_cache_file": False}
+    named["remove_columns"] = rows.column_names
     return rows.with_format("arrow").map(_columns, batched=True, batch_size=_ROWS_AT_ONCE, **named).with_format(None)
 
 

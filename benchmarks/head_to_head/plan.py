@@ -25,10 +25,13 @@ KNOWN = Path(__file__).with_name("trials.parquet")
 _STATIC = tuple(name for name, way in WAYS.items() if not way.guided)  # their guided loss takes transformers alone
 _TRANSFORMER = (
     REFERENCE, "pairs, all directions", "pairs, a dataset a domain", "mined negatives, positive-aware", "guided",
-    "guided, without contrasts", "guided, a mined negative", "guided, a mined negative, without contrasts",
-    "vectors, distilled", "mined negatives, distilled",
+    "guided, without contrasts", "guided, without contrasts, batches of 16",
+    "guided, without contrasts, batches of 256", "guided, a mined negative",
+    "guided, a mined negative, without contrasts", "vectors, distilled", "mined negatives, distilled",
     "random, masked", "random, masked, distilled", "contextual", "in turns", "in turns, distilled",
     "in turns, margin -.1", "in turns, all directions", "in turns, a mined negative",
+    "in turns, a mined negative, distilled", "in turns, distilled, batches of 16",
+    "in turns, distilled, batches of 256",
 )  # fmt: skip
 STUDENTS = {
     "static": Student(

@@ -90,6 +90,8 @@ WAYS = {
     ),
     "guided": Way("theirs", guided=True, directions=_CONTRASTS),
     "guided, without contrasts": Way("theirs", guided=True),
+    "guided, without contrasts, batches of 16": Way("theirs", 16, guided=True),
+    "guided, without contrasts, batches of 256": Way("theirs", 256, guided=True),
     "guided, a mined negative": Way("theirs", guided=True, directions=_CONTRASTS, negatives=_ONE_NEGATIVE),
     "guided, a mined negative, without contrasts": Way("theirs", guided=True, negatives=_ONE_NEGATIVE),
     "vectors, distilled": Way("theirs", distils="vectors"),
@@ -101,6 +103,8 @@ WAYS = {
     "contextual, batches of 256": Way("ours", 256),
     "in turns": Way("ours", settings=_TURNS),
     "in turns, distilled": Way("ours", settings=_TURNS | _SCORED, distils="batch"),
+    "in turns, distilled, batches of 16": Way("ours", 16, settings=_TURNS | _SCORED, distils="batch"),
+    "in turns, distilled, batches of 256": Way("ours", 256, settings=_TURNS | _SCORED, distils="batch"),
     "in turns, margin -.1": Way("ours", settings=_TURNS | _NARROW),
     "in turns, margin -.1, distilled": Way("ours", settings=_TURNS | _NARROW | _SCORED, distils="batch"),
     "contextual, mined negatives": Way("ours", negatives=_POSITIVE_AWARE),
@@ -111,6 +115,9 @@ WAYS = {
         "ours", negatives=_ONE_NEGATIVE, settings=_TURNS, directions=_ALL_DIRECTIONS
     ),
     "in turns, a mined negative": Way("ours", negatives=_ONE_NEGATIVE, settings=_TURNS),
+    "in turns, a mined negative, distilled": Way(
+        "ours", negatives=_ONE_NEGATIVE, settings=_TURNS | _SCORED, distils="batch"
+    ),
 }
 
 

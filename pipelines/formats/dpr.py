@@ -76,7 +76,8 @@ class DprFormat(ExampleFormat):
 
     def other_documents(self) -> Iterator[DocumentRecord]:
         """The passages."""
-        return map(_document, FileTable(self.folder, self._passages, quotes=True).rows(["id", "text", "title"]))
+        rows = FileTable(self.folder, self._passages, quotes=True).rows(["id", "text", "title"])
+        return (DocumentRecord(row.place, row.id("id"), row.text("title"), row.string("text")) for row in rows)
 
     def other_queries(self) -> Iterator[QueryRecord]:
         """The questions."""
@@ -95,10 +96,6 @@ class DprFormat(ExampleFormat):
             (_passage(passage), relevance) for key, relevance in _RELEVANCE.items() for passage in record.objects(key)
         ]
         return example_of(_question(record), passages)
-
-
-def _document(record: Record) -> DocumentRecord:
-    return DocumentRecord(record.place, record.id("id"), record.text("title"), record.string("text"))
 
 
 def _passage(record: Record) -> DocumentRecord:

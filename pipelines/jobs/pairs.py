@@ -102,6 +102,11 @@ class PairsConfig(StageConfig):
     texts_per_shard: PositiveInt = 100_000
     """Rows of the collection that one worker hashes."""
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those of ``split``, each once."""
+        return (self.split,) if isinstance(self.split, str) else tuple(dict.fromkeys(self.split))
+
     def _check(self) -> None:
         if self.choose_documents == "first" and self.documents_per_query is None:
             raise ValueError(
@@ -205,14 +210,14 @@ class Pairs(Stage[PairsConfig]):
     def check_inputs(self, there: Set[str]) -> None:
         """A split that is not judged."""
         if "collection" in there:
-            for split in self._splits():
+            for split in self.config.splits:
                 StoredCollection(self.config.collection).require_split(split)
         if self.config.run and {"collection", "run"} <= there:
             self._open_run(self.config.run)
 
     def cost(self, read: Size) -> Cost:
         """One node joins and orders; texts are hashed in parallel."""
-        judged = [read.splits.get(split, (0, 0)) for split in self._splits()]
+        judged = [read.splits.get(split, (0, 0)) for split in self.config.splits]
         most = self.config.documents_per_query
         pairs = sum(min(pairs, most * queries if most else pairs) for queries, pairs in judged)
         domains = read.domains if sum(read.domains) == pairs else (pairs,)
@@ -245,10 +250,6 @@ class Pairs(Stage[PairsConfig]):
             for begin in range(0, count, size)
         ]
 
-    def _splits(self) -> tuple[str, ...]:
-        split = self.config.split
-        return (split,) if isinstance(split, str) else tuple(dict.fromkeys(split))
-
     def _open(self, writer: ShardWriter) -> AbstractContextManager[Relations]:
         return open_relations(self.config, writer.path("spill"))
 
@@ -256,7 +257,7 @@ class Pairs(Stage[PairsConfig]):
         """Finds all positive judgments by row, in order, and the rows of the texts that pairs have."""
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
         with self._open(writer) as db:
-            splits, count = list(self._splits()), collection.count("judgments")
+            splits, count = list(self.config.splits), collection.count("judgments")
             stream = numbered_rows(collection, "judgments/")
             db.load(JUDGMENTS, *stream, splits=splits, minimum=minimum, judgments=count)
             if not db.rows("SELECT 1 FROM judgments WHERE is_pair LIMIT 1"):
@@ -394,7 +395,7 @@ class Pairs(Stage[PairsConfig]):
         if not left:
             raise UserError(
                 f"No pair's document is among the first {most} that {path} ranks for its query. Search with the queries"
-                f" of split {', '.join(self._splits())}, or raise found_within."
+                f" of split {', '.join(self.config.splits)}, or raise found_within."
             )
         tally.dropped[f"pairs not found within {most}"] = lost
 

@@ -62,7 +62,7 @@ def test_the_log_of_a_job_on_kubernetes_is_found() -> None:
     comments = " ".join(line for line in path.read_text().splitlines() if line.startswith("#"))
     assert "kubectl logs" not in comments
     assert re.search(r"kubectl port-forward service/\S+-head-svc 8265:8265\b", comments)
-    assert "ray job logs JOB --follow" in comments
+    assert "ray job logs --address http://localhost:8265 JOB --follow" in comments
 
 
 # stands in for Slurm: what is asked of the head's node, then what all of them run

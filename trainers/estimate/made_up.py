@@ -58,6 +58,7 @@ class MadeUpBatches:
     def __init__(self, shape: Shape, batches: int, settings: ObjectiveSettings) -> None:
         self._shape = shape
         self._batches = batches
+        self._scores = np.zeros(shape.rows if getattr(settings, "distillation", 0) else 0, dtype=np.float32)
         self._domain = next(iter(getattr(settings, "prompts_by_domain", None) or {}), "made up")
 
     def number_of_batches(self, epoch: int) -> int:  # noqa: ARG002
@@ -87,7 +88,7 @@ class MadeUpBatches:
                 "masked": [],
                 "positive_score": 1.0,
                 "hard_negative_scores": [0.0] * negatives,
-                "surrogate_scores": [0.0] * count,
+                "surrogate_scores": self._scores,
                 "candidate_rows": drawn[row],
                 "candidate_relevance": [1] + [0] * (len(drawn[row]) - 1),
             }

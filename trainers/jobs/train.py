@@ -171,7 +171,7 @@ class Train(Stage[TrainConfig]):
         objective = self.config.objective
         lengths: list[Any] = [getattr(objective, f"{part}_max_length", None) for part in ("query", "document")]
         cut = [batches.batch_size * sum(lengths)] if all(lengths) else []
-        tokens = steps * min([batches.read(0, 0).nbytes / BYTES_OF_A_TOKEN, *cut])
+        tokens = steps * min([batches.stored_bytes(0, 0) / BYTES_OF_A_TOKEN, *cut])
         models = named_models(self.config)
         return 3 * sum(seconds_of_tokens(found, models[key], tokens) for key, found in self._located.items())
 

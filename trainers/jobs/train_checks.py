@@ -117,25 +117,24 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
 
 def check_batches(config: RunSettings, stages: Stages) -> None:
     """Raises ``UserError`` for epochs that are not packed, and for missing scores or negatives."""
-    maker = made_by(stages, config.batches)
-    if maker is None:
-        return
     epochs = number_of_maker("epochs", config.batches, stages)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
-    distils = getattr(config.objective, "distillation", 0)
+    objective = config.objective
     for batches in (config.batches, getattr(config.validation, "batches", config.batches)):
-        if distils and number_of_maker("surrogate_scores", batches, stages) == 0:
+        if getattr(objective, "distillation", 0) and number_of_maker("surrogate_scores", batches, stages) == 0:
             raise UserError(
                 f"objective.distillation learns from scores, and the batches in {batches} will have none. Set"
                 " surrogate_scores to true in the stage that makes them."
             )
-    if getattr(maker.config, "has_negatives", True):
+    maker = made_by(stages, config.batches)
+    if maker is None or getattr(maker.config, "has_negatives", True):
         return
-    if config.objective.needs_hard_negatives or config.training.hard_negatives:
-        what = f"The objective {config.objective.kind} trains on triplets"
-        if not config.objective.needs_hard_negatives:
-            what = f"training.hard_negatives is {config.training.hard_negatives}"
+    drawn = config.training.hard_negatives
+    if objective.needs_hard_negatives or drawn:
+        what = f"The objective {objective.kind} trains on triplets"
+        if not objective.needs_hard_negatives:
+            what = f"training.hard_negatives is {drawn}"
         raise UserError(
             f"{what}, and the batches in {config.batches} will have no hard negatives. Give the stage that makes them"
             " 'negatives' or 'judged_negatives', or choose another objective or setting."
@@ -145,7 +144,7 @@ def check_batches(config: RunSettings, stages: Stages) -> None:
 def number_of_maker(name: str, path: str, stages: Stages) -> int | None:
     """The setting ``name`` of the stages that make the batches at ``path``; None where unknown.
 
-    It is that of the stage itself, or of what it fills with texts or mixes, which has it in common.
+    It is that of the stage itself, or the least of what it fills with texts or mixes.
     """
     maker = made_by(stages, path)
     if maker is None:
@@ -157,7 +156,7 @@ def number_of_maker(name: str, path: str, stages: Stages) -> int | None:
             return number
     followed = [packing] if isinstance(packing, str) else getattr(maker.config, "sources", {}).values()
     found = (number_of_maker(name, source, stages) for source in followed if made_by(stages, source) is not maker)
-    return next((number for number in found if number is not None), None)
+    return min((number for number in found if number is not None), default=None)
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:

@@ -35,14 +35,16 @@ def distillation_loss(
 
     - mean_i sum_j p_ij log softmax_j(s_ij) with p = softmax(teacher_scores / teacher_temperature) and s as in
     ``masked_contrastive_loss``. Its gradient is that of the KL divergence in Lin, Yang & Lin 2021, "In-Batch Negatives
-    for Knowledge Distillation with Tightly-Coupled Teachers for Dense Retrieval".
+    for Knowledge Distillation with Tightly-Coupled Teachers for Dense Retrieval". A query whose scores are all 0, which
+    a zero vector has, learns nothing.
 
     ``query_vectors`` (n, d), ``document_vectors`` (B, d), ``teacher_scores`` (n, B). Returns a scalar, computed in
     float32 (float64 for float64 vectors).
     """
     with torch.autocast(query_vectors.device.type, enabled=False):
         scores = at_least_float32(query_vectors) @ at_least_float32(document_vectors).T / similarity_temperature
-        wanted = (teacher_scores.to(scores.dtype) / teacher_temperature).softmax(dim=-1)
+        told = teacher_scores.any(-1, keepdim=True)
+        wanted = told * (teacher_scores.to(scores.dtype) / teacher_temperature).softmax(-1)
         return torch.nn.functional.cross_entropy(scores, wanted)
 
 

@@ -276,14 +276,10 @@ def _sizes(configs: Sequence[Any]) -> tuple[Size, Size]:
     learnt = (index_of_any_dimension(factory) for factory in factories)
     small = Size(max(Size().documents, *(fewest_to_learn_from(index) for index in learnt if index is not None), 0))
     most = max((number for config in configs for number in _numbers(config)), default=0)
-    packed = frozenset(split for config in configs if isinstance(config, PairsConfig) for split in _splits(config))
+    packed = frozenset(split for config in configs if isinstance(config, PairsConfig) for split in config.splits)
     steps = [config.training.batches_per_step for config in configs if isinstance(config, RunSettings)]
     rows = most * 5 // 4 * max([_STEPS, *steps])
     return small, Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed)
-
-
-def _splits(config: PairsConfig) -> tuple[str, ...]:
-    return (config.split,) if isinstance(config.split, str) else tuple(config.split)
 
 
 def _numbers(settings: BaseModel) -> Iterator[int]:

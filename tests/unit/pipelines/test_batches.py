@@ -180,3 +180,15 @@ def test_stored_bytes_tell_long_batches_from_short_ones(tmp_path: Path) -> None:
     sizes = [reader.stored_bytes(0, index) for index in range(5)]
     assert np.argsort(sizes).tolist() == np.argsort([*words[0], *words[1]]).tolist()
     assert [reader.stored_bytes(0, index) for index in (4, 0, 2)] == [sizes[4], sizes[0], sizes[2]]
+
+
+def test_stored_bytes_are_of_texts_alone(tmp_path: Path) -> None:
+    rows = [row_of("pairs", 0, 0, row) for row in range(ROWS)]
+    scored = [row | {"surrogate_scores": [0.1] * ROWS} for row in rows]
+    plain = BatchReader(store_batches(tmp_path / "a", "pairs", [[[batch_table("pairs", rows)]]]))
+    facts = {"surrogate_scores": True}
+    with_scores = BatchReader(
+        store_batches(tmp_path / "b", "pairs", [[[batch_table("pairs", scored, facts)]]], facts=facts)
+    )
+    assert with_scores.columns == (*plain.columns, "surrogate_scores")
+    assert with_scores.stored_bytes(0, 0) == plain.stored_bytes(0, 0)

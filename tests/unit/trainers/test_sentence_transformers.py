@@ -1,5 +1,6 @@
 """Stored batches in sentence-transformers' trainer: replayed exactly, the loss ours, broken batches refused."""
 
+import inspect
 import re
 import sys
 import types
@@ -18,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
+import trainers.sentence_transformers as ours
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.jobs.export import Export, ExportConfig
 from raytriever.errors import UserError
@@ -159,6 +161,38 @@ def test_the_label_holds_the_stored_scores(scored: BatchReader, columns: Dataset
     trained = SentenceTransformer(str(model), device="cpu")
     with pytest.raises(UserError, match="no surrogate scores to distil"):
         MaskedContrastiveLoss(trained, distillation=0.5)(*features(trained, columns[:SIZE]))
+
+
+def test_columns_are_made_by_stretches_and_anew_by_another_version(
+    scored: BatchReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored.to_dataset().to_parquet(str(tmp_path / "stored" / "rows.parquet"))
+
+    def labels() -> list[list[int]]:
+        rows = load_dataset(str(tmp_path / "stored"), split="train", cache_dir=str(tmp_path / "cache"))
+        found: list[list[int]] = training_columns(rows)["label"][:]
+        return found
+
+    expected = training_columns(scored)["label"][:]
+    assert labels() == expected
+    monkeypatch.setattr(ours, "_ROWS_AT_ONCE", 5)  # stretches end within batches
+    assert labels() == expected
+    columns_of = ours._columns
+
+    def _columns(*arguments: Any, **settings: Any) -> pa.Table:
+        return columns_of(*arguments, **settings).set_column(4, "label", pa.array([[1]] * len(arguments[0])))
+
+    _columns.__module__, _columns.__qualname__ = columns_of.__module__, columns_of.__qualname__
+    monkeypatch.setattr(ours, "_columns", _columns)
+    assert labels()[0] == [1]
+
+
+def test_defaults_are_those_of_our_objective() -> None:
+    settings = ContrastiveSettings()
+    for loss in (MaskedContrastiveLoss, CachedMaskedContrastiveLoss):
+        of_loss = inspect.signature(loss).parameters
+        for name in ("directions", "distillation", "teacher_temperature"):
+            assert of_loss[name].default == getattr(settings, name)
 
 
 def test_a_static_encoder_needs_no_gradient_cache(model: Path) -> None:

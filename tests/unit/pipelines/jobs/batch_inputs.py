@@ -128,7 +128,7 @@ def store_batches(
         for number, batches in enumerate(shards):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchWriter(shard, LAYOUTS[layout].schema(), epoch, number, len(batches[0])) as file:
+                with BatchWriter(shard, LAYOUTS[layout].schema(facts or {}), epoch, number, len(batches[0])) as file:
                     for batch in batches:
                         file.write(batch)
                 records.append(file.commit())

@@ -305,6 +305,24 @@ def test_surrogate_scores_are_of_all_documents_of_a_batch(world: World, tmp_path
             assert rows.drop_columns("surrogate_scores") == without.read(epoch, number)
 
 
+def test_surrogate_scores_are_rounded_once(world: World, tmp_path: Path) -> None:
+    random, collection = np.random.default_rng(3), world.inputs["collection"]
+    sides = [random.standard_normal((number, 96)).astype(np.float16) for number in (QUERIES, DOCUMENTS_)]
+    vectors = make_vectors(tmp_path / "v", collection, *sides)
+    expected = np.inner(*(side.astype(np.float64) for side in sides)).astype(np.float32)
+    made = run(world, tmp_path / "a", surrogate_scores=True, vectors=vectors)
+    for number in range(BATCHES):
+        rows = made.read(0, number, ["query_id", "document_id", "surrogate_scores"])
+        queries, documents, scores = (rows[name].to_pylist() for name in rows.column_names)
+        places = np.ix_(*([int(name[1:]) for name in names] for names in (queries, documents)))
+        assert scores == expected[places].tolist()
+    sides[0][world.pairs[int(world.epochs[0][0, 0])][0]] = np.nan
+    damaged = make_vectors(tmp_path / "d", collection, *sides)
+    off = {"surrogate_score": False}
+    with pytest.raises(UserError, match=r"holds a NaN or an infinity, so nothing can be scored with it"):
+        run(world, tmp_path / "b", surrogate_scores=True, vectors=damaged, false_negatives=off)
+
+
 def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, mined: BatchReader) -> None:
     kept = {name.split("/")[0] for name in contents(mined.uri)}
     assert kept == {"audit.json", "audits", "epoch=00000", "epoch=00001", "manifest.json"}  # no lookup is left behind

@@ -67,6 +67,7 @@ LANGUAGE_MODEL = {"kind": "revela", "language_model": {"model": "lm"}}
 # name: objective, form of a document's vectors, batches, other settings
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, Any]]] = {
     "contrastive": ({"kind": "contrastive"}, None, PAIRS, {}),
+    "contrastive, distilled": ({"kind": "contrastive", "distillation": 0.5}, None, PAIRS, {}),
     "contrastive, cached": ({"kind": "contrastive", **CACHED}, None, PAIRS, {}),
     "contrastive, again": ({"kind": "contrastive"}, None, PAIRS, {"activation_checkpointing": True}),
     "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, IN_BF16),

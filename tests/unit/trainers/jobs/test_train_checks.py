@@ -19,7 +19,7 @@ from raytriever.stages.recipe_run import check_before_run, recipe_stages
 from raytriever.stages.stage import Stage
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, locate_named, seconds_of_tokens
 from tests.unit.small_run import make_artifact
-from tests.unit.trainers.pair_batches import pair, store_pairs
+from tests.unit.trainers.pair_batches import pair, store_epochs, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import number_of_maker, training_set_warnings
@@ -35,6 +35,7 @@ stages:
             false_negatives: {surrogate_score: false}}
   held_out: {job: filter, packing: packing, pairs: pairs, collection: collection,
              false_negatives: {surrogate_score: false}}
+  mixed: {job: mix, sources: {a: batches, b: held_out}}
   first: {job: train, batches: batches, encoder: {model: MODEL, pooling: mean}, training: {bf16: false, epochs: 2},
           objective: {kind: contrastive}, validation: {kind: batches, batches: held_out}}
   model: {job: train, batches: batches, encoder: {model: first}, training: {bf16: false},
@@ -103,12 +104,27 @@ def test_mistakes_are_found_before_the_first_stage(
         check(overrides[0], *(f"first{rest}" for rest in overrides[1:]))
 
 
-def test_batches_of_a_validation_need_scores_too(check) -> None:
+def test_batches_of_a_validation_need_scores_too(check, tmp_path: Path) -> None:
     scored = ["surrogate_scores=true", "vectors=others"]
     asked = ["first.objective.distillation=0.5", *(f"batches.{each}" for each in scored)]
     with pytest.raises(UserError, match=r"learns from scores, and the batches in .*/held_out will have none"):
         check(*asked)
     check(*asked, *(f"held_out.{each}" for each in scored))
+    there = store_epochs(tmp_path / "there", [[[pair(row) for row in range(4)]]] * 2)
+    asked = ["first.objective.distillation=0.5", f"first.batches={there}"]
+    with pytest.raises(UserError, match=r"learns from scores, and the batches in .*/held_out will have none"):
+        check(*asked)
+    check(*asked, *(f"held_out.{each}" for each in scored))
+
+
+def test_each_source_of_a_mix_needs_scores(check, tmp_path: Path) -> None:
+    scored = [f"batches.{each}" for each in ("surrogate_scores=true", "vectors=others")]
+    asked = ["first.objective.distillation=0.5", "first.validation=null", "first.batches=mixed", *scored]
+    there = store_epochs(tmp_path / "there", [[[pair(row) for row in range(4)]]] * 2)
+    check(*asked, f"mixed.sources={{a: batches, b: {there}}}")
+    for sources in ("{a: batches, b: held_out}", "{a: held_out, b: batches}"):
+        with pytest.raises(UserError, match=r"learns from scores, and the batches in .*/mixed will have none"):
+            check(*asked, f"mixed.sources={sources}")
 
 
 def test_packages_are_needed_neither_by_a_model_that_is_there_nor_on_a_cluster_by_the_driver(
@@ -185,7 +201,7 @@ def test_what_a_training_here_takes_is_three_passes_over_its_texts(tmp_path: Pat
     assert tokens == pytest.approx(3 * 8 * (3 + 4))
     assert made(4, lengths, max_steps=1)[1] == pytest.approx(tokens / 4)
     stage, tokens = made(1, {})
-    assert tokens == pytest.approx(3 * BatchReader(stage.config.batches).read(0, 0).nbytes / BYTES_OF_A_TOKEN)
+    assert tokens == pytest.approx(3 * BatchReader(stage.config.batches).stored_bytes(0, 0) / BYTES_OF_A_TOKEN)
 
 
 def test_the_size_of_batches_is_that_of_whatever_they_are_made_by(tmp_path: Path) -> None:

@@ -109,6 +109,18 @@ def test_a_distillation_is_least_where_the_student_scores_as_its_teacher():
         assert own.item() == pytest.approx(entropy.item(), rel=1e-12)
 
 
+def test_a_query_whose_teacher_says_nothing_learns_nothing():
+    q, d, _, _ = random_problem(1)
+    scores = torch.randn(len(q), len(d), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    told = literal_distillation(q, d, scores, 0.5, 2.0) * len(q) - literal_distillation(q[:1], d, scores, 0.5, 2.0)
+    scores[0] = 0  # of a zero vector
+    q.requires_grad_()
+    found = distillation_loss(q, d, scores, 0.5, 2.0)
+    found.backward()
+    assert found.item() == pytest.approx(told / len(q), rel=1e-12)
+    assert q.grad[0].abs().max() == 0 < q.grad[1:].abs().amax(dim=1).min()
+
+
 def test_similarities_are_float32_under_autocast():
     q, d, mask, _ = random_problem(2)
     mask.fill_diagonal_(False)
@@ -181,26 +193,27 @@ def test_a_stored_batch_means_what_its_columns_say_in_chunks_of_any_size(similar
         assert_same(gradients[-1], gradients[0], 1e-12)
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "inner_product"])
 @pytest.mark.parametrize("directions", ["query_to_document", "all"])
-def test_a_share_of_the_loss_is_distilled_from_the_batchs_own_documents(directions):
+def test_a_share_of_the_loss_is_distilled_from_the_batchs_own_documents(directions, similarity):
     rows = random_batch(5).append_column("batch", pa.array([3] * 6, pa.int32()))
     scores = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
     rows = rows.append_column("surrogate_scores", pa.array(list(scores)))
     found, gradients = {}, []
     for share, chunks in ((0.0, {}), (1.0, {}), (0.3, {}), (0.3, {"chunk_size": 2, "gradient_cache": True})):
         objective = tiny_objective(
-            dtype=torch.float64, distillation=share, teacher_temperature=0.7, directions=directions, **chunks
-        )
+            dtype=torch.float64, distillation=share, teacher_temperature=0.7, directions=directions, **chunks,
+            similarity=similarity,
+        )  # fmt: skip
         assert ("surrogate_scores" in objective.columns) == (share > 0)
         outcome = objective(objective.collate(rows.select(list(objective.columns))))
         outcome.loss.backward()
         found[share] = outcome.loss.item()
         gradients.append(gradients_of(objective))
     encode, tokenize = objective.query_encoder, objective.query_encoder.tokenize
-    q, d = (
-        nn.functional.normalize(encode(tokenize(rows[name].to_pylist(), role)), dim=1).detach()
-        for name, role in (("query", "query"), ("document", "document"))
-    )
+    q, d = (encode(tokenize(rows[name].to_pylist(), name)).detach() for name in ("query", "document"))
+    if similarity == "cosine":
+        q, d = nn.functional.normalize(q, dim=1), nn.functional.normalize(d, dim=1)
     assert found[1.0] == pytest.approx(literal_distillation(q, d, scores, 0.05, 0.7), rel=1e-10)
     assert found[0.3] == pytest.approx(0.7 * found[0.0] + 0.3 * found[1.0], rel=1e-12)
     assert_same(gradients[3], gradients[2], 1e-12)
