@@ -32,7 +32,7 @@ BYTES_A_SECOND = 2e6  # of inputs that a process reads, and writes what it makes
 
 
 class Resources(Settings):
-    """Where a job runs and with how many workers. No result depends on it, except for the rounding in OPQ and PCA."""
+    """Where a job runs and with how many workers. No result depends on it, but for rounding in OPQ and training."""
 
     workers: int | None = None
     """Number of workers. null: as many as the cluster's CPUs (or GPUs) allow, and one for training."""

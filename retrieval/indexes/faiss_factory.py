@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raytriever.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,15 +27,22 @@ _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantize
 def empty_index(dimension: int, factory: str) -> "Index":
     """The untrained, empty index of a factory string, comparing by inner product.
 
-    Raises ``UserError`` for a string that FAISS can't read, or an index that can't compare by inner product.
+    Raises ``UserError`` for a string that FAISS can't read, or one that can't compare by inner product (FAISS's PCA and
+    ITQ subtract a mean).
     """
     faiss = import_faiss()
+    if named := re.search("PCA|ITQ|L2norm|RFlat|Refine", factory):
+        raise UserError(
+            f"'{factory}' has {named[0]}. PCA, ITQ and L2norm change inner products: OPQ shortens vectors without. In"
+            " place of RFlat and Refine the stage rerank scores exactly what an index finds."
+        )
     _require_equal_parts(dimension, factory)
     with explaining(f"'{factory}' makes no index of dimension {dimension}"):
         index: Index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     inner = innermost(index)
-    if isinstance(inner, faiss.IndexHNSWPQ):
-        return _compare_by_inner_product(index, inner)
+    if isinstance(inner, faiss.IndexHNSWPQ):  # the factory gives it Euclidean distance, whatever it is asked for
+        for part in (index, inner, faiss.downcast_index(inner.storage)):
+            part.metric_type = faiss.METRIC_INNER_PRODUCT
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"FAISS can't build '{factory}' for inner products, which all encoders here use.")
     return index
@@ -42,7 +51,7 @@ def empty_index(dimension: int, factory: str) -> "Index":
 def _require_equal_parts(dimension: int, factory: str) -> None:
     """Raises ``UserError`` where product quantizers can't cut what they read, ``dimension`` numbers at first."""
     width = dimension
-    for step, number in re.findall(r"(OPQ\d+_|PCA[RW]*|PQ)(\d+)", factory):
+    for step, number in re.findall(r"(OPQ\d+_|RR|Pad|PQ)(\d+)", factory):
         count = int(number)
         if step != "PQ":
             width = count
@@ -64,13 +73,12 @@ def index_of_any_dimension(factory: str) -> "Index | None":
 def fewest_to_learn_from(index: "Index") -> int:
     """Vectors below which FAISS refuses to train an index; 0 where it learns nothing.
 
-    It counts the clusters of inverted lists, of product quantizers and of OPQ, and the dimensions of PCA. For rarer
-    quantizers FAISS itself refuses.
+    It counts the clusters of inverted lists, of product quantizers and of OPQ. For rarer quantizers FAISS itself
+    refuses.
     """
     faiss = import_faiss()
     transforms, inner = _parts(index)
-    needed: list[int] = [0, *(each.d_out for each in transforms if isinstance(each, faiss.PCAMatrix))]
-    needed += [_OPQ_CLUSTERS for each in transforms if isinstance(each, faiss.OPQMatrix)]
+    needed = [0, *(_OPQ_CLUSTERS for each in transforms if isinstance(each, faiss.OPQMatrix))]
     if isinstance(inner, faiss.IndexHNSW):
         inner = faiss.downcast_index(inner.storage)
     if isinstance(inner, faiss.IndexIVF):
@@ -80,31 +88,28 @@ def fewest_to_learn_from(index: "Index") -> int:
     return max(needed)
 
 
-def _compare_by_inner_product(index: "Index", graph: Any) -> "Index":
-    """FAISS's factory gives HNSW over PQ codes Euclidean distance, whatever it was asked for: the same, rebuilt."""
-    faiss = import_faiss()
-    links, quantizer = graph.hnsw.nb_neighbors(1), faiss.downcast_index(graph.storage).pq
-    rebuilt = faiss.IndexHNSWPQ(graph.d, quantizer.M, links, quantizer.nbits, faiss.METRIC_INNER_PRODUCT)
-    chain = faiss.downcast_index(index)
-    if not isinstance(chain, faiss.IndexPreTransform):
-        return rebuilt  # type: ignore[no-any-return]
-    rebuilt.this.disown()  # the chain frees it
-    chain.index = rebuilt
-    chain.metric_type = faiss.METRIC_INNER_PRODUCT
-    return index
+def link_by_inner_product(index: "Index") -> None:
+    """Has a graph over PQ codes compare stored codes by inner product, as it does queries with them.
+
+    FAISS fills the table for that with Euclidean distances, whatever the metric, whenever it reads or trains an index.
+    A graph that is built by it links what is far apart.
+    """
+    faiss, graph = import_faiss(), innermost(index)
+    if isinstance(graph, faiss.IndexHNSWPQ):
+        pq = faiss.downcast_index(graph.storage).pq
+        centroids = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, -1)
+        faiss.copy_array_to_vector(np.einsum("mid,mjd->mij", centroids, centroids).ravel(), pq.sdc_table)
 
 
 def innermost(index: "Index") -> Any:
-    """The index behind refinements, rotations and projections."""
+    """The index behind rotations."""
     return _parts(index)[1]
 
 
 def _parts(index: "Index") -> tuple[list[Any], Any]:
-    """Rotations and projections, and the index behind them."""
+    """Rotations, and the index behind them."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
-    if isinstance(inner, faiss.IndexRefine):
-        inner = faiss.downcast_index(inner.base_index)
     if not isinstance(inner, faiss.IndexPreTransform):
         return [], inner
     chain = inner.chain
@@ -118,16 +123,13 @@ def bytes_per_vector(factory: str, dimension: int) -> int:
     """
     faiss = import_faiss()
     whole = empty_index(dimension, factory)  # it owns the parts looked at below
-    index = innermost(whole)
-    outer = faiss.downcast_index(whole)
-    refined = int(outer.sa_code_size() - outer.base_index.sa_code_size()) if isinstance(outer, faiss.IndexRefine) else 0
-    links = 0
+    index, links = innermost(whole), 0
     if isinstance(index, faiss.IndexHNSW):
         # the ground floor's links, the vector's level and offset; the floors above hold few
         links = 4 * (index.hnsw.nb_neighbors(0) + 2) + 8
         index = faiss.downcast_index(index.storage)
     ids = _LIST_ID_BYTES if isinstance(index, faiss.IndexIVF) else 0
-    return int(getattr(index, "code_size", 4 * dimension)) + ids + links + refined
+    return int(getattr(index, "code_size", 4 * dimension)) + ids + links
 
 
 def prepare_training(index: "Index", seed: int) -> None:

@@ -13,7 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from retrieval.indexes.exact_search import exact_top_k, search_stored
-from retrieval.indexes.faiss_factory import Index, empty_index, explaining, import_faiss, prepare_training, to_gpu
+from retrieval.indexes.faiss_factory import (
+    Index,
+    empty_index,
+    explaining,
+    import_faiss,
+    link_by_inner_product,
+    prepare_training,
+    to_gpu,
+)
 from retrieval.indexes.top_k import Ranking, best_candidates, best_of_documents, query_blocks
 
 _ROWS_AT_ONCE = 16384
@@ -36,7 +44,7 @@ def train(sample: NDArray[Any], factory: str, seed: int, *, gpu: bool = False) -
 
     ``sample`` (n, d), float16 or float32: FAISS wants at least 39 vectors for each centroid. A factory that learns
     nothing (``Flat``, ``HNSW32``) gives its empty index. ``seed`` starts the k-means of IVF and PQ. Equal samples,
-    seeds and threads give equal bytes. The rotation of OPQ and PCA comes from LAPACK, so its rounding depends on the
+    seeds and threads give equal bytes. The rotation of OPQ comes from LAPACK, so its rounding depends on the
     number of threads. Raises ``UserError`` for a factory string that FAISS can't read, or a sample that is too small.
     """
     index = empty_index(sample.shape[1], factory)
@@ -60,6 +68,7 @@ def build_shard(blocks: Iterable[NDArray[Any]], factory: str, *, trained: bytes,
     them.
     """
     index: Index = import_faiss().deserialize_index(np.frombuffer(trained, dtype=np.uint8))
+    link_by_inner_product(index)
     if gpu:
         index = to_gpu(index)
     for block in blocks:
@@ -75,7 +84,7 @@ def build_shard(blocks: Iterable[NDArray[Any]], factory: str, *, trained: bytes,
 
 
 def _rotated(index: "Index", vectors: NDArray[np.float32]) -> tuple["Index", NDArray[np.float32]]:
-    """The index behind rotations and projections (OPQ, PCA), and the vectors as it takes them.
+    """The index behind rotations (OPQ), and the vectors as it takes them.
 
     They are multiplied in one thread: BLAS rounds differently with others, and equal input is to give equal bytes.
     """

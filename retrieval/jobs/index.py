@@ -99,7 +99,7 @@ class Index(Stage[IndexConfig]):
 
     command = "index"
     kind = INDEX
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = IndexConfig
     unit = "documents"
 

@@ -137,7 +137,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("export", "seed", {"batches": "$batches", "format": "hugging_face"}),
     ("context", "seed", {"collection": "$collection", "encoder": {"model": "$contextual"}, "documents": 5}),
     ("index", "index[VectorIndexSettings].seed", vector_index(factory="IVF4,Flat")),
-    ("index", "index[VectorIndexSettings].seed", vector_index(factory="PCA4,Flat", training_sample=20)),
+    ("index", "index[VectorIndexSettings].seed", vector_index(factory="IVF3,Flat", training_sample=20)),
     ("evaluate", "seed", {"collection": "$chunks", "split": "train", "runs": {"bad": "$bad_run", "good": "$good_run"}}),
     ("report", "seed", {"packing": "$packing", "pairs": "$pairs", "vectors": "$vectors", "sampled_batches": 2}),
 ]
