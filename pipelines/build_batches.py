@@ -155,7 +155,7 @@ def build_batches(
     sizes = ("clusters.cluster_size", "clusters.smallest_domain", "packing.packing.batch_size")
     values: dict[str, Any] = dict.fromkeys(sizes, batch_size) | {"packing.epochs": epochs}
     values |= dict.fromkeys(("clusters.seed", "packing.seed", "batches.seed"), seed)
-    values |= {} if vectors else {"vectors.encoder.model": str(encoder)}
+    values |= {"vectors.check_order": encoder is None} if vectors else {"vectors.encoder.model": str(encoder)}
     folder = TemporaryDirectory(prefix="raytriever-")
     try:
         _make(folder.name, given, vectors, values | dict(settings or {}))
@@ -186,7 +186,7 @@ def _make(folder: str, given: "_Given", vectors: Mapping[str, Any], values: dict
         values = _JUDGED_NEGATIVES | {"batches.negatives_per_example": given.negatives} | values
     files = {str(part): f"{folder}/{side}_vectors.npy" for side, part in _PARTS.items()}
     if vectors:
-        values["vectors"] = {"job": "import-vectors", "collection": "corpus", "model": "given"} | files
+        values = {"vectors": {"job": "import-vectors", "collection": "corpus", "model": "given"} | files} | values
     overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in values.items()]
     recipe = load_recipe(RECIPE, overrides, folder)
     stages = recipe_stages(recipe)

@@ -11,7 +11,7 @@ Grammar = Literal[
 
 
 class SourceLanguage(NamedTuple):
-    """A language, the endings of its files, the tree-sitter grammar that parses it.
+    """A language, the endings of its files' paths, the tree-sitter grammar that parses it.
 
     A language has several rows where files of different endings have different grammars.
     """
@@ -28,10 +28,11 @@ LANGUAGES = (
     SourceLanguage("c++", ".cc .cpp .cxx .hh .hpp .hxx", "cpp"),
     SourceLanguage("c#", ".cs", "csharp"),
     SourceLanguage("clojure", ".clj .cljs .cljc"),
-    SourceLanguage("cmake", ".cmake"),
+    SourceLanguage("cmake", ".cmake /cmakelists.txt"),
     SourceLanguage("css", ".css .scss .less"),
     SourceLanguage("cuda", ".cu .cuh", "cpp"),
     SourceLanguage("dart", ".dart"),
+    SourceLanguage("docker", "/dockerfile"),
     SourceLanguage("elixir", ".ex .exs"),
     SourceLanguage("erlang", ".erl .hrl"),
     SourceLanguage("f#", ".fs .fsx"),
@@ -47,7 +48,7 @@ LANGUAGES = (
     SourceLanguage("kotlin", ".kt .kts"),
     SourceLanguage("lisp", ".lisp .el .scm .rkt"),
     SourceLanguage("lua", ".lua"),
-    SourceLanguage("make", ".mk"),
+    SourceLanguage("make", ".mk /makefile"),
     SourceLanguage("markdown", ".md .markdown .mdx .rmd .qmd"),
     SourceLanguage("matlab", ".m"),
     SourceLanguage("nim", ".nim"),
@@ -81,18 +82,13 @@ LANGUAGES = (
     SourceLanguage("zig", ".zig"),
 )
 _BY_ENDING = {ending: row for row in LANGUAGES for ending in row.endings.split()}
-_BY_NAME = {
-    "makefile": SourceLanguage("make", ""),
-    "dockerfile": SourceLanguage("docker", ""),
-    "cmakelists.txt": SourceLanguage("cmake", ""),
-}
 
 
 def source_language(path: str) -> SourceLanguage | None:
     """The row of a file by its name, whatever its case; None where the name tells no language."""
     name = path.rpartition("/")[2].lower()
     stem, dot, ending = name.rpartition(".")
-    return _BY_NAME.get(name) or (_BY_ENDING.get(dot + ending) if stem else None)
+    return _BY_ENDING.get("/" + name) or (_BY_ENDING.get(dot + ending) if stem else None)
 
 
 def language_of(path: str) -> str:

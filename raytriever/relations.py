@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1 << 17
 ROW = pa.field("row", pa.int64(), nullable=False)
 """A row's number."""
+# rows of files; what a folder is called (a sweep's are seed=1) is no column of theirs
+_STORED = "CREATE MACRO stored(files) AS TABLE FROM read_parquet(files, hive_partitioning = false)"
 _SHARE_OF_MEMORY = "50%"  # of the machine's, where nothing is set
 
 
@@ -111,6 +113,7 @@ def open_relations(config: StageConfig, spill: Path) -> Iterator[Relations]:
     spill.mkdir(parents=True, exist_ok=True)
     try:
         with duckdb.connect(config=settings) as database:
+            database.execute(_STORED)
             yield Relations(database)
     except duckdb.OutOfMemoryException as error:
         if "temp_directory" in str(error):  # the disk is full

@@ -194,7 +194,14 @@ class HuggingFace(BatchFormat):
     def columns(self) -> list[Column]:
         """The batches', after the example's place."""
         meanings = _MEANINGS | {column.name: column.meaning for column in LAYOUTS[self._layout].columns}
-        return [Column(field.name, _type_name(field.type), meanings[field.name]) for field in self._schema]
+        return [
+            Column(
+                field.name,
+                f"list of {field.type.value_type}" if pa.types.is_list(field.type) else str(field.type),
+                meanings[field.name],
+            )
+            for field in self._schema
+        ]
 
     def usage(self, published: Published) -> str:
         """``datasets`` for all rows, a row group for one batch."""
@@ -220,7 +227,3 @@ batch = file.read_row_group(3)
 Don't shuffle rows: which examples share a batch is what these data are for. Shuffle batches, if anything; `batch` is
 a batch's number among the stored ones.
 """
-
-
-def _type_name(type_: pa.DataType) -> str:
-    return f"list of {type_.value_type}" if pa.types.is_list(type_) else str(type_)

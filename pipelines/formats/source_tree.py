@@ -155,9 +155,9 @@ class SourceTreeFormat(Format):
                 skipped["files_not_included" if self._config.include else "files_of_no_known_language"] += 1
 
     def _is_wanted(self, name: str) -> bool:
-        if self._config.include is None:
-            return bool(language_of(name))
-        return any(matches(name, pattern) for pattern in self._config.include)
+        if include := self._config.include:
+            return any(matches(name.lower(), pattern.lower()) for pattern in include)
+        return bool(language_of(name))
 
     def _stored_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         for name, size in self.folder.files().items():
@@ -219,7 +219,7 @@ class Files(FileTree):
     kind: Literal["files"] = "files"
     """The format."""
     include: FileNames | None = Field(
-        default=tuple(f"**/*{ending}" for ending in (*_MARKDOWN, *_HTML, *_LINES, ".txt", ".rst", ".adoc")),
+        default=tuple(f"**/*{ending}" for ending in (*_MARKDOWN, *_HTML, *_LINES, ".txt")),
         min_length=1,
     )
     """Globs of files to read."""
@@ -282,7 +282,7 @@ class FilesFormat(SourceTreeFormat):
             yield from super()._documents_of(name, size, skipped)
             return
         for row in FileTable(self.folder, [name], may_lack=["id", "title"]).rows(["text"], ["id", "title"]):
-            id_ = row.id("id") if "id" in row.values else f"{_id_of(name)}#{row.place.line}"
+            id_ = _id_of(row.id("id") if "id" in row.values else f"{name}#{row.place.line}")
             text = row.text("text")
             title = row.text("title") or _first_heading(text)
             if text.strip():

@@ -22,7 +22,7 @@ from pipelines.formats.training_examples import (
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.records import DocumentRecord, FolderSource, QueryRecord, Record, Source, checked_id
-from retrieval.collections.text_lines import FileNames, find_files, json_objects
+from retrieval.collections.text_lines import FileNames, find_files
 
 # key of the query's text, of its positives, of its negatives
 _WRITTEN_OUT = ("query", "positive_passages", "negative_passages")
@@ -68,7 +68,7 @@ class TevatronFormat(ExampleFormat):
     def other_documents(self) -> Iterator[DocumentRecord]:
         """The corpus."""
         for name in self._corpus:
-            for record in json_objects(self.folder, name):
+            for record in self.records(name):
                 has_old_key = "document_text" in record.values and "text" not in record.values
                 yield _document(record, "document_text" if has_old_key else "text")
 

@@ -85,7 +85,7 @@ class Collect(Stage[CollectConfig]):
 
     command = "collect"
     kind = COLLECTION
-    algorithm_version = 7
+    algorithm_version = 8
     config_class = CollectConfig
     unit = "documents"
 
@@ -202,6 +202,9 @@ class Collect(Stage[CollectConfig]):
     def _compare(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Tells later phases which rows of each source are left out, why, and which queries change their split."""
         taken_from = dict[str, str]()
+        judged = (_records_of(piece.read_by, "judgments") for piece in self._phases["read"].tasks)
+        batches = (batch for records in judged for batch in self._records(records, ["split"]))
+        splits = sorted({split for batch in batches for split in batch["split"].unique().to_pylist()})
         for number, name in enumerate(self._names()):
             self._refuse_absent(name)
             with open_relations(self.config, writer.path("spill")) as db:
@@ -213,7 +216,7 @@ class Collect(Stage[CollectConfig]):
                 check_kept(db, source, record_at)
                 path = writer.path(_left_out(number))
                 db.write("SELECT part, row, reason FROM left_out ORDER BY part, row", path)
-                taken_from[name], moved = moved_queries(db, source, self.config.new_splits, record_at)
+                taken_from[name], moved = moved_queries(db, source, self.config.new_splits, splits, record_at)
                 writer.add_table(_moved(number), pa.table([list(moved), list(moved.values())], schema=_MOVED))
             writer.add(_left_out(number))
         return writer.commit(facts=taken_from)

@@ -46,7 +46,7 @@ MINED = """
     SELECT query_row, document_row, 0, place FROM (
         SELECT query_row, unnest(document_rows) AS document_row, unnest(relevance) AS relevance,
             generate_subscripts(document_rows, 1) AS place
-        FROM read_parquet($files)
+        FROM stored($files)
     ) WHERE relevance IS NULL OR relevance < $minimum
 """
 JUDGMENTS = """
@@ -68,7 +68,7 @@ IN_TURN = """
 _SCORED = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64()), ("score", pa.float32())])
 SCORED_CANDIDATES = """
     CREATE TABLE scored AS SELECT * FROM (
-        SELECT query_row, unnest(document_rows) AS document_row, unnest(scores) AS score FROM read_parquet($files)
+        SELECT query_row, unnest(document_rows) AS document_row, unnest(scores) AS score FROM stored($files)
     ) WHERE score IS NOT NULL
 """
 SCORED_TWICE = """

@@ -24,7 +24,7 @@ RecordAt = Callable[[Part, int], Any]
 _TEXTS: tuple[TextPart, TextPart] = ("documents", "queries")
 
 TEXT_KEY = pa.field("text_key", pa.uint64(), nullable=False)
-"""Of a document or a query: 0 where it has no text; else equal where texts are, if the format compares them."""
+"""Of a document or a query: 0 where it has no text; else equal where texts are."""
 
 
 def record_schema(part: Part) -> pa.Schema:
@@ -37,18 +37,17 @@ def record_batches(format_: Format, part: Part) -> Iterator[pa.RecordBatch]:
     for chunk in in_chunks(getattr(format_, part)()):
         columns: list[Any] = list(zip(*chunk, strict=True))[1:]  # all but the place
         if part != "judgments":
-            columns.append(_text_keys(chunk, compares=format_.repeats and not format_.keeps_first))
+            columns.append(_text_keys(chunk))
         schema = record_schema(part)
         yield pa.RecordBatch.from_arrays(list(map(pa.array, columns, schema.types)), schema=schema)
 
 
-def _text_keys(records: list[Any], *, compares: bool) -> NDArray[np.uint64]:
+def _text_keys(records: list[Any]) -> NDArray[np.uint64]:
     texts = [
         passage_text(record.title, record.text) if isinstance(record, DocumentRecord) else record.text.strip()
         for record in records
     ]
-    keys = np.maximum(string_hashes(texts), np.uint64(1)) if compares else np.ones(len(texts), np.uint64)
-    return np.where([bool(text) for text in texts], keys, np.uint64(0))
+    return np.where([bool(text) for text in texts], np.maximum(string_hashes(texts), 1), 0)
 
 
 # A part's rows are numbered. Of rows that repeat each other the first is kept. If a format repeats judgments, the first
@@ -117,9 +116,13 @@ OF_TWO_SPLITS = """
 """
 QUERIES_OF = "SELECT DISTINCT query_id FROM kept WHERE split = $split ORDER BY query_id"
 ANSWERED = "SELECT DISTINCT query_id AS id FROM kept WHERE split = $split AND relevance > 0 ORDER BY id"
-ANSWERS = """
-    SELECT dense_rank() OVER (ORDER BY query_id) - 1 AS query, dense_rank() OVER (ORDER BY document_id) - 1 AS document
-    FROM kept WHERE split = $split AND relevance > 0
+TEXTS = """
+    WITH answers AS (SELECT query_id, document_id FROM kept WHERE split = $split AND relevance > 0), texts AS (
+        SELECT query_id, text_key FROM answers JOIN first_documents ON id = document_id UNION ALL
+        SELECT query_id, text_key FROM answers JOIN first_queries ON id = query_id
+    )
+    SELECT dense_rank() OVER (ORDER BY query_id) - 1 AS query, dense_rank() OVER (ORDER BY text_key) - 1 AS text
+    FROM texts
 """
 
 
@@ -176,16 +179,17 @@ def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
 
 
 def moved_queries(
-    db: Relations, source: Source, settings: NewSplits | None, record_at: RecordAt
+    db: Relations, source: Source, settings: NewSplits | None, of_all: list[str], record_at: RecordAt
 ) -> tuple[str, dict[str, str]]:
     """A split, and the new split of queries of it: by the source's folds, or by ``settings``; ('', {}) without both.
 
-    Raises ``UserError`` where the split can't be shared out.
+    ``of_all``: the splits of all sources, which new ones are beside. Raises ``UserError`` where the split can't be
+    shared out.
     """
     (format_, policies), splits = source, [split for (split,) in db.rows(SPLITS)]
     if splits and policies.cross_validation:
         return _share_out(db, format_.judgments_name, splits, policies.cross_validation, record_at)
-    return _hold_out(db, format_.judgments_name, splits, settings) if splits and settings else ("", {})
+    return _hold_out(db, format_.judgments_name, of_all, settings) if splits and settings else ("", {})
 
 
 def _share_out(
@@ -210,7 +214,7 @@ def _share_out(
 
 
 def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits) -> tuple[str, dict[str, str]]:
-    """Queries for splits that are missing; ('', {}) where none is."""
+    """Queries for splits that are missing; ('', {}) where none is, or where none is there to take."""
     taken_from, wanted = settings.wanted(splits)
     if not wanted:
         return "", {}
@@ -220,21 +224,23 @@ def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits)
             f" of them alone (splits: [{splits[0]}], where the kind has that setting), or name one '{TRAIN}'."
         )
     ids = [id_ for (id_,) in db.rows(ANSWERED, split=taken_from)]
+    if not ids:
+        return "", {}
     if len(ids) < FEWEST:
         raise UserError(
             f"Too few queries to hold some out: {where} answers {len(ids)}, and {FEWEST} are needed. Equal texts are"
             " one query. Give more, or splits of your own and new_splits: null."
         )
-    answers = pa.concat_tables(db.tables(ANSWERS, split=taken_from))
-    queries, documents = (answers[column].to_numpy() for column in ("query", "document"))
-    found, stay_together = held_out(ids, queries, documents, dict.fromkeys(wanted, settings.size(len(ids))))
+    linked = pa.concat_tables(db.tables(TEXTS, split=taken_from))
+    queries, texts = (linked[column].to_numpy() for column in ("query", "text"))
+    found, stay_together = held_out(ids, queries, texts, dict.fromkeys(wanted, settings.size(len(ids))))
     told = ", ".join(f"{len(rows):,} are '{split}' now" for split, rows in found.items())
-    shared = "; those that share a document stayed together" if stay_together else ""
+    shared = "; those that share a document or a text stayed together" if stay_together else ""
     log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}{shared}")
     if not stay_together:
         log.warning(
-            "Warning: most are linked by documents that they share, so some documents are used in training and in"
-            " testing. Give splits of your own if that matters."
+            "Warning: most are linked by documents that they share, or by equal texts, so some are used in training"
+            " and in testing. Give splits of your own if that matters."
         )
     return taken_from, {ids[row]: split for split, rows in found.items() for row in rows.tolist()}
 

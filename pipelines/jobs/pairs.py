@@ -133,13 +133,13 @@ JUDGED = """
     FROM with_queries LEFT JOIN stream ON id = document_id
 """
 UNKNOWN = "SELECT {side}_id FROM judged WHERE {side}_row IS NULL ORDER BY listed LIMIT 1"
-ALL_PAIRS = "CREATE TABLE pairs AS SELECT * EXCLUDE (is_pair) FROM read_parquet($judged) WHERE is_pair"
+ALL_PAIRS = "CREATE TABLE pairs AS SELECT * EXCLUDE (is_pair) FROM stored($judged) WHERE is_pair"
 EQUAL_TEXTS = """
     CREATE TABLE equal_texts AS
     WITH keyed AS (
         SELECT listed, query_row, document_row, queries.key AS query_key, documents.key AS document_key
-        FROM pairs JOIN read_parquet($queries) AS queries ON queries.row = query_row
-        JOIN read_parquet($documents) AS documents ON documents.row = document_row
+        FROM pairs JOIN stored($queries) AS queries ON queries.row = query_row
+        JOIN stored($documents) AS documents ON documents.row = document_row
     ), repeated AS (SELECT query_key, document_key FROM keyed GROUP BY ALL HAVING count(*) > 1)
     SELECT listed, first_value(listed) OVER same AS first
     FROM keyed SEMI JOIN repeated USING (query_key, document_key)
@@ -149,7 +149,7 @@ EQUAL_TEXTS = """
 CANDIDATES = """
     WITH used AS (SELECT DISTINCT {side}_row AS row FROM pairs),
     buckets AS (
-        SELECT row, unnest(list_append(buckets, key)) AS bucket FROM read_parquet($texts)
+        SELECT row, unnest(list_append(buckets, key)) AS bucket FROM stored($texts)
         WHERE row IN (SELECT row FROM used)
     ),
     neighbours AS (
@@ -162,8 +162,8 @@ NEAR_TEXTS = """
     CREATE TABLE near_texts AS
     SELECT pairs.*, coalesce(queries.near, query_row) AS query_near, coalesce(documents.near, document_row)
         AS document_near
-    FROM pairs LEFT JOIN read_parquet($queries) AS queries ON queries.row = query_row
-    LEFT JOIN read_parquet($documents) AS documents ON documents.row = document_row
+    FROM pairs LEFT JOIN stored($queries) AS queries ON queries.row = query_row
+    LEFT JOIN stored($documents) AS documents ON documents.row = document_row
 """
 LATER_NEAR = """
     SELECT * FROM (
@@ -357,9 +357,7 @@ class Pairs(Stage[PairsConfig]):
             if config.duplicates.near == "off":
                 self._make_distinct(db, tally)
             else:
-                db.run(
-                    "CREATE TABLE pairs AS FROM read_parquet($pairs)", pairs=str(self._earlier("distinct", _DISTINCT))
-                )
+                db.run("CREATE TABLE pairs AS FROM stored($pairs)", pairs=str(self._earlier("distinct", _DISTINCT)))
                 self._leave_out_near(db, tally)
             if config.run is not None:
                 self._leave_out_not_found(db, config.run, tally)

@@ -26,7 +26,7 @@ Passage: {text}
 Queries:
 """
 _NAMES = ("number", "title", "text")
-_MARK = re.compile(r"\s*(?:\d{1,2}[.):]|[-*•])?\s*")  # of an item in a list
+_MARK = re.compile(r"\s*(?:\d{1,2}[.):](?!\d)|[-*•](?=\s))?\s*")  # of an item in a list
 _QUOTES = "\"'“”\u2018\u2019`*"
 _COPIED_WORDS = 8  # a shorter stretch of a passage may well be typed
 
@@ -74,7 +74,7 @@ class GenerationSettings(Settings):
         for line in answer.splitlines():
             query = _MARK.sub("", line, count=1).strip().strip(_QUOTES).strip()
             words = tuple(words_of(query.casefold()))
-            if not query:
+            if not query or query.endswith(":"):  # the latter introduces a list
                 continue
             if len(found) == self.number:
                 return

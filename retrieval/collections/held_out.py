@@ -19,8 +19,8 @@ _LARGEST_GROUP = 0.2  # of a new split
 class NewSplits(Settings):
     """New splits 'dev' and 'test' for judgments without them, taken from 'train' or from the only split.
 
-    Queries that share a document stay together, so no document is in training and in testing. An existing split stays
-    unchanged.
+    Queries with a text or an answer's text in common stay together, so none is in training and in testing. An existing
+    split of any source stays unchanged.
     """
 
     share: float = Field(default=0.1, gt=0, lt=0.5)

@@ -41,6 +41,8 @@ class ImportVectorsConfig(StageConfig):
     """Text that was put before a document."""
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
+    check_order: bool = True
+    """Whether to refuse vectors by which pairs are no more alike than strangers."""
 
     def _check(self) -> None:
         if self.documents is None and self.queries is None:
@@ -92,7 +94,8 @@ class ImportVectors(Stage[ImportVectorsConfig]):
         if len({vectors.shape[1] for vectors in stored.values()}) > 1:
             shapes = {str(part): vectors.shape for part, vectors in stored.items()}
             raise UserError(f"The vectors of the two sides differ in dimension: {shapes}. Make both with one encoder.")
-        _require_order(collection, stored)
+        if self.config.check_order:
+            _require_order(collection, stored)
         for part in stored:
             writer.add(f"{part}/00000.npy")
             ids = collection.rows_of(part).read(["id"])["id"]
@@ -167,5 +170,6 @@ def _require_order(collection: StoredCollection, stored: Mapping[TextPart, NDArr
         raise UserError(
             f"The vectors of a query and of a document that answers it are no more alike ({own.mean():.3f}) than"
             f" random ones ({strange.mean():.3f}). Either the rows are in another order than the texts, or the two"
-            " sides come from different encoders. Embed the texts in the collection's order with one encoder."
+            " sides come from different encoders. Embed the texts in the collection's order with one encoder. If that"
+            " knows little of such texts, set check_order to false."
         )

@@ -116,7 +116,9 @@ def write_toy(source: AnySource, folder: str, size: Size) -> None:
         for name, each in source.sources.items():
             write_toy(each, f"{folder}/{name}", size)
         return
-    splits, domains = splits_of(source), _domains(source)
+    splits = splits_of(source)
+    tables = [getattr(source, name, None) for name in ("documents", "pairs")]
+    domains = ["domain0", "domain1"] if any(getattr(table, "domain", None) for table in tables) else [""]
     if len(domains) > 1:  # each large enough for batches and clusters
         size = replace(size, documents=2 * size.documents, training_queries=2 * size.training_queries)
     documents = make_documents(folder, size if splits else Size(_ARTICLES, words=_ARTICLE_WORDS))
@@ -166,12 +168,6 @@ def splits_of(source: SingleSource) -> list[str]:
 
 def _is_in_parts(source: SingleSource) -> bool:
     return isinstance(source, ColumnFiles) and source.documents is not None and source.documents.in_parts
-
-
-def _domains(source: SingleSource) -> list[str]:
-    """Two where the settings have a column of domains."""
-    tables = [getattr(source, name, None) for name in ("documents", "pairs")]
-    return ["domain0", "domain1"] if any(getattr(table, "domain", None) for table in tables) else [""]
 
 
 def _parts(text: str) -> list[str]:

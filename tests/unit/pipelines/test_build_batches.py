@@ -336,6 +336,20 @@ def test_a_sentence_transformer_gives_the_vectors(tmp_path: Path) -> None:
     assert made.hardness.tolist() == expected.hardness.tolist()
 
 
+class Ignorant:
+    """An encoder that knows nothing of the texts."""
+
+    def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+        return np.random.default_rng(len(texts[0])).normal(size=(len(texts), 8)).astype(np.float32)
+
+    encode_document = encode_query
+
+
+def test_an_encoder_that_is_yet_to_be_trained_may_know_nothing() -> None:
+    columns = {"query": [f"is {row} prime?" for row in range(64)], "document": ["yes", "no"] * 32}
+    assert len(build_batches(columns, encoder=Ignorant(), batch_size=8)) == 8
+
+
 def test_batches_are_a_sequence_for_a_loader_with_hardness_and_audit(columns: Columns, vectors: Any) -> None:
     batches = build_batches(columns, **vectors, batch_size=SIZE, epochs=2)
     assert len(batches) == 2 * COUNT // SIZE
@@ -417,6 +431,9 @@ def test_bad_vectors_are_refused_in_a_sentence(columns: Columns, vectors: Any) -
     ):
         with pytest.raises(UserError, match=message):
             build_batches(columns, query_vectors=wrong, document_vectors=documents)
+    unchecked = {"vectors.check_order": False}
+    made = build_batches(columns, query_vectors=shuffled, document_vectors=documents, batch_size=8, settings=unchecked)
+    assert len(made) == COUNT // 8
     with pytest.raises(UserError, match="not all three"):
         build_batches(columns, query_vectors=queries)
     with pytest.raises(UserError, match="encoder is a int"):

@@ -143,7 +143,8 @@ def test_folders_without_sources_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "language"),
-    [("a.py", "python"), ("a/B.PY", "python"), ("x.tar.rs", "rust"), ("Dockerfile", "docker"), ("py", ""), (".py", ""),
+    [("a.py", "python"), ("a/B.PY", "python"), ("x.tar.rs", "rust"), ("Dockerfile", "docker"), ("a/makefile", "make"),
+     ("CMakeLists.txt", "cmake"), ("makefile.txt", ""), ("py", ""), (".py", ""),
      ("a.py/b", ""), ("a.unknown", ""), ("a.", "")],
 )  # fmt: skip
 def test_languages_of_names(path: str, language: str) -> None:
@@ -171,7 +172,9 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
         "b/f.md": "---\ntitle: null\n---\n# Head\nx",
         "b/first_steps-here.txt": "Only words.\n",
         "empty.md": "---\ntitle: Nothing\n---\n\n",
+        "g/NOTES.TXT": "Loud words.\n",
         "left.png": "no page",
+        "other.rst": "Head\n====\n\nNot Markdown.\n",
         ".hidden/e.md": "no page",
     }  # fmt: skip
     source = pages(write_files(str(tmp_path / "site"), files))
@@ -182,8 +185,9 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
         ("b/e.md", "2024", "x", ""),
         ("b/f.md", "Head", "# Head\nx", ""),
         ("b/first_steps-here.txt", "first steps here", "Only words.\n", ""),
+        ("g/NOTES.TXT", "NOTES", "Loud words.\n", ""),
     ]
-    assert dropped(source) == {"empty_files": 1, "files_not_included": 1, "hidden_files_and_folders": 1}
+    assert dropped(source) == {"empty_files": 1, "files_not_included": 2, "hidden_files_and_folders": 1}
     by_folder = contents(pages(tmp_path / "site", domain="folder", include="**/d.md"))
     assert by_folder.documents[0][3] == "b"
 
@@ -231,7 +235,7 @@ def test_any_front_matter_leaves_the_end_of_the_text(text: str) -> None:
 
 def test_each_of_some_json_lines_is_a_page(tmp_path: Path) -> None:
     lines = [
-        {"id": "own", "title": "Named", "text": "Some words.", "metadata": {"x": 1}},
+        {"id": "its own", "title": "Named", "text": "Some words.", "metadata": {"x": 1}},
         {"text": "# Head\n\nMore words."},
         {"id": "empty", "title": "Nothing", "text": " "},
         {"text": "x" * 200, "title": None},
@@ -242,7 +246,7 @@ def test_each_of_some_json_lines_is_a_page(tmp_path: Path) -> None:
     source = pages(site, maximum_bytes=150)
     assert contents(source).documents == [
         ("a%20b.md", "a b", "Plug it in.\n", ""),
-        ("own", "Named", "Some words.", ""),
+        ("its%20own", "Named", "Some words.", ""),
         ("c/d%20e.jsonl#2", "Head", "# Head\n\nMore words.", ""),
         ("c/d%20e.jsonl#4", "", "x" * 200, ""),
         ("g.jsonl#1", "", "Few.", ""),

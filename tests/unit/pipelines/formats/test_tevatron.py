@@ -56,13 +56,16 @@ SPLITS = {"examples": {"train": "t*.jsonl", "dev": "d.jsonl"}}
 
 @pytest.mark.parametrize(("files", "settings", "expected"), [
     ({"t.parquet": ON_THE_HUB}, {"examples": {"train": "*.parquet"}}, EXPECTED),
+    ({"t.jsonl": BY_ID, "c.parquet": [ONE, {**TWO, "docid": "2", "title": None}]}, {"corpus": "*.parquet"}, EXPECTED),
     ({"t.jsonl": BY_ID, "c.jsonl": NAMED_OTHERWISE}, CORPUS, EXPECTED),  # as the README calls the text of a corpus
     ({"t.jsonl": [WRITTEN_OUT[0], BY_ID[1]], "c.jsonl": [ONE, TWO]}, CORPUS, EXPECTED),  # examples of both forms
     ({"t.jsonl": WRITTEN_OUT, "c.jsonl": [ZERO, ONE]}, CORPUS,
      EXPECTED._replace(documents=[("d0", "", "no example has it", ""), *EXPECTED.documents])),
     ({"t1.jsonl": WRITTEN_OUT, "t0.jsonl": [], "d.jsonl": [WRITTEN_OUT[1]]}, SPLITS,
      Contents(EXPECTED.documents[::-1], EXPECTED.queries[::-1], [("7", "2", 1, "dev"), *EXPECTED.judgments])),
-], ids=["parquet", "text named otherwise", "both forms", "beside a corpus", "splits of several files"])  # fmt: skip
+], ids=[
+    "parquet", "corpus of parquet", "text named otherwise", "both forms", "beside a corpus", "splits of several files",
+])  # fmt: skip
 def test_other_forms(tmp_path: Path, files: dict[str, Any], settings: dict[str, Any], expected: Contents) -> None:
     assert read(put(tmp_path, files), **settings) == expected
 

@@ -1,6 +1,6 @@
 """A collection whose judgments lack splits gets them when it is collected."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,27 @@ def test_only_the_splits_that_are_missing_are_made(
     assert {split: len(of) for split, of in judged(stored).items()} == sizes
     pairs = sorted(pair for of in judged(stored).values() for pair in of)
     assert pairs == sorted((f"q{number}", f"c{number}") for numbers in splits.values() for number in numbers)
+
+
+def test_equal_texts_under_different_ids_stay_apart(tmp_path: Path) -> None:
+    corpus = [{"_id": f"c{number}", "text": f"answer {number % 100}"} for number in range(300)]
+    asked = [{"_id": f"q{number}", "text": f"question {number % 150}"} for number in range(300)]
+    qrels = {"train": [f"q{number}\tc{number}\t1" for number in range(300)]}
+    stored = collected(tmp_path, {"kind": "beir", "path": str(write(tmp_path / "in", corpus, asked, qrels))})
+    found = judged(stored)
+    assert all(len(of) >= 45 for of in found.values())
+    assert found.keys() == {"train", "dev", "test"}
+    for side, texts in ((0, 150), (1, 100)):
+        of_splits = [{int(pair[side][1:]) % texts for pair in of} for of in found.values()]
+        assert len(set.union(*of_splits)) == sum(map(len, of_splits)) == texts
+
+
+def test_a_split_of_one_source_is_that_of_all(tmp_path: Path) -> None:
+    web = beir(tmp_path / "web", {"train": range(300)}, documents=300)
+    mine = beir(tmp_path / "mine", {"test": range(100)})
+    stored = collected(tmp_path, {"kind": "sources", "sources": {"web": web, "mine": mine}})
+    found = {split: Counter(query.split("/")[0] for query, _ in of) for split, of in judged(stored).items()}
+    assert found == {"train": {"web": 250}, "dev": {"web": 50}, "test": {"mine": 100}}
 
 
 def test_queries_linked_by_their_documents_are_shared_out_with_a_warning(tmp_path: Path, logged: list[str]) -> None:

@@ -42,6 +42,19 @@ def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> tuple[
         return read_pairs(made, SCHEMA.names), read_positives(made).tolist()
 
 
+def test_a_folder_may_be_called_like_a_column(tmp_path: Path) -> None:
+    """A sweep's are called so."""
+    documents = [{"id": name, "title": "", "text": f"x {name}", "domain": name} for name in DOCUMENT_IDS]
+    queries = [(name, f"y {name}", "", []) for name in QUERY_IDS]
+    collection = store(tmp_path / "c", [pa.Table.from_pylist(documents)], queries, [(*row, "train") for row in GRADES])
+    tables = []
+    for folder in ("plain", "domain=all", "near=drop"):
+        values = {"collection": collection, "duplicates": {"near": "report"}, "output": str(tmp_path / folder / "p")}
+        tables.append(read_pairs(Artifact(made_by(Pairs, values)), SCHEMA.names))
+    assert tables[0] == tables[1] == tables[2]
+    assert sorted(tables[0]["domain"].to_pylist()) == ["d0", "d1", "d2"]
+
+
 def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> None:
     stretches, session = [Shard("", None, 0)] * 300, RaySession(2)
     for near, texts, most in (("off", 100_000, 266), ("off", 200_000, 133), ("drop", 100_000, 300)):

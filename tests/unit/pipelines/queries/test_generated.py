@@ -31,6 +31,10 @@ COPY = "its old shell and waits for the new"  # eight words
     (f"{COPY.title()}?\nits old shell", ["its old shell"], {"generated lines copied from the passage": 1}),
     (PASSAGE, [], {"generated lines copied from the passage": 1, "passages that got no query": 1}),
     ("\n  \n", [], {"passages that got no query": 1}),
+    ("Here are two queries:\n1. old shells\n2. soft lobsters", ["old shells", "soft lobsters"], {}),
+    ("24.04 ubuntu release\n10:30 train", ["24.04 ubuntu release", "10:30 train"], {}),
+    ("-40 degrees\n**3.5 mm jack**", ["-40 degrees", "3.5 mm jack"], {}),
+    ("1: old shells\n• soft lobsters", ["old shells", "soft lobsters"], {}),
     ("ロブスターの殻\n殻は いつ", ["ロブスターの殻", "殻は いつ"], {}),
 ])  # fmt: skip
 def test_the_queries_of_an_answer(answer: str, queries: list[str], dropped: dict[str, int]) -> None:
