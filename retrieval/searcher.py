@@ -7,7 +7,6 @@ for passages in Searcher("runs/quickstart").search(["make a folder"], k=3):
 """
 
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from raytriever.artifacts.artifact import MANIFEST, Artifact, require_same_origi
 from raytriever.artifacts.storage import Folder
 from raytriever.command_line import echo
 from raytriever.errors import UserError, require_strings
+from raytriever.reports.table import shortened
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
@@ -87,7 +87,8 @@ class Searcher:
         """
         from retrieval.indexes.top_k import merge_rankings, reciprocal_rank_fusion
 
-        questions = require_strings("questions", questions)
+        # half of a character, as a cut emoji leaves it, is no text of any tokenizer
+        questions = [text.encode("utf-8", "replace").decode() for text in require_strings("questions", questions)]
         for place, question in enumerate(questions):
             if not question.strip():
                 raise UserError(f"questions[{place}] is {question!r:.60}. Ask with one word at least.")
@@ -109,10 +110,11 @@ class Searcher:
         for row, score in zip(table.to_pylist(), scores.tolist(), strict=False):
             yield Passage(score=score, **row)
 
-    def _rank(self, index: Artifact) -> tuple[bool, bool]:
-        """Whether the vectors behind it are known, and the model behind these is."""
+    def _rank(self, index: Artifact) -> tuple[bool, bool, bool]:
+        """Whether an encoder made the vectors behind it, whether the run has that, and whether it is of words."""
         vectors = self._made_of(index, "index.vectors")
-        return bool(vectors), bool(vectors and self._made_of(vectors, "encoder.model"))
+        made = bool(vectors and "encoder.model" in vectors.manifest["inputs"])
+        return made, bool(vectors and self._made_of(vectors, "encoder.model")), not vectors
 
     def _made_of(self, artifact: Artifact, name: str) -> Artifact | None:
         return self._by_fingerprint.get(artifact.manifest["inputs"].get(name, ""))
@@ -201,7 +203,7 @@ def ask(
     for asked in _lines_of_input() if question is None else [question]:
         (passages,) = searcher.search([asked], k)
         for number, passage in enumerate(passages, 1):
-            text = textwrap.shorten(f"{passage.title} {passage.text}", 300, placeholder=" …")
+            text = shortened(f"{passage.title} {passage.text}", 300)
             echo(f"{number}  {passage.score:.4f}  {passage.id}\n     {text}")
         if not passages:
             echo("Nothing was found.")

@@ -7,7 +7,7 @@ batches needs. So it works in environments with older libraries than our trainin
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -56,11 +56,16 @@ def training_columns(batches: Any) -> Any:
             "The rows of a stored batch are not contiguous, or some are missing, because the data were shuffled,"
             " filtered or cut. Load them as they are stored. The sampler shuffles whole batches."
         )
-    how = {"size": sizes.pop(), "negatives": len(rows[0]["hard_negatives"])}
-    # a cached result has the function's name for its key, not its code
-    named: dict[str, Any] = {"with_indices": True, "fn_kwargs": how, "load_from_cache_file": False}
-    named["remove_columns"] = rows.column_names
-    return rows.with_format("arrow").map(_columns, batched=True, batch_size=_ROWS_AT_ONCE, **named).with_format(None)
+    columns = rows.with_format("arrow").map(
+        _columns,
+        with_indices=True,
+        batched=True,
+        batch_size=_ROWS_AT_ONCE,
+        remove_columns=rows.column_names,
+        load_from_cache_file=False,  # a cached result has the function's name for its key, not its code
+        fn_kwargs={"size": sizes.pop(), "negatives": len(rows[0]["hard_negatives"])},
+    )
+    return columns.with_format(None)
 
 
 def _columns(rows: pa.Table, indices: list[int], size: int, negatives: int) -> pa.Table:
@@ -96,8 +101,8 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool = False, **settings: Any) -> None:
-        is_dataset = hasattr(dataset, "features") and hasattr(dataset, "__len__")
-        label = dataset[0].get(LABEL) if is_dataset and len(dataset) else None
+        is_table = hasattr(dataset, "features") and hasattr(dataset, "__len__") and len(dataset)
+        label = dataset[0].get(LABEL) if is_table else None
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
         self._size = label[_SIZE]
@@ -176,12 +181,11 @@ def _mask_ends(size: int, columns: int) -> int:
 
 
 Directions = Literal["query_to_document", "all"]
-_How = tuple[Directions, float, float]
 
 
 def _loss(
     embeddings: list[Tensor],
-    labels: Tensor | None,
+    labels: Tensor,
     temperature: float,
     directions: Directions,
     distillation: float,
@@ -198,7 +202,7 @@ def _loss(
         loss = all_directions_loss(queries, documents, mask, own, temperature, queries, mask[:, : len(queries)])
     if not distillation:
         return loss
-    scores = stored_scores(cast(Tensor, labels), len(embeddings) - 1)
+    scores = stored_scores(labels, len(embeddings) - 1)
     distilled = distillation_loss(queries, documents[: len(queries)], scores, temperature, teacher_temperature)
     return (1 - distillation) * loss + distillation * distilled
 
@@ -219,7 +223,7 @@ class MaskedContrastiveLoss(losses.MultipleNegativesRankingLoss):  # type: ignor
         teacher_temperature: float = 0.05,
     ) -> None:
         super().__init__(model, scale=1 / similarity_temperature)
-        self._how: _How = (directions, distillation, teacher_temperature)
+        self._how = (directions, distillation, teacher_temperature)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
         """A scalar."""
@@ -244,7 +248,7 @@ class CachedMaskedContrastiveLoss(losses.CachedMultipleNegativesRankingLoss):  #
         if type(model[0]).__name__ == "StaticEmbedding":
             raise UserError("The model is a static encoder, which needs no gradient cache: take MaskedContrastiveLoss.")
         super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
-        self._how: _How = (directions, distillation, teacher_temperature)
+        self._how = (directions, distillation, teacher_temperature)
 
     def forward(self, sentence_features: Any, labels: Tensor) -> Tensor:
         """A scalar."""

@@ -228,7 +228,7 @@ class Artifact:
         """
         if self.folder.is_local:
             self.check()
-            return Path(self.uri)
+            return Path(self.uri).expanduser()
         folder = cache_folder() / "folders" / self.fingerprint
         for name in self.names():
             path, link = self.path(name), folder / name

@@ -43,6 +43,12 @@ def one_line(text: str) -> str:
     return _NO_LINE.sub("\ufffd", printable(text))
 
 
+def shortened(text: str, most: int) -> str:
+    """A text on one line, at most ``most`` characters of it, in any script."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
 def html_text(text: str) -> str:
     """Plain text as HTML shows it."""
     return escape(printable(text))

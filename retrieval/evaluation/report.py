@@ -5,14 +5,14 @@ Examples are the queries on which a system gained and lost most against another,
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import shorten, wrap
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from raytriever.reports.plots import Interval, interval_panels
 from raytriever.reports.report import Block, Details, Plot, Section
-from raytriever.reports.table import Cell, Table, counted
+from raytriever.reports.table import Cell, Table, counted, shortened
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.evaluation.conventions import describe_system, title_warning
 from retrieval.evaluation.measures import parse_measure
@@ -324,7 +324,7 @@ class _FirstDocuments:
     def query(self, query: str) -> str:
         """The query's text."""
         row = self._collection.require("queries", [query])
-        return _short(self._collection.rows_of("queries").take(row, ["text"])["text"][0].as_py())
+        return shortened(self._collection.rows_of("queries").take(row, ["text"])["text"][0].as_py(), _CHARACTERS)
 
     def of(self, name: str, query: str) -> list[str]:
         """The first documents of the ranking, '' where it has fewer."""
@@ -333,11 +333,7 @@ class _FirstDocuments:
         table = self._collection.rows_of("documents").take(rows[rows >= 0], ["id", "title", "text"])
         found = [
             ("+ " if (query, document["id"]) in self._relevant else "")
-            + _short(passage_text(document["title"], document["text"]))
+            + shortened(passage_text(document["title"], document["text"]), _CHARACTERS)
             for document in table.to_pylist()
         ]
         return found + [""] * (_DOCUMENTS - len(found))
-
-
-def _short(text: str) -> str:
-    return shorten(text, _CHARACTERS, placeholder=" …")

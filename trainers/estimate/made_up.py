@@ -58,7 +58,7 @@ class MadeUpBatches:
     def __init__(self, shape: Shape, batches: int, settings: ObjectiveSettings) -> None:
         self._shape = shape
         self._batches = batches
-        self._scores = np.zeros(shape.rows if getattr(settings, "distillation", 0) else 0, dtype=np.float32)
+        self._scores = np.zeros(shape.rows if getattr(settings, "distillation", 0) else 0, np.float32)
         self._domain = next(iter(getattr(settings, "prompts_by_domain", None) or {}), "made up")
 
     def number_of_batches(self, epoch: int) -> int:  # noqa: ARG002

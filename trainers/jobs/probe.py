@@ -145,10 +145,8 @@ class Probe(Stage[ProbeConfig]):
             if f"batches.{name}" in there:
                 reader = BatchReader(path)
                 require_same_origin("collection", collection, reader.artifact)
-                if reader.layout != "pairs":
-                    raise UserError(
-                        f"batches.{name} has batches of {reader.layout}, but only those of pairs can be compared."
-                    )
+                if (maker := reader.artifact.manifest["stage"]) != "filter":
+                    raise UserError(f"batches.{name} is made by {maker}, but only batches of filter can be compared.")
 
     def phases(self) -> list[Phase]:
         """Tokens, trials, the table."""

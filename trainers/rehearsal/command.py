@@ -210,8 +210,7 @@ def _smaller(name: str, config: Any) -> dict[str, Any]:
         wanted["epochs"] = _MOST
     if getattr(config, "batches_per_epoch", None) is not None:
         wanted["batches_per_epoch"] = _BATCHES
-    is_index = isinstance(config, IndexConfig) and isinstance(config.index, VectorIndexSettings)
-    factory = config.index.factory if is_index else ""
+    factory = getattr(getattr(config, "index", None), "factory", "")
     if (cells := re.search(r"IVF(\d+)(_HNSW\d+)?", factory)) and int(cells[1]) > _BATCHES:
         wanted["index.factory"] = factory.replace(cells[0], f"IVF{_BATCHES}")
     if isinstance(config, RunSettings):
@@ -219,13 +218,17 @@ def _smaller(name: str, config: Any) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in wanted.items()}
 
 
-def _shorter(config: RunSettings) -> dict[str, Any]:
+def _shorter(config: Any) -> dict[str, Any]:
     """A run of a few steps, seen by nobody."""
     training = config.training
     wanted: dict[str, Any] = {"training.max_steps": _STEPS}
     for name in ("epochs", "batches_per_step"):
         if getattr(training, name) > _MOST:
             wanted[f"training.{name}"] = _MOST
+    if config.tracking.trackers:
+        wanted["tracking.trackers"] = ()
+    if config.fewest_workers:
+        wanted["fewest_workers"] = None
     if training.schedule.warmup_steps >= _STEPS:
         wanted["training.schedule.warmup_steps"] = 1
     if training.optimizer.kind == "adamw_8bit" and not find_spec("bitsandbytes"):

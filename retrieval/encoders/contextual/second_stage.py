@@ -135,7 +135,10 @@ def _in_parts(
         first = rows if is_fixed or (is_last and not prefix_too) else 0  # whose queries count
         if number < len(prefix.parts):
             own = backbone.project(layer, states if is_fixed else text, guide.rotation)
-            queries, keys, values = (_joined(*pair) for pair in zip(prefix.parts[number], own, strict=True))
+            queries, keys, values = (
+                torch.cat([shared.expand(len(each), -1, -1, -1), each], dim=2)
+                for shared, each in zip(prefix.parts[number], own, strict=True)
+            )
             queries = queries[:, :, first:]
         else:
             queries, keys, values = backbone.project(layer, states, guide.rotation, first)
@@ -143,10 +146,6 @@ def _in_parts(
         attended = _attend(queries, keys, values, of_rows, backbone.attention_dropout(layer))
         states = backbone.complete(layer, states if is_fixed else states[:, first:], attended)
     return backbone.finish(states)
-
-
-def _joined(shared: Tensor, own: Tensor) -> Tensor:
-    return torch.cat([shared.expand(len(own), -1, -1, -1), own], dim=2)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:

@@ -21,6 +21,7 @@ from retrieval.collections.collection import DOCUMENTS, ParquetRows, StoredColle
 from retrieval.jobs.context import Context
 from retrieval.jobs.embed import Embed
 from retrieval.jobs.fuse import Fuse
+from retrieval.jobs.import_vectors import ImportVectors
 from retrieval.jobs.index import Index, IndexConfig
 from retrieval.jobs.search import Search
 from retrieval.rankings import StoredRanking
@@ -140,6 +141,23 @@ def test_a_question_of_the_command_is_answered_without_control_characters(run: P
     assert "text 12" in done.stdout
     nothing = CliRunner().invoke(app, ["ask", str(run), "zebra", "--index", "words"])
     assert nothing.stdout == "Nothing was found.\n"
+
+
+def test_words_are_asked_before_vectors_that_no_encoder_here_made(tmp_path: Path) -> None:
+    collection, stage = make_collection(tmp_path), partial(stage_of, tmp_path)
+    np.save(tmp_path / "vectors.npy", np.ones((StoredCollection(collection).count("documents"), 8)))
+    given = {"collection": collection, "model": "api/x", "documents": str(tmp_path / "vectors.npy")}
+    stage(Index, "z", index={"kind": "vectors", "vectors": stage(ImportVectors, "imported", **given)})
+    stage(Index, "words", index={"kind": "lexical", "collection": collection})
+    ((passage,),) = Searcher(str(tmp_path)).search(["text 12"], k=1)
+    assert "text 12" in passage.text
+
+
+def test_half_of_a_character_is_a_question_too(run: Path) -> None:
+    for indexes in (["words"], []):
+        searcher = Searcher(str(run), indexes)
+        (found,), (expected,) = (searcher.search([text], k=2) for text in ("text 12 \ud83d", "text 12 ?"))
+        assert found == expected
 
 
 def test_without_a_question_each_line_of_the_input_is_one(run: Path) -> None:

@@ -309,6 +309,8 @@ def test_a_recipe_runs_as_it_stands_to_its_table(tmp_path: Path, monkeypatch: py
     ("model.training.schedule.warmup_steps", 1, 1),
     ("model.training.schedule.warmup_steps", 2, 1),
     ("model.training.max_steps", 400, 2),
+    ("model.tracking.trackers", "[wandb]", ()),
+    ("model.fewest_workers", 1, None),
     ("nfcorpus/after/index.index.factory", "IVF4,Flat", "IVF4,Flat"),
     ("nfcorpus/after/index.index.factory", "IVF8,Flat", "IVF8,Flat"),
     ("nfcorpus/after/index.index.factory", "IVF9_HNSW32,PQ8", "IVF8,PQ8"),

@@ -114,6 +114,9 @@ def test_a_finished_artifact_says_what_it_is(place: str, monkeypatch: pytest.Mon
         folder = opened.local_folder()
         assert {name: (folder / name).read_bytes() for name in stored} == stored
     monkeypatch.undo()
+    if "://" not in place:
+        monkeypatch.setenv("HOME", str(Path(place).parent))
+        assert Artifact(f"~/{Path(place).name}").local_folder() == Path(place)
     assert is_artifact(place)
     opened.verify()
     files = {f"{kind}/{name}.txt" for kind in ("texts", "ids") for name in SHARDS}

@@ -1,6 +1,15 @@
 """Tables of plain text."""
 
-from raytriever.reports.table import Cell, Table, counted
+import pytest
+
+from raytriever.reports.table import Cell, Table, counted, shortened
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("a  b\nc", "a b c"), ("abcdefgh", "abcdefgh"), ("abcdefghi", "abcdef …"), ("天" * 9, "天天天天天天 …"), ("", ""),
+])  # fmt: skip
+def test_a_text_of_any_script_is_shortened(text: str, shown: str) -> None:
+    assert shortened(text, 8) == shown
 
 
 def test_one_and_many() -> None:

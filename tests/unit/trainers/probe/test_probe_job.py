@@ -156,10 +156,12 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
     other = small_run.make_collection(tmp_path / "other", word="word")
     with pytest.raises(UserError, match="collection"):
         make(collection=other)
-    of_chunks = {"artifact": Artifact(run["batches"]), "layout": "chunks"}
-    monkeypatch.setattr("trainers.jobs.probe.BatchReader", lambda _: SimpleNamespace(**of_chunks))
-    with pytest.raises(UserError, match=r"batches\.tour has batches of chunks, but only those of pairs"):
-        make()
+    with monkeypatch.context() as patched:
+        mixed = Artifact(run["batches"])
+        patched.setitem(mixed.manifest, "stage", "mix")
+        patched.setattr("trainers.jobs.probe.BatchReader", lambda _: SimpleNamespace(artifact=mixed))
+        with pytest.raises(UserError, match=r"batches\.tour is made by mix, but only batches of filter can"):
+            make()
     with pytest.raises(UserError, match="encoders of 'tour' agree to the last digit over all seeds"):
         summary_of("tour", [{"mean": mean, "pairs": 4, "loss": 1.5} for mean in (0.5, 0.75)])
     trials = [{"mean": mean, "pairs": 4, "masked": 0, "loss": mean, "seconds": 1} for mean in (1, 3)]
