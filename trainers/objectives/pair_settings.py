@@ -45,7 +45,8 @@ class ContrastiveSettings(PairSettings):
     """Share of the loss that learns how the surrogate's scores spread over the batch's documents, masked ones too, hard
     negatives not (Lin et al. 2021). Batches need surrogate_scores."""
     teacher_temperature: PositiveFloat = 0.05
-    """Temperature of the surrogate's scores in distillation."""
+    """Temperature of the surrogate's scores in distillation. They are inner products: longer vectors need a higher
+    one."""
 
     def _check(self) -> None:
         super()._check()
