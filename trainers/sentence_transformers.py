@@ -102,7 +102,7 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool = False, **settings: Any) -> None:
         is_table = hasattr(dataset, "features") and hasattr(dataset, "__len__") and len(dataset)
-        label = dataset[0].get(LABEL) if is_table else None
+        label = is_table and dataset[0].get(LABEL)
         if not isinstance(label, list) or len(label) <= _PLACE:
             raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
         self._size = label[_SIZE]

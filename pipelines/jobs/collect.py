@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -202,9 +202,9 @@ class Collect(Stage[CollectConfig]):
     def _compare(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Tells later phases which rows of each source are left out, why, and which queries change their split."""
         taken_from = dict[str, str]()
-        judged = (_records_of(piece.read_by, "judgments") for piece in self._phases["read"].tasks)
-        batches = (batch for records in judged for batch in self._records(records, ["split"]))
-        splits = sorted({split for batch in batches for split in batch["split"].unique().to_pylist()})
+        pieces = self._phases["read"].tasks if self.config.new_splits else ()
+        judged = (self._records(_records_of(piece.read_by, "judgments"), ["split"]) for piece in pieces)
+        splits = sorted({split for of in chain.from_iterable(judged) for split in of["split"].unique().to_pylist()})
         for number, name in enumerate(self._names()):
             self._refuse_absent(name)
             with open_relations(self.config, writer.path("spill")) as db:

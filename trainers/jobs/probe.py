@@ -146,7 +146,10 @@ class Probe(Stage[ProbeConfig]):
                 reader = BatchReader(path)
                 require_same_origin("collection", collection, reader.artifact)
                 if (maker := reader.artifact.manifest["stage"]) != "filter":
-                    raise UserError(f"batches.{name} is made by {maker}, but only batches of filter can be compared.")
+                    raise UserError(
+                        f"batches.{name} is made by {maker}, but only batches of filter can be compared. Name such"
+                        " ones, of a mix its sources."
+                    )
 
     def phases(self) -> list[Phase]:
         """Tokens, trials, the table."""

@@ -130,11 +130,10 @@ def check_batches(config: RunSettings, stages: Stages) -> None:
     maker = made_by(stages, config.batches)
     if maker is None or getattr(maker.config, "has_negatives", True):
         return
-    drawn = config.training.hard_negatives
-    if objective.needs_hard_negatives or drawn:
+    if objective.needs_hard_negatives or config.training.hard_negatives:
         what = f"The objective {objective.kind} trains on triplets"
         if not objective.needs_hard_negatives:
-            what = f"training.hard_negatives is {drawn}"
+            what = f"training.hard_negatives is {config.training.hard_negatives}"
         raise UserError(
             f"{what}, and the batches in {config.batches} will have no hard negatives. Give the stage that makes them"
             " 'negatives' or 'judged_negatives', or choose another objective or setting."
