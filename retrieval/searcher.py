@@ -8,7 +8,7 @@ for passages in Searcher("runs/quickstart").search(["make a folder"], k=3):
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +22,7 @@ from raytriever.command_line import echo
 from raytriever.errors import UserError, require_strings
 from raytriever.reports.table import shortened
 from retrieval.collections.collection import COLLECTION, StoredCollection
-from retrieval.encoders.pretrained import PACKAGED_MODELS, LocatedModel, locate_model
+from retrieval.encoders.pretrained import PACKAGED_MODELS, installed_model, locate_model, locate_named
 from retrieval.encoders.specification import EncoderContract, EncoderSettings
 from retrieval.jobs.fuse import FuseConfig
 from retrieval.jobs.index import INDEX
@@ -134,16 +134,27 @@ class Searcher:
         vectors = self._made_of(index, "index.vectors")
         if vectors is None:
             raise UserError(f"The vectors behind {index.uri} are not in its run, so the question's encoder is unknown.")
-        own, wanted = self._made_of(vectors, "encoder.model"), vectors.manifest["inputs"].get("encoder.model")
-        names = [self._encoder] if self._encoder else [own.uri] if own else PACKAGED_MODELS
-        for located in map(locate_model, names):
-            if self._encoder or located.fingerprint == wanted:
-                encoder = vectors.config.get("encoder", {})
-                return _search_vectors(index, located, encoder, self._search_parameters(index))
-        raise UserError(
-            f"Neither the run nor a package holds the encoder behind {vectors.uri}. Name its folder or hub name:"
-            " encoder=… in Python, --encoder in the command."
-        )
+        if "encoder" not in vectors.config:
+            raise UserError(
+                f"{vectors.uri} was imported, so no encoder reads questions for it. If the run has an index of words,"
+                " ask that one: indexes=… in Python, --index in the command."
+            )
+        own = self._made_of(vectors, "encoder.model")
+        name = self._encoder or (own.uri if own else _packaged(vectors.manifest["inputs"]["encoder.model"]))
+        if name is None:
+            raise UserError(
+                f"Neither the run nor a package holds the encoder behind {vectors.uri}. Name its folder or hub name:"
+                " encoder=… in Python, --encoder in the command."
+            )
+        # a kernel of GPUs is not needed for a question
+        encoder = EncoderSettings.model_validate({**vectors.config["encoder"], "model": name, "attention": "auto"})
+        return _search_vectors(index, encoder, self._search_parameters(index))
+
+
+def _packaged(fingerprint: str) -> str | None:
+    """The name of the model with this fingerprint in an installed package."""
+    installed = (name for name, packaged in PACKAGED_MODELS.items() if installed_model(packaged))
+    return next((name for name in installed if locate_model(name).fingerprint == fingerprint), None)
 
 
 def _search_words(index: Artifact) -> Search:
@@ -153,9 +164,7 @@ def _search_words(index: Artifact) -> Search:
     return lambda questions, k: [shard.search(questions, k, first) for shard, first in shards]
 
 
-def _search_vectors(
-    index: Artifact, located: LocatedModel, encoder: Mapping[str, Any], search_parameters: str
-) -> Search:
+def _search_vectors(index: Artifact, settings: EncoderSettings, search_parameters: str) -> Search:
     """Searches with the questions' encoder, which may have another precision than that of the documents."""
     import torch
 
@@ -165,7 +174,7 @@ def _search_vectors(
     from retrieval.encoders.towers import load_towers
     from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters
 
-    settings = EncoderSettings(model=str(located.path), **encoder)
+    located = locate_named(settings)
     towers = load_towers(settings, located.path, located.fingerprint).eval()
     place_module(towers, "cpu", torch.float32)
     facts = index.manifest["facts"]

@@ -136,6 +136,7 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         if key not in _FILE_KEYS:
             raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _FILE_KEYS)}")
     is_measured_elsewhere = isinstance(values.get("suite"), Mapping) and "from" in values["suite"]
+    is_suite_given = "suite" in values
     values = values | {"suite": _suite(values.get("suite"), path, above)}
     if "based_on" not in values:
         for key in ("set", "until"):
@@ -151,14 +152,16 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = _written_out(base_path, (*above, path))
     stages, last = _stages_of(base, _where(base_path)), values.get("until")
     kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of the recipe that it is based on.")
-    stages = {name: stages[name] for name in kept}
-    stages = _changed(stages, values.get("set"), f"{where}: set", _where(base_path))
+    changes = values.get("set")
+    stages = _changed({name: stages[name] for name in kept}, changes, f"{where}: set", _where(base_path))
     sized = {key: base[key] for key in ("size", "sizes") if key in base and last is None}
+    if changes and isinstance(sized.get("sizes"), Mapping):
+        sized["sizes"] = {size: _under(given or {}, changes) for size, given in sized["sizes"].items()}
     own = sized | {key: values[key] for key in ("description", "output", "next", "size", "sizes") if key in values}
     suite = base["suite"]
     if is_measured_elsewhere and isinstance(suite, Mapping):
         suite = {"systems": suite.get("systems")}
-    suite = suite if values["suite"] is None else _merged(suite, values["suite"])
+    suite = _merged(suite, values["suite"]) if is_suite_given else suite
     return own | {"resources": values.get("resources", base.get("resources")), "stages": stages, "suite": suite}
 
 
@@ -239,6 +242,13 @@ def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict
             raise UserError(f"{where} '{key}': '{stage}' is no stage of {base}.{hint}")
     changed = apply_values(stages, values, where)
     return {name: settings for name, settings in changed.items() if settings is not None}
+
+
+def _under(size: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A size of another recipe, below a file's own ``changes`` of it. A stage that either leaves out stays out."""
+    both = {**size, **changes}
+    out = {key for key, value in both.items() if value is None and "." not in key}
+    return {key: value for key, value in both.items() if key in out - {*changes} or key.split(".")[0] not in out}
 
 
 def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

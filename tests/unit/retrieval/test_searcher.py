@@ -1,5 +1,6 @@
 """Questions to a finished run: the passages that its own stages rank first, by vectors, words and both."""
 
+import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import raytriever
+from raytriever.artifacts.artifact import MANIFEST, Artifact
 from raytriever.cli import app
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
@@ -151,6 +153,18 @@ def test_words_are_asked_before_vectors_that_no_encoder_here_made(tmp_path: Path
     stage(Index, "words", index={"kind": "lexical", "collection": collection})
     ((passage,),) = Searcher(str(tmp_path)).search(["text 12"], k=1)
     assert "text 12" in passage.text
+    with pytest.raises(UserError, match="imported was imported, so no encoder reads questions for it"):
+        Searcher(str(tmp_path), ["z"], encoder="api/x")
+
+
+def test_questions_need_no_kernel_of_gpus(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    vectors, index = (json.loads((tmp_path / name / MANIFEST).read_bytes()) for name in ("vectors", "dense"))
+    vectors["config"]["encoder"]["attention"] = "flash_attention_2"
+    (tmp_path / "vectors" / MANIFEST).write_text(json.dumps(vectors))
+    index["inputs"]["index.vectors"] = Artifact(str(tmp_path / "vectors")).fingerprint
+    (tmp_path / "dense" / MANIFEST).write_text(json.dumps(index))
+    assert Searcher(str(tmp_path)).search(["text 12"]) == Searcher(str(run)).search(["text 12"])
 
 
 def test_half_of_a_character_is_a_question_too(run: Path) -> None:

@@ -143,6 +143,10 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
     def grade(*overrides: str) -> object:
         return load_recipe(str(path), overrides).stages["pairs"]["minimum_relevance"]
 
+    def of_base(size: str, change: str) -> object:
+        (tmp_path / "based.yaml").write_text(f"based_on: ./sized.yaml\nset: {{{change}}}")
+        return load_recipe(str(tmp_path / "based.yaml"), [f"size={size}"]).stages.get("pairs", {}).get("minimum_relevance")
+
     assert [grade(), grade("size=quick"), grade("size=quick", "pairs.minimum_relevance=5")] == [2, 3, 5]
     assert list(load_recipe(str(path), ["size=bare"]).stages) == ["documents"]
     assert load_recipe(str(path), [], "out").next == "look into out"
@@ -156,6 +160,9 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
         "documents": {"job": "collect", "x": 1},
         "pairs": load_recipe(str(path), ["size=quick"]).stages["pairs"],
     }
+    assert [of_base(size, "pairs.minimum_relevance: 4") for size in ("quick", "good", "bare")] == [4, 4, None]
+    assert [of_base(size, "pairs: null") for size in ("quick", "good", "bare")] == [None, None, None]
+    assert [of_base(size, "documents.x: 1") for size in ("quick", "good", "bare")] == [3, 2, None]
     (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nuntil: documents")
     assert list(load_recipe(str(tmp_path / "based.yaml"), []).stages) == ["documents"]
     assert "It has none: leave size out." in refused(str(tmp_path / "based.yaml"), "size=quick")
