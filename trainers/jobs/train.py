@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Set
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, is_artifact
+from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
@@ -163,6 +164,13 @@ class Train(Stage[TrainConfig]):
         if (config.resources.workers or 1) > 1 or config.sharding != "replicated":  # weights are shared out by a group
             from trainers.jobs.workers import fit_on_workers as fit  # start of Ray Train: 8 s
         yield outcome_of(lambda: fit(arguments, spread), board, progress)
+
+    def for_workers(self) -> Self:
+        """With the trackers' folder absolute too."""
+        stage, tracking = super().for_workers(), self.config.tracking
+        folder = tracking.folder and absolute(tracking.folder)
+        tracking = tracking.model_copy(update={"folder": folder})
+        return type(self)(stage.config.model_copy(update={"tracking": tracking}))
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
         """Seconds of a step's passes, forward and twice as much backward, over all texts of the batches."""

@@ -145,7 +145,8 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
 
     def of_base(size: str, change: str) -> object:
         (tmp_path / "based.yaml").write_text(f"based_on: ./sized.yaml\nset: {{{change}}}")
-        return load_recipe(str(tmp_path / "based.yaml"), [f"size={size}"]).stages.get("pairs", {}).get("minimum_relevance")
+        stages = load_recipe(str(tmp_path / "based.yaml"), [f"size={size}"]).stages
+        return stages.get("pairs", {}).get("minimum_relevance")
 
     assert [grade(), grade("size=quick"), grade("size=quick", "pairs.minimum_relevance=5")] == [2, 3, 5]
     assert list(load_recipe(str(path), ["size=bare"]).stages) == ["documents"]

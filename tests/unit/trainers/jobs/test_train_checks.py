@@ -250,3 +250,15 @@ def test_a_split_that_the_batches_have_queries_of_is_told_before_a_training_begi
     message = f"validation.batches is {batches}, the training batches, so validation says nothing"
     with pytest.raises(UserError, match=message):
         plan(kind="batches", batches=batches)
+
+
+def test_workers_get_the_folder_of_trackers_from_where_the_command_was_given(
+    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    given = {"batches": "b", "encoder": {"model": str(tiny_encoder)}, "objective": {"kind": "contrastive"}}
+    for folder, expected in (("logs", str(tmp_path / "logs")), ("~/logs", "/home/me/logs"), (None, None)):
+        values = {**given, "tracking": {"folder": folder}, "output": "out"}
+        stage = Train(validate(TrainConfig, values, "train")).for_workers()
+        assert (stage.config.tracking.folder, stage.config.output) == (expected, str(tmp_path / "out"))
