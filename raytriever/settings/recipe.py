@@ -247,7 +247,7 @@ def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict
 def _under(size: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A size of another recipe, below a file's own ``changes`` of it. A stage that either leaves out stays out."""
     both = {**size, **changes}
-    out = {key for key, value in both.items() if value is None and "." not in key}
+    out = {key for key, value in both.items() if value is None}
     return {key: value for key, value in both.items() if key in out - {*changes} or key.split(".")[0] not in out}
 
 

@@ -267,7 +267,6 @@ class Probe(Stage[ProbeConfig]):
                 settings |= {f"clusters.{name}": value for name, value in clusters.items()}
                 settings["clusters.kmeans"] = kmeans.model_dump(mode="json", exclude_defaults=True)
             settings["packing.packing"] = packed.model_dump(mode="json", exclude_defaults=True)
-            settings["packing.epochs"] = packing.config["epochs"]
         rules = BatchReader(self.config.batches[chosen]).artifact.config["false_negatives"]
         changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
         settings["batches.false_negatives"] = changed

@@ -162,8 +162,12 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
         "pairs": load_recipe(str(path), ["size=quick"]).stages["pairs"],
     }
     assert [of_base(size, "pairs.minimum_relevance: 4") for size in ("quick", "good", "bare")] == [4, 4, None]
+    whole = "pairs: {job: pairs, minimum_relevance: 7}"
+    assert [of_base(size, whole) for size in ("quick", "good", "bare")] == [7, 7, 7]
     assert [of_base(size, "pairs: null") for size in ("quick", "good", "bare")] == [None, None, None]
     assert [of_base(size, "documents.x: 1") for size in ("quick", "good", "bare")] == [3, 2, None]
+    (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nsize: quick")
+    assert load_recipe(str(tmp_path / "based.yaml"), []).stages == load_recipe(str(path), ["size=quick"]).stages
     (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nuntil: documents")
     assert list(load_recipe(str(tmp_path / "based.yaml"), []).stages) == ["documents"]
     assert "It has none: leave size out." in refused(str(tmp_path / "based.yaml"), "size=quick")

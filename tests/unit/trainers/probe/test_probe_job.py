@@ -130,10 +130,11 @@ def test_how_the_best_were_clustered_is_recommended_too(
     filtered = inputs | {"collection": run["collection"], "packing": packed, "output": str(tmp_path / "batches")}
     batches = small_run.make(Filter(FilterConfig.model_validate(filtered)))
     compared = {"batches": {"tour": run["batches"], "thèmes": batches}, "packings": {"thèmes": packed}}
-    probe = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "probe", **compared)))
+    probe = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "probe", recipe="finetune", **compared)))
     assert Path(probe, "recommended.yaml").read_text().startswith("description: Batches 'thèmes', the best of 2 ways")
-    recipe = load_recipe(f"{probe}/recommended.yaml", [])
-    assert recipe.stages["packing"]["packing"]["order"] == "topics"
+    recipe = load_recipe(f"{probe}/recommended.yaml", ["size=best"])
+    assert recipe.stages["packing"]["packing"] == {"batch_size": small_run.BATCH_SIZE, "order": "topics"}
+    assert recipe.stages["packing"]["epochs"] == recipe.stages["model"]["training"]["epochs"] == 8
     assert recipe.stages["clusters"]["cluster_size"] == 6
     assert recipe.stages["clusters"]["kmeans"] == {"sides": "queries"}
 
