@@ -5,7 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -173,7 +173,11 @@ def _vectors(queries: Any, documents: Any, encoder: Any) -> dict[str, Any]:
             "Give both query_vectors and document_vectors, or an encoder that computes them, but not all three."
         )
     if encoder is not None and hasattr(encoder, "encode_query"):
-        return {"query": encoder.encode_query, "document": encoder.encode_document}
+        scaled = {"normalize_embeddings": True} if getattr(encoder, "similarity_fn_name", "") == "cosine" else {}
+        return {
+            "query": partial(encoder.encode_query, **scaled),
+            "document": partial(encoder.encode_document, **scaled),
+        }
     if not isinstance(encoder, str | Path | None):
         raise UserError(f"encoder is a {type(encoder).__name__}. Give a name, a folder or a SentenceTransformer.")
     return vectors

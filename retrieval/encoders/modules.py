@@ -83,7 +83,9 @@ _TRANSFORMER_SETTINGS = {
 class Modules:
     """The ``folder`` of an encoder and those of its modules, and whether vectors are normalised.
 
-    ``is_static``: in place of a transformer it has a table of token vectors, and no pooling.
+    They also are where sentence-transformers compares them by cosine, as it does unless the folder names another
+    similarity: inner products of vectors that are not scaled rank otherwise. ``is_static``: in place of a transformer
+    it has a table of token vectors, and no pooling.
     """
 
     folder: Path
@@ -116,12 +118,14 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
     for kind, folder in _read_chain(path, role):
         folders.setdefault(kind, []).append(folder)
     first = folders.get("Transformer", folders.get(TABLE, [path]))[0]
+    stated = read_json(path / "config_sentence_transformers.json")
+    by_cosine = (path / "modules.json").exists() and stated.get("similarity_fn_name") in (None, "cosine")
     return Modules(
         folder=path,
         transformer=first,
         pooling=folders.get("Pooling", [None])[0],
         dense=tuple(folders.get("Dense", [])),
-        normalize="Normalize" in folders,
+        normalize="Normalize" in folders or by_cosine,
         is_static=TABLE in folders,
     )
 

@@ -117,7 +117,8 @@ class EncoderSettings(ModelSettings):
     """One more layer after the folder's. 'linear': a new one, for training only. 'pooler': the weights of the model's
     own pooler, without its tanh or with it. The trained model's folder then holds the layer itself."""
     normalize: bool | None = None
-    """Whether vectors are scaled to length 1."""
+    """Whether vectors are scaled to length 1. null: as the folder does, and where sentence-transformers compares its
+    vectors by cosine."""
     query_prompt: str | None = None
     """Text put before a query."""
     document_prompt: str | None = None

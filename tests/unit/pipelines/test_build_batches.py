@@ -325,12 +325,15 @@ def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[
     assert any("100% of the negatives are masked, most by 'same document'" in line for line in logged)
 
 
-def test_a_sentence_transformer_gives_the_vectors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_sentence_transformer_gives_the_vectors(tmp_path: Path, similarity: Any) -> None:
+    """By its similarity: cosines are inner products of vectors of length 1."""
     model = save_sentence_transformer(save_tiny_model("bert", tmp_path / "bert"), tmp_path / "model")
-    encoder = SentenceTransformer(str(model), device="cpu")
+    encoder = SentenceTransformer(str(model), device="cpu", similarity_fn_name=similarity)
     texts = [f"number {row} of {row * row % 101}" for row in range(48)]
     columns = {"query": texts, "document": [f"{text}." for text in texts]}
-    vectors = {"query_vectors": encoder.encode_query(texts), "document_vectors": encoder.encode(columns["document"])}
+    found = (encoder.encode(columns[side], normalize_embeddings=similarity == "cosine") for side in columns)
+    vectors = dict(zip(("query_vectors", "document_vectors"), found, strict=True))
     made, expected = (build_batches(columns, batch_size=SIZE, **how) for how in ({"encoder": encoder}, vectors))
     assert rows_of(made) == rows_of(expected)
     assert made.hardness.tolist() == expected.hardness.tolist()

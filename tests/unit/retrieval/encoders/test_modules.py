@@ -130,6 +130,24 @@ def test_any_activation_of_torch_is_read_and_exported(copy: Path, tmp_path: Path
     assert_sentence_transformers_agrees(tmp_path / "export", copy)
 
 
+@pytest.mark.parametrize(("similarity", "normalize"), [("cosine", True), (None, True), ("dot", False)])
+def test_inner_products_rank_as_the_similarity_of_the_folder(
+    tmp_path: Path, similarity: str | None, normalize: bool
+) -> None:
+    """Without a similarity sentence-transformers compares by cosine, whatever the modules."""
+    folder = save_sentence_transformer(tiny_model("bert"), tmp_path / "model")
+    edit("config_sentence_transformers.json", similarity_fn_name=similarity)(folder)
+    model = sentence_transformer(folder)
+    encoder = load_tiny(folder)
+    assert encoder.contract.normalize == normalize
+    vectors, theirs = vectors_of(encoder), model.encode_document(TEXTS)
+    np.testing.assert_allclose(vectors @ vectors.T, model.similarity(theirs, theirs), atol=1e-5, rtol=0)
+    encoder.save(tmp_path / "export")
+    again = sentence_transformer(tmp_path / "export").encode_document(TEXTS)
+    np.testing.assert_allclose(vectors, again, atol=1e-5, rtol=0)
+    assert not load_tiny(folder, normalize=False).contract.normalize
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_vectors_are_cut_at_truncate_dim(tmp_path: Path, normalize: bool) -> None:
     """sentence-transformers cuts behind the normalisation; ours have length 1 again, as its cosine makes them."""

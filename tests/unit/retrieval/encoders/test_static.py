@@ -115,7 +115,7 @@ def test_sentence_transformers_gives_the_same_vectors(tiny_encoder, whole_texts,
 
     rows = torch.randn(whole_texts.get_vocab_size(), 8, generator=torch.Generator().manual_seed(0))
     modules = [StaticEmbedding(whole_texts, embedding_weights=rows), *[Normalize()] * normalize]
-    theirs = SentenceTransformer(modules=modules, device="cpu")
+    theirs = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="dot")
     theirs.save(str(tmp_path / "theirs"))
     mine = load_tiny(tmp_path / "theirs")
     assert isinstance(mine, StaticEncoder)

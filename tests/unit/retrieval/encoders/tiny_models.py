@@ -226,7 +226,7 @@ def save_sentence_transformer(
 ) -> Path:
     """The model at ``base`` with pooling and ``extra`` modules, written by sentence-transformers itself.
 
-    ``settings`` (``max_seq_length``, ``query_length``…) go to its Transformer module; ``prompts`` to the whole.
+    Its similarity is the inner product, by which vectors are as the modules leave them. ``settings`` (``max_seq_length``, ``query_length``…) go to its Transformer module; ``prompts`` to the whole.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer
@@ -237,7 +237,8 @@ def save_sentence_transformer(
     if transformer.tokenizer.pad_token is None:
         transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
     modules = [transformer, Pooling(WIDTH, pooling), *extra]
-    SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(folder))
+    made = SentenceTransformer(modules=modules, prompts=prompts, device="cpu", similarity_fn_name="dot")
+    made.save(str(folder))
     return folder
 
 
