@@ -22,6 +22,7 @@ from pipelines.chunking.markdown import blocks
 from pipelines.formats.python_functions import decode_source
 from pipelines.formats.tables import FileTable, matches
 from pipelines.source_languages import language_of
+from raytriever.artifacts.artifact import BUILDING, MANIFEST, RUN
 from raytriever.artifacts.storage import Folder, folder_and_name
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, parse_yaml
@@ -170,6 +171,10 @@ class SourceTreeFormat(Format):
     def _local_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         root = Path(self._config.path).expanduser().resolve()
         for parent, folders, files in os.walk(root):
+            if {MANIFEST, RUN} <= {*files} or BUILDING in files:  # of a run whose output lies in the tree
+                skipped["artifacts"] += 1
+                folders.clear()
+                continue
             for name in (*folders, *files):
                 path = Path(parent, name)
                 status = path.lstat()

@@ -304,7 +304,8 @@ class Pack(Stage[PackConfig]):
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Which pairs the numbers mean, and how these were clustered."""
         found = Artifact(self.config.clusters, CLUSTERS).config if self.config.clusters else {}
-        clusters = {name: found[name] for name in ("cluster_size", "small_domains", "kmeans") if name in found}
+        kept = ("cluster_size", "smallest_domain", "small_domains", "kmeans")
+        clusters = {name: found[name] for name in kept if name in found}
         return {"origins": records[0].facts["origins"], "clusters": clusters}
 
     def summary(self, artifact: Artifact) -> str:

@@ -53,7 +53,7 @@ def open_object_store(uri: str) -> tuple[fs.FileSystem, str]:
             f"{uri} has options, which are not allowed because file names are appended to a folder's URI. Give"
             " them in the environment (AWS_REGION, AWS_ENDPOINT_URL, …). Names can't have a '?'."
         )
-    path = uri.partition("://")[2].rstrip("/")
+    path = re.sub("(?<=.)/+", "/", uri.partition("://")[2]).rstrip("/")
     try:
         if uri.startswith("s3://"):
             return _open_s3(_bucket(path)), path

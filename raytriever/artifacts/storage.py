@@ -117,7 +117,11 @@ class Folder:
             raise
 
     def files(self) -> dict[str, int]:
-        """Name to bytes of every finished file below the folder, by name; empty where there is no such folder."""
+        """Name to bytes of every finished file below the folder, by name; empty where there is no such folder.
+
+        Raises ``StorageError`` where it is a file.
+        """
+        self.refuse_file()
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         with self._named():
             found = self._filesystem.get_file_info(selector)
@@ -131,7 +135,7 @@ class Folder:
         root = Path(self._root)
         for path in (root, *root.parents) if self.is_local else ():
             if path.exists() and not path.is_dir():
-                raise StorageError(f"{path} is a file; an output is a folder. Choose another output than {self.uri}.")
+                raise StorageError(f"{path} is a file, where {self.uri} would be a folder. Choose another folder.")
 
     def refuse_links(self) -> None:
         """Raises ``UserError`` for a link anywhere below a local folder, because its target belongs to somebody else.
@@ -298,7 +302,7 @@ def folder_and_name(path: str) -> tuple[Folder, str]:
 
 def cache_folder() -> Path:
     """The folder of local copies: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
-    return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
+    return Path(absolute(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"))
 
 
 @contextmanager

@@ -100,7 +100,9 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
-    folder = output or str(values.get("output") or f"runs/{path.stem}")
+    folder = values.get("output", f"runs/{path.stem}") if output is None else output
+    if not isinstance(folder, str) or not folder.strip("/") or folder.endswith("://"):
+        raise UserError(f"{where}: the output is {folder!r}. Name a folder, such as runs/{path.stem}.")
     return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip().replace("{output}", folder))
 
 
@@ -256,7 +258,7 @@ def _of_size(stages: Mapping[str, Any], values: Mapping[str, Any], where: str) -
     size, sizes = values.get("size"), values.get("sizes")
     if size is None and sizes is None:
         return stages
-    known = dict(sizes) if isinstance(sizes, Mapping) else {}
+    known = {str(name): given for name, given in sizes.items()} if isinstance(sizes, Mapping) else {}
     if str(size) not in known:
         raise UserError(
             f"{where}: size is {size!r}, which is no size of this recipe."
@@ -271,7 +273,7 @@ def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return {}
     if not isinstance(stages, Mapping) or not stages:
         raise UserError(f"{where}: 'stages' is missing or empty; it maps each stage's name to its settings.")
-    return stages
+    return {str(name): settings for name, settings in stages.items()}
 
 
 def _first_key(override: str) -> str:

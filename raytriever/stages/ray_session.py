@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, absolute
 from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
 
+_LONGEST = 36  # bytes of a folder's path: Ray's socket adds 66, and macOS allows 103
 _START_SECONDS = 8  # that Ray and its workers take to start, with what these import
 _WATCH_SECONDS = 0.5
 _SIGNAL_SECONDS = 2  # that this process may take to shut Ray down after a signal to all has ended Ray
@@ -184,11 +186,12 @@ def open_board() -> Any:
 
 
 def check_output(output: str) -> None:
-    """Raises ``UserError`` for an ``output`` that is a file or below one, or that a submitted job would lose.
+    """Raises ``UserError`` for an ``output`` with keys, a file or below one, or one that a submitted job would lose.
 
     A submitted job loses a relative path, and a path in its own folder, because Ray removes that copy. A job without a
     sent folder runs wherever Ray was started.
     """
+    refuse_keys(output)
     if "://" in output:
         return
     Folder(output).refuse_file()
@@ -204,11 +207,14 @@ def check_output(output: str) -> None:
 def session_folder() -> Path:
     """A private folder for Ray's own files, made if absent. Ray itself would let anybody write there.
 
-    ``RAY_TMPDIR``, ``TMPDIR`` or ``/tmp`` itself where that is private, else ``raytriever-UID`` in it. Raises
-    ``UserError`` if another user owns it or can enter it.
+    ``RAY_TMPDIR``, ``TMPDIR`` or ``/tmp`` itself where that is private, else ``raytriever-UID`` in it. In place of a
+    ``TMPDIR`` that is too long for the names of sockets it is in ``/tmp``. Raises ``UserError`` if another user owns it
+    or can enter it.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     folder = base if is_private(base) else base / f"raytriever-{os.getuid()}"
+    if len(os.fsencode(folder)) > _LONGEST and "RAY_TMPDIR" not in os.environ:
+        folder = Path("/tmp", f"raytriever-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder):
         raise UserError(

@@ -6,13 +6,12 @@ import resource
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from raytriever.artifacts.artifact import Artifact, is_artifact, read_run
-from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, storage_errors
-from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.artifacts.writer import ArtifactWriter, locked
 from raytriever.command_line import echo
 from raytriever.errors import UserError
 from raytriever.jobs import stage_class
@@ -51,6 +50,11 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> set[str]:
         with _naming(name):
             check_output(stages[name].config.output)
             makers = _makers(stages[name], stages)
+            for key in (key for key, maker in makers.items() if maker is stages[name]):
+                raise UserError(
+                    f"{key} lies in the output, {stages[name].config.output}, which is emptied before anything is made"
+                    " in it. Choose another output."
+                )
             if all(maker is None or maker in map(stages.get, finished) for maker in makers.values()):
                 with suppress(UserError):  # raised again when the stage is to be made
                     if is_finished(stages[name]):
@@ -83,17 +87,28 @@ def _makers(stage: Stage[Any], stages: Stages) -> dict[str, Stage[Any] | None]:
 
 
 def run_recipe(
-    stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False, shards_here: bool | None = None
+    stages: Stages,
+    names: Sequence[str],
+    recipe: str,
+    folder: str,
+    *,
+    force: bool = False,
+    shards_here: bool | None = None,
 ) -> None:
-    """Makes the stages of these ``names`` of ``recipe``, then reports the results.
+    """Makes the stages of these ``names`` of ``recipe`` in its ``folder``, then reports the results.
 
-    All are checked before the first begins. A later stage's inputs are checked as soon as they are made. ``force`` is
-    as in ``run_stage``, and ``shards_here`` as in ``RaySession``.
+    All are checked before the first begins. A later stage's inputs are checked as soon as they are made. If one is to
+    be made, no other run may begin in ``folder``, or this one would go on with that one's artifacts. ``force`` is as in
+    ``run_stage``, and ``shards_here`` as in ``RaySession``.
     """
     reused = check_before_run(stages, names)
     makers = {name: _makers(stages[name], stages) for name in names}
     finished: list[tuple[Stage[Any], Artifact]] = []
-    with RaySession(shards_here=shards_here) as session:
+    with (
+        storage_errors(folder),
+        nullcontext() if reused.issuperset(names) else locked(Folder(folder), force=force),
+        RaySession(shards_here=shards_here) as session,
+    ):
         for name in names:
             stage = stages[name]
             with _naming(name):
@@ -136,9 +151,8 @@ def run_stage(
     """
     label = label or stage.command
     output = stage.config.output
-    refuse_keys(output)  # before its parts become labels of lines
+    check_output(output)
     with log_fields(**stage_labels(output)), storage_errors(output):
-        check_output(output)
         for path in input_paths(stage.config).values():
             if is_artifact(path):
                 Artifact(path).check()

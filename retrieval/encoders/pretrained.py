@@ -212,15 +212,15 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
         if artifact.folder.is_local:
             _refuse_unlisted(own, {*artifact.names(), *BESIDE})
         return _Found(own, f"the model artifact {model}")
-    if Path(model).is_dir():
-        return _Found(Path(model), f"the folder {model}")
+    if (folder := Path(model).expanduser()).is_dir():
+        return _Found(folder, f"the folder {model}")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(
             f"{'Tokenizer' if tokenizer_only else 'Encoder'} {model!r} is no folder. Give a model folder, a hub name"
             " (org/name) or a model artifact."
         )
-    if (folder := mirrored("models", model)) is not None:
-        return _Found(folder, f"the hub's mirror ({folder})", with_code)
+    if (copy := mirrored("models", model)) is not None:
+        return _Found(copy, f"the hub's mirror ({copy})", with_code)
     packaged = PACKAGED_MODELS.get(model)
     if packaged and revision is None and (installed := installed_model(packaged)):
         path, origin = installed, f"the PyPI package {packaged.name}"

@@ -107,7 +107,7 @@ def test_a_finished_run_is_reused_by_its_manifests_alone(tmp_path: Path, tiny_en
     }  # fmt: skip
     recipe = write_recipe(tmp_path, stages)
     loaded = load_recipe(recipe, [], None)
-    run_recipe(recipe_stages(loaded), list(stages), loaded.name, shards_here=True)
+    run_recipe(recipe_stages(loaded), list(stages), loaded.name, loaded.output, shards_here=True)
     made = tmp_path / "run"
     alone = ["embed", *(f"--set={key}={value}" for key, value in (
         ("collection", made / "collection"), ("encoder.model", made / "model"), ("output", made / "vectors"),
@@ -123,7 +123,7 @@ def test_what_is_finished_is_not_checked_again(tmp_path: Path) -> None:
     loaded = load_recipe(recipe, [], None)
     names = ["collection", "pairs", "packing"]
     assert check_before_run(recipe_stages(loaded), names) == set()
-    run_recipe(recipe_stages(loaded), names, loaded.name, shards_here=True)
+    run_recipe(recipe_stages(loaded), names, loaded.name, loaded.output, shards_here=True)
     assert check_before_run(recipe_stages(loaded), names) == set(names)
     changed = load_recipe(recipe, ["pairs.split=test"], None)  # and so is what is made of them
     assert check_before_run(recipe_stages(changed), names) == {"collection"}

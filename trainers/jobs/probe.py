@@ -27,10 +27,12 @@ from pipelines.jobs.lookups import (
 from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
+from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import InputPath, Level, NamedInputs, input_paths
-from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.encoders.pretrained import LocatedModel, locate_named
 from retrieval.encoders.specification import EncoderSettings
@@ -134,6 +136,10 @@ class Probe(Stage[ProbeConfig]):
         artifacts = {key: path for key, path in input_paths(self.config).items() if not key.startswith("encoder.")}
         found = {key: Artifact(path).fingerprint for key, path in artifacts.items()}
         return found | {"encoder.model": self._located.fingerprint}
+
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
+        """A recipe that can't be read."""
+        load_recipe(self.config.recipe, [])
 
     def check_inputs(self, there: Set[str]) -> None:
         """Batches of another layout or of other texts, and a split that is not judged."""
@@ -271,7 +277,9 @@ class Probe(Stage[ProbeConfig]):
         changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
         settings["batches.false_negatives"] = changed
         said = f"Batches '{chosen}', the best of {counted(len(self.config.batches), 'way')} that a probe compared."
-        recipe = {"description": said, "based_on": self.config.recipe, "set": settings}
+        given = self.config.recipe
+        based_on = absolute(given) if given.endswith((".yaml", ".yml")) else given
+        recipe = {"description": said, "based_on": based_on, "set": settings}
         return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
 
     def announce(self, artifact: Artifact) -> list[str]:

@@ -84,7 +84,7 @@ def rehearse(
         for part in parts:
             _write_toys(part)
         for part in parts:
-            run_recipe(part.stages, list(part.stages), part.recipe, shards_here=True)
+            run_recipe(part.stages, list(part.stages), part.recipe, ".", shards_here=True)
     echo(
         f"\nRehearsed: {total} stages of {' and '.join(part.recipe for part in parts)} ran through in"
         f" {time.monotonic() - started:.0f} s. All that is named above lies in {folder}. What this doesn't show:"
@@ -115,7 +115,7 @@ def _rehearsing(folder: Path) -> Iterator[None]:
 
 def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
     """The recipe, after others whose artifacts it reads. Raises ``UserError`` for what no toy can stand in for."""
-    if Path(recipe.output).is_absolute() or "://" in recipe.output:
+    if not recipe.output.startswith(_RUNS) or ".." in Path(recipe.output).parts:  # which other recipes may read
         recipe = replace(recipe, output="run")
     names = recipe.names_until(last)
     made = recipe_stages(recipe)

@@ -228,7 +228,8 @@ def test_what_is_forced_and_what_comes_next(tmp_path: Path, monkeypatch: pytest.
     assert CliRunner().invoke(app, [*arguments, "--until", "collection", "--force"]).stdout == ""
     (tmp_path / "mine.yaml").write_text(recipe)
     assert CliRunner().invoke(app, [*arguments, "--until", "pairs"]).stdout == ""
-    assert asked[1:] == [(["collection"], "mine", True), (["collection", "pairs"], "mine", False)]
+    out = str(tmp_path / "out")
+    assert asked[1:] == [(["collection"], "mine", out, True), (["collection", "pairs"], "mine", out, False)]
 
     def stop(*_: object, **how: object) -> None:
         asked.append(how)

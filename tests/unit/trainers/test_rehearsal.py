@@ -327,6 +327,15 @@ def test_what_is_less_in_a_rehearsal(here: Path, setting: str, given: Any, rehea
     assert value == rehearsed
 
 
+@pytest.mark.parametrize(("output", "rehearsed"), [
+    ("runs/mine", "runs/mine"), ("~/runs/mine", "run"), ("../mine", "run"), ("runs/../../mine", "run"), ("mine", "run"),
+])  # fmt: skip
+def test_nothing_is_written_where_a_real_run_lies(here: Path, output: str, rehearsed: str) -> None:
+    (here / "mine.yaml").write_text(RECIPE)
+    *_, part = parts_of(load_recipe("mine.yaml", [], output))
+    assert {stage.config.output.removesuffix(f"/{name}") for name, stage in part.stages.items()} == {rehearsed}
+
+
 def test_batches_without_a_training_have_a_collection_that_fills_them(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["rehearse", "random_batches", "--output", str(tmp_path)])
     assert done.exit_code == 0, (done.output[-3000:], done.exception)

@@ -95,6 +95,17 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert names(source(tmp_path / "link")) == ["a/x.py", "b/y.py"]  # what the user names is meant
 
 
+def test_artifacts_of_runs_are_no_sources(tmp_path: Path) -> None:
+    """A run in the tree that it reads would else be made of what it makes."""
+    made = {"manifest.json": "{}", "run.json": "{}", "below/x.py": "2"}
+    files = {"a/x.py": "1", "a/manifest.json": "{}"}
+    files |= {f"runs/mine/documents/{name}": text for name, text in made.items()}
+    write_files(str(tmp_path), files | {"runs/mine/model/building.json": "{}", "runs/mine/model/y.py": "3"})
+    opened = source(tmp_path)
+    assert names(opened) == ["a/x.py"]
+    assert dropped(opened) == {"artifacts": 2, "files_of_no_known_language": 1}
+
+
 def test_a_name_that_is_no_text_is_left_out(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"ä/ü b.py": "1"})
     try:

@@ -157,6 +157,22 @@ def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == ["kept"]
 
 
+def test_what_slashes_and_files_in_the_place_of_folders_mean(
+    object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Folder(f"{object_store}/a").write_bytes("b/name", b"x")
+    assert list(Folder(f"{object_store}//a///b//").files()) == ["name"]
+    (tmp_path / "file").write_text("x")
+    for path in ("file", "file/below"):
+        with pytest.raises(UserError, match=rf"file is a file, where .*{path} would be a folder"):
+            Folder(str(tmp_path / path)).files()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", "cache")
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.setenv("RAYTRIEVER_CACHE", "~/cache")
+    assert cache_folder() == Path.home() / "cache"
+
+
 def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path, tmp_path: Path) -> None:
     folder, digest = Folder(f"{object_store}/copied"), sha256(b"the bytes")
     folder.write_bytes("name", b"the bytes")

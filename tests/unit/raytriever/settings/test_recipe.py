@@ -90,6 +90,9 @@ def test_bad_overrides_are_named(recipe: str, override: str, message: str) -> No
     ("stages: {}", "'stages' is missing or empty"),
     ("stages: {a: {job: collect}}\nsizes: {quick: }", "size is None, which is no size of this recipe"),
     ("stages: {a: [", "line 1 is not valid YAML"),
+    ("output: ''\nstages: {a: {job: collect}}", "the output is ''. Name a folder, such as runs/bad"),
+    ("output: [x]\nstages: {a: {job: collect}}", "the output is ['x']. Name a folder"),
+    ("output: s3://\nstages: {a: {job: collect}}", "the output is 's3://'. Name a folder"),
 ])  # fmt: skip
 def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.yaml"
@@ -136,6 +139,12 @@ stages:
 """
 
 
+def refused_output(recipe: str, output: str) -> str:
+    with pytest.raises(UserError) as raised:
+        load_recipe(recipe, [], output)
+    return str(raised.value)
+
+
 def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
     path = tmp_path / "sized.yaml"
     path.write_text(SIZED)
@@ -178,6 +187,9 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
     path.write_text("size: quick\nstages: {a: {job: collect}}")
     has_none = "size is 'quick', which is no size of this recipe. It has none: leave size out."
     assert has_none in refused(str(path))
+    path.write_text("size: 10\nsizes: {10: {1.x: 2}}\nstages: {1: {job: collect}}")
+    assert load_recipe(str(path), []).stages == {"1": {"job": "collect", "x": 2}}
+    assert "the output is ''. Name a folder" in refused_output(str(path), "")
     path.write_text(SIZED)
     unknown = "size is ['quick'], which is no size of this recipe. Did you mean 'quick'?"
     assert unknown in refused(str(path), "size=[quick]")

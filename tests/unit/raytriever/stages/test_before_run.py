@@ -1,6 +1,8 @@
 """What a run refuses before its first stage, or as soon as what a later stage reads is there."""
 
+import os
 from collections.abc import Set
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -9,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pydantic import Field
 
-from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.artifacts.artifact import Artifact, to_json
+from raytriever.artifacts.writer import ArtifactWriter, Lock
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.recipe_run import closing_lines, run_recipe
@@ -70,7 +72,7 @@ def watching(folder: Path, names: str, size: int = 0) -> dict[str, Stage[Any]]:
 
 
 def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) -> None:
-    run_recipe(watching(tmp_path, "abcd"), "abc", "letters")
+    run_recipe(watching(tmp_path, "abcd"), "abc", "letters", str(tmp_path))
     before = [(name, happens) for name in "abc" for happens in ("among abcd", "sees outside")]
     first = [("a", "sees outside"), ("a", "made"), ("b", "sees a"), ("c", "sees a")]
     second = [("b", "sees a"), ("b", "sees outside"), ("b", "made"), ("c", "sees b")]
@@ -79,22 +81,22 @@ def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) ->
 
 
 def test_what_is_finished_is_checked_and_made_again_only_where_it_changed(tmp_path: Path, logged: list[str]) -> None:
-    run_recipe(watching(tmp_path, "abc"), "abc", "letters")
+    run_recipe(watching(tmp_path, "abc"), "abc", "letters", str(tmp_path))
     facts = Artifact(str(tmp_path / "b")).run_facts()
     assert (facts["recipe"], facts["seconds"]) == ("letters", round(facts["seconds"], 3))
     assert facts["seconds"] < 60
     logged.clear()
-    run_recipe(watching(tmp_path, "abc"), "abc", "letters")
+    run_recipe(watching(tmp_path, "abc"), "abc", "letters", str(tmp_path))
     assert Watching.happened == []
     assert [line[:9] for line in logged] == [f"{name}: reused" for name in "abc"]
-    run_recipe(watching(tmp_path, "abc", size=1), "abc", "letters")
+    run_recipe(watching(tmp_path, "abc", size=1), "abc", "letters", str(tmp_path))
     assert [name for name, happens in Watching.happened if happens == "made"] == ["a", "b", "c"]
 
 
 def test_what_is_asked_of_a_run_reaches_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     making, asked = ArtifactWriter.making, list[dict[str, bool]]()
     monkeypatch.setattr(ArtifactWriter, "making", lambda each, **how: asked.append(how) or making(each, **how))
-    run_recipe(watching(tmp_path, "a"), "a", "letters", force=True, shards_here=True)
+    run_recipe(watching(tmp_path, "a"), "a", "letters", str(tmp_path), force=True, shards_here=True)
     assert (asked, Watching.here) == ([{"force": True}], True)
 
 
@@ -117,15 +119,15 @@ def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeyp
     stages = watching(tmp_path, "abc")
     monkeypatch.setattr(Watching, "refused", "a")
     with pytest.raises(UserError, match="no good"):
-        run_recipe(stages, "abc", "letters")
+        run_recipe(stages, "abc", "letters", str(tmp_path))
     assert ("b", "made") not in Watching.happened
 
 
 def test_an_output_below_a_file_is_refused_before_the_first_stage(tmp_path: Path) -> None:
     stages = watching(tmp_path, "ab") | watching(tmp_path / "file", "c")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file is a file; an output is a folder"):
-        run_recipe(stages, "abc", "letters")
+    with pytest.raises(UserError, match=r"file is a file, where"):
+        run_recipe(stages, "abc", "letters", str(tmp_path))
     assert ("a", "made") not in Watching.happened
 
 
@@ -181,3 +183,25 @@ def test_a_report_knows_which_systems_the_run_evaluates() -> None:
     check("anything", "of another run")
     with pytest.raises(UserError, match=r"'BM52', which .*evaluation does not evaluate\. Did you mean 'BM25'"):
         check("BM52")
+
+
+def test_another_run_in_the_folder_is_refused_unless_all_is_finished(tmp_path: Path) -> None:
+    parent = os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    lock, other = tmp_path / "lock-0000.json", replace(Lock.of_this_process(), process=parent, started=started)
+    lock.write_bytes(to_json(asdict(other)))
+    with pytest.raises(UserError, match=rf"{tmp_path.name} is being made already, by process {parent}"):
+        run_recipe(watching(tmp_path, "ab"), "ab", "letters", str(tmp_path))
+    assert ("a", "made") not in Watching.happened
+    lock.unlink()
+    run_recipe(watching(tmp_path, "ab"), "ab", "letters", str(tmp_path))
+    assert not list(tmp_path.glob("lock-*"))
+    lock.write_bytes(to_json(asdict(other)))
+    run_recipe(watching(tmp_path, "ab"), "ab", "letters", str(tmp_path))
+
+
+@pytest.mark.parametrize("inside", ["", "/corpus"])
+def test_an_output_with_the_input_in_it_is_refused(tmp_path: Path, inside: str) -> None:
+    stage = Watching(WatchingConfig(output=str(tmp_path / "a"), inputs={"data": f"{tmp_path}/a{inside}"}))
+    with pytest.raises(UserError, match=r"inputs\.data lies in the output, .*/a, which is emptied"):
+        run_recipe({"a": stage}, "a", "letters", str(tmp_path))

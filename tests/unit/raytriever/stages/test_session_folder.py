@@ -37,6 +37,15 @@ def test_it_is_made_closed_and_found_again(base: Path, monkeypatch: pytest.Monke
     assert session_folder() == made
 
 
+def test_a_folder_too_long_for_sockets_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    (long := tmp_path / ("x" * 40)).mkdir(mode=0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert session_folder() == Path("/tmp", f"raytriever-{os.getuid()}")
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    assert session_folder() == long
+
+
 @pytest.mark.parametrize("how", ["755", "770", "701", "a link", pytest.param("somebody else's", marks=root_alone)])
 def test_one_that_others_may_enter_or_own_is_refused(base: Path, tmp_path: Path, how: str) -> None:
     folder, theirs = base / f"raytriever-{os.getuid()}", tmp_path / "theirs"

@@ -226,7 +226,8 @@ def save_sentence_transformer(
 ) -> Path:
     """The model at ``base`` with pooling and ``extra`` modules, written by sentence-transformers itself.
 
-    Its similarity is the inner product, by which vectors are as the modules leave them. ``settings`` (``max_seq_length``, ``query_length``…) go to its Transformer module; ``prompts`` to the whole.
+    Its similarity is the inner product, by which vectors are as the modules leave them. ``settings``
+    (``max_seq_length``, ``query_length``…) go to its Transformer module; ``prompts`` to the whole.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer

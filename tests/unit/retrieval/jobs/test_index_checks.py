@@ -106,7 +106,7 @@ def run(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
         corpus = ({"_id": f"d{row}", "title": "", "text": "x"} for row in range(documents))
         write_beir(tmp_path / "source", corpus, [{"_id": "q", "text": "y"}], [("q", "d0", 1)])
         stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out")))
-        run_recipe(stages, list(stages), "recipe")
+        run_recipe(stages, list(stages), "recipe", str(tmp_path))
 
     return run
 

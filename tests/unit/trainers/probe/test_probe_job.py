@@ -69,7 +69,7 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
     made_of = Artifact(run["turns" if won == "in turns" else "packing"])
     of_clusters = Artifact(run["clusters"]).config
     assert made_of.manifest["facts"]["clusters"] == {
-        name: of_clusters[name] for name in ("cluster_size", "small_domains", "kmeans")
+        name: of_clusters[name] for name in ("cluster_size", "smallest_domain", "small_domains", "kmeans")
     }
     for name in ("cluster_size", "small_domains"):
         assert recipe.stages["clusters"][name] == of_clusters[name]
@@ -165,6 +165,8 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
             make()
     with pytest.raises(UserError, match="encoders of 'tour' agree to the last digit over all seeds"):
         summary_of("tour", [{"mean": mean, "pairs": 4, "loss": 1.5} for mean in (0.5, 0.75)])
+    with pytest.raises(UserError, match="There is no recipe 'finetun'"):
+        Probe(config_of(run, tiny_encoder, tmp_path, recipe="finetun")).check_settings({})
     trials = [{"mean": mean, "pairs": 4, "masked": 0, "loss": mean, "seconds": 1} for mean in (1, 3)]
     assert summary_of("tour", trials)["deviation"] == pytest.approx(2**0.5)
 
