@@ -63,6 +63,7 @@ class Outcome:
 class Comparisons:
     """The comparisons of a stored batch's queries: documents a query, as means over the batch.
 
+    ``positives``: None where no document is labelled so.
     ``in_batch``: other rows' documents and hard negatives. ``hard``: the query's own hard negatives. ``masked``: false
     negatives left out of both. ``documents``: all that the batch encodes. ``offered``: how many of them a query of
     another batch gains if negatives are shared over a step, None for all.
@@ -70,11 +71,11 @@ class Comparisons:
 
     queries: int
     documents: int
-    positives: float
     in_batch: float
     hard: float
     masked: float
     offered: int | None = None
+    positives: float | None = None
 
 
 class Objective(nn.Module, ABC, Generic[Batch]):

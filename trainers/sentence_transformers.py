@@ -109,7 +109,7 @@ class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an un
         if self._size != batch_size:
             raise UserError(
                 f"The batch size is {batch_size}, but stored batches have {self._size} rows, and each is one loss."
-                f" Set per_device_train_batch_size to {self._size}."
+                f" Set per_device_train_batch_size to {self._size}, of evaluation per_device_eval_batch_size."
             )
         super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
         # the trainer of 5.1 gives its seed to the generator alone, and none where it is 0

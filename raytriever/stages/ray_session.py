@@ -171,18 +171,33 @@ def _end_with_ray(node: Any, closing: threading.Event) -> None:
         os._exit(1)  # the main thread waits inside of Ray's library
 
 
-def open_board() -> Any:
-    """A ``ray.util.queue.Queue`` where workers post log records and progress, and the driver reads them.
+class Board:
+    """An actor to which workers post log records and progress, and from which the driver takes them.
 
-    Beside the driver: another node may be lost while the work goes on without it.
+    What a process posts stays in order, which ``ray.util.queue.Queue`` doesn't promise.
     """
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+
+    def post(self, item: Any) -> None:
+        """Keeps it."""
+        self._items.append(item)
+
+    def take(self) -> list[Any]:
+        """What was posted since the last time."""
+        items, self._items = self._items, []
+        return items
+
+
+def open_board() -> Any:
+    """A ``Board`` beside the driver: another node may be lost while the work goes on without it."""
     import ray
-    from ray.util.queue import Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     lasting = {"max_restarts": -1, "max_task_retries": -1}  # what it forgets was for the eye only
-    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here, **lasting})
+    return ray.remote(Board).options(num_cpus=0, scheduling_strategy=here, **lasting).remote()
 
 
 def check_output(output: str) -> None:

@@ -138,7 +138,8 @@ class EncoderSettings(ModelSettings):
     """Whether texts end in the end-of-sequence token. 'auto': where the folder asks for it (``add_eos_token``). 'auto'
     also adds it if the last token is pooled and the folder has no pooling settings."""
     dtype: Literal[Dtype, "auto"] = "auto"
-    """Data type of weights and matrix products. 'auto': bfloat16 where the processor has it."""
+    """Data type of weights and matrix products. 'auto': bfloat16 where the processor has it. Of what is trained
+    ``training.bf16`` says it."""
     attention: AttentionKernel = Field(default="auto", exclude_if=lambda kernel: kernel == "auto")
     """The attention kernels. 'auto' and 'sdpa': PyTorch's. FlashAttention's are a package of their own that needs a GPU
     and bfloat16. A contextual encoder's second stage always uses PyTorch's."""

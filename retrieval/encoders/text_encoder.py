@@ -160,7 +160,8 @@ class TextEncoder(nn.Module):
         """Raises ``UserError`` where ``setting`` asks for more tokens of a text than it reads, or leaves none of it."""
         require_length(wanted, self.contract.max_length, setting)
         if wanted is not None:
-            require_room_for_text(wanted, self.tokenizer, setting)
+            prompt = self.prompt("query" if "query" in setting else "document")
+            require_room_for_text(wanted, self.tokenizer, setting, prompt)
 
     def pad(self, ids: Sequence[TokenIds]) -> dict[str, Tensor]:
         """Right-padded ``input_ids`` and ``attention_mask``, int64 (n, longest); ``FULL`` where nothing is padded.
@@ -286,6 +287,8 @@ def _load_with_transformer(
     )
     if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
         raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
+    for prompt in (contract.query_prompt, contract.document_prompt):
+        require_room_for_text(contract.max_length, tokenizer, "max_length", prompt)
     return TextEncoder(transformer, tokenizer, dense, contract)
 
 

@@ -4,6 +4,7 @@ And what training may do to its blocks: compute their activations again in the b
 """
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -97,9 +98,9 @@ def load_pretrained(
 
 
 def set_dropout(config: Any, dropout: float) -> None:
-    """Sets all numbers with dropout in their name, because every family names its dropouts differently."""
+    """Sets all numbers with dropout or pdrop in their name, because every family names its dropouts differently."""
     for name, value in config.to_dict().items():
-        if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
+        if re.search("dropout|pdrop", name) and isinstance(value, int | float) and not isinstance(value, bool):
             setattr(config, name, dropout)
 
 
@@ -275,13 +276,14 @@ def require_first_token(tokenizer: Any, transformer: nn.Module, path: Path) -> N
     )
 
 
-def require_room_for_text(max_length: int, tokenizer: Any, setting: str) -> None:
-    """Raises ``UserError`` where ``setting`` cuts texts to so few tokens that special ones alone would be left."""
-    special = int(tokenizer.num_special_tokens_to_add())
-    if max_length <= special:
+def require_room_for_text(max_length: int, tokenizer: Any, setting: str, prompt: str = "") -> None:
+    """Raises ``UserError`` where ``setting`` cuts texts to so few tokens that only special ones and the prompt stay."""
+    # counted by itself where there is a prompt: a tokenizer that threads share must not be asked to cut at two lengths
+    others = len(tokenizer(prompt)["input_ids"]) if prompt else int(tokenizer.num_special_tokens_to_add())
+    if max_length <= others:
         raise UserError(
-            f"{setting} is {max_length}, but the tokenizer puts {special} special tokens around a text, so nothing of"
-            f" it would be read. Set it to {special + 1} or more."
+            f"{setting} is {max_length}, but special tokens{' and the prompt' * bool(prompt)} take {others}, so nothing"
+            f" of a text would be read. Set it to {others + 1} or more."
         )
 
 

@@ -48,7 +48,7 @@ def work(rank: int, config: TrainConfig) -> None:
     """As a worker of Ray Train, without Ray."""
     workers.get_device = lambda: CPU
     workers.ray.train.get_context = lambda: SimpleNamespace(get_world_size=lambda: 2, get_world_rank=lambda: rank)
-    board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=lambda _: None)))
+    board = SimpleNamespace(post=SimpleNamespace(remote=lambda _: None))
     derivation = Train(config).derivation()
     arguments = {"settings": config, "tracking": config.tracking, "output": config.output, "derivation": derivation}
     workers.train_on_worker(arguments | {"board": board, "threads": 1})

@@ -95,6 +95,8 @@ class ProbeConfig(StageConfig):
     """The recipe that the recommended settings are for."""
 
     def _check(self) -> None:
+        if UNTRAINED in self.batches:
+            raise ValueError(f"batches has {UNTRAINED!r}, the name of the encoder that isn't trained: choose another")
         for name in self.packings:
             if name not in self.batches:
                 raise ValueError(

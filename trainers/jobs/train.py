@@ -18,6 +18,7 @@ from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, Stage
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels, named_models, seconds_of_tokens
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
+from trainers.engine.order import Order
 from trainers.engine.settings import require_room_for_warmup
 from trainers.jobs.train_checks import (
     check_batches,
@@ -143,8 +144,8 @@ class Train(Stage[TrainConfig]):
 
     def _steps(self, batches: BatchReader) -> int:
         training = self.config.training
-        steps = sum(batches.number_of_batches(e) // training.batches_per_step for e in range(training.epochs))
-        return min(steps, training.max_steps or steps)
+        counts = [batches.number_of_batches(epoch) for epoch in range(training.epochs)]
+        return Order(counts, training.batches_per_step, 0, max_steps=training.max_steps).total_steps
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Trains in this process, on one worker, or on Ray Train's workers; the first of these exports."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.util.queue import Queue
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.progress import ProgressLine
+from raytriever.reports.table import counted
 from raytriever.stages.metrics import (
     EXAMPLES,
     LEARNING_RATE,
@@ -26,7 +27,7 @@ from raytriever.stages.metrics import (
     WAITING_SECONDS,
     StageMetrics,
 )
-from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
+from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads, workers_that_fit
 from raytriever.stages.stage import Resources, Stage
 from retrieval.encoders.attention import KEEPS_MEMORY
 from trainers.engine.callback import Callback
@@ -62,7 +63,7 @@ def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
     """
     from trainers.estimate.recipe import estimate_of_run
 
-    with log_to(board.actor.put_nowait.remote):
+    with log_to(board.post.remote):
         try:
             log.info(f"  {estimate_of_run(stage, gpus)}")
         except Exception as error:  # which is none of training's
@@ -81,7 +82,7 @@ def run_on_worker(
     if is_first:
         callbacks = [RayMetrics(settings.output), RelayedProgress(board), *callbacks]
     # what concerns the run is logged by all ranks alike and shown once, and warnings of storage by any
-    with log_to(board.actor.put_nowait.remote, logging.INFO if is_first else logging.WARNING):
+    with log_to(board.post.remote, logging.INFO if is_first else logging.WARNING):
         return recorded_training(settings, arguments["derivation"], device, callbacks, is_first=is_first)
 
 
@@ -94,17 +95,26 @@ def returned_to_driver(run: Callable[[], ShardRecord | None]) -> str:
     return json.dumps({"record": asdict(record)} if record else {})
 
 
-def size_of_worker(resources: Resources) -> tuple[float, dict[str, str]]:
-    """The number of CPUs of each worker, and the variables of its process."""
-    gpus = resources.gpus_per_worker
-    cpus = resources.cpus_per_worker or cpus_of_a_worker(resources.workers or 1, gpus)
+def size_of_worker(spread: Spread) -> tuple[float, dict[str, str]]:
+    """The number of CPUs of each worker, and the variables of its process.
+
+    Raises ``UserError`` where this machine alone, which no other joins, never has room for as many.
+    """
+    workers, gpus = spread.resources.workers or 1, spread.resources.gpus_per_worker
+    cpus = spread.resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
+    fewest, room = spread.fewest_workers or workers, workers_that_fit(cpus, gpus)
+    if room < fewest and not os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            f"This machine has room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the training"
+            f" has {fewest}. Lower resources.workers, cpus_per_worker or gpus_per_worker, or submit it to a cluster."
+        )
     return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else KEEPS_MEMORY
 
 
 def fit_alone(arguments: Mapping[str, Any], spread: Spread) -> str:
     """The result of the run of a single worker. Ray restarts its process if it is lost."""
     gpus = spread.resources.gpus_per_worker
-    cpus, variables = size_of_worker(spread.resources)
+    cpus, variables = size_of_worker(spread)
     task = train_alone.options(
         num_cpus=cpus,
         num_gpus=gpus,
@@ -112,8 +122,15 @@ def fit_alone(arguments: Mapping[str, Any], spread: Spread) -> str:
         retry_exceptions=True,
         runtime_env={"env_vars": variables},
     )
-    found: str = ray.get(task.remote({**arguments, "threads": max(1, int(cpus))}, "cuda:0" if gpus > 0 else "cpu"))
-    return found
+    run = task.remote({**arguments, "threads": max(1, int(cpus))}, "cuda:0" if gpus > 0 else "cpu")
+    try:
+        return str(ray.get(run))
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        raise UserError(
+            f"The worker was killed more often than failures_survived ({spread.failures_survived}), mostly because"
+            f" memory ran out ({str(error).splitlines()[0]}). Checkpoints are kept. Run the same command again to"
+            " resume from the last one; objective.chunk_tokens makes a step smaller."
+        ) from error
 
 
 @ray.remote(max_calls=1)  # type: ignore[untyped-decorator]
@@ -125,14 +142,12 @@ def train_alone(arguments: dict[str, Any], device: str) -> str:
 class RelayedProgress(Callback):
     """Posts steps for the progress line of the driver."""
 
-    def __init__(self, board: Queue) -> None:
+    def __init__(self, board: Any) -> None:
         self._board = board
 
     def on_step(self, point: Mapping[str, Any]) -> None:
         """The whole point."""
-        actor = self._board.actor
-        assert actor is not None  # until the driver shuts it down
-        actor.put_nowait.remote(dict(point))
+        self._board.post.remote(dict(point))
 
 
 class RayMetrics(Callback):
@@ -160,7 +175,7 @@ class RayMetrics(Callback):
             record(NEGATIVES, self._negatives)
 
 
-def outcome_of(fit: Callable[[], str], board: Queue, progress: ProgressLine) -> ShardRecord:
+def outcome_of(fit: Callable[[], str], board: Any, progress: ProgressLine) -> ShardRecord:
     """The record that ``fit`` returns, in a thread of its own, while what is on ``board`` is shown.
 
     Raises what ``fit`` raises, and ``UserError`` for an error that it returns.
@@ -178,12 +193,12 @@ def outcome_of(fit: Callable[[], str], board: Queue, progress: ProgressLine) -> 
     shown = ShownProgress(progress)
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        for item in board.get_nowait_batch(board.size()):
+        for item in ray.get(board.take.remote()):
             if isinstance(item, logging.LogRecord):
                 log.handle(item)
             else:
                 shown.on_step(item)
-    board.shutdown(force=True)
+    ray.kill(board)
     if "raised" in outcome:
         raise outcome["raised"]
     returned = json.loads(outcome["result"])

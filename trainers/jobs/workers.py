@@ -64,7 +64,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
     """Ray Train for ``worker``, which every worker calls with ``arguments`` and its number of ``threads``."""
     resources, fewest_workers, failures_survived = spread
     workers, gpus = resources.workers or 1, resources.gpus_per_worker
-    cpus, own = size_of_worker(resources)
+    cpus, own = size_of_worker(spread)
     return TorchTrainer(
         worker,
         train_loop_config={**arguments, "threads": max(1, int(cpus))},

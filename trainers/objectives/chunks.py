@@ -112,7 +112,7 @@ class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
     def comparisons(self, rows: pa.Table) -> Comparisons:
         """Each chunk with all others of its batch; none is marked as its answer."""
         count = len(rows)
-        return Comparisons(count, count, positives=0.0, in_batch=count - 1.0, hard=0.0, masked=0.0)
+        return Comparisons(count, count, in_batch=count - 1.0, hard=0.0, masked=0.0)
 
     def encoder(self, role: Role) -> TextEncoder:  # noqa: ARG002
         """The retriever, for both."""

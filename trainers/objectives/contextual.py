@@ -240,6 +240,7 @@ class Contextual(PairObjective[ContextualSettings]):
 
     def loss(self, queries: Tensor, documents: Tensor, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor]]:
         """``masked_contrastive_loss`` of normalised vectors."""
+        queries, documents = (nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
         return contrast(queries, documents, candidates, self.settings.similarity_temperature)
 
     def _read_context(self, candidates: ContextCandidates) -> _Context:
@@ -281,7 +282,7 @@ class Contextual(PairObjective[ContextualSettings]):
         return self.settings.sequence_dropout if self.training else 0.0
 
     def _encode(self, texts: Chunks, context: _Context, prefix: Prefix, own: Callable[[Tensor], Tensor]) -> Tensor:
-        """Normalised vectors; ``own`` says which context vectors are those of a text's own document, by its key."""
+        """Vectors; ``own`` says which context vectors are those of a text's own document, by its key."""
         settings, dropout = self.settings, self._dropout
 
         def encode(features: Mapping[str, Tensor]) -> Tensor:
@@ -290,7 +291,7 @@ class Contextual(PairObjective[ContextualSettings]):
             dropped = dropped_places(keys, context.draws, dropout) if dropout else None
             return self.contextual.encode(features, prefix, dropped, hidden)
 
-        return nn.functional.normalize(encode_chunks(encode, texts, cached=settings.gradient_cache), dim=-1)
+        return encode_chunks(encode, texts, cached=settings.gradient_cache)
 
 
 def _by_key(keys: Tensor, rows: Tensor) -> Callable[[Tensor], Tensor]:

@@ -314,7 +314,7 @@ def _require_one_negative(rows: pa.Table) -> None:
     row = int(wrong[0])
     what = f"Query {rows['query'][row].as_py()[:60]!r} has {lengths[row]} hard negatives"
     if lengths[row]:
-        remedy = "Set training.hard_negatives to 1, which draws one of them anew in each epoch"
+        remedy = "Set training.hard_negatives (of validation: validation.hard_negatives) to 1, which draws one of them"
     else:
         remedy = (
             "If training.hard_negatives is 0, set it to 1; otherwise make batches with hard negatives ('negatives'"

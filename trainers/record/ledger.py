@@ -132,9 +132,14 @@ def _batches(count: int) -> str:
 
 
 def require_negatives(ledger: Ledger, batches: str) -> None:
-    """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
+    """Raises ``UserError`` where queries have no positive, or not one negative: every loss would be 0."""
     compared = ledger.comparisons
-    if not compared.positives or negatives_per_query(ledger.to_json()) > 1e-6:  # a difference of means may not be 0
+    if compared.positives == 0:
+        raise UserError(
+            f"In {_batches(ledger.sampled_batches)} of {batches} no document is graded high enough to be a positive."
+            " There is nothing to learn from. Lower objective.relevance_level."
+        )
+    if compared.positives is None or negatives_per_query(ledger.to_json()) > 1e-6:  # a difference of means may not be 0
         return
     why = f"a batch has {counted(compared.queries, 'query', 'queries')} and no hard negatives"
     if compared.masked:

@@ -115,7 +115,7 @@ def test_what_is_saved_is_byte_for_byte_what_the_stages_make(columns, tiny_encod
     assert {**ours, "inputs": theirs["inputs"]} == theirs
     with pytest.raises(UserError, match=r"holds files \(.*Nothing was changed. Choose a new folder"):
         batches.save(saved)
-    with pytest.raises(UserError, match="is a file, where .* would be a folder"):
+    with pytest.raises(UserError, match=r"is a file, where .* would be a folder"):
         batches.save(saved / "manifest.json")
 
 

@@ -165,8 +165,10 @@ def test_a_run_ends_with_its_ray(monkeypatch, logged: list[str], polls, closes_a
 
 def test_the_board_is_beside_the_driver_costs_no_cpu_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "ab" * 28))
-    monkeypatch.setattr(ray.util.queue, "Queue", lambda actor_options: actor_options)
-    options = cluster.open_board()
+    made, options = list[object](), dict[str, Any]()
+    actor = SimpleNamespace(options=lambda **how: options.update(how) or SimpleNamespace(remote=lambda: "the actor"))
+    monkeypatch.setattr(ray, "remote", lambda kind: made.append(kind) or actor)
+    assert (cluster.open_board(), made) == ("the actor", [cluster.Board])
     place = options.pop("scheduling_strategy")
     assert (place.node_id, place.soft) == ("ab" * 28, False)
     assert options == {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}

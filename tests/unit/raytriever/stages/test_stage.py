@@ -124,7 +124,7 @@ def test_reuse_refusal_and_replacement(stage: Numbers, logged: list[str], monkey
     first = run(stage)
     assert run(stage).fingerprint == first.fingerprint
     assert "numbers: reused, 5 rows" in logged[-1]
-    with pytest.raises(UserError, match="is a file, where .* would be a folder"):
+    with pytest.raises(UserError, match=r"is a file, where .* would be a folder"):
         run(changed(stage, output=f"{first.uri}/manifest.json"))
     Path(first.uri, "a/one.txt").write_text("5")
     with pytest.raises(UserError, match="is damaged"):

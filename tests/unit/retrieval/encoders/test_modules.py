@@ -222,7 +222,7 @@ def test_layouts_of_all_releases_are_read_as_sentence_transformers_reads_them(co
     (copy / "pytorch_model.bin").touch()  # isn't read where there are safetensors
     (copy / "1_Pooling" / "config.json").write_text(json.dumps(config))
     (copy / "sentence_bert_config.json").unlink()
-    (copy / settings).write_text(json.dumps({"max_seq_length": 4, "model_args": {"trust_remote_code": True}}))
+    (copy / settings).write_text(json.dumps({"max_seq_length": 6, "model_args": {"trust_remote_code": True}}))
     encoder = load_tiny(copy)
-    assert encoder.contract.max_length == 4
+    assert encoder.contract.max_length == 6
     np.testing.assert_allclose(vectors_of(encoder, prompt=""), sentence_transformer(copy).encode(TEXTS), atol=1e-5)

@@ -258,7 +258,9 @@ def test_without_a_special_token_before_a_text_there_is_no_pooling_of_it(tmp_pat
 ])  # fmt: skip
 def test_some_of_a_text_is_left_where_it_is_cut(name: str, settings: dict[str, Any], special: int) -> None:
     for wanted in range(1, special + 1):
-        with pytest.raises(UserError, match=rf"max_length is {wanted}, .* {special} special .* to {special + 1} or"):
+        with pytest.raises(
+            UserError, match=rf"max_length is {wanted}, .* special tokens take {special}, .* to {special + 1} or"
+        ):
             load_tiny(tiny_model(name), max_length=wanted, **settings)
     shortest = load_tiny(tiny_model(name), max_length=special + 1, **settings)
     assert [len(ids) for ids in shortest.tokenize_ids([LONG, "x"], "document")] == [special + 1] * 2
@@ -270,6 +272,20 @@ def test_some_of_a_text_is_left_where_it_is_cut(name: str, settings: dict[str, A
     for wrong in (special, POSITIONS + 1):
         with pytest.raises(UserError, match=f"objective.query_max_length is {wrong}, but"):
             encoder.require_length(wrong, "objective.query_max_length")
+
+
+def test_some_of_a_text_is_left_behind_its_prompt() -> None:
+    folder = tiny_model("bert")
+    taken = len(load_tiny(folder, pooling="mean").tokenize_ids(["find what answers: "], "document")[0])
+    how: dict[str, Any] = {"pooling": "mean", "query_prompt": "find what answers: "}
+    with pytest.raises(UserError, match=rf"max_length is {taken}, .* the prompt take {taken}, .* to {taken + 1} or"):
+        load_tiny(folder, max_length=taken, **how)
+    encoder = load_tiny(folder, max_length=taken + 1, **how)
+    assert len({*map(tuple, encoder.tokenize_ids(["x", "y"], "query"))}) == 2
+    encoder = load_tiny(folder, **how)
+    encoder.require_length(taken, "objective.document_max_length")
+    with pytest.raises(UserError, match=f"objective.query_max_length is {taken}, .* and the prompt take {taken}"):
+        encoder.require_length(taken, "objective.query_max_length")
 
 
 @pytest.mark.parametrize("wanted", [0, -1])

@@ -223,7 +223,7 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path,
     assert " s a step, bound by launches; counted" in said
     assert "; on " not in estimate_of_run(stage, "Gaudi")
     records: list[Any] = []
-    board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=records.append)))
+    board = SimpleNamespace(post=SimpleNamespace(remote=records.append))
     assert log_estimate._default_options["max_calls"] == 1  # Ray's process that makes it does nothing else
     for model in (stage.config.encoder.model, "org/unknown"):
         encoder = stage.config.encoder.model_copy(update={"model": model})

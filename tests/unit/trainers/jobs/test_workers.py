@@ -20,6 +20,7 @@ from raytriever.errors import StorageError, UserError
 from raytriever.reports.log import log
 from raytriever.stages import metrics
 from raytriever.stages.metrics import Metric
+from raytriever.stages.ray_session import Board
 from raytriever.stages.stage import Resources
 from retrieval.encoders.attention import KEEPS_MEMORY
 from tests.unit.test_grafana import METRICS
@@ -63,7 +64,7 @@ def test_an_error_is_raised_where_other_workers_may_wait(
     def refuse() -> None:
         raise error
 
-    board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=None)))
+    board = SimpleNamespace(post=SimpleNamespace(remote=None))
     arguments = {"settings": SimpleNamespace(located=refuse, output=str(tmp_path)), "board": board}
     arguments |= {"threads": torch.get_num_threads(), "derivation": None}
     monkeypatch.setattr(workers, "get_device", lambda: torch.device("cpu"))
@@ -79,12 +80,21 @@ def test_an_error_is_raised_where_other_workers_may_wait(
     assert caught.value is error
 
 
+def size_of(**resources: Any) -> tuple[float, dict[str, str]]:
+    return size_of_worker(Spread(Resources(**resources), None, 0))
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 8.0})
+
+
 def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
-    cpus, variables = size_of_worker(Resources(gpus_per_worker=1, cpus_per_worker=3))
+    cpus, variables = size_of(gpus_per_worker=1, cpus_per_worker=3)
     assert cpus == 3
     assert (variables["TOKENIZERS_PARALLELISM"], variables["RAYON_NUM_THREADS"]) == ("true", "3")
     assert variables.items() >= GPU_VARIABLES.items()
-    assert size_of_worker(Resources(cpus_per_worker=3)) == (3, KEEPS_MEMORY)
+    assert size_of(cpus_per_worker=3) == (3, KEEPS_MEMORY)
 
 
 def node(alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -93,10 +103,32 @@ def node(alive: bool = True, **resources: float) -> dict[str, Any]:
 
 def test_without_a_number_of_cpus_a_worker_has_its_share_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [node(CPU=12.0, GPU=4.0), node(CPU=8.0)])
-    assert size_of_worker(Resources())[0] == 12
-    assert size_of_worker(Resources(workers=2))[0] == 8
-    cpus, variables = size_of_worker(Resources(workers=4, gpus_per_worker=0.5))
+    assert size_of()[0] == 12
+    assert size_of(workers=2)[0] == 8
+    cpus, variables = size_of(workers=4, gpus_per_worker=0.5)
     assert (cpus, variables["RAYON_NUM_THREADS"]) == (3, "3")
+
+
+def test_workers_that_a_machine_alone_never_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for few, resources in (({"CPU": 2.0}, {"workers": 4}), ({"CPU": 2.0}, {"gpus_per_worker": 1})):
+        monkeypatch.setattr(ray, "cluster_resources", lambda few=few: few)
+        asked: Any = Resources.model_validate({**resources, "cpus_per_worker": 1})
+        with pytest.raises(UserError, match=r"has room for [02] workers of 1 CPUs and [01] GPUs, .* has [14]\. Lower"):
+            size_of_worker(Spread(asked, None, 0))
+    assert size_of_worker(Spread(Resources(workers=4, cpus_per_worker=1), 2, 0))[0] == 1
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")  # where nodes may join
+    assert size_of_worker(Spread(asked, None, 0))[0] == 1
+
+
+def test_a_worker_that_is_killed_too_often_is_a_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: Any) -> None:
+        raise ray.exceptions.WorkerCrashedError
+
+    monkeypatch.setattr(worker, "train_alone", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=print)))
+    monkeypatch.setattr(ray, "get", lost)
+    with pytest.raises(UserError, match=r"killed more often than failures_survived \(2\), mostly because memory"):
+        worker.fit_alone({}, Spread(Resources(cpus_per_worker=1), None, 2))
 
 
 def test_the_gpus_of_a_cluster_are_those_of_nodes_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +165,7 @@ def test_what_ray_train_is_asked_for(
     assert run.storage_path == "/runs/mine/model/ray-train"
     assert run.failure_config.max_failures == 7
     assert [type(callback) for callback in run.callbacks] == [EndAtMistakes]
-    variables = size_of_worker(asked)[1] | (workers._LOOPBACK if expected["alone"] else {})
+    variables = size_of_worker(Spread(asked, fewest, 7))[1] | (workers._LOOPBACK if expected["alone"] else {})
     assert run.worker_runtime_env == {"env_vars": variables}
     assert run.name != workers.trainer_of(print, arguments, Spread(asked, fewest, 7))["run_config"].name
 
@@ -182,8 +214,8 @@ def test_a_single_worker_is_a_task_that_ray_begins_again(monkeypatch, gpus: floa
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     resources = Resources(gpus_per_worker=gpus, cpus_per_worker=cpus)
     got = worker.fit_alone({"board": "board"}, Spread(resources, None, 7))
-    assert got == ({"board": "board", "threads": max(1, int(cpus))}, device)
-    variables = size_of_worker(resources)[1]
+    assert got == str(({"board": "board", "threads": max(1, int(cpus))}, device))
+    variables = size_of_worker(Spread(resources, None, 7))[1]
     assert asked == {
         "num_cpus": cpus, "num_gpus": gpus, "max_retries": 7, "retry_exceptions": True,
         "runtime_env": {"env_vars": variables},
@@ -193,7 +225,7 @@ def test_a_single_worker_is_a_task_that_ray_begins_again(monkeypatch, gpus: floa
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_rank_alone_records_and_all_warn(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     posted, threads, called = list[str](), list[int](), list[Any]()
-    actor = SimpleNamespace(put_nowait=SimpleNamespace(remote=lambda record: posted.append(record.getMessage())))
+    board = SimpleNamespace(post=SimpleNamespace(remote=lambda record: posted.append(record.getMessage())))
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
 
     def recorded(*those: Any, is_first: bool) -> str:
@@ -204,7 +236,7 @@ def test_the_first_rank_alone_records_and_all_warn(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(worker, "recorded_training", recorded)
     settings, own = SimpleNamespace(output="/runs/mine/model"), Callback()
-    arguments = {"settings": settings, "derivation": "d", "board": SimpleNamespace(actor=actor), "threads": 3}
+    arguments = {"settings": settings, "derivation": "d", "board": board, "threads": 3}
     assert worker.run_on_worker(arguments, torch.device("cpu"), rank, [own]) == "record"  # type: ignore[comparison-overlap]
     (((*those, callbacks), is_first),) = called
     assert those == [settings, "d", torch.device("cpu")]
@@ -219,7 +251,7 @@ def test_each_rank_announces_checkpoints_and_the_first_posts_its_steps(monkeypat
     told: list[Any] = []
     monkeypatch.setattr(ray.train, "report", told.append)
     RayCheckpoints().on_checkpoint(12)
-    board: Any = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=told.append)))
+    board: Any = SimpleNamespace(post=SimpleNamespace(remote=told.append))
     RelayedProgress(board).on_step({"step": 3})
     assert told == [{"step": 12}, {"step": 3}]
 
@@ -231,17 +263,15 @@ RECORD = ShardRecord("run", 5, ())
 def test_a_run_elsewhere_is_shown_while_it_runs_and_ends_as_it_did(monkeypatch, logged, returned: Any) -> None:
     shown, ended = list[Any](), list[Any]()
     record = log.makeRecord(log.name, logging.INFO, "", 0, "seen", (), None)
-    items = [record, {"step": 1}]
+    board = Board()
+    for item in (record, {"step": 1}):
+        board.post(item)
     monkeypatch.setattr(worker, "ShownProgress", lambda _: SimpleNamespace(on_step=shown.append))
 
-    def taken(count: int) -> list[Any]:
-        taken, items[:count] = items[:count], []
-        return taken
-
     looked = threading.Event()
-    board: Any = SimpleNamespace(
-        size=lambda: looked.set() or len(items), get_nowait_batch=taken, shutdown=lambda **how: ended.append(how)
-    )
+    actor: Any = SimpleNamespace(take=SimpleNamespace(remote=lambda: looked.set() or board.take()))
+    monkeypatch.setattr(ray, "get", lambda taken: taken)
+    monkeypatch.setattr(ray, "kill", ended.append)
 
     def run() -> ShardRecord:
         if isinstance(returned, Exception):
@@ -258,11 +288,11 @@ def test_a_run_elsewhere_is_shown_while_it_runs_and_ends_as_it_did(monkeypatch, 
 
     progress: Any = None
     if returned is RECORD:
-        assert outcome_of(fit, board, progress) == RECORD
+        assert outcome_of(fit, actor, progress) == RECORD
     else:
         with pytest.raises(type(returned), match=str(returned)):
-            outcome_of(fit, board, progress)
-    assert (logged, shown, ended) == (["seen"], [{"step": 1}], [{"force": True}])
+            outcome_of(fit, actor, progress)
+    assert (logged, shown, ended) == (["seen"], [{"step": 1}], [actor])
 
 
 MISTAKE, FULL, LOST = UserError("row 3 has no negative"), StorageError("s3://full: no room"), RuntimeError("closed")

@@ -186,7 +186,7 @@ def triplets(queries: list[str], documents: list[str], negatives: list[list[str]
 
 
 @pytest.mark.parametrize(("negatives", "message"), [
-    (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives; a triplet has .* Set training.hard_negatives to 1"),
+    (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives; a triplet has .* Set training.hard_negatives .*to 1"),
     ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; otherwise make .*negatives_per_example: 1"),
 ])  # fmt: skip
 def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):

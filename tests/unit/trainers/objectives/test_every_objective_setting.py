@@ -29,7 +29,7 @@ UNCHANGED = {
 }
 OF_THE_RUN = ("first_stage.", "first_stage=")  # loaded by it: contextual/test_contextual.py
 VALUES = {
-    "query_max_length": 3, "document_max_length": 3, "context_max_length": 3, "max_length": 4, "sequence_dropout": 0.9,
+    "query_max_length": 4, "document_max_length": 3, "context_max_length": 3, "max_length": 4, "sequence_dropout": 0.9,
     "dropout": 0.5, "trust": 0.5, "mix": 0.2, "depth": 2, "heads": 4, "width": 16, "targets": "all_linear",
 }  # fmt: skip
 """What a setting is changed to where the next value would be refused, or is too near."""

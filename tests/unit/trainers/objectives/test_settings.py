@@ -118,7 +118,7 @@ def test_lengths_that_do_not_fit_are_refused_by_name(tiny_encoder: Path, key: st
     """Those that leave nothing of a text, and those longer than the encoder reads."""
     settings = EncoderSettings(model=str(tiny_encoder), pooling="cls", max_length=8)
     towers = load_towers(settings, tiny_encoder, "f" * 64)
-    too_short = "but the tokenizer puts 2 special tokens"
+    too_short = "but special tokens take 2"
     for wanted, said in ((1, too_short), (2, too_short), (9, "but the encoder reads 8 tokens")):
         with pytest.raises(UserError, match=rf"objective\.{key} is {wanted}, {said}"):
             build_objective(ContrastiveSettings.model_validate({key: wanted}), towers)

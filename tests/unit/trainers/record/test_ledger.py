@@ -135,7 +135,9 @@ def test_batches_without_a_negative_are_refused() -> None:
     ledger = replace(of_run(), comparisons=none)
     with pytest.raises(UserError, match="no query has a negative: a batch has 1 query and no hard negatives"):
         require_negatives(ledger, "there")
-    for enough in ({"positives": 0.0}, {"hard": 0.5}):
+    with pytest.raises(UserError, match=r"no document is graded high enough .* Lower objective\.relevance_level"):
+        require_negatives(replace(ledger, comparisons=replace(none, positives=0.0)), "there")
+    for enough in ({"positives": None}, {"hard": 0.5}):
         require_negatives(replace(ledger, comparisons=replace(none, **enough)), "there")
 
 
