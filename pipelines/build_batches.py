@@ -253,7 +253,7 @@ class _Given:
             raise UserError(f"{place} is {text!r:.60}. It must be a string.")
         else:
             try:
-                of_text = text_id(text)
+                of_text = text_id(text) if _is_missing(domain) else text_id(str(domain), text)
             except UnicodeEncodeError as error:
                 raise UserError(f"{place} is not valid Unicode ({error}). Replace that character.") from error
             found = of_text if _is_missing(id_) else str(id_)
@@ -290,7 +290,7 @@ class _Given:
                     document = self._add("document", text, place, id_, domains[row], may_lack=not is_positive)
                     if asked[row] and document and not self.grades.setdefault((asked[row], document), int(is_positive)):
                         counts[row] += 1
-        self.negatives = int(np.median([*counts.values()])) if counts else 0
+        self.negatives = max(1, sorted(counts[row] for row in range(len(texts)))[len(texts) // 2]) if counts else 0
 
 
 def _columns(table: Any) -> _Columns:

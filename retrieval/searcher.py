@@ -20,6 +20,7 @@ from raytriever.artifacts.artifact import MANIFEST, Artifact, require_same_origi
 from raytriever.artifacts.storage import Folder
 from raytriever.command_line import echo
 from raytriever.errors import UserError, require_strings
+from raytriever.reports.log import log
 from raytriever.reports.table import shortened
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.encoders.pretrained import PACKAGED_MODELS, installed_model, locate_model, locate_named
@@ -50,8 +51,8 @@ class Searcher:
     ``run``: a folder or URI with the artifacts of a recipe. ``indexes``: names of its stages. Several are fused by
     reciprocal rank (Cormack et al. 2009). By default it is an index of vectors by a model of the run, else of other
     vectors, else of words. The last of a kind by name is taken. An index is searched with the ``search_parameters`` of
-    the run's own search of it. ``encoder``: the model behind the vectors, if it is neither in the run nor in an
-    installed package. Raises ``UserError`` where something isn't found.
+    the run's own search of it; ``self.indexes`` has the names. ``encoder``: the model behind the vectors, if it is
+    neither in the run nor in an installed package. Raises ``UserError`` where something isn't found.
     """
 
     def __init__(self, run: str | Path, indexes: Sequence[str] = (), encoder: str | Path | None = None) -> None:
@@ -78,6 +79,7 @@ class Searcher:
             )
         self._documents = StoredCollection(collection.uri).rows_of("documents")
         self._reading = threading.Lock()  # threads that read one parquet file at once crash
+        self.indexes = tuple(names)
         self._searches = [self._open(known[name]) for name in names]
 
     def search(self, questions: Sequence[str], k: int = 10) -> list[list[Passage]]:
@@ -209,6 +211,7 @@ def ask(
 ) -> None:
     """Prints the passages of a finished run that answer a question best."""
     searcher = Searcher(run, indexes or (), encoder)
+    log.info(f"searched: {', '.join(searcher.indexes)}")
     for asked in _lines_of_input() if question is None else [question]:
         (passages,) = searcher.search([asked], k)
         for number, passage in enumerate(passages, 1):

@@ -68,7 +68,8 @@ class ChunkingSettings(Settings):
             return "lines", None
         if language is None or language.name in _PROSE:
             return "sentences", None
-        return ("markdown" if language.name == "markdown" else "lines"), None
+        # pages of HTML are read as Markdown
+        return ("markdown" if language.name in ("markdown", "html") else "lines"), None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ from retrieval.words import Offsets, TextWords
 
 # CommonMark's blocks and tables, without what is inside of a line
 _PARSER = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"])
+_INLINE = MarkdownIt("commonmark")
+_TAG = re.compile(r"</?(?:a|b|br|code|em|font|i|img|kbd|small|span|strong|sub|sup|svg)\b|<!--")  # what is <T>, stays
+_ATTRIBUTES = re.compile(r"\s*\{[#.:][^}]*\}\s*$")  # behind a heading: {#install}
 
 
 _NOT_SPACE = re.compile(r"\S")
@@ -58,7 +61,14 @@ def _blocks(tokens: Sequence[Token]) -> Iterator[Block]:
         elif token.type in ("list_item_open", "tr_open"):
             yield Block("item", first, stop)
         elif token.type == "heading_open" and not token.level and "\n" not in tokens[place + 1].content:
-            yield Block("heading", first, stop, int(token.tag[1:]), tokens[place + 1].content)
+            yield Block("heading", first, stop, int(token.tag[1:]), _plain(tokens[place + 1].content))
+
+
+def _plain(heading: str) -> str:
+    """What a reader sees of a heading's line, without markup."""
+    (line,) = _INLINE.parseInline(_ATTRIBUTES.sub("", heading))
+    parts = [part for part in line.children or () if part.type != "html_inline" or not _TAG.match(part.content)]
+    return "".join(part.content for part in parts if part.type != "image").strip()
 
 
 class Section(NamedTuple):

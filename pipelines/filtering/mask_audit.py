@@ -168,8 +168,13 @@ def warnings_of(audit: Audit) -> list[str]:
     if share <= _MOST_MASKED:
         return []
     most = max(rules, key=lambda rule: rules[rule]["negatives"])
+    remedy = "Equal texts and pairs of one query are left out of a batch by pairs of fewer of them."
+    if most == RULES[-1]:
+        remedy = (
+            "Do the vectors belong to these texts, and does their encoder tell the texts apart?"
+            " batches.false_negatives.margin: -0.1 masks less."
+        )
     return [
         f"Warning: {share:.0%} of the negatives are masked, most by {most!r}, so little is left to learn from. Examples"
-        " stand in audit.json. Do the vectors belong to these texts, and does their encoder tell the texts apart?"
-        " batches.false_negatives.margin: -0.1 masks less."
+        f" stand in audit.json. {remedy}"
     ]

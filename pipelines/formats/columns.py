@@ -118,6 +118,14 @@ class PairTables(SplitTables):
     domain: str | None = None
     """Column with the domain of the query and of the document. __file__: the file's name without extensions."""
 
+    def _check(self) -> None:
+        super()._check()
+        if self.title is not None and self.negatives:
+            raise ValueError(
+                "negatives are texts without a title, so a title would tell positives from them. Put titles into the"
+                " texts, or leave title out"
+            )
+
 
 class ColumnFiles(FolderSource):
     """Settings of a collection in files with named columns, below one folder: local, in an object store or on the hub.

@@ -337,7 +337,12 @@ def main_text(html: str) -> tuple[str, str]:
     tree = trafilatura.load_html(html)
     if tree is None:
         return "", ""
-    title = " ".join((tree.findtext(".//title") or "").split())
+    for link in list(tree.iter("a")):  # signs that link a heading to itself
+        if not re.search(r"\w", link.text_content()):
+            link.drop_tree()
+    titles = [" ".join(found.text_content().split()) for tag in ("h1", "title") for found in tree.iter(tag)]
+    # the site's name behind the page's heading is its frame
+    title = next((title for title in titles if title and title in titles[-1]), "")
     text = trafilatura.extract(tree, output_format="markdown", include_comments=False, favor_recall=True)
     return title, text or ""
 

@@ -62,7 +62,7 @@ class Chunk(Stage[ChunkConfig]):
     """A task is a stretch of source documents."""
 
     command = "chunk"
-    algorithm_version = 6
+    algorithm_version = 7
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"

@@ -199,7 +199,9 @@ class Cluster(Stage[ClusterConfig]):
     def summary(self, artifact: Artifact) -> str:
         """Pairs, clusters, domains."""
         clusters = counted(artifact.manifest["counts"]["clusters"], "cluster")
-        return f"{counted(artifact.rows, 'pair')} in {clusters} of {counted(len(artifact.shards), 'domain')}"
+        domains, left_out = counted(len(artifact.shards), "domain"), sum(artifact.manifest["dropped"].values())
+        beside = f" (left out: {counted(left_out, 'pair')} of small domains)" if left_out else ""
+        return f"{counted(artifact.rows, 'pair')} in {clusters} of {domains}{beside}"
 
 
 def _facts(clustering: Clustering, k: int) -> dict[str, Any]:

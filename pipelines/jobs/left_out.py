@@ -235,6 +235,7 @@ def _hold_out(db: Relations, where: str, splits: list[str], settings: NewSplits)
     queries, texts = (linked[column].to_numpy() for column in ("query", "text"))
     found, stay_together = held_out(ids, queries, texts, dict.fromkeys(wanted, settings.size(len(ids))))
     told = ", ".join(f"{len(rows):,} are '{split}' now" for split, rows in found.items())
+    told += f", {len(ids) - sum(map(len, found.values())):,} '{TRAIN}'" if taken_from != TRAIN else ""
     shared = "; those that share a document or a text stayed together" if stay_together else ""
     log.info(f"{where}: of {len(ids):,} queries of '{taken_from}' {told}{shared}")
     if not stay_together:

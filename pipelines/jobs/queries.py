@@ -167,11 +167,12 @@ class ExamplesStage(Stage[Config], Generic[Config]):
             rows["queries"] += [
                 (QUERY + id_, *others) for id_, *others in zip(*table.to_pydict().values(), strict=True)
             ]
-        written, no_answers = set[str](), list[str]()
+        written, asked, no_answers = set[str](), set[str](), list[str]()
 
         def sources() -> Iterator[SourceDocument]:
             for source in source_documents(self._tables(stretch.begin, stretch.end)):
                 made[_SOURCES] += 1
+                asked.update(self._questions.get(source.id, ()))
                 yield source
 
         for source, example in self.examples(sources(), dropped):
@@ -186,6 +187,8 @@ class ExamplesStage(Stage[Config], Generic[Config]):
                     questions = self._questions.get(source.id, ())
                     rows["judgments"] += [(question, document.id, 1, HELD_OUT_SPLIT) for question in questions]
                 rows["judgments"].append((query_id, document.id, 1, split))
+        if without := len(asked.difference(question for question, *_ in rows["judgments"])):
+            dropped["own questions whose page gave no document"] = without
         made.update(f"judgments of split '{split}'" for *_, split in rows["judgments"])
         counts = dict[str, int]()
         for part, schema in SCHEMAS.items():
@@ -243,7 +246,7 @@ class Queries(ExamplesStage[QueriesConfig]):
     """What is made of a source document depends on it and the seed alone."""
 
     command = "queries"
-    algorithm_version = 10
+    algorithm_version = 11
     config_class = QueriesConfig
 
     @property

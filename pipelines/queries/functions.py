@@ -25,7 +25,7 @@ _WRAPPER = re.compile(
     r"export_statement$|template_declaration$|lexical_declaration$|variable_declar|expression_statement$"
     r"|assignment_expression$|(?:public_)?field_definition$"
 )
-_ATTRIBUTE = "attribute_item"  # a node of its own in Rust
+_ATTRIBUTES = ("attribute_item", "decorator")  # nodes of their own in Rust and TypeScript
 _MARKS = re.compile(r"\s*(?://[/!]?|#+['!]?)")
 
 
@@ -48,14 +48,16 @@ def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunct
         inner = []
         comments: list[Node] = []
         attributes: list[Node] = []  # between the comments and the function
-        for node in pending.pop().named_children:
+        for node in _children(pending.pop()):
             last = (attributes or comments)[-1:]
-            follows = bool(last) and node.start_point[0] == _last_row(last[0]) + 1
+            begin, column = node.start_point
+            follows = bool(last) and begin - _last_row(last[0]) in ((0, 1) if attributes else (1,))
             if node.type.endswith("comment") and not source.startswith(b"#!", node.start_byte):
-                comments = [*comments, node] if follows and not attributes else [node]
+                is_alone = not source[node.start_byte - column : node.start_byte].strip()  # else of what is before it
+                comments = [*(comments if follows and not attributes else []), node] if is_alone else []
                 attributes = []
                 continue
-            if node.type == _ATTRIBUTE and follows:
+            if node.type in _ATTRIBUTES and follows:
                 attributes.append(node)
                 continue
             if follows and _is_function(node) and not node.has_error:
@@ -66,6 +68,12 @@ def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunct
                 inner.append(node)
             comments, attributes = [], []
         pending += reversed(inner)
+
+
+def _children(node: Node) -> Iterator[Node]:
+    """Those with a name; Ruby's body of a class, behind the comment of its first method, is its statements."""
+    for child in node.named_children:
+        yield from child.named_children if child.type == "body_statement" else [child]
 
 
 def _last_row(node: Node) -> int:
@@ -98,12 +106,21 @@ def _moved_left(source: bytes, first: Node, last: Node) -> str:
 
 _GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in LANGUAGES if row.grammar}
 _BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text with balanced braces, two deep
+_TAGS = "summary|para|c|code|see|list|item|p|br|b|i|u|em|strong|tt|pre|ul|ol|li|dl|dt|dd|a|span|div|sub|sup|h[1-6]"
 _MARKUP = re.compile(
     rf"\{{@(?P<tag>\w+)\s*(?P<content>{_BRACES})\}}"  # {@code a}: Javadoc, JSDoc, PHPDoc
-    r"|[@\\](?:brief|short)\b|</?[a-z]+(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"
+    # C#: <see cref="A.B{T}"/>; Doxygen: \p name; what is left of tags, of which <T> is none
+    r"|<(?:see|paramref|typeparamref)\s+(?:cref|name|langword)=\"(?P<name>[^\"]*)\"\s*/>|[@\\](?:brief|short|[abcep]|em)\b"
+    rf"|</?(?:{_TAGS})(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"
 )
 _LINK = re.compile(r"(?P<target>[^\s(|]*(?:\([^)]*\))?)[\s|]*(?P<label>.*)", re.DOTALL)  # {@link A#b(int, int) label}
-_SECTION = re.compile(r"\s*[@\\:]\w")  # @param and the like: no description
+_SECTION = re.compile(
+    r"\s*(?:[@\\:]\w|<(?:param|typeparam|returns|remarks|exception|example|value)\b)"
+)  # no description
+
+_FIELD = re.compile(
+    r"(?:^|\s)(?::(?:param|type|returns?|rtype|raises?|keyword)\b|@(?:param|return|raise)s?\b)"
+)  # in Python
 
 
 class DocstringQueries(Settings):
@@ -152,7 +169,7 @@ def _functions(source: SourceDocument, language: str) -> Iterator[tuple[str, str
     """Description and code of each documented function."""
     if language == "python":
         for function in documented_functions(source.text, source.id, Counter()):
-            yield function.query, function.source
+            yield _FIELD.split(function.query)[0], function.source
         return
     for found in commented_functions(source.text, _GRAMMARS[language]):
         query = description(found)
@@ -162,13 +179,15 @@ def _functions(source: SourceDocument, language: str) -> Iterator[tuple[str, str
 
 def description(function: DocumentedFunction) -> str:
     """The first paragraph of a comment before its tags, as one line; of inline tags what they show."""
-    lines = _MARKUP.sub(_shown, function.comment).split("\n")
+    lines = [line if re.search(r"\w", line) else "" for line in _MARKUP.sub(_shown, function.comment).split("\n")]
     return first_paragraph("\n".join(takewhile(lambda line: not _SECTION.match(line), lines)))
 
 
 def _shown(markup: re.Match[str]) -> str:
     """The text that a reader of the documentation sees."""
     tag, content = (markup["tag"] or "").lower(), markup["content"]
+    if markup["name"]:
+        return re.split(r"[({]", markup["name"])[0].rpartition(".")[2]
     if tag in ("code", "literal"):
         return content.strip()
     if tag in ("", "inheritdoc", "docroot"):

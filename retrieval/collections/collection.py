@@ -233,7 +233,11 @@ class StoredCollection(Artifact):
             splits.update(table["split"].unique().to_pylist())
             if split in splits:
                 return
-        there = f"{', '.join(sorted(splits))}. Set 'split' to one of them" if splits else "none"
+        there = (
+            f"{', '.join(sorted(splits))}. Set 'split' to one of them, or have collect hold some out (new_splits: {{}})"
+            if splits
+            else "none"
+        )
         raise UserError(f"{self.uri} has no judgments of split '{split}'. Splits there: {there}.")
 
 

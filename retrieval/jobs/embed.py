@@ -82,7 +82,7 @@ class Embed(ModelStage[EmbedConfig]):
 
     command = "embed"
     kind = VECTORS
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = EmbedConfig
     unit = "texts"
     shards_at_once = 3  # one is read and tokenized, one encoded, one written

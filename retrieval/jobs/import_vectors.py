@@ -171,5 +171,6 @@ def _require_order(collection: StoredCollection, stored: Mapping[TextPart, NDArr
             f"The vectors of a query and of a document that answers it are no more alike ({own.mean():.3f}) than"
             f" random ones ({strange.mean():.3f}). Either the rows are in another order than the texts, or the two"
             " sides come from different encoders. Embed the texts in the collection's order with one encoder. If that"
-            " knows little of such texts, set check_order to false."
+            " knows little of such texts, set check_order to false (in build_batches: settings={'vectors.check_order':"
+            " False})."
         )

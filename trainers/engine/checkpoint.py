@@ -42,7 +42,7 @@ class Checkpoints:
     besides.
     """
 
-    algorithm_version = 2  # raise it when the same settings would train differently
+    algorithm_version = 3  # raise it when the same settings would train differently
 
     def __init__(self, uri: str, config: Mapping[str, Any], *, keep: int = 2) -> None:
         self.folder = Folder(uri)

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines.batches import BatchReader
+from pipelines.jobs.pairs import PairsConfig
 from raytriever.artifacts.artifact import Artifact, ShardRecord, is_artifact
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
@@ -16,7 +17,7 @@ from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
 from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, StageConfig, Stages
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels, named_models, seconds_of_tokens
-from retrieval.jobs.evaluate import Evaluate
+from retrieval.jobs.evaluate import EvaluateConfig
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.order import Order
 from trainers.engine.settings import require_room_for_warmup
@@ -66,7 +67,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 10
+    algorithm_version = 11
     config_class = TrainConfig
     unit = "examples"
     results = ("",)
@@ -96,16 +97,23 @@ class Train(Stage[TrainConfig]):
         return found
 
     def check_settings(self, stages: Stages) -> None:
-        """Batches that won't fit, packages not installed; warns of a dev set that is reported on."""
+        """Batches that won't fit, packages not installed, tests on what is trained on; warns of such a dev set."""
         check_batches(self.config, stages)
         self._check_slices(number_of_maker("batch_size", self.config.batches, stages))
         if not is_artifact(self.config.output):  # one that is reused needs none
             check_packages(self.config.training.optimizer, self.config.tracking)
+        configs = [stage.config for stage in stages.values()]
+        tested = {(each.collection, each.split) for each in configs if isinstance(each, EvaluateConfig)}
+        for pairs in (each for each in configs if isinstance(each, PairsConfig)):
+            if both := [split for split in pairs.splits if (pairs.collection, split) in tested]:
+                raise UserError(
+                    f"The run is trained on the pairs of split '{both[0]}' and evaluated on its queries, so all it"
+                    " could show is what it has seen. Take the pairs of another split, such as 'train'."
+                )
         validation = self.config.validation
         if not isinstance(validation, RetrievalValidationSettings):
             return
-        evaluations = (stage.config for stage in stages.values() if isinstance(stage, Evaluate))
-        if (validation.collection, validation.split) in ((config.collection, config.split) for config in evaluations):
+        if (validation.collection, validation.split) in tested:
             log.warning(
                 f"Warning: the dev set is also a test set of this run. Split '{validation.split}' of one"
                 " collection decides when training stops and which state is kept. It is also evaluated at the end,"

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -250,6 +251,28 @@ def test_hard_negatives_are_as_many_as_the_median_row_has(tiny_encoder: Path, lo
     assert {len(row["hard_negatives"]) for row in rows_of(other)} == {1}
 
 
+def test_hard_negatives_of_few_rows_are_not_drawn_for_all(tiny_encoder: Path) -> None:
+    lists = [[f"{row} no {number}" for number in range(5 * (row < 4))] for row in range(COUNT)]
+    columns = {"query": NAMED["anchor"], "document": NAMED["positive"], "negatives": lists}
+    batches = build_batches(
+        columns, encoder=tiny_encoder, batch_size=SIZE, settings={"vectors.encoder.pooling": "mean"}
+    )
+    assert {len(row["hard_negatives"]) for row in rows_of(batches)} == {1}
+
+
+def test_an_answer_of_two_domains_is_a_document_of_each(vectors: Any) -> None:
+    half = COUNT // 2
+    columns = {
+        "query": NAMED["anchor"],
+        "document": NAMED["positive"][:half] * 2,
+        "domain": ["a"] * half + ["b"] * half,
+    }
+    one_sided = {"query_vectors": vectors["query_vectors"], "document_vectors": vectors["document_vectors"]}
+    batches = build_batches(columns, **one_sided, batch_size=SIZE, settings={"clusters.small_domains": "merge"})
+    domains = Counter(row["domain"] for row in rows_of(batches))
+    assert domains == {"a": half, "b": half}
+
+
 def test_several_positives_are_given_in_rows_or_in_lists(vectors: Any) -> None:
     texts = [f"what is {row}" for row in range(COUNT)]
     pairs = [(texts[row // 2], f"it is {row}") for row in range(COUNT)]
@@ -322,7 +345,9 @@ def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[
     ]
     logged.clear()
     build_batches(pairs | {"document": ["the same"] * COUNT}, **vectors, batch_size=SIZE)
-    assert any("100% of the negatives are masked, most by 'same document'" in line for line in logged)
+    (warned,) = (line for line in logged if "100% of the negatives are masked, most by 'same document'" in line)
+    assert "pairs of fewer of them" in warned
+    assert "margin" not in warned
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

@@ -141,6 +141,8 @@ def test_a_question_of_the_command_is_answered_without_control_characters(run: P
     assert done.exit_code == 0, done.output
     assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == ["1", "2"]
     assert "text 12" in done.stdout
+    assert "searched: words" in done.stderr
+    assert Searcher(str(run)).indexes == ("dense",)
     nothing = CliRunner().invoke(app, ["ask", str(run), "zebra", "--index", "words"])
     assert nothing.stdout == "Nothing was found.\n"
 

@@ -86,12 +86,12 @@ def test_every_language_has_its_grammar(language: Grammar) -> None:
 
 def test_the_grammar_goes_by_the_ending_and_binaries_and_enormous_files_by_lines() -> None:
     settings = ChunkingSettings(kind="auto")
-    names = ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "T.CSV", "x.rst", "beer-q1")
+    names = ("a/b.rs", "a/B.JAVA", "x.md", "q.sql", "Makefile", "T.CSV", "x.rst", "beer-q1", "a.html")
     ways = {name: settings.way_of(name) for name in names}
     assert ways == {
         "a/b.rs": ("code", "rust"), "a/B.JAVA": ("code", "java"), "x.md": ("markdown", None),
         "q.sql": ("lines", None), "Makefile": ("lines", None), "T.CSV": ("lines", None), "x.rst": ("sentences", None),
-        "beer-q1": ("sentences", None),
+        "beer-q1": ("sentences", None), "a.html": ("markdown", None),
     }  # fmt: skip
     for name in ("Makefile", "beer-q1"):
         assert ChunkingSettings(kind="code").way_of(name) == ("lines", None)

@@ -32,6 +32,9 @@ CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
     ("<PRE>a\n\nb</PRE>\nc\n", [("code", 0, 3)]),
     ("<div>\na\n</div>\n\n# <pre>\n", [("heading", 4, 5, 1, "<pre>")]),
     ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("table", 0, 3), ("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
+    ("## [Use](https://x.org/a?b=0) <a name=\"u\"></a> {#use}\n", [("heading", 0, 1, 2, "Use")]),
+    ("**Limits** of `foo` &amp; \\*x\\*\n---\n", [("heading", 0, 2, 2, "Limits of foo & *x*")]),
+    ("# List<String> ![logo](x.png)\n", [("heading", 0, 1, 1, "List<String>")]),
     ("#hashtag\n", []),
     ("", []),
 ])  # fmt: skip

@@ -183,6 +183,7 @@ def test_bad_rows_are_named(tmp_path: Path, settings: dict[str, Any], row: dict[
     ({"pairs": {"query": "x"}}, "'pairs': the table is missing. Give table, or splits"),
     ({"pairs": {"table": "x", "splits": {"a": "x"}}}, "splits excludes table and split"),
     ({"pairs": {"split": "x", "splits": {"a": "x"}}}, "splits excludes table and split"),
+    ({"pairs": {"table": "x", "title": "t", "negatives": ["n"]}}, "so a title would tell positives from them"),
     ({"documents": {"table": []}}, r"'documents\.table'"),
     ({"documents": {"table": "x", "txet": "y"}}, r"'documents\.txet' is not a setting\. Did you mean 'text'"),
     ({"documents": {"table": "x", "id": None, "join_by": "title"}},

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,23 @@ def test_of_html_the_main_text_is_read_as_markdown(tmp_path: Path) -> None:
         assert part in text
     for part in ("Shop", "Copyright", "no text", "<"):
         assert part not in text
+
+
+@pytest.mark.parametrize(("title", "heading", "expected"), [
+    ("Install — Proj 1.0 documentation", "Install", "Install"), ("Relay - Acme", "The relay", "Relay - Acme"),
+    ("", "Install", ""), ("Install", "", "Install"),
+])  # fmt: skip
+def test_the_title_of_a_page_and_its_headings_have_no_frame(title: str, heading: str, expected: str) -> None:
+    """Tools that build sites put their name behind the title, and a sign that is a link behind each heading."""
+    sign = '<a class="headerlink" href="#a" title="Link">¶</a>'
+    html = f"<html><head><title>{title}</title></head><body><main><h1>{heading}{sign}</h1><p>{SENTENCES}</p>"
+    found, text = main_text(
+        f"{html}<h2><a href='#l'>Linux</a><a href='#l'>#</a></h2><p>{SENTENCES}</p></main></body></html>"
+    )
+    assert found == expected
+    assert "¶" not in text
+    assert re.search(r"^## \W*Linux", text, re.MULTILINE)
+    assert "#](" not in text
 
 
 def test_a_page_without_a_text_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -60,10 +60,11 @@ def test_pairs_without_splits_are_shared_out_and_documents_stay_apart(tmp_path: 
     ({"train": range(60), "dev": range(60, 70), "x": range(70, 90)}, {"train": 48, "dev": 10, "test": 12, "x": 20}),
 ])  # fmt: skip
 def test_only_the_splits_that_are_missing_are_made(
-    tmp_path: Path, splits: dict[str, range], sizes: dict[str, int]
+    tmp_path: Path, logged: list[str], splits: dict[str, range], sizes: dict[str, int]
 ) -> None:
     stored = collected(tmp_path, beir(tmp_path / "in", splits))
     assert {split: len(of) for split, of in judged(stored).items()} == sizes
+    assert any("20 are 'test' now, 60 'train'" in line for line in logged) == (len(splits) == 1)
     pairs = sorted(pair for of in judged(stored).values() for pair in of)
     assert pairs == sorted((f"q{number}", f"c{number}") for numbers in splits.values() for number in numbers)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,11 @@ def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp
     found = packed(tmp_path / "b", pairs=run["pairs"], packing=random, small_domains="drop")
     assert Counter(epoch_of(found, 0)["domain"].to_pylist()) == {"plain": 40}  # 32, and 8 of them once more
     assert found.manifest["dropped"] == {"pairs of small domains": 16}
+    clustered: Any = SimpleNamespace(manifest={"counts": {"clusters": 2}, "dropped": {}}, rows=40, shards=[0])
+    stage = Cluster(ClusterConfig(pairs=run["pairs"], vectors=run["vectors"], output=""))
+    assert stage.summary(clustered) == "40 pairs in 2 clusters of 1 domain"
+    clustered.manifest["dropped"] = {"pairs of small domains": 16}
+    assert stage.summary(clustered) == "40 pairs in 2 clusters of 1 domain (left out: 16 pairs of small domains)"
     merged = packed(tmp_path / "c", pairs=run["pairs"], packing=random | {"batch_size": 40}, small_domains="merge")
     assert Counter(epoch_of(merged, 0)["domain"].to_pylist()) == {"(merged)": 80}
 

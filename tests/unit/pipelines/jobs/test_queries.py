@@ -189,6 +189,10 @@ def test_own_questions_are_the_test_and_all_documents_are_trained_on(tmp_path: P
     trained = {query for query, _, _, split in found.judgments if split == "train"}
     assert trained == {"query:beer-q1", "query:beer-q2", "query:ai-q1"}
     assert Artifact(own).manifest["facts"]["tested_on"] == "own questions"
+    assert "own questions whose page gave no document" not in Artifact(own).manifest["dropped"]
+    lost = asked(tmp_path / "lost", [judged[0], ("b", "beer-q3", 1, "test")])  # a page without a title
+    some = queries(tmp_path / "some", collection, questions=lost, **settings)
+    assert Artifact(some).manifest["dropped"]["own questions whose page gave no document"] == 1
     without = queries(tmp_path / "without", collection, questions=collected(tmp_path), **settings)
     assert stored_rows(without) == stored_rows(queries(tmp_path / "none", collection, **settings))
     assert Artifact(without).manifest["facts"]["tested_on"] == "queries made of held-out documents"

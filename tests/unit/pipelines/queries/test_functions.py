@@ -147,7 +147,20 @@ def test_methods(method: str, grammar: Grammar) -> None:
     assert list(commented_functions(code, grammar)) == [("Adds claws.", method.replace("\n  ", "\n"))]
 
 
+@pytest.mark.parametrize("decorators", ["@Get()\n  ", "@Get() ", "@Get()\n  @Roles('a') "])
+def test_methods_with_decorators(decorators: str) -> None:
+    method = f"{decorators}find(id: string) {{\n    return id;\n  }}"
+    code = f"class L {{\n  /** Finds a claw. */\n  {method}\n}}\n"
+    assert list(commented_functions(code, "typescript")) == [("Finds a claw.", method.replace("\n  ", "\n"))]
+
+
+def test_the_first_method_of_a_class_of_ruby() -> None:
+    code = "class L\n  # Adds one.\n  def add\n    1\n  end\n\n  # Drops one.\n  def drop\n    2\n  end\nend\n"
+    assert [comment for comment, _ in found(code, "ruby")] == ["Adds one.", "Drops one."]
+
+
 @pytest.mark.parametrize(("code", "grammar"), [
+    ("int counter; // number of claws so far\nint f(void) {\n  return 2;\n}\n", "c"),
     ("#!/bin/sh\nadd() {\n  :\n}\n", "bash"),
     ("# Adds claws.\nadd(2)\n", "ruby"),
     ("// Adds claws.\nfunc (l *L) Add(n int) int {\n\treturn n\n", "go"),
@@ -220,11 +233,26 @@ def test_other_languages_by_the_ending_and_python_with_carriage_returns() -> Non
     ('Opens {@literal <a> {b}} <a href="sea">there</a>. {@inheritDoc}', "Opens <a> {b} there."),
     ("Opens every\n * {@code\n * claw}.\n * @param n {@code n} of them", "Opens every claw."),
     ("Opens {@code what never ends", "Opens {@code what never ends"),
+    ('Reads a <see cref="T:Sea.Claw{T}(int)"/> of <paramref name="it"/>.', "Reads a Claw of it."),
+    ("<summary>Opens a claw.</summary>\n * <param name='n'>how far</param>\n * <returns>it</returns>", "Opens a claw."),
+    ("Computes the running\n * \\p Index of it.", "Computes the running Index of it."),
+    ("Gives a Promise<string> of /claws/<id>.", "Gives a Promise<string> of /claws/<id>."),
+    ("--------\n * Opens a claw.\n * --------\n * Twice.", "Opens a claw."),
 ])  # fmt: skip
 def test_inline_tags_give_what_they_show(comment: str, query: str) -> None:
     code = f"class L {{\n/** {comment} */\nint f() {{ return 2; }}\n}}"
     made, _ = examples(DocstringQueries(), source(code, id_="L.java"))
     assert [example.query for example in made] == [query]
+
+
+def test_fields_of_a_docstring_are_no_description() -> None:
+    text = (
+        'def claws(l):\n    """Counts the claws.\n    :param l: whose\n    :returns: how many\n    """\n    return 2\n'
+    )
+    (made,), _ = examples(DocstringQueries(), source(text, id_="sea.py"))
+    assert made.query == "Counts the claws."
+    (made,), _ = examples(DocstringQueries(), source(text.replace(":param l", ":func:`f`"), id_="sea.py"))
+    assert made.query == "Counts the claws. :func:`f`: whose"
 
 
 def test_what_gives_nothing_is_counted_and_an_unknown_language_refused() -> None:

@@ -162,6 +162,7 @@ def test_a_size_changes_settings_and_what_is_set_wins(tmp_path: Path) -> None:
     assert load_recipe(str(path), [], "out").next == "look into out"
     unknown = "size is 'qick', which is no size of this recipe. Did you mean 'quick'?"
     assert unknown in refused(str(path), "size=qick")
+    assert "'sise' is no stage of Recipe sized.yaml. Did you mean 'size'?" in refused(str(path), "sise=quick")
     unknown = "size is 'huge', which is no size of this recipe. Allowed: quick, good, bare."
     assert unknown in refused(str(path), "size=huge")
     (tmp_path / "based.yaml").write_text("based_on: ./sized.yaml\nsize: quick\nset: {documents.x: 1}")

@@ -107,7 +107,7 @@ def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[i
 
 def test_judgments_are_those_of_a_split_and_answers_of_queries_that_have_some(stored: StoredCollection) -> None:
     assert stored.judgments("test")["document_id"].to_pylist() == ["d1", "d2"]
-    message = r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them\."
+    message = r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them, or have collect"
     with pytest.raises(UserError, match=message):
         stored.judgments("dev")
     assert stored.answers() == {"q1": ["an answer", "ç"]}

@@ -262,3 +262,12 @@ def test_workers_get_the_folder_of_trackers_from_where_the_command_was_given(
         values = {**given, "tracking": {"folder": folder}, "output": "out"}
         stage = Train(validate(TrainConfig, values, "train")).for_workers()
         assert (stage.config.tracking.folder, stage.config.output) == (expected, str(tmp_path / "out"))
+
+
+def test_queries_that_are_trained_on_are_no_test() -> None:
+    for split in ("test", "[train, test]"):
+        stages: dict[str, Stage[Any]] = recipe_stages(load_recipe("finetune", [f"pairs.split={split}"]))
+        with pytest.raises(UserError, match="trained on the pairs of split 'test' and evaluated on its queries"):
+            stages["model"].check_settings(stages)
+    stages = recipe_stages(load_recipe("finetune", []))
+    stages["model"].check_settings(stages)
