@@ -35,7 +35,7 @@ from retrieval.indexes.faiss_factory import fewest_to_learn_from, index_of_any_d
 from retrieval.jobs.index import IndexConfig, VectorIndexSettings
 from retrieval.jobs.model_stage import folder_of
 from trainers.rehearsal.collections import Size, make_documents, toy_source, write_toy
-from trainers.rehearsal.models import TRAINED, require_known, write_model
+from trainers.rehearsal.models import TRAINED, WIDTH, require_known, write_model
 from trainers.run_settings import RunSettings
 
 _MARK = "REHEARSAL.txt"
@@ -213,6 +213,8 @@ def _smaller(name: str, config: Any) -> dict[str, Any]:
     factory = getattr(getattr(config, "index", None), "factory", "")
     if (cells := re.search(r"IVF(\d+)(_HNSW\d+)?", factory)) and int(cells[1]) > _BATCHES:
         wanted["index.factory"] = factory.replace(cells[0], f"IVF{_BATCHES}")
+    if (getattr(getattr(config, "encoder", None), "truncate_dim", None) or 0) > WIDTH:
+        wanted["encoder.truncate_dim"] = WIDTH
     if isinstance(config, RunSettings):
         wanted |= _shorter(config)
     return {f"{name}.{key}": value for key, value in wanted.items()}
@@ -231,6 +233,10 @@ def _shorter(config: Any) -> dict[str, Any]:
         wanted["fewest_workers"] = None
     if training.schedule.warmup_steps >= _STEPS:
         wanted["training.schedule.warmup_steps"] = 1
+    if (training.schedule.warmup_ratio or 0) > 1 / _STEPS:
+        wanted["training.schedule.warmup_ratio"] = 1 / _STEPS
+    if max(getattr(config.objective, "matryoshka", ()), default=0) >= WIDTH:
+        wanted["objective.matryoshka"] = (WIDTH // 2,)
     if training.optimizer.kind == "adamw_8bit" and not find_spec("bitsandbytes"):
         wanted["training.optimizer.kind"] = "adamw"
     then = getattr(config.validation, "then", None)

@@ -13,10 +13,10 @@ from typing import Any
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, read_yaml
 
-_WIDTH, _VOCABULARY = 64, 2000
+WIDTH, _VOCABULARY = 64, 2000
 _SMALL = {
-    "hidden_size": _WIDTH,
-    "intermediate_size": 2 * _WIDTH,
+    "hidden_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     # fixed, as one tokenizer may read for several models, and two trainings of one differ in rare pieces
@@ -105,7 +105,7 @@ def _tokenizer(texts: Sequence[str]) -> Any:
     )
 
 
-def write_modules(modules: Mapping[str, Any], folder: Path, width: int = _WIDTH) -> None:
+def write_modules(modules: Mapping[str, Any], folder: Path, width: int = WIDTH) -> None:
     """What sentence-transformers writes beside a transformer of this ``width``. ``modules``: of the table."""
     import torch
     from safetensors.torch import save_file

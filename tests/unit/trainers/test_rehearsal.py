@@ -26,6 +26,7 @@ from retrieval.encoders.text_encoder import load_encoder
 from retrieval.jobs.index import IndexConfig
 from tests.cluster.test_faults import TrainHere
 from tests.unit.small_run import make
+from trainers.engine.settings import ScheduleSettings
 from trainers.jobs.train import Train, TrainConfig
 from trainers.rehearsal.collections import Size, make_documents, make_queries, toy_source, write_toy
 from trainers.rehearsal.command import _sizes, parts_of
@@ -308,6 +309,11 @@ def test_a_recipe_runs_as_it_stands_to_its_table(tmp_path: Path, monkeypatch: py
     ("model.training.batches_per_step", 4, 2),
     ("model.training.schedule.warmup_steps", 1, 1),
     ("model.training.schedule.warmup_steps", 2, 1),
+    ("model.training.schedule", "{warmup_ratio: 0.6}", ScheduleSettings(warmup_ratio=0.5)),
+    ("model.objective.matryoshka", "[16, 32]", (16, 32)),
+    ("model.objective.matryoshka", "[32, 64]", (32,)),
+    ("model.encoder.truncate_dim", 64, 64),
+    ("model.encoder.truncate_dim", 256, 64),
     ("model.training.max_steps", 400, 2),
     ("model.tracking.trackers", "[wandb]", ()),
     ("model.fewest_workers", 1, None),
