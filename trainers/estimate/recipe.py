@@ -20,7 +20,6 @@ from pipelines.pairs.pairs import PAIRS
 from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.errors import UserError
 from raytriever.prefetching import TOKENIZING_THREADS
-from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.cost import BYTES_OF_A_WORD, Cost, Size
 from raytriever.stages.stage import Stage, Stages, made_by
@@ -35,7 +34,7 @@ from retrieval.jobs.embed import MOST_SHARDS, ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.engine.order import Order
 from trainers.estimate.counting import Counting, attention_of_gpus
-from trainers.estimate.machines import Machines, find_gpus, known_gpu, seconds_by_cause
+from trainers.estimate.machines import Machines, seconds_by_cause
 from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
 from trainers.estimate.step import StepCost, step_cost
@@ -46,7 +45,6 @@ from trainers.run_settings import RunSettings
 
 TOKENIZE = 1 / 495e3
 """Seconds of a thread for a token."""
-_ANY = "a100"  # stands for an unknown GPU; only its memory is reported
 _LAUNCH = 14e-6  # seconds of the host for each kernel
 _START_UP = 5.0  # seconds of new workers on GPUs
 _NUMBER = 4  # bytes on disk of a float32
@@ -201,21 +199,6 @@ class Estimating:
         bound = max(of_batch, key=lambda cause: of_batch[cause])
         batches = read.epochs * read.batches / machines.count
         return Estimate(stage, made, {bound: batches * of_batch[bound]} if batches else {}, peak)
-
-
-def estimate_of_run(stage: Stage[Any], gpus: str) -> str:
-    """A line on the training on stored batches that ``stage`` is. ``gpus``: their kind; of an unknown one no time."""
-    known = known_gpu(gpus)
-    estimating = Estimating({stage.command: stage}, find_gpus(known or _ANY, stage.config.resources.workers or 1))
-    estimating.add(stage.command)
-    found = estimating.found[stage.command]
-    if found.step is None:
-        return "a static encoder's training is not estimated: a step takes milliseconds"
-    text = f"each GPU holds {gib(found.step.peak)} at most: {found.step.parts}"
-    if known and found.causes:
-        each = f"{found.seconds / found.steps:.2g} s a step"
-        text += f"; on {known.upper()}s {format_seconds(found.seconds)}, {each}, bound by {found.bound}"
-    return f"{text}; counted and modelled, as by raytriever estimate"
 
 
 def gib(number: float) -> str:

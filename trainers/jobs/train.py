@@ -161,14 +161,12 @@ class Train(Stage[TrainConfig]):
             yield self._train_here(progress)
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from trainers.jobs.worker import Spread, fit_alone, gpus_of_cluster, log_estimate, outcome_of
+        from trainers.jobs.worker import Spread, fit_alone, outcome_of
 
         board, stage = open_board(), self.for_workers()
         config = stage.config
         arguments = {"settings": config, "derivation": self.derivation(), "board": board}
         spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
-        if config.resources.gpus_per_worker:  # while workers start
-            log_estimate.remote(stage, gpus_of_cluster(), board)
         fit = fit_alone
         if (config.resources.workers or 1) > 1 or config.sharding != "replicated":  # weights are shared out by a group
             from trainers.jobs.workers import fit_on_workers as fit  # start of Ray Train: 8 s

@@ -28,7 +28,7 @@ from raytriever.stages.metrics import (
     StageMetrics,
 )
 from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads, workers_that_fit
-from raytriever.stages.stage import Resources, Stage
+from raytriever.stages.stage import Resources
 from retrieval.encoders.attention import KEEPS_MEMORY
 from trainers.engine.callback import Callback
 from trainers.record.ledger import negatives_per_query
@@ -41,33 +41,12 @@ _POLL_SECONDS = 0.2
 GPU_VARIABLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-def gpus_of_cluster() -> str:
-    """The kinds of GPUs that Ray has found, as it calls them: ``A100``."""
-    found = {name for node in ray.nodes() if node["Alive"] for name in node["Resources"]}
-    return " ".join(name.partition(":")[2] for name in sorted(found) if name.startswith("accelerator_type:"))
-
-
 class Spread(NamedTuple):
     """Over how many workers, and how many losses of workers a run survives; see ``TrainConfig``."""
 
     resources: Resources
     fewest_workers: int | None
     failures_survived: int
-
-
-@ray.remote(num_cpus=0, max_calls=1)  # type: ignore[untyped-decorator]
-def log_estimate(stage: Stage[Any], gpus: str, board: Any) -> None:
-    """Logs the estimated cost of the run on its ``gpus``, if it can be estimated.
-
-    It runs in a process of its own, because an estimate replaces torch's attention for its whole process.
-    """
-    from trainers.estimate.recipe import estimate_of_run
-
-    with log_to(board.post.remote):
-        try:
-            log.info(f"  {estimate_of_run(stage, gpus)}")
-        except Exception as error:  # which is none of training's
-            log.info(f"  the cost of a step can't be estimated: {type(error).__name__}: {error}")
 
 
 def run_on_worker(

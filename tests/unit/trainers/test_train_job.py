@@ -92,19 +92,16 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
         check_slices(fewest, workers, per_step, rows, "b")
 
 
-@pytest.mark.parametrize(("resources", "changes", "fit", "estimated"), [
-    ({}, {}, "alone", False),
-    ({"workers": 1, "gpus_per_worker": 1}, {}, "alone", True),
-    ({"workers": 2}, {"fewest_workers": 2}, "on workers", False),
-    ({}, {"sharding": "zero2"}, "on workers", False),  # which a process group shares out
+@pytest.mark.parametrize(("resources", "changes", "fit"), [
+    ({}, {}, "alone"),
+    ({"workers": 1, "gpus_per_worker": 1}, {}, "alone"),
+    ({"workers": 2}, {"fewest_workers": 2}, "on workers"),
+    ({}, {"sharding": "zero2"}, "on workers"),  # which a process group shares out
 ])  # fmt: skip
-def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: str, estimated: bool) -> None:
+def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: str) -> None:
     happened = list[Any]()
     for name, place in (("alone", "worker.fit_alone"), ("on workers", "workers.fit_on_workers")):
         monkeypatch.setattr(f"trainers.jobs.{place}", lambda *those, name=name: happened.append(name) or those)
-    remote = SimpleNamespace(remote=lambda *those: happened.append(those))
-    monkeypatch.setattr("trainers.jobs.worker.log_estimate", remote)
-    monkeypatch.setattr("trainers.jobs.worker.gpus_of_cluster", lambda: "H100")
     monkeypatch.setattr("trainers.jobs.worker.outcome_of", lambda fit, *those: (fit(), those))
     monkeypatch.setattr("trainers.jobs.train.open_board", lambda: "board")
     monkeypatch.setattr(Train, "seconds_here", lambda *_: 7.0)
@@ -121,10 +118,7 @@ def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: s
     assert shown == ("board", "progress")
     assert arguments == {"settings": sent.config, "derivation": "derived", "board": "board"}
     assert spread == (sent.config.resources, changes.get("fewest_workers"), 5)
-    decided, started, *estimate, fitted = happened
-    assert decided == (7.0, bool(resources))
-    assert (started, fitted) == ("start", fit)
-    assert [(type(those[0]), *those[1:]) for those in estimate] == [(Train, "H100", "board")] * estimated
+    assert happened == [(7.0, bool(resources)), "start", fit]
 
 
 def test_a_short_run_is_made_in_this_process_on_all_of_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ from trainers.estimate.recipe import (
     count_forward,
     embedding_causes,
     encoder_cost,
-    estimate_of_run,
     joined,
     published_size,
     shape_of,
@@ -52,7 +51,6 @@ from trainers.estimate.recipe import (
 from trainers.estimate.step import StepCost, count_step, fake_objective, step_cost
 from trainers.jobs.score import Score, ScoreConfig
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.worker import log_estimate
 from trainers.objectives.pair_settings import ContrastiveSettings
 from trainers.run_settings import RunSettings
 from trainers.training_run import place
@@ -207,7 +205,7 @@ def test_texts_that_nobody_has_measured_have_an_assumed_length(tmp_path: Path) -
     assert astuple(unknown) == pytest.approx((8, 100 / 4.6, 600 / 4.6, 0, 0))
 
 
-def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_on_stored_batches_is_of_their_size(models: Path, tmp_path: Path, monkeypatch) -> None:
     batches = store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(3)])
     values = {
         "batches": batches,
@@ -216,21 +214,6 @@ def test_a_run_says_what_it_takes_before_it_starts(models: Path, tmp_path: Path,
         "output": str(tmp_path / "model"),
         "resources": {"workers": 1, "gpus_per_worker": 1},
     }
-    stage = Train(validate(TrainConfig, values, "train"))
-    said = estimate_of_run(stage, "H100")
-    assert said.startswith("each GPU holds 0.0 GiB at most: weights 0.0, gradients 0.0, optimizer states 0.0, act")
-    assert "; on H100s " in said
-    assert " s a step, bound by launches; counted" in said
-    assert "; on " not in estimate_of_run(stage, "Gaudi")
-    records: list[Any] = []
-    board = SimpleNamespace(post=SimpleNamespace(remote=records.append))
-    assert log_estimate._default_options["max_calls"] == 1  # Ray's process that makes it does nothing else
-    for model in (stage.config.encoder.model, "org/unknown"):
-        encoder = stage.config.encoder.model_copy(update={"model": model})
-        other = Train(stage.config.model_copy(update={"encoder": encoder}))
-        log_estimate._function(other, "H100", board)
-    assert records[0].getMessage() == f"  {said}"
-    assert "can't be estimated: UserError: train: The sizes of the model 'org/unknown'" in records[1].getMessage()
     found = []
     monkeypatch.setattr(recipe, "step_cost", lambda *_: StepCost(*[7] * 10))
     for changes in ({}, {"checkpoints_kept": 5}, {"training.max_steps": 2}, {"training.batches_per_step": 2}):

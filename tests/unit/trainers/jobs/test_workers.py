@@ -97,8 +97,8 @@ def test_a_worker_with_a_gpu_tokenizes_on_all_of_its_cpus() -> None:
     assert size_of(cpus_per_worker=3) == (3, KEEPS_MEMORY)
 
 
-def node(alive: bool = True, **resources: float) -> dict[str, Any]:
-    return {"Alive": alive, "Resources": resources}
+def node(**resources: float) -> dict[str, Any]:
+    return {"Alive": True, "Resources": resources}
 
 
 def test_without_a_number_of_cpus_a_worker_has_its_share_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +129,6 @@ def test_a_worker_that_is_killed_too_often_is_a_matter_of_memory(monkeypatch: py
     monkeypatch.setattr(ray, "get", lost)
     with pytest.raises(UserError, match=r"killed more often than failures_survived \(2\), mostly because memory"):
         worker.fit_alone({}, Spread(Resources(cpus_per_worker=1), None, 2))
-
-
-def test_the_gpus_of_a_cluster_are_those_of_nodes_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = [node(**{f"accelerator_type:{kind}": 1.0, "CPU": 8.0}) for kind in ("H100", "A100", "A100")]
-    monkeypatch.setattr(ray, "nodes", lambda: [*kinds, node(alive=False, **{"accelerator_type:T4": 1.0})])
-    assert worker.gpus_of_cluster() == "A100 H100"
 
 
 @pytest.mark.parametrize(("resources", "fewest", "nodes", "expected"), [
