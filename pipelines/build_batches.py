@@ -126,8 +126,9 @@ def build_batches(
     an Arrow table, or a mapping of columns. It can also be rows: mappings, or tuples of query, document and negatives.
     Its columns are query and document (also called anchor and positive). If just two columns are texts, they may have
     any names. Optional columns are negative, negative_1, …, domain, query_id and document_id. A document or negative
-    may be a list of texts. Equal texts without ids are one query, or one document. Negatives become hard negatives, by
-    default as many as half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another number.
+    may be a list of texts. Equal texts of a domain without ids are one query, or one document. Negatives become hard
+    negatives, by default as many as half of the rows have; ``{"batches.negatives_per_example": 3}`` sets another
+    number.
 
     Or give ``queries`` and ``documents``, lists with a pair in row i of both, and perhaps their ``domains``. Batches
     mix domains, unless ``clusters.small_domains`` is 'merge'. ``drop_empty`` leaves out empty texts, with their pairs;

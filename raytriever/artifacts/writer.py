@@ -168,6 +168,12 @@ class ArtifactWriter:
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
                 " output, or give --force to replace it."
             )
+        inner = [name for name in files if name.endswith((f"/{MANIFEST}", f"/{BUILDING}"))]
+        if differences and inner:
+            raise UserError(
+                f"{self.folder.describe(min(inner))} is another artifact's, which would be removed with"
+                f" {self.folder.uri}. Nothing was changed. Move it, or choose another output."
+            )
         self._stale = stored if differences else None
         self.differences = differences if files - {BUILDING} else []
         self.complete = not differences and MANIFEST in files

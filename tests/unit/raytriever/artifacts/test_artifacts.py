@@ -176,6 +176,17 @@ def test_replacing_leaves_nothing_of_the_old_one(place: str) -> None:
     assert contents(place) == contents(f"{place}-fresh")
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "building.json"])
+def test_another_artifact_in_it_is_not_removed(place: str, name: str) -> None:
+    make(place)
+    Folder(place).write_bytes(f"inner/{name}", b"{}")
+    before = contents(place)
+    with pytest.raises(UserError, match=rf"inner/{name} is another artifact's, which would be removed with .*Move it"):
+        make(place, OTHER, replace=True)
+    assert contents(place) == before
+    assert make(place).fingerprint
+
+
 def test_what_killed_workers_left_is_removed_at_the_beginning_and_at_the_end(tmp_path: Path) -> None:
     writer = ArtifactWriter(str(tmp_path), DERIVATION)
     for step in (writer.begin, lambda: writer.finish([], {}, RUN)):
