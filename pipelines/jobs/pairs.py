@@ -1,7 +1,7 @@
 """`raytriever pairs`: the judged positives of a collection's splits as training pairs, each once."""
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -15,17 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.lookups import earlier_file, earlier_record
+from pipelines.jobs.lookups import earlier_file
 from pipelines.mining.rules import folded_text_keys, sampling_keys
-from pipelines.pairs.duplicates import (
-    DuplicateSettings,
-    band_keys,
-    first_similar,
-    shingle_hashes,
-    shingle_sets,
-    similarity,
-    text_blocks,
-)
 from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
 from raytriever.artifacts.artifact import (
     Artifact,
@@ -39,7 +30,7 @@ from raytriever.relations import Relations, numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
-from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.indexes.top_k import query_blocks
 from retrieval.rankings import StoredRanking
 
@@ -47,7 +38,8 @@ Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
 _EXAMPLES = 5
 _SECONDS_A_TEXT = 0.6e-6
-_JUDGED, _DISTINCT = "relations/judged.parquet", "relations/distinct.parquet"
+_JUDGED = "relations/judged.parquet"
+_ROWS_AT_ONCE = 10_000
 
 
 class Stretch(NamedTuple):
@@ -66,15 +58,9 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, record: ShardRecord) -> None:
-        """Adds the counts of an earlier shard."""
-        self.counts.update(record.counts)
-        self.dropped.update(record.dropped)
-        self.facts |= record.facts
-
 
 class PairsConfig(StageConfig):
-    """The judgments that become pairs, and how repeats are handled."""
+    """The judgments that become pairs, and which of them stay."""
 
     collection: InputPath
     """The collection with the judgments."""
@@ -82,8 +68,8 @@ class PairsConfig(StageConfig):
     """Splits of judgments. Several splits give one set of pairs."""
     minimum_relevance: int = 1
     """Lowest grade of a document that answers its query."""
-    duplicates: DuplicateSettings = DuplicateSettings()
-    """What to do with pairs that repeat an earlier one."""
+    duplicates: Literal["drop", "keep"] = "drop"
+    """What to do with pairs that repeat both texts of an earlier one, apart from case and white space."""
     run: InputPath | None = None
     """A ranking for the split's queries. Pairs are dropped if it doesn't find their document. A query that a language
     model wrote may fit another document better (round-trip filter: Alberti et al. 2019; Dai et al. 2022)."""
@@ -146,41 +132,13 @@ EQUAL_TEXTS = """
     WINDOW same AS (PARTITION BY query_key, document_key ORDER BY query_row, document_row, listed)
     QUALIFY listed <> first
 """
-CANDIDATES = """
-    WITH used AS (SELECT DISTINCT {side}_row AS row FROM pairs),
-    buckets AS (
-        SELECT row, unnest(list_append(buckets, key)) AS bucket FROM stored($texts)
-        WHERE row IN (SELECT row FROM used)
-    ),
-    neighbours AS (
-        SELECT row AS high, unnest([lag(row) OVER shared, first_value(row) OVER shared]) AS low
-        FROM buckets WHERE bucket <> 0 WINDOW shared AS (PARTITION BY bucket ORDER BY row)
-    )
-    SELECT DISTINCT high, low FROM neighbours WHERE low < high ORDER BY high, low
-"""
-NEAR_TEXTS = """
-    CREATE TABLE near_texts AS
-    SELECT pairs.*, coalesce(queries.near, query_row) AS query_near, coalesce(documents.near, document_row)
-        AS document_near
-    FROM pairs LEFT JOIN stored($queries) AS queries ON queries.row = query_row
-    LEFT JOIN stored($documents) AS documents ON documents.row = document_row
-"""
-LATER_NEAR = """
-    SELECT * FROM (
-        SELECT listed, query_row, document_row, query_near, document_near, first_value(listed) OVER alike AS first,
-            first_value(query_row) OVER alike AS first_query_row,
-            first_value(document_row) OVER alike AS first_document_row
-        FROM near_texts
-        WINDOW alike AS (PARTITION BY query_near, document_near ORDER BY query_row, document_row, listed)
-    ) WHERE listed <> first ORDER BY listed
-"""
 EXAMPLES = """
     SELECT later.query_id, later.document_id, earlier.query_id, earlier.document_id
-    FROM {repeats} JOIN pairs AS later ON later.listed = {repeats}.listed
+    FROM equal_texts JOIN pairs AS later ON later.listed = equal_texts.listed
     JOIN pairs AS earlier ON earlier.listed = first
     ORDER BY later.query_row, later.document_row, later.listed LIMIT $most
 """
-NOT_REPEATED = "DELETE FROM pairs WHERE listed IN (SELECT listed FROM {repeats})"
+NOT_REPEATED = "DELETE FROM pairs WHERE listed IN (SELECT listed FROM equal_texts)"
 CROWDED = """
     SELECT listed, query_id, document_id FROM pairs
     QUALIFY count(*) OVER (PARTITION BY {side}_row) > $number ORDER BY listed
@@ -203,7 +161,7 @@ class Pairs(Stage[PairsConfig]):
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 7
+    algorithm_version = 8
     config_class = PairsConfig
     unit = "pairs"
 
@@ -225,20 +183,16 @@ class Pairs(Stage[PairsConfig]):
         return Cost(made, 1.0e-6 * pairs, 2 * ceil(pairs / self.config.texts_per_shard), alone=1.3e-6 * pairs)
 
     def phases(self) -> list[Phase]:
-        """Judgments by row, keys of their texts if these are compared, texts that are near others, and pairs."""
-        settings, stretches = self.config.duplicates, self._stretches()
-        phases = [Phase("judged", WHOLE, self._find_rows)]
-        if settings.needs_texts:
-            phases.append(Phase("texts", stretches, self._make_keys))
-        if settings.near != "off":
-            phases.append(Phase("distinct", WHOLE, self._find_candidates))
-            phases.append(Phase("near", stretches, self._compare))
-        return [*phases, Phase("pairs", WHOLE, self._write_pairs, intermediate=False)]
+        """Judgments by row, keys of their texts if these are compared, and pairs."""
+        stretches = self._stretches() if self.config.duplicates == "drop" else []
+        return [
+            Phase("judged", WHOLE, self._find_rows),
+            Phase("texts", stretches, self._make_keys),
+            Phase("pairs", WHOLE, self._write_pairs, intermediate=False),
+        ]
 
     def seconds_here(self, pending: list[Shard]) -> float:
-        """Seconds of hashing texts. MinHash takes as long as the default counts on."""
-        if self.config.duplicates.near != "off":
-            return super().seconds_here(pending)
+        """Seconds of hashing texts."""
         return _SECONDS_A_TEXT * self.config.texts_per_shard * len(pending)
 
     def _stretches(self) -> list[Stretch]:
@@ -291,16 +245,13 @@ class Pairs(Stage[PairsConfig]):
         return {part: np.flatnonzero(has_pairs) for part, has_pairs in found.items()}
 
     def _make_keys(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
-        """A hash of each text of a stretch that pairs have, without its case and white space, and its buckets."""
-        settings, rows = self.config.duplicates, self._own_rows(stretch)
-        keys, buckets = [np.empty(0, np.uint64)], list[NDArray[np.uint64]]()
-        for texts in self._texts(stretch.part, rows):
-            keys.append(folded_text_keys(texts))
-            if settings.near != "off":
-                buckets += [*band_keys(*shingle_hashes(texts, settings.words(stretch.part)), settings.similarity)]
+        """A hash of each text of a stretch that pairs have, without its case and white space."""
+        rows, keys = self._own_rows(stretch), [np.empty(0, np.uint64)]
+        stored = StoredCollection(self.config.collection).rows_of(stretch.part)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            table = stored.take(rows[start : start + _ROWS_AT_ONCE], text_columns(stretch.part))
+            keys.append(folded_text_keys(texts_of(table, stretch.part)))
         table = pa.table({"row": rows, "key": np.concatenate(keys)})
-        if settings.near != "off":
-            table = table.append_column("buckets", pa.array(buckets, pa.list_(pa.uint64())))
         writer.add_table(_table_of(writer.name), table, values_repeat=False)
         return writer.commit()
 
@@ -309,56 +260,22 @@ class Pairs(Stage[PairsConfig]):
         rows = np.load(self._earlier("judged", _rows_of(stretch.part)), mmap_mode="r")
         return np.array(rows[slice(*np.searchsorted(rows, [stretch.begin, stretch.end]))])
 
-    def _texts(self, part: TextPart, rows: NDArray[np.int64]) -> Iterator[list[str]]:
-        return text_blocks(StoredCollection(self.config.collection).rows_of(part), part, rows)
-
-    def _find_candidates(self, _: None, writer: ShardWriter) -> ShardRecord:
-        """The pairs without equal ones, and which of their texts may be nearly the same."""
-        tally = Tally()
-        with self._open(writer) as db:
-            self._make_distinct(db, tally)
-            db.write("FROM pairs ORDER BY query_row, document_row, listed", writer.path(_DISTINCT))
-            writer.add(_DISTINCT)
-            for part, side in _SIDES.items():
-                path = writer.path(_candidates(part))
-                db.write(CANDIDATES.format(side=side), path, texts=self._tables_of("texts", part))
-                writer.add(_candidates(part))
-        return writer.commit(counts=tally.counts, dropped=tally.dropped, facts=tally.facts)
-
-    def _make_distinct(self, db: Relations, tally: Tally) -> None:
-        """The table ``pairs``, of equal ones the first alone where the others are to go."""
-        db.run(ALL_PAIRS, judged=str(self._earlier("judged", _JUDGED)))
-        if self.config.duplicates.needs_texts:
-            db.run(EQUAL_TEXTS, **{part: self._tables_of("texts", part) for part in _SIDES})
-            drop = self.config.duplicates.exact == "drop"
-            _leave_out_repeats(db, "equal_texts", "with both texts", "exact duplicates", tally, drop=drop)
-
-    def _compare(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:
-        """The texts of a stretch that are similar to earlier ones, and of each the first that it is similar to."""
-        part, within = stretch.part, [("high", ">=", stretch.begin), ("high", "<", stretch.end)]
-        candidates = pq.read_table(self._earlier("distinct", _candidates(part)), filters=within)
-        high, low = (candidates[name].to_numpy() for name in ("high", "low"))
-        rows, sets = np.unique(high), self._shingles(part, np.concatenate([high, low]))
-        pairs = zip(low.tolist(), high.tolist(), strict=True)
-        near = first_similar(rows, pairs, sets, self.config.duplicates.threshold(part))
-        is_later = near != rows
-        writer.add_table(_table_of(writer.name), pa.table({"row": rows[is_later], "near": near[is_later]}))
-        return writer.commit(counts={f"{part} with nearly the text of an earlier one": int(is_later.sum())})
-
-    def _shingles(self, part: TextPart, rows: NDArray[np.int64]) -> dict[int, NDArray[np.uint64]]:
-        distinct, words = np.unique(rows), self.config.duplicates.words(part)
-        sets = (own for texts in self._texts(part, distinct) for own in shingle_sets(texts, words))
-        return dict(zip(distinct.tolist(), sets, strict=True))
+    def _leave_out_repeats(self, db: Relations, tally: Tally) -> None:
+        """Of pairs with equal texts the first stays; some others are kept as examples."""
+        db.run(EQUAL_TEXTS, **{part: self._tables_of("texts", part) for part in _SIDES})
+        ((count,),) = db.rows("SELECT count(*) FROM equal_texts")
+        tally.counts["pairs with both texts of an earlier one"] = tally.dropped["exact duplicates"] = count
+        found = db.rows(EXAMPLES, most=_EXAMPLES)
+        tally.facts["exact_duplicates"] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
+        db.run(NOT_REPEATED)
 
     def _write_pairs(self, _: None, writer: ShardWriter) -> ShardRecord:
         """``pairs/00000.parquet`` and on, and ``pair_keys`` of all that is known to be relevant, ascending."""
         config, tally, rows = self.config, Tally(), 0
         with self._open(writer) as db:
-            if config.duplicates.near == "off":
-                self._make_distinct(db, tally)
-            else:
-                db.run("CREATE TABLE pairs AS FROM stored($pairs)", pairs=str(self._earlier("distinct", _DISTINCT)))
-                self._leave_out_near(db, tally)
+            db.run(ALL_PAIRS, judged=str(self._earlier("judged", _JUDGED)))
+            if config.duplicates == "drop":
+                self._leave_out_repeats(db, tally)
             if config.run is not None:
                 self._leave_out_not_found(db, config.run, tally)
             if config.documents_per_query is not None:
@@ -397,34 +314,6 @@ class Pairs(Stage[PairsConfig]):
             )
         tally.dropped[f"pairs not found within {most}"] = lost
 
-    def _leave_out_near(self, db: Relations, tally: Tally) -> None:
-        """Leaves out pairs with nearly the same texts as an earlier one, if the settings say so."""
-        for shard in self._phases["distinct"].shards + self._phases["near"].shards:
-            tally.add(earlier_record(self.config.output, shard))
-        db.run(NEAR_TEXTS, **{part: self._tables_of("near", part) for part in _SIDES})
-        db.run("CREATE TABLE near_repeats (listed BIGINT, first BIGINT)")
-        for later in db.tables(LATER_NEAR, 10_000):
-            alike = later.select(["listed", "first"]).filter(pa.array(self._are_alike(later)))
-            db.load("INSERT INTO near_repeats FROM stream", alike.schema, [alike])
-        drop = self.config.duplicates.near == "drop"
-        _leave_out_repeats(db, "near_repeats", "with nearly both texts", "near duplicates", tally, drop=drop)
-
-    def _are_alike(self, later: pa.Table) -> NDArray[np.bool_]:
-        """Whether both texts of a pair are similar to those of the first with the same near ones, (pairs,).
-
-        A text is not compared again with the one that it was found to be near.
-        """
-        alike = np.ones(len(later), dtype=bool)
-        for part, side in _SIDES.items():
-            names = (f"{side}_row", f"first_{side}_row", f"{side}_near")
-            own, first, near = (later[name].to_numpy() for name in names)
-            unknown = np.flatnonzero(alike & (near != own) & (near != first))
-            sets = self._shingles(part, np.concatenate([own[unknown], first[unknown]]))
-            threshold = self.config.duplicates.threshold(part)
-            for place in unknown.tolist():
-                alike[place] = similarity(sets[int(own[place])], sets[int(first[place])]) >= threshold
-        return alike
-
     def _write_positives(self, writer: ShardWriter) -> None:
         keys = [np.empty(0, np.int64)]
         judged = pq.ParquetFile(self._earlier("judged", _JUDGED))  # in order
@@ -455,20 +344,6 @@ class Pairs(Stage[PairsConfig]):
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
 
 
-def _leave_out_repeats(db: Relations, repeats: str, how: str, reason: str, tally: Tally, *, drop: bool) -> None:
-    """Counts the pairs that repeat the ``first`` of their kind, keeps some as examples, and leaves them out if wanted.
-
-    ``repeats``: a table of which pair repeats which, both by their ``listed``.
-    """
-    ((count,),) = db.rows(f"SELECT count(*) FROM {repeats}")
-    tally.counts[f"pairs {how} of an earlier one"] = count
-    found = db.rows(EXAMPLES.format(repeats=repeats), most=_EXAMPLES)
-    tally.facts[reason.replace(" ", "_")] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
-    if drop:
-        tally.dropped[reason] = count
-        db.run(NOT_REPEATED.format(repeats=repeats))
-
-
 def leave_out_beyond(db: Relations, side: Side, number: int, choose: ChooseDocuments, tally: Tally) -> None:
     """Keeps at most ``number`` pairs of each query, or document: drawn by a hash of both ids, or listed first."""
     db.run("CREATE OR REPLACE TABLE drawn (listed BIGINT, key UBIGINT)")
@@ -489,7 +364,3 @@ def _table_of(shard: str) -> str:
 
 def _rows_of(part: TextPart) -> str:
     return f"relations/{part}.npy"
-
-
-def _candidates(part: TextPart) -> str:
-    return f"relations/candidates-{part}.parquet"

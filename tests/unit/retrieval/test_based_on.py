@@ -45,7 +45,7 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
           documents.source.path: here
           pairs.split: null
           pairs.minimum_relevance: 1
-          pairs.duplicates.queries: "yes"
+          pairs.duplicates: "yes"
         """,
     )
     stages = load_recipe(mine, []).stages
@@ -56,7 +56,7 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
         "collection": "documents",
         "minimum_relevance": 1,
         "split": None,
-        "duplicates": {"queries": "yes"},  # the types are the file's: no text is read as YAML once more
+        "duplicates": "yes",  # the types are the file's: no text is read as YAML once more
         "resources": {"workers": 2},
     }
     assert load_recipe(str(folder / "base.yaml"), []).stages["pairs"]["minimum_relevance"] == 2

@@ -11,7 +11,6 @@ from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
-from pipelines.pairs.duplicates import DuplicateSettings
 from raytriever.artifacts.artifact import BUILDING, ShardRecord
 from raytriever.artifacts.storage import Folder
 from raytriever.artifacts.writer import ArtifactWriter
@@ -28,11 +27,7 @@ def batch_stages(folder: Path, collection: str, vectors: str) -> list[Stage[Any]
     pairs, clusters, packing = (str(folder / name) for name in ("pairs", "clusters", "packing"))
     inputs: dict[str, Any] = {"collection": collection, "vectors": vectors}
     return [
-        Pairs(
-            PairsConfig(
-                collection=collection, output=pairs, texts_per_shard=30, duplicates=DuplicateSettings(near="drop")
-            )
-        ),
+        Pairs(PairsConfig(collection=collection, output=pairs, texts_per_shard=30)),
         Cluster(
             ClusterConfig(pairs=pairs, vectors=vectors, output=clusters, cluster_size=5, smallest_domain=BATCH_SIZE)
         ),

@@ -139,7 +139,7 @@ def test_repeated_pairs_are_those_a_literal_count_finds(data: Path, tmp_path: Pa
     split = "test" if name == "cacm" else "train"
     uri = make(Collect(CollectConfig(source=BeirFolder(path=str(data / name)), output=str(tmp_path / "collection"))))
     stored = StoredCollection(uri)
-    config = PairsConfig(collection=uri, split=split, duplicates={"near": "report"}, output=str(tmp_path / "pairs"))  # type: ignore[arg-type]
+    config = PairsConfig(collection=uri, split=split, output=str(tmp_path / "pairs"))
     artifact = Artifact(make(Pairs(config)))
     normal = {
         row["id"]: " ".join(f"{row.get('title', '')} {row['text']}".casefold().split())

@@ -37,7 +37,7 @@ def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> tuple[
     with TemporaryDirectory() as folder:
         judged = [(*row, "train") for row in rows]
         collection = store(Path(folder) / "c", [pa.Table.from_pylist(documents)], list(queries), judged)
-        values = {"collection": collection, "minimum_relevance": minimum_relevance, "duplicates": {"exact": "keep"}}
+        values = {"collection": collection, "minimum_relevance": minimum_relevance, "duplicates": "keep"}
         made = Artifact(made_by(Pairs, values | {"output": f"{folder}/pairs"}))
         return read_pairs(made, SCHEMA.names), read_positives(made).tolist()
 
@@ -48,8 +48,8 @@ def test_a_folder_may_be_called_like_a_column(tmp_path: Path) -> None:
     queries = [(name, f"y {name}", "", []) for name in QUERY_IDS]
     collection = store(tmp_path / "c", [pa.Table.from_pylist(documents)], queries, [(*row, "train") for row in GRADES])
     tables = []
-    for folder in ("plain", "domain=all", "near=drop"):
-        values = {"collection": collection, "duplicates": {"near": "report"}, "output": str(tmp_path / folder / "p")}
+    for folder in ("plain", "domain=all", "duplicates=drop"):
+        values = {"collection": collection, "output": str(tmp_path / folder / "p")}
         tables.append(read_pairs(Artifact(made_by(Pairs, values)), SCHEMA.names))
     assert tables[0] == tables[1] == tables[2]
     assert sorted(tables[0]["domain"].to_pylist()) == ["d0", "d1", "d2"]
@@ -57,10 +57,9 @@ def test_a_folder_may_be_called_like_a_column(tmp_path: Path) -> None:
 
 def test_workers_hash_texts_where_that_saves_more_than_they_take_to_start() -> None:
     stretches, session = [Shard("", None, 0)] * 300, RaySession(2)
-    for near, texts, most in (("off", 100_000, 266), ("off", 200_000, 133), ("drop", 100_000, 300)):
-        config = {"collection": "absent", "output": "pairs", "duplicates": {"near": near}, "texts_per_shard": texts}
-        stage = Pairs(validate(PairsConfig, config, "here"))
-        assert [stage.is_made_here(stretches[:number], session) for number in (most, 300)] == [True, most == 300]
+    for texts, most in ((100_000, 266), (200_000, 133)):
+        stage = Pairs(validate(PairsConfig, {"collection": "c", "output": "pairs", "texts_per_shard": texts}, "here"))
+        assert [stage.is_made_here(stretches[:number], session) for number in (most, 300)] == [True, False]
 
 
 @settings(max_examples=8)
@@ -204,12 +203,9 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
         {"pair": ["q1", "d3"], "repeats": ["q0", "d0"]},
         {"pair": ["q2", "d3"], "repeats": ["q2", "d1"]},
     ]
-    kept = pairs_of(tmp_path / "kept", collection, duplicates={"exact": "keep"})
+    kept = pairs_of(tmp_path / "kept", collection, duplicates="keep")
     assert len(ids(kept)) == 7
-    reported = pairs_of(tmp_path / "reported", collection, duplicates={"exact": "keep", "near": "report"})
-    assert ids(reported) == ids(kept)
-    assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
-    assert not any(reported.manifest["dropped"].values())
+    assert not any(kept.manifest["dropped"].values())
 
 
 @settings(max_examples=4)
@@ -230,18 +226,12 @@ def test_shards_and_files_change_nothing(tmp_path_factory, judged, size) -> None
     found = pairs_of(folder / "pairs", collection, texts_per_shard=size, rows_per_file=size)
     assert ids(found) == expected
     assert len(found.names("pairs/")) == -(-len(expected) // size)
-    values: dict[str, Any] = {"duplicates": {"near": "drop"}}
-    near = [pairs_of(folder / f"near-{n}", collection, texts_per_shard=n, **values) for n in (size, 100)]
-    assert ids(near[0]) == ids(near[1])
-    assert near[0].manifest["counts"] == near[1].manifest["counts"]
-    assert [shard.files for shard in near[0].shards] == [shard.files for shard in near[1].shards]
 
 
 @pytest.mark.parametrize("values", [
     {},
-    {"duplicates": {"exact": "keep"}, "documents_per_query": 2, "choose_documents": "first"},
+    {"duplicates": "keep", "documents_per_query": 2, "choose_documents": "first"},
     {"documents_per_query": 3, "queries_per_document": 2, "rows_per_file": 40, "texts_per_shard": 9},
-    {"duplicates": {"near": "drop"}, "rows_per_file": 40},
 ])  # fmt: skip
 def test_bytes_depend_neither_on_threads_nor_on_memory(tmp_path: Path, values: dict[str, Any]) -> None:
     generator = np.random.default_rng(1)
@@ -271,76 +261,3 @@ def test_several_splits_and_a_judgment_of_what_is_not_there(tmp_path: Path) -> N
     assert ids(pairs_of(tmp_path / "one", collection, split="dev")) == [("q0", "d0"), ("q1", "d1")]
     with pytest.raises(UserError, match="no judgments of split 'test'"):
         pairs_of(tmp_path / "none", collection, split=["train", "test"])
-
-
-def test_nearly_equal_pairs_go_and_other_positives_stay(tmp_path: Path) -> None:
-    queries = ["what is this long text about", "What is this long text about ", "which word is the other one"]
-    documents = [("", LONG), ("", NEARLY), ("", LONG.replace("word1", "1")), ("", "something else")]
-    judged = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (2, 0), (2, 1)]
-    collection = collection_of(tmp_path, queries, documents, judged)
-    dropped = pairs_of(tmp_path / "dropped", collection, duplicates={"near": "drop"})
-    assert ids(dropped) == [("q0", "d0"), ("q0", "d2"), ("q0", "d3"), ("q2", "d0")]
-    assert dropped.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 2}
-    assert dropped.manifest["facts"]["near_duplicates"] == [
-        {"pair": ["q0", "d1"], "repeats": ["q0", "d0"]},
-        {"pair": ["q2", "d1"], "repeats": ["q2", "d0"]},
-    ]
-    counts = dropped.manifest["counts"]
-    assert counts["documents with nearly the text of an earlier one"] == 1
-    assert counts["queries with nearly the text of an earlier one"] == 0
-    assert counts["pairs with nearly both texts of an earlier one"] == 2
-    reported = pairs_of(tmp_path / "reported", collection, duplicates={"near": "report"})
-    assert len(ids(reported)) == 6
-    assert reported.manifest["dropped"] == {"exact duplicates": 1}
-    assert reported.manifest["counts"]["pairs with nearly both texts of an earlier one"] == 2
-
-
-def test_a_chain_of_similar_documents_does_not_drift(tmp_path: Path) -> None:
-    words = LONG.split()
-    new = [f"new{number}" for number in range(36)]
-    documents = [("", " ".join([*new[: 3 * step], *words[3 * step :]])) for step in range(12)]
-    collection = collection_of(tmp_path, ["the one question of all"], documents, [(0, step) for step in range(12)])
-    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
-    kept = [int(document[1:]) for _, document in ids(artifact)]
-    # 118 n-grams each, of which two texts have 3 more in common for each step less between them
-    alike = {step: (118 - 3 * step) / (118 + 3 * step) >= 0.8 for step in range(12)}
-    for step in range(12):
-        assert step in kept or any(alike[step - earlier] for earlier in kept if earlier < step)
-    assert kept[0] == 0
-    assert len(kept) >= 3
-    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 11
-
-
-def test_texts_that_are_near_a_third_are_compared_with_each_other(tmp_path: Path) -> None:
-    """Documents 1 and 2 are alike, 3 and 4 are not, though each is near document 0, which answers another question."""
-    words = LONG.split()
-
-    def with_new(places: range) -> tuple[str, str]:
-        return "", " ".join(f"new{place}" if place in places else word for place, word in enumerate(words))
-
-    documents = [("", LONG), with_new(range(3)), with_new(range(2)), with_new(range(9)), with_new(range(60, 67))]
-    queries = [
-        "an entirely different matter of its own",
-        *["the one question of all"] * 2,
-        *["one more question here"] * 2,
-    ]
-    judged = [(number, number) for number in range(5)]
-    collection = collection_of(tmp_path, queries, documents, judged)
-    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
-    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 4
-    assert ids(artifact) == [("q0", "d0"), ("q1", "d1"), ("q3", "d3"), ("q4", "d4")]
-
-
-def test_texts_without_words_and_a_thousand_equal_ones(tmp_path: Path) -> None:
-    text = "龙虾是一种动物它有两只大爪子生活在海里" * 3 + "颜色是蓝的煮熟以后变成红色"
-    documents = [("", text), ("", text.replace("红", "橙")), ("", text[:20]), ("", ""), ("", "。"), ("", "")]
-    collection = collection_of(tmp_path, ["龙虾 是什么"], documents, [(0, number) for number in range(6)])
-    artifact = pairs_of(tmp_path / "pairs", collection, duplicates={"near": "drop"})
-    assert [document for _, document in ids(artifact)] == ["d0", "d2", "d3", "d4"]
-    assert artifact.manifest["dropped"] == {"exact duplicates": 1, "near duplicates": 1}
-    queries = [f"question {number}" for number in range(1_000)]
-    judged = [(number, number) for number in range(1_000)]
-    collection = collection_of(tmp_path / "thousand", queries, [("", LONG)] * 1_000, judged)
-    artifact = pairs_of(tmp_path / "thousand-pairs", collection, duplicates={"near": "report"})
-    assert len(ids(artifact)) == 1_000
-    assert artifact.manifest["counts"]["documents with nearly the text of an earlier one"] == 999

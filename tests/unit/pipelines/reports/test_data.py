@@ -7,7 +7,6 @@ import pyarrow as pa
 from pipelines.chunking.chunks import ChunkingSettings
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from pipelines.jobs.pairs import Pairs, PairsConfig
-from pipelines.pairs.duplicates import DuplicateSettings
 from pipelines.reports.batches import clusters_section
 from pipelines.reports.data import chunks_section, data_section, left_out_section
 from raytriever.artifacts.artifact import Artifact
@@ -49,24 +48,14 @@ def test_what_was_left_out_is_listed_by_stage_and_every_cluster(small_run: dict[
 
 
 def test_repeated_pairs_are_counted(tmp_path: Path) -> None:
-    words = " ".join(f"word{number}" for number in range(60))
-    documents = [("", words), ("", words.upper()), ("", words + " more"), ("", "quite another text")]
-    queries = ["what is it", "What  is it", "what is it", "something else"]
-    stored = collection_of(tmp_path, queries, documents, [(0, 0), (1, 1), (2, 2), (3, 3)])
-
-    def pairs(name: str, **settings: str) -> Artifact:
-        duplicates = DuplicateSettings(**settings)
-        return Artifact(make(Pairs(PairsConfig(collection=stored, duplicates=duplicates, output=str(tmp_path / name)))))
-
-    found = pairs("reported", near="report")
-    section = data_section(StoredCollection(stored), found)
-    counts = dict(tables(section)[0].rows)
-    assert counts["pairs: pairs with both texts of an earlier one"] == "1"
-    assert counts["pairs: pairs with nearly both texts of an earlier one"] == "1"
-    for name, settings in (("exact", {}), ("kept", {"exact": "keep"})):
-        section = data_section(None, pairs(name, **settings))
-        looked = [row[0] for row in tables(section)[0].rows if "earlier one" in str(row[0])]
-        assert looked == (["pairs: pairs with both texts of an earlier one"] if name == "exact" else [])
+    queries = ["what is it", "What  is it", "something else"]
+    stored = collection_of(
+        tmp_path, queries, [("", "a text"), ("", "A TEXT"), ("", "another")], [(0, 0), (1, 1), (2, 2)]
+    )
+    for duplicates, expected in (("drop", {"pairs: pairs with both texts of an earlier one": "1"}), ("keep", {})):
+        config = {"collection": stored, "duplicates": duplicates, "output": str(tmp_path / duplicates)}
+        section = data_section(StoredCollection(stored), Artifact(make(Pairs(PairsConfig.model_validate(config)))))
+        assert {row[0]: row[1] for row in tables(section)[0].rows if "earlier" in str(row[0])} == expected
 
 
 SENTENCES = 12  # of a document; each becomes a chunk
