@@ -24,7 +24,7 @@ from retrieval.words import Offsets, TextWords
 _PARSER = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"])
 _INLINE = MarkdownIt("commonmark")
 _TAG = re.compile(r"</?(?:a|b|br|code|em|font|i|img|kbd|small|span|strong|sub|sup|svg)\b|<!--")  # what is <T>, stays
-_ATTRIBUTES = re.compile(r"\s*\{[#.:][^}]*\}\s*$")  # behind a heading: {#install}
+_ATTRIBUTES = re.compile(r"\s*\{(?:[#.][A-Za-z]|: )[^}]*\}\s*$")  # behind a heading: {#install}
 
 
 _NOT_SPACE = re.compile(r"\S")

@@ -7,11 +7,12 @@ import codecs
 import hashlib
 import importlib.metadata
 import os
+import posixpath
 import re
 import stat
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import quote
@@ -41,6 +42,7 @@ from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
+_LOCK = re.compile(r"lock-[0-9a-f]{16}\.json")  # of a run
 _SPACE = re.compile(r"\s")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -161,7 +163,14 @@ class SourceTreeFormat(Format):
         return bool(language_of(name))
 
     def _stored_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
-        for name, size in self.folder.files().items():
+        files = self.folder.files()
+        inside = defaultdict[str, list[str]](list)
+        for name in files:
+            inside[posixpath.dirname(name)].append(posixpath.basename(name))
+        made = {folder for folder, names in inside.items() if is_made(names)}
+        for name, size in files.items():
+            if made.intersection(map(str, PurePosixPath(name).parents)) or _LOCK.fullmatch(posixpath.basename(name)):
+                continue
             reason = next(filter(None, map(_reason_of_name, name.split("/"))), "")
             if reason:
                 skipped[reason] += 1
@@ -171,11 +180,12 @@ class SourceTreeFormat(Format):
     def _local_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         root = Path(self._config.path).expanduser().resolve()
         for parent, folders, files in os.walk(root):
-            if {MANIFEST, RUN} <= {*files} or BUILDING in files:  # of a run whose output lies in the tree
-                skipped["artifacts"] += 1
+            if is_made(files):
                 folders.clear()
                 continue
             for name in (*folders, *files):
+                if _LOCK.fullmatch(name):
+                    continue
                 path = Path(parent, name)
                 status = path.lstat()
                 reason = _reason_of_name(name) or _reason_of_kind(status.st_mode)
@@ -185,6 +195,11 @@ class SourceTreeFormat(Format):
                         folders.remove(name)  # which is then not gone into
                 elif stat.S_ISREG(status.st_mode):
                     yield path.relative_to(root).as_posix(), status.st_size
+
+
+def is_made(files: Sequence[str]) -> bool:
+    """Whether a folder with these files is an artifact: one in the tree that a run reads is not a source of it."""
+    return {MANIFEST, RUN} <= {*files} or BUILDING in files
 
 
 def _id_of(path: str) -> str:
@@ -337,15 +352,17 @@ def main_text(html: str) -> tuple[str, str]:
     tree = trafilatura.load_html(html)
     if tree is None:
         return "", ""
-    for link in list(tree.iter("a")):  # signs that link a heading to itself
-        if not re.search(r"\w", link.text_content()):
+    headings = list(tree.iter("h1", "h2", "h3", "h4", "h5", "h6"))
+    for link in [link for heading in headings for link in heading.iter("a")]:
+        if not re.search(r"\w", link.text_content()):  # a sign that links the heading to itself
             link.drop_tree()
-    titles = [" ".join(found.text_content().split()) for tag in ("h1", "title") for found in tree.iter(tag)]
-    # the site's name behind the page's heading is its frame
-    title = next((title for title in titles if title and title in titles[-1]), "")
+    title = " ".join((tree.findtext(".//title") or "").split())
+    own = [" ".join(heading.text_content().split()) for heading in headings if heading.tag == "h1"]
+    if len(own) == 1 and own[0] and re.match(rf"{re.escape(own[0])}(?!\w)", title):
+        title = own[0]  # the site's name behind it is its frame
     text = trafilatura.extract(tree, output_format="markdown", include_comments=False, favor_recall=True)
     return title, text or ""
 
 
 def _first_heading(text: str) -> str:
-    return next((block.text for block in blocks(text) if block.kind == "heading"), "")
+    return next((block.text for block in blocks(text) if block.kind == "heading" and block.text), "")

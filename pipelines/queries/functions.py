@@ -26,6 +26,7 @@ _WRAPPER = re.compile(
     r"|assignment_expression$|(?:public_)?field_definition$"
 )
 _ATTRIBUTES = ("attribute_item", "decorator")  # nodes of their own in Rust and TypeScript
+_OPENERS = (b"{", b"(", b"<?php", b"*/")
 _MARKS = re.compile(r"\s*(?://[/!]?|#+['!]?)")
 
 
@@ -53,7 +54,8 @@ def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunct
             begin, column = node.start_point
             follows = bool(last) and begin - _last_row(last[0]) in ((0, 1) if attributes else (1,))
             if node.type.endswith("comment") and not source.startswith(b"#!", node.start_byte):
-                is_alone = not source[node.start_byte - column : node.start_byte].strip()  # else of what is before it
+                before = source[node.start_byte - column : node.start_byte].strip()
+                is_alone = not before or before.endswith(_OPENERS)  # else it is of what is before it
                 comments = [*(comments if follows and not attributes else []), node] if is_alone else []
                 attributes = []
                 continue
@@ -106,11 +108,12 @@ def _moved_left(source: bytes, first: Node, last: Node) -> str:
 
 _GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in LANGUAGES if row.grammar}
 _BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text with balanced braces, two deep
-_TAGS = "summary|para|c|code|see|list|item|p|br|b|i|u|em|strong|tt|pre|ul|ol|li|dl|dt|dd|a|span|div|sub|sup|h[1-6]"
+_TAGS = "summary|inheritdoc|para|c|code|see|list|item|p|br|b|i|em|strong|tt|pre|[uod]l|li|d[td]|a|span|div|su[bp]"
 _MARKUP = re.compile(
     rf"\{{@(?P<tag>\w+)\s*(?P<content>{_BRACES})\}}"  # {@code a}: Javadoc, JSDoc, PHPDoc
     # C#: <see cref="A.B{T}"/>; Doxygen: \p name; what is left of tags, of which <T> is none
-    r"|<(?:see|paramref|typeparamref)\s+(?:cref|name|langword)=\"(?P<name>[^\"]*)\"\s*/>|[@\\](?:brief|short|[abcep]|em)\b"
+    r"|<(?:see|paramref|typeparamref)\s+(?:cref|name|langword)=\"(?P<name>[^\"]*)\"\s*/>"
+    r"|[@\\](?:brief|short)\b|(?<!\S)\\(?:[abcep]|em)\s+(?=\w)"
     rf"|</?(?:{_TAGS})(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"
 )
 _LINK = re.compile(r"(?P<target>[^\s(|]*(?:\([^)]*\))?)[\s|]*(?P<label>.*)", re.DOTALL)  # {@link A#b(int, int) label}
@@ -118,9 +121,7 @@ _SECTION = re.compile(
     r"\s*(?:[@\\:]\w|<(?:param|typeparam|returns|remarks|exception|example|value)\b)"
 )  # no description
 
-_FIELD = re.compile(
-    r"(?:^|\s)(?::(?:param|type|returns?|rtype|raises?|keyword)\b|@(?:param|return|raise)s?\b)"
-)  # in Python
+_FIELD = re.compile(r"(?:^|\s)[:@](?:param|type|return|rtype|raise|keyword)s?\b(?: [^:\s]+){0,2}:")  # in Python
 
 
 class DocstringQueries(Settings):

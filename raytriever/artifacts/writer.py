@@ -169,7 +169,7 @@ class ArtifactWriter:
                 " output, or give --force to replace it."
             )
         inner = [name for name in files if name.endswith((f"/{MANIFEST}", f"/{BUILDING}"))]
-        if differences and inner:
+        if inner and (differences or BUILDING in files):
             raise UserError(
                 f"{self.folder.describe(min(inner))} is another artifact's, which would be removed with"
                 f" {self.folder.uri}. Nothing was changed. Move it, or choose another output."

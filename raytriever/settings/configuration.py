@@ -163,7 +163,7 @@ def _override_value(override: str, key: str, text: str) -> Any:
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date that doesn't exist is a ValueError
         remedy = f"If it is text, put it in quotes: --set {quoted:.200}."
         if text.startswith(("[", "{")):
-            remedy = 'Close its brackets, and put what begins with * or & in them in quotes: ["**/drafts/**"].'
+            remedy += ' In a list, close brackets and put what begins with * or & in quotes: ["**/drafts/**"].'
         raise UserError(f"--set {override!r:.200}: the value is not valid YAML. {remedy}") from error
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not text.startswith("!")  # as !!str 1
     if text and (node is None or (is_plain and isinstance(value, str) and value != text)):

@@ -109,7 +109,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
-    folder = values.get("output", f"runs/{path.stem}") if output is None else output
+    folder = values.get("output") or f"runs/{path.stem}" if output is None else output
     if not isinstance(folder, str) or not folder.strip("/") or folder.endswith("://"):
         raise UserError(f"{where}: the output is {folder!r}. Name a folder, such as runs/{path.stem}.")
     return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip().replace("{output}", folder))

@@ -70,6 +70,11 @@ class RaySession:
             self._owned = False
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it has started a Ray of its own, which no other machine joins."""
+        return self._owned
+
+    @property
     def cpus(self) -> int:
         """CPUs that its Ray would have on this machine."""
         return self._cpus or usable_cpus()

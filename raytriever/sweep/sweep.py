@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from raytriever.artifacts.storage import Folder, absolute
-from raytriever.artifacts.writer import locked
+from raytriever.artifacts.storage import absolute
 from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, echo
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
@@ -132,7 +131,7 @@ def run_sweep(sweep: Sweep) -> SweepResult:
     """
     _check(sweep.trials)
     failures: dict[str, str] = {}  # by the group's name
-    with locked(Folder(sweep.recipe.output)), RaySession() as session:
+    with RaySession() as session:
         for groups in groups_of(sweep.trials):
             missing = _missing(groups, sweep.trials, failures)
             if missing and missing[0].values:

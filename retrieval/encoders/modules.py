@@ -120,6 +120,11 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
     first = folders.get("Transformer", folders.get(TABLE, [path]))[0]
     stated = read_json(path / "config_sentence_transformers.json")
     by_cosine = (path / "modules.json").exists() and stated.get("similarity_fn_name") in (None, "cosine")
+    if by_cosine and "Normalize" not in folders and "similarity_fn_name" not in stated:
+        warn_once(
+            f"{path} names no similarity, so its vectors are scaled to length 1, for cosines, as sentence-transformers"
+            " compares them. Where it was trained for inner products, set encoder.normalize to false."
+        )
     return Modules(
         folder=path,
         transformer=first,

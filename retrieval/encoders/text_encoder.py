@@ -160,7 +160,7 @@ class TextEncoder(nn.Module):
         """Raises ``UserError`` where ``setting`` asks for more tokens of a text than it reads, or leaves none of it."""
         require_length(wanted, self.contract.max_length, setting)
         if wanted is not None:
-            prompt = self.prompt("query" if "query" in setting else "document")
+            prompt = self.prompt("document" if "document" in setting else "query")
             require_room_for_text(wanted, self.tokenizer, setting, prompt)
 
     def pad(self, ids: Sequence[TokenIds]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from pipelines.jobs.lookups import (
 from pipelines.jobs.pack import PACKING
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
-from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import InputPath, Level, NamedInputs, input_paths
@@ -97,6 +97,8 @@ class ProbeConfig(StageConfig):
     def _check(self) -> None:
         if UNTRAINED in self.batches:
             raise ValueError(f"batches has {UNTRAINED!r}, the name of the encoder that isn't trained: choose another")
+        if self.recipe.endswith((".yaml", ".yml")) and not Path(self.recipe).is_absolute():
+            raise ValueError(f"recipe is {self.recipe}, and the recommended one lies elsewhere: give the whole path")
         for name in self.packings:
             if name not in self.batches:
                 raise ValueError(
@@ -279,9 +281,7 @@ class Probe(Stage[ProbeConfig]):
         changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
         settings["batches.false_negatives"] = changed
         said = f"Batches '{chosen}', the best of {counted(len(self.config.batches), 'way')} that a probe compared."
-        given = self.config.recipe
-        based_on = absolute(given) if given.endswith((".yaml", ".yml")) else given
-        recipe = {"description": said, "based_on": based_on, "set": settings}
+        recipe = {"description": said, "based_on": self.config.recipe, "set": settings}
         return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
 
     def announce(self, artifact: Artifact) -> list[str]:

@@ -27,6 +27,7 @@ from trainers.jobs.train_checks import (
     check_packages,
     check_slices,
     check_workers,
+    makers_of,
     number_of_maker,
     require_epochs,
     training_set_warnings,
@@ -97,18 +98,19 @@ class Train(Stage[TrainConfig]):
         return found
 
     def check_settings(self, stages: Stages) -> None:
-        """Batches that won't fit, packages not installed, tests on what is trained on; warns of such a dev set."""
+        """Batches that won't fit, packages not installed; warns of tests on what is trained on, or validated on."""
         check_batches(self.config, stages)
         self._check_slices(number_of_maker("batch_size", self.config.batches, stages))
         if not is_artifact(self.config.output):  # one that is reused needs none
             check_packages(self.config.training.optimizer, self.config.tracking)
         configs = [stage.config for stage in stages.values()]
         tested = {(each.collection, each.split) for each in configs if isinstance(each, EvaluateConfig)}
-        for pairs in (each for each in configs if isinstance(each, PairsConfig)):
+        trained = [stage.config for stage in makers_of(self.config.batches, stages)]
+        for pairs in (each for each in trained if isinstance(each, PairsConfig)):
             if both := [split for split in pairs.splits if (pairs.collection, split) in tested]:
-                raise UserError(
-                    f"The run is trained on the pairs of split '{both[0]}' and evaluated on its queries, so all it"
-                    " could show is what it has seen. Take the pairs of another split, such as 'train'."
+                log.warning(
+                    f"Warning: the run is trained on pairs of split '{both[0]}', and it is evaluated on this split, so"
+                    " the numbers show what it has seen. Name other splits for pairs, or for the evaluation."
                 )
         validation = self.config.validation
         if not isinstance(validation, RetrievalValidationSettings):
@@ -166,7 +168,7 @@ class Train(Stage[TrainConfig]):
         board, stage = open_board(), self.for_workers()
         config = stage.config
         arguments = {"settings": config, "derivation": self.derivation(), "board": board}
-        spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
+        spread = Spread(config.resources, config.fewest_workers, config.failures_survived, session.is_alone)
         fit = fit_alone
         if (config.resources.workers or 1) > 1 or config.sharding != "replicated":  # weights are shared out by a group
             from trainers.jobs.workers import fit_on_workers as fit  # start of Ray Train: 8 s

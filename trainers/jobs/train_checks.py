@@ -1,12 +1,13 @@
 """Checks of a training before the stages that make its inputs."""
 
-from collections.abc import Hashable, Set
-from typing import cast
+from collections.abc import Hashable, Iterator, Set
+from typing import Any, cast
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import origin
 from raytriever.errors import NotLocal, UserError
-from raytriever.stages.stage import Stages, made_by, warned_of_on_a_cluster
+from raytriever.settings.configuration import input_paths
+from raytriever.stages.stage import Stage, Stages, made_by, warned_of_on_a_cluster
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import is_static, named_models
 from retrieval.encoders.specification import require_prompt
@@ -156,6 +157,15 @@ def number_of_maker(name: str, path: str, stages: Stages) -> int | None:
     followed = [packing] if isinstance(packing, str) else getattr(maker.config, "sources", {}).values()
     found = (number_of_maker(name, source, stages) for source in followed if made_by(stages, source) is not maker)
     return min((number for number in found if number is not None), default=None)
+
+
+def makers_of(path: str, stages: Stages) -> Iterator[Stage[Any]]:
+    """The stage that makes ``path``, and all whose artifacts it is made of; some of them several times."""
+    maker = made_by(stages, path)
+    if maker is not None:
+        yield maker
+        for earlier in input_paths(maker.config).values():
+            yield from makers_of(earlier, stages)
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:

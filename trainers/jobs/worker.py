@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -42,11 +41,15 @@ GPU_VARIABLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUBLAS_
 
 
 class Spread(NamedTuple):
-    """Over how many workers, and how many losses of workers a run survives; see ``TrainConfig``."""
+    """Over how many workers, and how many losses of workers a run survives; see ``TrainConfig``.
+
+    ``is_alone``: on a machine that no other joins.
+    """
 
     resources: Resources
     fewest_workers: int | None
     failures_survived: int
+    is_alone: bool = False
 
 
 def run_on_worker(
@@ -82,7 +85,7 @@ def size_of_worker(spread: Spread) -> tuple[float, dict[str, str]]:
     workers, gpus = spread.resources.workers or 1, spread.resources.gpus_per_worker
     cpus = spread.resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
     fewest, room = spread.fewest_workers or workers, workers_that_fit(cpus, gpus)
-    if room < fewest and not os.environ.get("RAY_ADDRESS"):
+    if room < fewest and spread.is_alone:
         raise UserError(
             f"This machine has room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the training"
             f" has {fewest}. Lower resources.workers, cpus_per_worker or gpus_per_worker, or submit it to a cluster."

@@ -62,7 +62,7 @@ class _MeetingAtAFile(_TorchBackend):  # type: ignore[misc]
 
 def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any], spread: Spread) -> TorchTrainer:
     """Ray Train for ``worker``, which every worker calls with ``arguments`` and its number of ``threads``."""
-    resources, fewest_workers, failures_survived = spread
+    resources, fewest_workers, failures_survived, _ = spread
     workers, gpus = resources.workers or 1, resources.gpus_per_worker
     cpus, own = size_of_worker(spread)
     return TorchTrainer(

@@ -112,12 +112,12 @@ def test_a_run_is_one_task_or_ray_trains(monkeypatch, resources, changes, fit: s
         happened.append((seconds, is_spread))
         return False
 
-    session: Any = SimpleNamespace(start=lambda: happened.append("start"), makes_here=makes_here)
+    session: Any = SimpleNamespace(start=lambda: happened.append("start"), makes_here=makes_here, is_alone=True)
     ((((arguments, spread), shown),)) = made.execute([Shard("run")], session, "progress")  # type: ignore[arg-type, list-item]
     sent = made.for_workers()
     assert shown == ("board", "progress")
     assert arguments == {"settings": sent.config, "derivation": "derived", "board": "board"}
-    assert spread == (sent.config.resources, changes.get("fewest_workers"), 5)
+    assert spread == (sent.config.resources, changes.get("fewest_workers"), 5, True)
     assert happened == [(7.0, bool(resources)), "start", fit]
 
 

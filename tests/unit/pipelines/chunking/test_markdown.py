@@ -34,6 +34,8 @@ CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
     ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("table", 0, 3), ("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
     ("## [Use](https://x.org/a?b=0) <a name=\"u\"></a> {#use}\n", [("heading", 0, 1, 2, "Use")]),
     ("**Limits** of `foo` &amp; \\*x\\*\n---\n", [("heading", 0, 2, 2, "Limits of foo & *x*")]),
+    ("# f-string {.2f}\n", [("heading", 0, 1, 1, "f-string {.2f}")]),
+    ("# Rate {:>10}\n", [("heading", 0, 1, 1, "Rate {:>10}")]),
     ("# List<String> ![logo](x.png)\n", [("heading", 0, 1, 1, "List<String>")]),
     ("#hashtag\n", []),
     ("", []),

@@ -96,15 +96,19 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert names(source(tmp_path / "link")) == ["a/x.py", "b/y.py"]  # what the user names is meant
 
 
-def test_artifacts_of_runs_are_no_sources(tmp_path: Path) -> None:
+def test_artifacts_of_runs_are_no_sources(tmp_path: Path, object_store: str) -> None:
     """A run in the tree that it reads would else be made of what it makes."""
     made = {"manifest.json": "{}", "run.json": "{}", "below/x.py": "2"}
     files = {"a/x.py": "1", "a/manifest.json": "{}"}
+    write_files(str(tmp_path / "tree"), files)
+    fingerprint = source(tmp_path / "tree").format.fingerprint()
     files |= {f"runs/mine/documents/{name}": text for name, text in made.items()}
-    write_files(str(tmp_path), files | {"runs/mine/model/building.json": "{}", "runs/mine/model/y.py": "3"})
-    opened = source(tmp_path)
-    assert names(opened) == ["a/x.py"]
-    assert dropped(opened) == {"artifacts": 2, "files_of_no_known_language": 1}
+    files |= {"runs/mine/model/building.json": "{}", "runs/mine/model/y.py": "3", "runs/lock-0123456789abcdef.json": ""}
+    write_files(str(tmp_path / "tree"), files)
+    for opened in (source(tmp_path / "tree"), source(write_files(f"{object_store}/made", files))):
+        assert names(opened) == ["a/x.py"]
+        assert dropped(opened) == {"files_of_no_known_language": 1}
+        assert opened.format.fingerprint() == fingerprint  # so a run in the tree goes on with what it has made
 
 
 def test_a_name_that_is_no_text_is_left_out(tmp_path: Path) -> None:
@@ -218,7 +222,9 @@ def test_of_html_the_main_text_is_read_as_markdown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("title", "heading", "expected"), [
     ("Install — Proj 1.0 documentation", "Install", "Install"), ("Relay - Acme", "The relay", "Relay - Acme"),
-    ("", "Install", ""), ("Install", "", "Install"),
+    ("", "Install", ""), ("Install", "", "Install"), ("Install | Blog", "Blog", "Install | Blog"),
+    ("Installation guide", "I", "Installation guide"), ("C++ - Site", "C++", "C++"),
+    ("Install</title></head><body><svg><title>Dark mode", "Install", "Install"),
 ])  # fmt: skip
 def test_the_title_of_a_page_and_its_headings_have_no_frame(title: str, heading: str, expected: str) -> None:
     """Tools that build sites put their name behind the title, and a sign that is a link behind each heading."""
@@ -231,6 +237,8 @@ def test_the_title_of_a_page_and_its_headings_have_no_frame(title: str, heading:
     assert "¶" not in text
     assert re.search(r"^## \W*Linux", text, re.MULTILINE)
     assert "#](" not in text
+    _, text = main_text(f"<html><body><main><p>Add by <a href='#p'>+</a>. {SENTENCES}</p></main></body></html>")
+    assert re.match(r"Add by \S*\+", text)
 
 
 def test_a_page_without_a_text_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -147,6 +147,16 @@ def test_methods(method: str, grammar: Grammar) -> None:
     assert list(commented_functions(code, grammar)) == [("Adds claws.", method.replace("\n  ", "\n"))]
 
 
+@pytest.mark.parametrize(("code", "grammar"), [
+    ("<?php /** Adds two claws. */\nfunction add($n) {\n  return 2;\n}\n", "php"),
+    ("class A { /** Adds two claws. */\n  void add() { f(); }\n}\n", "java"),
+    ("export default { /** Adds two claws. */\n  add() { f(); } }\n", "javascript"),
+    ("package a\n/* x */ // Adds two claws.\nfunc add() {\n}\n", "go"),
+])  # fmt: skip
+def test_a_comment_behind_what_opens_is_of_what_follows(code: str, grammar: Grammar) -> None:
+    assert [comment for comment, _ in found(code, grammar)] == ["Adds two claws."]
+
+
 @pytest.mark.parametrize("decorators", ["@Get()\n  ", "@Get() ", "@Get()\n  @Roles('a') "])
 def test_methods_with_decorators(decorators: str) -> None:
     method = f"{decorators}find(id: string) {{\n    return id;\n  }}"
@@ -237,6 +247,7 @@ def test_other_languages_by_the_ending_and_python_with_carriage_returns() -> Non
     ("<summary>Opens a claw.</summary>\n * <param name='n'>how far</param>\n * <returns>it</returns>", "Opens a claw."),
     ("Computes the running\n * \\p Index of it.", "Computes the running Index of it."),
     ("Gives a Promise<string> of /claws/<id>.", "Gives a Promise<string> of /claws/<id>."),
+    ("Mails user@e.com, path C:\\a\\b, word \\b.", "Mails user@e.com, path C:\\a\\b, word \\b."),
     ("--------\n * Opens a claw.\n * --------\n * Twice.", "Opens a claw."),
 ])  # fmt: skip
 def test_inline_tags_give_what_they_show(comment: str, query: str) -> None:
@@ -251,8 +262,9 @@ def test_fields_of_a_docstring_are_no_description() -> None:
     )
     (made,), _ = examples(DocstringQueries(), source(text, id_="sea.py"))
     assert made.query == "Counts the claws."
-    (made,), _ = examples(DocstringQueries(), source(text.replace(":param l", ":func:`f`"), id_="sea.py"))
-    assert made.query == "Counts the claws. :func:`f`: whose"
+    for kept in (":func:`f`: whose", "Parse @param tags in it", "the :type of node"):
+        (made,), _ = examples(DocstringQueries(), source(text.replace(":param l: whose", kept), id_="sea.py"))
+        assert made.query == f"Counts the claws. {kept}"
 
 
 def test_what_gives_nothing_is_counted_and_an_unknown_language_refused() -> None:

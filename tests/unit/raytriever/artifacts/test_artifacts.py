@@ -185,6 +185,10 @@ def test_another_artifact_in_it_is_not_removed(place: str, name: str) -> None:
         make(place, OTHER, replace=True)
     assert contents(place) == before
     assert make(place).fingerprint
+    Folder(place).delete("manifest.json")  # and where it is to be finished
+    Folder(place).write_bytes("building.json", to_json(asdict(DERIVATION)))
+    with pytest.raises(UserError, match="is another artifact's"):
+        ArtifactWriter(place, DERIVATION)
 
 
 def test_what_killed_workers_left_is_removed_at_the_beginning_and_at_the_end(tmp_path: Path) -> None:

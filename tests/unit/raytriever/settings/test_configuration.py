@@ -187,7 +187,7 @@ def test_overrides_are_laid_over_a_copy() -> None:
     ("=3", "'=3' is not of the form key=value"),
     ("a.b.c=3", "'a.b.c=3': a.b is 2 and has no settings below it"),
     ("a=[1", "'a=\\[1': the value is not valid YAML"),
-    ("a=[**/b/**]", "not valid YAML. Close its brackets, and put what begins with"),
+    ("a=[**/b/**]", "in quotes: --set .* In a list, close brackets and put what begins with"),
     ("a=2024-13-45", "the value is not valid YAML. If it is text, put it in quotes: --set 'a=\"2024-13-45\"'"),
     ("a={{ runs }}", "the value is not valid YAML"),
     ("a=Find the C# or F # code",

@@ -90,7 +90,7 @@ def test_bad_overrides_are_named(recipe: str, override: str, message: str) -> No
     ("stages: {}", "'stages' is missing or empty"),
     ("stages: {a: {job: collect}}\nsizes: {quick: }", "size is None, which is no size of this recipe"),
     ("stages: {a: [", "line 1 is not valid YAML"),
-    ("output: ''\nstages: {a: {job: collect}}", "the output is ''. Name a folder, such as runs/bad"),
+    ("output: /\nstages: {a: {job: collect}}", "the output is '/'. Name a folder, such as runs/bad"),
     ("output: [x]\nstages: {a: {job: collect}}", "the output is ['x']. Name a folder"),
     ("output: s3://\nstages: {a: {job: collect}}", "the output is 's3://'. Name a folder"),
 ])  # fmt: skip

@@ -1,17 +1,14 @@
 """`raytriever sweep` as a user types it: what is made, failures, a second run, and every mistake."""
 
 import json
-import os
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from raytriever.artifacts.artifact import is_artifact, to_json
+from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import Folder
-from raytriever.artifacts.writer import Lock
 from raytriever.cli import app
 from raytriever.reports.log import SUBMITTED
 from raytriever.stages.ray_session import RaySession
@@ -60,16 +57,6 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     assert "split=test: reused" in again.stderr
     assert "collection: reused" in again.stderr
     assert json.loads(Folder(f"{output}/split=test/found").read_bytes("run.json"))["recipe"] == "recipe"
-
-
-def test_a_sweep_where_another_run_is_going_on_is_refused(tmp_path: Path) -> None:
-    process = os.getppid()
-    started = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    lock = replace(Lock.of_this_process(), process=process, started=started)
-    Folder(str(tmp_path / "out")).write_bytes("lock-0000.json", to_json(asdict(lock)))
-    arguments = ("sweep", lexical_recipe(tmp_path), *LEXICAL, "--output", str(tmp_path / "out"))
-    assert f"out is being made already, by process {process}" in refused(*arguments)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock-0000.json"]
 
 
 @pytest.mark.usefixtures("json_log")

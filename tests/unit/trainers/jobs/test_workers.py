@@ -110,15 +110,13 @@ def test_without_a_number_of_cpus_a_worker_has_its_share_of_a_node(monkeypatch: 
 
 
 def test_workers_that_a_machine_alone_never_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for few, resources in (({"CPU": 2.0}, {"workers": 4}), ({"CPU": 2.0}, {"gpus_per_worker": 1})):
-        monkeypatch.setattr(ray, "cluster_resources", lambda few=few: few)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    for resources in ({"workers": 4}, {"gpus_per_worker": 1}):
         asked: Any = Resources.model_validate({**resources, "cpus_per_worker": 1})
         with pytest.raises(UserError, match=r"has room for [02] workers of 1 CPUs and [01] GPUs, .* has [14]\. Lower"):
-            size_of_worker(Spread(asked, None, 0))
-    assert size_of_worker(Spread(Resources(workers=4, cpus_per_worker=1), 2, 0))[0] == 1
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")  # where nodes may join
-    assert size_of_worker(Spread(asked, None, 0))[0] == 1
+            size_of_worker(Spread(asked, None, 0, is_alone=True))
+        assert size_of_worker(Spread(asked, None, 0))[0] == 1  # where nodes may join
+    assert size_of_worker(Spread(Resources(workers=4, cpus_per_worker=1), 2, 0, is_alone=True))[0] == 1
 
 
 def test_a_worker_that_is_killed_too_often_is_a_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

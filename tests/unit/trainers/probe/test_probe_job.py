@@ -165,6 +165,10 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
             make()
     with pytest.raises(UserError, match="encoders of 'tour' agree to the last digit over all seeds"):
         summary_of("tour", [{"mean": mean, "pairs": 4, "loss": 1.5} for mean in (0.5, 0.75)])
+    with pytest.raises(ValidationError, match=r"recipe is mine\.yaml, .*: give the whole path"):
+        make(recipe="mine.yaml")
+    with pytest.raises(ValidationError, match="batches has 'before training', the name of"):
+        make(batches={"before training": run["batches"], "tour": run["batches"]}, packings={})
     with pytest.raises(UserError, match="There is no recipe 'finetun'"):
         Probe(config_of(run, tiny_encoder, tmp_path, recipe="finetun")).check_settings({})
     trials = [{"mean": mean, "pairs": 4, "masked": 0, "loss": mean, "seconds": 1} for mean in (1, 3)]
