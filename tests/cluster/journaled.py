@@ -51,8 +51,15 @@ class OnFullDisk:
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         if shard.name == self.full_at:
-            path, full = writer.path, Path("/dev/full")
-            writer.path = lambda name: path(name) if name == "spill" else full
+            path = writer.path
+
+            def full(name: str) -> Path:
+                place = path(name)
+                if name != "spill" and not place.is_symlink():
+                    place.symlink_to("/dev/full")  # a link, as Arrow removes the file that it fails to write
+                return place
+
+            writer.path = full
         return super().make(shard, writer)
 
 
