@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
 StopWords = Literal[
-    "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
+    "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
     "norwegian", "portuguese", "russian", "spanish", "swedish", "turkish",
 ]  # fmt: skip
 

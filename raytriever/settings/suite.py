@@ -202,6 +202,10 @@ def _above(suite: Suite, system: str, other: str, key: str) -> str:
     if other not in above:
         hint = did_you_mean(other, above)
         raise UserError(f"suite.systems.{system}.{key} is '{other}', which is no system above it.{hint}")
+    if key == "fuse.systems" and suite.systems[other].files is not None:
+        raise UserError(f"suite.systems.{system}.{key} names '{other}', rankings of another tool: these aren't fused.")
+    if key == "rerank.by" and suite.systems[other].encoder is None:
+        raise UserError(f"suite.systems.{system}.{key} is '{other}', which has no encoder. Name a system with one.")
     return other
 
 

@@ -216,6 +216,8 @@ class StoredCollection(Artifact):
                 there = ", ".join(map(repr, sorted(table["domain"].unique().to_pylist())))
                 raise UserError(f"{self.uri} has no query of domain '{domain}'. Set 'domain' to one of {there}.")
             chosen &= of_domain
+            if not chosen.any():
+                raise UserError(f"Split '{split}' of {self.uri} judges no query of domain '{domain}'. Leave one out.")
         return np.flatnonzero(chosen)
 
     def judgments(self, split: str) -> pa.Table:

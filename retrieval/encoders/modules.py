@@ -119,7 +119,10 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
         folders.setdefault(kind, []).append(folder)
     first = folders.get("Transformer", folders.get(TABLE, [path]))[0]
     stated = read_json(path / "config_sentence_transformers.json")
-    by_cosine = (path / "modules.json").exists() and stated.get("similarity_fn_name") in (None, "cosine")
+    similarity = stated.get("similarity_fn_name")
+    by_cosine = (path / "modules.json").exists() and similarity in (None, "cosine")
+    if similarity not in (None, "cosine", "dot"):
+        raise UserError(f"{path} compares its vectors by {similarity}, which isn't supported: only cosine and dot are.")
     if by_cosine and "Normalize" not in folders and "similarity_fn_name" not in stated:
         warn_once(
             f"{path} names no similarity, so its vectors are scaled to length 1, for cosines, as sentence-transformers"

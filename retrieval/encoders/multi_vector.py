@@ -178,8 +178,8 @@ def require_one_contract(query: TextEncoder, document: TextEncoder, mine: str, t
 def _layer_weights(document: TextEncoder) -> dict[int, float] | None:
     """The share of each layer in the one vector that is left of several; None where there is no such average."""
     layers = document.form.layers
-    if not layers or document.form.reduction not in ("average", "scalar_mix"):
-        return None
+    if not layers or document.form.reduction not in ("average", "scalar_mix") or document.contract.pooling == "max":
+        return None  # sentence-transformers averages before it pools, which for maxima isn't the same
     alpha = torch.tensor(_alpha(document) or [0.0] * len(layers))
     return dict(zip(layers, alpha.softmax(dim=0).tolist(), strict=True))
 

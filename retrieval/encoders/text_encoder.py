@@ -285,7 +285,7 @@ def _load_with_transformer(
         document_model=read_document_model(path),
         list_scorer=list_scorer_beside(path),
     )
-    if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
+    if any(contract.named_prompts.values()) and not pools_prompt(modules.pooling):
         raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
     for prompt in (contract.query_prompt, contract.document_prompt):
         require_room_for_text(contract.max_length, tokenizer, "max_length", prompt)

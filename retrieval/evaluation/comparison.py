@@ -58,9 +58,10 @@ def _name_and_rest(argument: str) -> tuple[str | None, str]:
 
 
 def _sources_at(text: str) -> list[_Source]:
-    path, _, system = text.rpartition(":")
-    if not path or is_artifact(text) or not is_artifact(path):
-        path, system = text, ""
+    parts = text.split(":")
+    paths = [":".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    path = next((path for path in paths if path and is_artifact(path)), text)
+    system = text[len(path) + 1 :]  # whose name may have a colon too
     systems = list(StoredEvaluation(path).metrics["means"])
     if system and system not in systems:
         raise UserError(f"{path} did not evaluate '{system}'.{did_you_mean(system, systems)}")

@@ -54,6 +54,7 @@ class ImportVectors(Stage[ImportVectorsConfig]):
 
     command = "import-vectors"
     kind = VECTORS
+    algorithm_version = 2
     config_class = ImportVectorsConfig
     unit = "texts"
 
@@ -80,6 +81,9 @@ class ImportVectors(Stage[ImportVectorsConfig]):
         collection, stored = StoredCollection(self.config.collection), dict[TextPart, NDArray[np.float16]]()
         for part, path in self._given().items():
             for rows, vectors in _blocks(path, collection, part):
+                if self.config.normalize:
+                    lengths = np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True)
+                    vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
                 if part not in stored:
                     name, shape = writer.path(f"{part}/00000.npy"), (collection.count(part), vectors.shape[1])
                     stored[part] = np.lib.format.open_memmap(name, "w+", np.float16, shape)

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import pairwise
@@ -121,7 +122,7 @@ class Index(Stage[IndexConfig]):
             require_gpu_form(index, settings.factory)
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Refuses document ids that no ranking can hold, and too few documents to learn a quantizer from."""
+        """Refuses ids that no ranking can hold, too few documents to learn from, and graphs over repeated vectors."""
         settings = self.config.index
         if not there:
             return
@@ -132,7 +133,14 @@ class Index(Stage[IndexConfig]):
             names = id_blocks(stored, "documents/", ".ids.parquet")
             rows = stored.part("documents")
             index = empty_index(rows.dimension, settings.factory)
+            is_graph = re.search("(^|,)(HNSW|NSG)", settings.factory)
+            if is_graph and stored.contract.form == "all tokens":
+                raise UserError(
+                    f"index.factory is '{settings.factory}', a graph, and short documents of {stored.uri} repeat a"
+                    " vector until they have as many as long ones. A search can't leave such copies. Take Flat or IVF."
+                )
             _require_enough(settings, index, len(rows) * rows.vectors_per_text, stored.uri)
+            _require_room(settings, index, rows.dimension)
         require_names(names, "A document id")
 
     def cost(self, read: Size) -> Cost:
@@ -280,6 +288,21 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
         )
 
 
+def _require_room(settings: VectorIndexSettings, index: "FaissIndex", dimension: int) -> None:
+    """Raises ``UserError`` where the memory budget doesn't hold the vectors that the index learns from."""
+    needed, held = fewest_to_learn_from(index), _within_budget(settings, dimension)
+    if held < needed:
+        raise UserError(
+            f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, and"
+            f" index.memory_budget, {settings.memory_budget:,} bytes, holds {held:,}. Raise it."
+        )
+
+
+def _within_budget(settings: VectorIndexSettings, dimension: int) -> int:
+    """Vectors that can be learnt from at once."""
+    return settings.memory_budget // (_BUILDING_FACTOR * 4 * dimension)
+
+
 def _table(writer: ShardWriter, name: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(writer.read(name)))
 
@@ -305,8 +328,7 @@ def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:
 def _training_sample(settings: VectorIndexSettings, vectors: VectorRows) -> Any:
     """Vectors of documents drawn without replacement, within the memory budget."""
     per_text = vectors.vectors_per_text
-    within_budget = settings.memory_budget // (_BUILDING_FACTOR * 4 * vectors.dimension)
-    count = max(1, min(settings.training_sample, within_budget) // per_text)
+    count = max(1, min(settings.training_sample, _within_budget(settings, vectors.dimension)) // per_text)
     rng = np.random.default_rng(settings.seed)
     chosen = np.sort(rng.choice(len(vectors), size=min(count, len(vectors)), replace=False))
     return vectors.gather(chosen).reshape(-1, vectors.dimension)

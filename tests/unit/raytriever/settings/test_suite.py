@@ -128,7 +128,8 @@ def test_a_column_is_of_the_queries_of_a_domain_where_nothing_is_judged(tmp_path
 def test_rankings_of_another_tool_are_measured_and_ranked_anew(tmp_path: Path) -> None:
     columns = ("arguana", "android", "dl19", "dl20")
     files = "{files: {" + ", ".join(f"{name}: runs/{name}.trec" for name in columns) + "}}"
-    stages = load_recipe(write(tmp_path, SUITE), [f"suite.systems.BM25={files}", "suite.folder=here/"]).stages
+    changes = [f"suite.systems.BM25={files}", "suite.systems.BM25 + tuned=null", "suite.folder=here/"]
+    stages = load_recipe(write(tmp_path, SUITE), changes).stages
     assert stages["arguana/collection"]["source"] == {"kind": "beir", "path": "here/arguana"}
     assert "arguana/BM25/index" not in stages
     assert stages["arguana/evaluation"]["runs"]["BM25"] == "runs/arguana.trec"
@@ -177,6 +178,8 @@ def test_the_systems_of_a_recipe_are_measured_on_another_suite(tmp_path: Path) -
 
 @pytest.mark.parametrize(("override", "said"), [
     ("suite.systems.reranked.rerank.by=tuend", "rerank.by is 'tuend', which is no system above it. Did you mean"),
+    ("suite.systems.reranked.rerank.by=BM25", "rerank.by is 'BM25', which has no encoder. Name a system with one"),
+    ("suite.systems.BM25={files: {arguana: a, android: b, dl19: c, dl20: d}}", "'BM25', rankings of another tool: th"),
     ("suite.systems.base.bm25={}", "a system has one of bm25, encoder, fuse, rerank, files: name exactly one"),
     ("suite.systems.BM25.context={}", "context belongs to an encoder"),
     ("suite.collections.arguana.source=null", "collection 'arguana' has no source, and the suite no folder"),

@@ -101,6 +101,7 @@ OUTSIDE = "weights are read only from safetensors files beside it"
     (edit("1_Pooling/config.json", pooling_mode="median"), "a pooling that is not supported: median"),
     (lambda path: (path / "1_Pooling/config.json").write_text(OLDER), "a pooling that is not supported: cls, max"),
     (edit("1_Pooling/config.json", include_prompt=False), "leaves the prompt out of the pooling"),
+    (edit("config_sentence_transformers.json", similarity_fn_name="euclidean"), "compares its vectors by euclidean"),
     (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'my.Swish'; supported"),
     (edit("2_Dense/config.json", activation_function="torch.tanh"), r"activation torch\.tanh is no module"),
     (edit("2_Dense/config.json", activation_function="torch.Tensor"), r"activation torch\.Tensor is no module"),

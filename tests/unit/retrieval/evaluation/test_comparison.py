@@ -63,6 +63,15 @@ def test_two_evaluations_give_the_tests_of_one(folder: Path, tmp_path: Path) -> 
     assert [(c["a"], c["b"]) for c in found.comparisons[:3]] == [("b", "a"), ("c", "a"), ("c", "b")]
 
 
+def test_names_of_systems_may_have_colons(folder: Path, tmp_path: Path) -> None:
+    runs = {"x:y": str(folder / "a.trec"), "x": str(folder / "b.trec")}
+    made = make(Evaluate(EvaluateConfig(collection=str(folder / "collection"), runs=runs, output=str(tmp_path / "e"))))
+    found = compare_sources((f"one={made}:x:y", f"two={made}:x"))
+    assert found.metrics["means"] == {
+        "one": compare_sources([made]).metrics["means"]["x:y"], "two": compare_sources([made]).metrics["means"]["x"]
+    }  # fmt: skip
+
+
 def test_seeds_are_averaged_query_by_query(folder: Path) -> None:
     first, second = folder / "first", folder / "second"
     seeds = [f"ours={second}:{name}" for name in "cde"]

@@ -79,6 +79,18 @@ def test_files_in_any_order_give_the_bytes_that_embedding_gives(collection, embe
             assert pq.read_table(own / "00000.ids.parquet").equals(pq.read_table(theirs / "00000.ids.parquet"))
 
 
+def test_vectors_are_scaled_where_that_is_asked_for(collection: str, sides: Sides, tmp_path: Path) -> None:
+    lengths = np.random.default_rng(2).uniform(0.5, 3, (PAIRS + 6, 1))
+    given = sides["documents"].astype(np.float32) * lengths
+    np.save(tmp_path / "given.npy", given)
+    values = {"collection": collection, "model": "theirs", "documents": str(tmp_path / "given.npy"), "normalize": True}
+    config = ImportVectorsConfig.model_validate(values | {"output": str(tmp_path / "scaled")})
+    found = StoredVectors(make(ImportVectors(config)))
+    assert found.contract.normalize
+    stored = found.part("documents").range(0, PAIRS + 6).astype(np.float32)
+    np.testing.assert_allclose(stored, given / np.linalg.norm(given, axis=1, keepdims=True), atol=1e-3)
+
+
 def test_a_users_own_file_is_opened_for_reading_alone(collection: str, sides: Sides, tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", sides["queries"])
     ((rows, vectors),) = import_vectors._blocks(str(tmp_path / "q.npy"), StoredCollection(collection), "queries")

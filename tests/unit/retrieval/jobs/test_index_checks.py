@@ -53,6 +53,34 @@ def test_each_vector_of_a_document_counts_among_those_to_learn_from(tmp_path):
             job.check_inputs({"index.vectors"})
 
 
+def test_a_budget_without_room_for_what_an_index_learns_from_is_named(tmp_path: Path) -> None:
+    documents = [f"d{number}" for number in range(64)]
+    collection = collected(tmp_path, documents, ["q"], ["q"])
+    vectors = stored_vectors(tmp_path / "v", collection, {"documents": (np.ones((64, 4), dtype=np.float16), documents)})
+    for budget, is_enough in ((1536, True), (1535, False)):  # three times 32 vectors of 16 bytes
+        index = VectorIndexSettings.model_construct(
+            vectors=vectors, factory="IVF32,Flat", memory_budget=budget, training_sample=99, seed=0
+        )
+        job = Index(IndexConfig.model_construct(index=index, output=str(tmp_path / "index")))
+        with nullcontext() if is_enough else pytest.raises(UserError, match=r"at least 32 vectors, and index.memory_b"):
+            job.check_inputs({"index.vectors"})
+
+
+def test_graphs_over_repeated_vectors_are_refused(tmp_path: Path) -> None:
+    documents = ["a", "b"]
+    collection = collected(tmp_path, documents, ["q"], ["q"])
+    two_each = {"documents": (np.ones((2, 2, 4), dtype=np.float16), documents)}
+    for form, factory, is_right in (
+        ("all tokens", "HNSW8,Flat", False), ("all tokens", "OPQ2,HNSW8_PQ2x4", False), ("all tokens", "Flat", True),
+        ("all tokens", "IVF1_HNSW8,Flat", True), ("layers 1, 2", "HNSW8,Flat", True),
+    ):  # fmt: skip
+        vectors = stored_vectors(tmp_path / f"{form} {factory}", collection, two_each, form=form)
+        index = VectorIndexSettings(vectors=vectors, factory=factory)
+        job = Index(IndexConfig(index=index, output=str(tmp_path / "index")))
+        with nullcontext() if is_right else pytest.raises(UserError, match="a graph, and short documents of"):
+            job.check_inputs({"index.vectors"})
+
+
 def test_documents_in_an_object_store_are_looked_at_there(tmp_path, object_store, monkeypatch):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     collection = collected(tmp_path, ["a", "b c"], ["q"], ["q"], f"{object_store}/documents")
