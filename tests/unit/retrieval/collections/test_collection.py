@@ -113,6 +113,16 @@ def test_judgments_are_those_of_a_split_and_answers_of_queries_that_have_some(st
     assert stored.answers() == {"q1": ["an answer", "ç"]}
 
 
+def test_queries_of_a_domain_that_a_split_does_not_judge_are_none(tmp_path: Path) -> None:
+    queries = [("q0", "what", "a", []), ("q1", "who", "b", [])]
+    documents = [pa.Table.from_pylist([{"id": "d", "title": "", "text": "x", "domain": ""}], DOCUMENTS)]
+    found = StoredCollection(store(tmp_path / "c", documents, queries, [("q0", "d", 1, "test")]))
+    assert found.queries_of("test", "a").tolist() == [0]
+    assert found.queries_of(None, "b").tolist() == [1]
+    with pytest.raises(UserError, match=r"Split 'test' of .* judges no query of domain 'b'\. Leave one out"):
+        found.queries_of("test", "b")
+
+
 def test_an_empty_part_has_no_rows_and_another_artifact_is_refused(tmp_path: Path) -> None:
     files = {"queries/00000.parquet": QUERIES.empty_table()}
     artifact = Artifact(make_artifact(tmp_path / "a", "collection", {}, {}, files, 0))

@@ -77,6 +77,15 @@ def test_of_first_tokens_sentence_transformers_takes_the_first_alone(tmp_path: P
     assert np.abs(vectors_of(document) - theirs).max() > 0.01
 
 
+@pytest.mark.parametrize("form", [AVERAGE, MIX], ids=str)
+def test_maxima_of_layers_are_not_averaged_elsewhere(tmp_path: Path, form: VectorForm) -> None:
+    """There layers are averaged before maxima are taken: it gets the last layer's vectors, as of other forms."""
+    query, document = encoders(form, 1, pooling="max")
+    write_towers(query, document, tmp_path)
+    same_vectors(load_tiny_towers(tmp_path).of("document"), document)
+    same_vectors_as_theirs(query, sentence_transformer(tmp_path))
+
+
 def test_towers_may_have_dense_layers(tmp_path: Path) -> None:
     query, document = encoders(AVERAGE, 2, projection="pooler")
     assert query.dense
