@@ -168,7 +168,7 @@ def warnings_of(audit: Audit) -> list[str]:
     if share <= _MOST_MASKED:
         return []
     most = max(rules, key=lambda rule: rules[rule]["negatives"])
-    remedy = "Equal texts and pairs of one query are left out of a batch by pairs of fewer of them."
+    remedy = "pairs.documents_per_query and pairs.queries_per_document leave fewer pairs that mask one another."
     if most == RULES[-1]:
         remedy = (
             "Do the vectors belong to these texts, and does their encoder tell the texts apart?"

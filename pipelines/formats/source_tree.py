@@ -25,6 +25,7 @@ from pipelines.formats.tables import FileTable, matches
 from pipelines.source_languages import language_of
 from raytriever.artifacts.artifact import BUILDING, MANIFEST, RUN
 from raytriever.artifacts.storage import Folder, folder_and_name
+from raytriever.artifacts.writer import is_lock
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, parse_yaml
 from retrieval.collections.records import (
@@ -42,7 +43,6 @@ from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
-_LOCK = re.compile(r"lock-[0-9a-f]{16}\.json")  # of a run
 _SPACE = re.compile(r"\s")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -167,9 +167,9 @@ class SourceTreeFormat(Format):
         inside = defaultdict[str, list[str]](list)
         for name in files:
             inside[posixpath.dirname(name)].append(posixpath.basename(name))
-        made = {folder for folder, names in inside.items() if is_made(names)}
+        made = {folder for folder, names in inside.items() if _is_artifact(names)}
         for name, size in files.items():
-            if made.intersection(map(str, PurePosixPath(name).parents)) or _LOCK.fullmatch(posixpath.basename(name)):
+            if made.intersection(map(str, PurePosixPath(name).parents)) or _is_of_run(posixpath.basename(name)):
                 continue
             reason = next(filter(None, map(_reason_of_name, name.split("/"))), "")
             if reason:
@@ -180,11 +180,11 @@ class SourceTreeFormat(Format):
     def _local_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         root = Path(self._config.path).expanduser().resolve()
         for parent, folders, files in os.walk(root):
-            if is_made(files):
+            if _is_artifact(files):
                 folders.clear()
                 continue
             for name in (*folders, *files):
-                if _LOCK.fullmatch(name):
+                if _is_of_run(name):
                     continue
                 path = Path(parent, name)
                 status = path.lstat()
@@ -197,9 +197,14 @@ class SourceTreeFormat(Format):
                     yield path.relative_to(root).as_posix(), status.st_size
 
 
-def is_made(files: Sequence[str]) -> bool:
+def _is_artifact(files: Sequence[str]) -> bool:
     """Whether a folder with these files is an artifact: one in the tree that a run reads is not a source of it."""
     return {MANIFEST, RUN} <= {*files} or BUILDING in files
+
+
+def _is_of_run(name: str) -> bool:
+    """Whether a file is the lock of a run, which is there while the run reads the tree."""
+    return is_lock(name) and name.endswith(".json")
 
 
 def _id_of(path: str) -> str:

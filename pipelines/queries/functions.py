@@ -117,10 +117,8 @@ _MARKUP = re.compile(
     rf"|</?(?:{_TAGS})(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"
 )
 _LINK = re.compile(r"(?P<target>[^\s(|]*(?:\([^)]*\))?)[\s|]*(?P<label>.*)", re.DOTALL)  # {@link A#b(int, int) label}
-_SECTION = re.compile(
-    r"\s*(?:[@\\:]\w|<(?:param|typeparam|returns|remarks|exception|example|value)\b)"
-)  # no description
-
+# @param, <returns> and the like: no description
+_SECTION = re.compile(r"\s*(?:[@\\:]\w|<(?:param|typeparam|returns|remarks|exception|example|value)\b)")
 _FIELD = re.compile(r"(?:^|\s)[:@](?:param|type|return|rtype|raise|keyword)s?\b(?: [^:\s]+){0,2}:")  # in Python
 
 

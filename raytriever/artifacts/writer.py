@@ -26,7 +26,7 @@ from raytriever.artifacts.artifact import (
     to_json,
     write_stamps,
 )
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.errors import StorageError, Unfinishable, UserError
 
 _LOCK = "lock-"
@@ -79,7 +79,8 @@ def locked(folder: Folder, *, force: bool = False) -> Iterator[None]:
     """
     own = Lock.of_this_process()
     name = f"{_LOCK}{own.run}.json"
-    folder.write_bytes(name, to_json(asdict(own)))
+    with storage_errors(folder.uri):
+        folder.write_bytes(name, to_json(asdict(own)))
     try:
         until = time.monotonic() + _WITHDRAWAL_SECONDS
         while others := _other_locks(folder, name, force):

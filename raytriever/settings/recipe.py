@@ -87,16 +87,10 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
     stages = dict(_of_size(_stages_of(values, where), values, where)) | _stages_of_suite(values, where)
     for override in of_stages:
         if (key := _first_key(override)) not in stages:
-            hint = did_you_mean(
-                key,
-                [
-                    *own,
-                    "output",
-                    "resources",
-                    *(["size"] if values.get("sizes") else []),
-                    *(["suite"] if values["suite"] is not None else []),
-                ],
-            )
+            allowed = [*own, "output", "resources"]
+            allowed += ["size"] if values.get("sizes") else []
+            allowed += ["suite"] if values["suite"] is not None else []
+            hint = did_you_mean(key, allowed)
             raise UserError(f"--set {override!r}: '{key}' is no stage of {where}.{hint}")
     stages = apply_overrides(stages, of_stages)
     shared = values.get("resources")

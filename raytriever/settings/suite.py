@@ -202,10 +202,6 @@ def _above(suite: Suite, system: str, other: str, key: str) -> str:
     if other not in above:
         hint = did_you_mean(other, above)
         raise UserError(f"suite.systems.{system}.{key} is '{other}', which is no system above it.{hint}")
-    if key == "fuse.systems" and suite.systems[other].files is not None:
-        raise UserError(f"suite.systems.{system}.{key} names '{other}', rankings of another tool: these aren't fused.")
-    if key == "rerank.by" and suite.systems[other].encoder is None:
-        raise UserError(f"suite.systems.{system}.{key} is '{other}', which has no encoder. Name a system with one.")
     return other
 
 
@@ -248,11 +244,21 @@ def _run_stage(
     whole, top_k = f"{collection}/collection", settings.top_k or suite.top_k
     if settings.fuse is not None:
         names = [_above(suite, system, name, "fuse.systems") for name in settings.fuse.systems]
+        for name in names:
+            if suite.systems[name].files is not None:
+                raise UserError(
+                    f"suite.systems.{system}.fuse.systems names '{name}', rankings of another tool: these aren't fused."
+                    " Leave it out, or fuse them with that tool."
+                )
         runs = {folders[name]: _run(suite, collection, name, folders, column.name) for name in names}
         return {"job": "fuse", "runs": runs, "rank_constant": settings.fuse.rank_constant, "depth": top_k}
     if settings.rerank is not None:
         candidates = _above(suite, system, settings.rerank.candidates, "rerank.candidates")
         by = _above(suite, system, settings.rerank.by, "rerank.by")
+        if suite.systems[by].encoder is None:
+            raise UserError(
+                f"suite.systems.{system}.rerank.by is '{by}', which has no encoder. Name a system with one."
+            )
         documents = suite.systems[by].documents or by
         stage = {
             "job": "rerank",

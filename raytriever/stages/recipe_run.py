@@ -105,7 +105,6 @@ def run_recipe(
     makers = {name: _makers(stages[name], stages) for name in names}
     finished: list[tuple[Stage[Any], Artifact]] = []
     with (
-        storage_errors(folder),
         nullcontext() if reused.issuperset(names) else locked(Folder(folder), force=force),
         RaySession(shards_here=shards_here) as session,
     ):

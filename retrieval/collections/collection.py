@@ -217,7 +217,7 @@ class StoredCollection(Artifact):
                 raise UserError(f"{self.uri} has no query of domain '{domain}'. Set 'domain' to one of {there}.")
             chosen &= of_domain
             if not chosen.any():
-                raise UserError(f"Split '{split}' of {self.uri} judges no query of domain '{domain}'. Leave one out.")
+                raise UserError(f"Split '{split}' of {self.uri} judges no query of domain '{domain}'. Set one to null.")
         return np.flatnonzero(chosen)
 
     def judgments(self, split: str) -> pa.Table:

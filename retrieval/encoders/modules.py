@@ -122,7 +122,10 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
     similarity = stated.get("similarity_fn_name")
     by_cosine = (path / "modules.json").exists() and similarity in (None, "cosine")
     if similarity not in (None, "cosine", "dot"):
-        raise UserError(f"{path} compares its vectors by {similarity}, which isn't supported: only cosine and dot are.")
+        raise UserError(
+            f"{path} compares its vectors by {similarity}, which isn't supported. Supported are cosine and dot: name"
+            " one as similarity_fn_name in its config_sentence_transformers.json."
+        )
     if by_cosine and "Normalize" not in folders and "similarity_fn_name" not in stated:
         warn_once(
             f"{path} names no similarity, so its vectors are scaled to length 1, for cosines, as sentence-transformers"

@@ -15,19 +15,19 @@ from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board, usable_cpus
-from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import WHOLE, Phase, Resources, Shard, Stage, StageConfig, Stages, made_by
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, LocatedModels, named_models, seconds_of_tokens
 from retrieval.jobs.evaluate import EvaluateConfig
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.order import Order
 from trainers.engine.settings import require_room_for_warmup
 from trainers.jobs.train_checks import (
+    ancestors,
     check_batches,
     check_models,
     check_packages,
     check_slices,
     check_workers,
-    makers_of,
     number_of_maker,
     require_epochs,
     training_set_warnings,
@@ -105,7 +105,8 @@ class Train(Stage[TrainConfig]):
             check_packages(self.config.training.optimizer, self.config.tracking)
         configs = [stage.config for stage in stages.values()]
         tested = {(each.collection, each.split) for each in configs if isinstance(each, EvaluateConfig)}
-        trained = [stage.config for stage in makers_of(self.config.batches, stages)]
+        maker = made_by(stages, self.config.batches)
+        trained = [stage.config for stage in ancestors(maker, stages)] if maker is not None else []
         for pairs in (each for each in trained if isinstance(each, PairsConfig)):
             if both := [split for split in pairs.splits if (pairs.collection, split) in tested]:
                 log.warning(

@@ -1,6 +1,6 @@
 """Checks of a training before the stages that make its inputs."""
 
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Hashable, Set
 from typing import Any, cast
 
 from pipelines.batches import BatchReader
@@ -159,13 +159,18 @@ def number_of_maker(name: str, path: str, stages: Stages) -> int | None:
     return min((number for number in found if number is not None), default=None)
 
 
-def makers_of(path: str, stages: Stages) -> Iterator[Stage[Any]]:
-    """The stage that makes ``path``, and all whose artifacts it is made of; some of them several times."""
-    maker = made_by(stages, path)
-    if maker is not None:
-        yield maker
-        for earlier in input_paths(maker.config).values():
-            yield from makers_of(earlier, stages)
+def ancestors(stage: Stage[Any], stages: Stages) -> list[Stage[Any]]:
+    """The stages that made what ``stage`` fills its batches and clusters with, or trains on, each once."""
+    found, pending = list[Stage[Any]](), [stage]
+    while pending:
+        config = pending.pop().config
+        for key, path in input_paths(config).items():
+            maker = made_by(stages, path)
+            is_validated_on = isinstance(config, RunSettings) and key.startswith("validation.collection")
+            if maker is not None and maker not in found and not is_validated_on:
+                found.append(maker)
+                pending.append(maker)
+    return found
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:

@@ -28,12 +28,13 @@ from raytriever.reports.log import log
 from raytriever.settings.configuration import apply_values, input_paths
 from raytriever.settings.recipe import Recipe, load_recipe, recipe_names
 from raytriever.stages.recipe_run import recipe_stages, run_recipe
-from raytriever.stages.stage import Stage, Stages, made_by
+from raytriever.stages.stage import Stages, made_by
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.indexes.faiss_factory import fewest_to_learn_from, index_of_any_dimension
 from retrieval.jobs.index import IndexConfig, VectorIndexSettings
 from retrieval.jobs.model_stage import folder_of
+from trainers.jobs.train_checks import ancestors
 from trainers.rehearsal.collections import Size, make_documents, toy_source, write_toy
 from trainers.rehearsal.models import TRAINED, WIDTH, require_known, write_model
 from trainers.run_settings import RunSettings
@@ -266,7 +267,7 @@ def _write_toys(part: Part) -> None:
         maker
         for stage in part.stages.values()
         if any(_numbers(stage.config))
-        for maker in _ancestors(stage, part.stages)
+        for maker in ancestors(stage, part.stages)
     ]
     for name, source in part.sources.items():
         write_toy(source, _toys_of(part.recipe, name), large if part.stages[name] in filling else small)
@@ -299,15 +300,3 @@ def _numbers(settings: BaseModel) -> Iterator[int]:
             yield from _numbers(value)
         elif name in _SIZES and value:
             yield value
-
-
-def _ancestors(stage: Stage[Any], stages: Stages) -> Iterator[Stage[Any]]:
-    """The stages that made what ``stage`` fills its batches and clusters with, or trains on."""
-    paths = input_paths(stage.config)
-    if isinstance(stage.config, RunSettings):
-        paths = {key: path for key, path in paths.items() if not key.startswith("validation.collection")}
-    for path in paths.values():
-        maker = made_by(stages, path)
-        if maker is not None:
-            yield maker
-            yield from _ancestors(maker, stages)

@@ -346,7 +346,7 @@ def test_batches_to_learn_nothing_from_are_warned_of(vectors: Any, logged: list[
     logged.clear()
     build_batches(pairs | {"document": ["the same"] * COUNT}, **vectors, batch_size=SIZE)
     (warned,) = (line for line in logged if "100% of the negatives are masked, most by 'same document'" in line)
-    assert "pairs of fewer of them" in warned
+    assert "pairs.documents_per_query and pairs.queries_per_document leave fewer pairs" in warned
     assert "margin" not in warned
 
 

@@ -119,7 +119,7 @@ def test_queries_of_a_domain_that_a_split_does_not_judge_are_none(tmp_path: Path
     found = StoredCollection(store(tmp_path / "c", documents, queries, [("q0", "d", 1, "test")]))
     assert found.queries_of("test", "a").tolist() == [0]
     assert found.queries_of(None, "b").tolist() == [1]
-    with pytest.raises(UserError, match=r"Split 'test' of .* judges no query of domain 'b'\. Leave one out"):
+    with pytest.raises(UserError, match=r"Split 'test' of .* judges no query of domain 'b'\. Set one to null"):
         found.queries_of("test", "b")
 
 
