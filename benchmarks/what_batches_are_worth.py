@@ -30,7 +30,7 @@ def draw(ways: Mapping[str, Any], measure: str, target: Path) -> None:
             beside = axes.get_yaxis_transform()
             axes.text(1.01, place, f"{way['mean']:.4f}", va="center", color=INK, transform=beside)
         axes.set_yticks(range(len(trained)), list(trained))
-        axes.set_xlabel(f"{measure} over '{next(iter(trained))}'; grey: two standard deviations of seeds")
+        axes.set_xlabel(f"gain in {measure} over '{next(iter(trained))}'; grey: ±2 SD over seeds")
 
 
 def main() -> None:

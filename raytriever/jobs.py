@@ -45,7 +45,7 @@ COMMANDS = {
     "run": ("raytriever.cli:run", "Run a recipe, or resume it."),
     "estimate": ("trainers.estimate.command:estimate", "Estimate a recipe's GPU memory, time and disk."),
     "rehearse": ("trainers.rehearsal.command:rehearse", "Run a recipe at toy size, every stage, in minutes."),
-    "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
+    "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe over a grid of settings."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
     "ask": ("retrieval.searcher:ask", "Print the passages of a finished run that answer a question."),

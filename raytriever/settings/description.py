@@ -42,7 +42,7 @@ def settings(
 
 def describe(job: str) -> Iterator[str]:
     """Lines on every setting of a job. Raises ``UserError`` where there is no such job."""
-    model = stage_class(job, "settings").config_class
+    model = stage_class(job, "settings of a job (of a recipe: run NAME --print-config)").config_class
     yield f"{job}: {JOBS[job][1]}"
     yield from _described(model, "", "", ())
 

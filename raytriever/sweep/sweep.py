@@ -62,7 +62,7 @@ def sweep(
     output: OutputOption = None,
     print_config: PrintOption = False,
 ) -> None:
-    """Runs a recipe for each setting of some values. Exits with 1 if a trial failed, after the others are done."""
+    """Runs a recipe over a grid of settings. Exits with 1 if a trial failed, after the others are done."""
     settings = SweepSettings(recipe, grid or [], seeds, overrides or [], until, measure or [], system, output)
     check_output(load_recipe(recipe, overrides or [], output).output)
     planned = plan_sweep(settings, recipe_stages)

@@ -32,7 +32,7 @@ def estimate(
 ) -> None:
     """Says what a recipe will take: GPU memory, time, disk. Needs no GPU, no weights, and of your data the collection.
 
-    The stages' own code runs on tensors without numbers, from the models' configurations.
+    The stages' own code runs on fake tensors, from the models' configurations.
     """
     machines, loaded = find_gpus(gpu, gpus), load_recipe(recipe, overrides or [], output)
     estimating = Estimating(recipe_stages(loaded), machines)
@@ -94,7 +94,7 @@ def _of_training(name: str, each: Estimate, cost: StepCost, machines: Machines) 
         f" {config.training.precision}."
     )
     needed = machines.needs(cost.peak)
-    said = f"with CUDA's own and the allocator's gaps {needed:.1f} of {machines.gib} GiB"
+    said = f"with CUDA's context and fragmentation {needed:.1f} of {machines.gib} GiB"
     if needed <= machines.gib:
         yield f"  It fits: {said}."
         return

@@ -1,5 +1,4 @@
-"""What a computation takes, counted while it runs on tensors without numbers: bytes alive, operations, launches, bytes
-sent.
+"""What a computation takes, counted while it runs on fake tensors: bytes alive, operations, launches, bytes sent.
 
 Floats are fake (shapes alone, no memory, no arithmetic), integers are real: masks, lengths and places are what they
 would be, so the code that is counted runs as it stands. By PyTorch's ``FakeTensorMode``, entered for what makes floats

@@ -88,7 +88,7 @@ def rehearse(
             run_recipe(part.stages, list(part.stages), part.recipe, ".", shards_here=True)
     echo(
         f"\nRehearsed: {total} stages of {' and '.join(part.recipe for part in parts)} ran through in"
-        f" {time.monotonic() - started:.0f} s. All that is named above lies in {folder}. What this doesn't show:"
+        f" {time.monotonic() - started:.0f} s. All outputs are in {folder}. What this doesn't show:"
         f" {_NOT_SHOWN}"
     )
 

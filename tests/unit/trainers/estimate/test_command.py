@@ -234,11 +234,11 @@ def test_what_saves_memory_is_proposed_the_cheapest_first(machines: Machines, ch
 @pytest.mark.parametrize(
     ("peaks", "told"),  # GiB that a step holds at the peak, with each thing more that saves memory
     [
-        ([20], ["  It fits: with CUDA's own and the allocator's gaps 23.0 of 23 GiB."]),
+        ([20], ["  It fits: with CUDA's context and fragmentation 23.0 of 23 GiB."]),
         (
             [21, 20.5, 20],
             [
-                "  It doesn't fit: with CUDA's own and the allocator's gaps 24.1 of 23 GiB. With",
+                "  It doesn't fit: with CUDA's context and fragmentation 24.1 of 23 GiB. With",
                 "    objective.gradient_cache=true: 23.6 GiB",
                 "    objective.gradient_cache=true activation_checkpointing=true: 23.0 GiB, which fits",
             ],
@@ -246,7 +246,7 @@ def test_what_saves_memory_is_proposed_the_cheapest_first(machines: Machines, ch
         (
             [21, 21, 21, 21],
             [
-                "  It doesn't fit: with CUDA's own and the allocator's gaps 24.1 of 23 GiB. With",
+                "  It doesn't fit: with CUDA's context and fragmentation 24.1 of 23 GiB. With",
                 "    objective.gradient_cache=true: 24.1 GiB",
                 "    objective.gradient_cache=true activation_checkpointing=true: 24.1 GiB",
                 "    objective.gradient_cache=true activation_checkpointing=true objective.chunk_tokens=4096: 24.1 GiB",
