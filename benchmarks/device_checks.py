@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.random_encoders import CASES, REHEARSED_CASES, Case
 from benchmarks.random_models import OBJECTIVES, REAL, SMALL, Models, random_objective, run_settings, train_steps
-from pipelines.clustering.kmeans import KMeansSettings, cluster_in_parts
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.pair_vectors import ArrayPairs
 from raytriever.reports.table import counted
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
@@ -171,7 +171,7 @@ def check_clustering(bench: Bench) -> Finding:
     for device in (str(bench.device), "cpu"):
         started = time.perf_counter()
         pairs = ArrayPairs(queries=sides[0], documents=sides[1])
-        found[device] = cluster_in_parts(pairs, size.clusters, KMeansSettings(), seed=1, device=device)
+        found[device] = cluster_pairs(pairs, size.clusters, KMeansSettings(), seed=1, device=device)
         seconds[f"seconds on {device}"] = time.perf_counter() - started
     same = all(np.array_equal(each.assignments, found["cpu"].assignments) for each in found.values())
     return Finding(same, f"{size.points:,} pairs in {size.clusters:,} clusters", seconds)

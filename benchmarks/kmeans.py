@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.lloyd import cluster_sums
+from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.clustering.points import BLOCK_ROWS
 from pipelines.filtering.false_negatives import batch_hardness
 from pipelines.packing.pack import PackingSettings, pack
@@ -104,16 +105,12 @@ def make_pairs(pairs: int, dimension: int) -> tuple[NDArray[np.float32], NDArray
 
 def _flat(queries: Vectors, documents: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
     settings = KMeansSettings(iterations=arguments.iterations, tolerance=0, two_level_above=1 << 40)
-    return cluster_pairs(
-        queries=queries, documents=documents, k=arguments.clusters, settings=settings, seed=0
-    ).assignments
+    return cluster_pairs(ArrayPairs(queries=queries, documents=documents), arguments.clusters, settings, 0).assignments
 
 
 def _two_levels(queries: Vectors, documents: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:
     settings = KMeansSettings(iterations=arguments.iterations, tolerance=0, two_level_above=1)
-    return cluster_pairs(
-        queries=queries, documents=documents, k=arguments.clusters, settings=settings, seed=0
-    ).assignments
+    return cluster_pairs(ArrayPairs(queries=queries, documents=documents), arguments.clusters, settings, 0).assignments
 
 
 def _faiss(queries: Vectors, documents: Vectors, arguments: argparse.Namespace) -> NDArray[np.int32]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
 from pipelines.clustering.lloyd import divide
+from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.filtering.false_negatives import batch_hardness, score_mask
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
@@ -95,7 +96,8 @@ def measure(
 
     started = time.perf_counter()
     k = number_of_clusters(len(queries), cluster_size)
-    clustering = cluster_pairs(queries=queries, documents=documents, k=k, settings=KMeansSettings(), seed=0)
+    pairs = ArrayPairs(queries=queries, documents=documents)
+    clustering = cluster_pairs(pairs, k, KMeansSettings(), seed=0)
     clusters = clustering.assignments.astype(np.int32)
     clustered = time.perf_counter() - started
     for name, assignments, centroids, settings in (
@@ -143,9 +145,8 @@ def in_regions(
 def authors_batches(queries: Vectors, documents: Vectors, size: int, cluster_size: int) -> Batches:
     """As the authors' code cuts them (for one domain)."""
     k = number_of_clusters(len(queries), cluster_size)
-    clusters = cluster_pairs(
-        queries=queries, documents=documents, k=k, settings=KMeansSettings(pairs="concat"), seed=0
-    ).assignments.astype(np.int32)
+    pairs = ArrayPairs(queries=queries, documents=documents)
+    clusters = cluster_pairs(pairs, k, KMeansSettings(pairs="concat"), seed=0).assignments.astype(np.int32)
     counts = np.bincount(clusters)
     means = np.zeros((len(counts), documents.shape[1]))
     np.add.at(means, clusters, documents.astype(np.float64))

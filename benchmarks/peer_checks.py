@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.device_checks import Bench, Finding
 from benchmarks.random_encoders import Case, random_batches, random_texts, write_encoder
 from benchmarks.training_pairs import Pairs
-from pipelines.clustering.kmeans import KMeansSettings, cluster_in_parts
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.pair_vectors import ArrayPairs
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, EncoderTurns, encode_texts, token_budget_batches
 from retrieval.encoders.attention import last_states
@@ -400,7 +400,7 @@ def check_kmeans(bench: Bench) -> Finding:
         return plain_kmeans((on_device[0] + on_device[1]) / 2, clusters, iterations).cpu()
 
     runs: dict[str, Run] = {
-        "ours": lambda: cluster_in_parts(pairs, clusters, settings, seed=1, device=str(bench.device)),
+        "ours": lambda: cluster_pairs(pairs, clusters, settings, seed=1, device=str(bench.device)),
         "theirs": theirs,
     }
     for run in runs.values():

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipelines.clustering.lloyd import divide
 from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.tour import greedy_tour, tour_length
+from pipelines.packing.tour import greedy_tour
 
 CLUSTERS_OF_A_BLOB = 64
 
@@ -66,6 +66,15 @@ def in_regions(centroids: NDArray[np.float32], regions: int) -> NDArray[np.int64
         walk = greedy_tour(find_neighbours(centroids[clusters]), int(generator.integers(len(clusters))))
         tours.append(clusters[walk])
     return np.concatenate(tours)
+
+
+def tour_length(centroids: NDArray[np.floating], order: NDArray[np.integer]) -> float:
+    """Sum of the Euclidean distances between consecutive clusters of ``order``; the tour isn't closed."""
+    total = 0.0
+    for begin in range(0, len(order), 4096):
+        stops = centroids[order[begin : begin + 4097]].astype(np.float64)
+        total += float(np.sqrt(np.square(np.diff(stops, axis=0)).sum(axis=1)).sum())
+    return total
 
 
 def main() -> None:

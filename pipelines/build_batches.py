@@ -259,8 +259,11 @@ class _Given:
                 raise UserError(f"{place} is not valid Unicode ({error}). Replace that character.") from error
             found = of_text if _is_missing(id_) else str(id_)
             stored = text, "" if _is_missing(domain) else str(domain)
-            if self.texts[side].setdefault(found, stored)[0] != text:
-                raise UserError(f"{place}: id {found!r} already belongs to another text. Give each text its own id.")
+            if self.texts[side].setdefault(found, stored) != stored:
+                raise UserError(
+                    f"{place}: id {found!r} already belongs to another text, or to the same of another domain. Give"
+                    " each an id of its own, or leave ids out."
+                )
         self.ids[side].append(found)
         return found
 
@@ -366,8 +369,8 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
         for row, value in enumerate(values):
             if not _is_missing(value) and str(value) not in ("1", "1.0", "True"):
                 raise UserError(
-                    f"{_place(row, name)} is {value!r:.60}, so not every row is a query with a document that"
-                    " answers it. Keep only such rows, and drop that column."
+                    f"{_place(row, name)} is {value!r:.60}, but every row is taken for a query with a document that"
+                    " answers it. Keep only such rows, then drop that column."
                 )
     if unused := [name for name, _ in found["label"] + found[""]]:
         log.warning(f"Warning: unused columns: {', '.join(unused)}.")

@@ -266,7 +266,7 @@ class RankingFile:
             rows = collection.require("documents", ids)
         except UserError as error:
             raise UserError(f"The ranking {path} is of other texts: {error}") from error
-        scores = np.array([score for documents in found.values() for score in documents.values()], dtype=np.float32)
+        scores = np.array([score for documents in found.values() for score in documents.values()])
         queries = np.repeat(np.arange(len(found)), lengths)
         order = np.lexsort((rows, -scores, queries))
         shape = len(found), int(lengths.max(initial=0))

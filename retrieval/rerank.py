@@ -2,15 +2,16 @@
 
 import copy
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.list_scorer import ListScorer
 from retrieval.indexes.top_k import Ranking, best_candidates
+
+if TYPE_CHECKING:
+    from retrieval.encoders.list_scorer import ListScorer
 
 _BYTES_AT_ONCE = 256 << 20
 
@@ -49,12 +50,11 @@ def rerank(
     return ranking
 
 
-@torch.no_grad()
 def rerank_lists(
     candidates: Ranking,
     queries: NDArray[np.float32],
     documents: Callable[[NDArray[np.int64]], NDArray[np.float32]],
-    scorer: ListScorer,
+    scorer: "ListScorer",
     k: int,
 ) -> Ranking:
     """The ``k`` best of each query's candidates by a module that reads the whole list, in the defined order.
@@ -64,6 +64,8 @@ def rerank_lists(
     place, nor on other lists in the batch. Memory holds the result and a few lists. Raises ``UserError`` where scores
     aren't finite.
     """
+    import torch
+
     scorer = copy.deepcopy(scorer).double().eval()
     device = scorer.out.device
     ranking = Ranking.empty(len(candidates.rows), k)
@@ -76,11 +78,12 @@ def rerank_lists(
             continue
         vectors = documents(distinct[absent:])
         places = np.where(found < 0, len(vectors), place.reshape(found.shape) - absent)
-        scored = scorer(
-            torch.from_numpy(queries[start : start + per_block]).to(device, torch.float64),
-            nn.functional.pad(torch.from_numpy(vectors).to(device), (0, 0, 0, 1)),
-            torch.from_numpy(places).to(device),
-        )
+        with torch.no_grad():
+            scored = scorer(
+                torch.from_numpy(queries[start : start + per_block]).to(device, torch.float64),
+                torch.nn.functional.pad(torch.from_numpy(vectors).to(device), (0, 0, 0, 1)),
+                torch.from_numpy(places).to(device),
+            )
         if not scored.isfinite().all():
             raise UserError(
                 "The scoring module gives scores that are not finite numbers, so nothing can be ranked by it."

@@ -54,7 +54,9 @@ class VectorRows:
     def __init__(self, artifact: StoredVectors, files: Sequence[ShardFile]) -> None:
         self._artifact = artifact
         names = self._names = [file.name for file in files]
-        self._file = lru_cache(_MOST_MAPS)(lambda shard: np.load(artifact.path(names[shard]), mmap_mode="r"))
+        self._file = lru_cache(_MOST_MAPS)(
+            lambda shard: np.asarray(np.load(artifact.path(names[shard]), mmap_mode="r"))
+        )
         first = self._file(0)
         self._shape: tuple[int, ...] = first.shape[1:]
         header, row = files[0].bytes - first.nbytes, first.itemsize * math.prod(self._shape)
@@ -120,11 +122,12 @@ class VectorRows:
         if self._chosen is not None:
             rows = self._places(rows, self._chosen)
         result = np.empty((len(rows), *self._shape), dtype=np.float32) if out is None else out
-        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
-        for shard in np.unique(shard_of).tolist():
-            chosen = np.flatnonzero(shard_of == shard)
-            chosen = chosen[np.argsort(rows[chosen])]  # the disk is read forwards
-            result[chosen] = self._file(shard)[rows[chosen] - self._starts[shard]]
+        order = np.argsort(rows, kind="stable")  # the disk is read forwards
+        rows = rows[order]
+        bounds = np.searchsorted(rows, self._starts)
+        for shard in np.flatnonzero(np.diff(bounds)).tolist():
+            of_shard = slice(bounds[shard], bounds[shard + 1])
+            result[order[of_shard]] = self._file(shard)[rows[of_shard] - self._starts[shard]]
         return result
 
     def _places(self, rows: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -87,9 +87,6 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     columns_from: ClassVar[str] = "Make batches for this objective, or choose another objective."
     """A sentence: what to do if a batch lacks one of them."""
 
-    accepts_slices: ClassVar[bool] = False
-    """Whether ``forward`` joins a batch that is cut over several ranks by calling ``gather``."""
-
     similarity: Literal["inner_product", "cosine"] = "inner_product"
     """The similarity of its training. A search of the exported encoder ranks by inner products of the encoder's
     vectors."""

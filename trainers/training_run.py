@@ -177,11 +177,11 @@ def _ledger(
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
     ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training)
     require_negatives(ledger, batches.uri)
-    if training.hard_negatives and not ledger.comparisons.hard:
+    if ledger.comparisons.hard < (training.hard_negatives or 0):
         log.warning(
-            f"  Warning: training.hard_negatives is {training.hard_negatives}, but no row of the"
-            f" {ledger.sampled_batches} batches of {batches.uri} that were checked has a hard negative to draw. Make"
-            " batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
+            f"  Warning: training.hard_negatives is {training.hard_negatives}, but a row of the"
+            f" {ledger.sampled_batches} batches of {batches.uri} that were checked has {ledger.comparisons.hard:.3g} to"
+            " draw from in the mean. Store more ('negatives_per_example' of raytriever filter), or lower it."
         )
     return ledger.to_json()
 

@@ -36,7 +36,7 @@ from pipelines.clustering.lloyd import (
     seed_centroids,
 )
 from pipelines.clustering.nearest_centroids import squared_distances
-from pipelines.clustering.pair_vectors import ArrayPairs, PairVectors, both_orientations
+from pipelines.clustering.pair_vectors import PairVectors, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, Split, cut
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -103,29 +103,6 @@ def number_of_clusters(n: int, cluster_size: int) -> int:
 
 
 def cluster_pairs(
-    *, queries: NDArray[np.floating], documents: NDArray[np.floating], k: int, settings: KMeansSettings, seed: int
-) -> Clustering:
-    """Clusters N pairs of vectors into at most ``k`` clusters (of N < k pairs, or fewer distinct ones, fewer).
-
-    ``queries``, ``documents``: (N, dimension) float16 or float32, row i of both is pair i; may be memory-mapped, they
-    are read block by block. The result is a function of the arguments alone, whatever the number of threads. Raises
-    ``UserError`` where shapes or types don't fit, ``k`` is below 1 or a vector holds NaN or infinity.
-    """
-    if queries.ndim != 2 or queries.shape != documents.shape or 0 in queries.shape:
-        raise UserError(
-            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not"
-            " pairs. Both must have the same shape (pairs, dimension) and not be empty."
-        )
-    for side, vectors in (("query", queries), ("document", documents)):
-        if vectors.dtype not in (np.float16, np.float32):
-            raise UserError(
-                f"The {side} vectors are {vectors.dtype}, but only float16 and float32 can be clustered. Convert them."
-            )
-    documents = queries if settings.sides == "queries" else documents
-    return cluster_in_parts(ArrayPairs(queries=queries, documents=documents), k, settings, seed)
-
-
-def cluster_in_parts(
     pairs: PairVectors,
     k: int,
     settings: KMeansSettings,
@@ -134,10 +111,12 @@ def cluster_in_parts(
     device: str = "cpu",
     name_of: Callable[[int], str] = "pair {} (counted from 0)".format,
 ) -> Clustering:
-    """``cluster_pairs`` of pairs that are read where ``split`` puts their parts; only a sample is read here.
+    """Clusters N pairs into at most ``k`` clusters (of N < k pairs, or fewer distinct ones, fewer).
 
-    The result does not depend on ``split`` and ``device``. Where ``settings.sides`` is queries, ``pairs`` must have
-    them on both sides. ``name_of``: what errors call a pair.
+    Parts are read block by block where ``split`` puts them; only a sample is read here. The result is a function of
+    pairs, ``k``, settings and seed alone, whatever the number of threads, the ``split`` and the ``device``. Where
+    ``settings.sides`` is queries, ``pairs`` must have them on both sides. ``name_of``: what errors call a pair. Raises
+    ``UserError`` where ``k`` is below 1 or a vector holds NaN or infinity.
     """
     if k < 1:
         raise UserError(f"{k} clusters were asked for. There must be at least 1.")

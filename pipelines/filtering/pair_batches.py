@@ -65,6 +65,7 @@ class PairBatches:
             documents = self.documents.take(document_rows)
             hard_negatives = self.documents.take(hard.ravel())
             per_row = hard.shape[1]
+            vectors = self._vectors(query_rows, document_rows, hard.ravel())
             for begin in range(0, len(pairs), size):
                 rows = slice(begin, begin + size)
                 texts = _Texts(
@@ -73,7 +74,12 @@ class PairBatches:
                     hard_negatives.slice(begin * per_row, size * per_row),
                 )
                 columns = np.concatenate([document_rows[rows], hard[rows].ravel()])
-                audited = self._masked(texts, query_rows[rows], columns, epoch, first + (start + begin) // size)
+                of_batch = None
+                if vectors:
+                    own = vectors[2][begin * per_row : (begin + size) * per_row]
+                    of_batch = vectors[0][rows], np.concatenate([vectors[1][rows], own])
+                number = first + (start + begin) // size
+                audited = self._masked(texts, query_rows[rows], columns, of_batch, epoch, number)
                 table = _table(texts, per_row, audited.rule_of, block.slice(begin, size))
                 if self.scores:
                     table = _with_scores(table, self.scores, query_rows[rows], document_rows[rows], hard[rows])
@@ -83,14 +89,27 @@ class PairBatches:
                     table = table.append_column("surrogate_scores", pa.array(list(scores)))
                 yield table, audited
 
+    def _vectors(
+        self, queries: NDArray[np.int64], documents: NDArray[np.int64], hard_negatives: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], ...] | None:
+        """The vectors of these rows, float32; None where nothing needs any."""
+        if not self.vectors or not (self.settings.surrogate_score or self.surrogate_scores):
+            return None
+        of_queries, of_documents = self.vectors
+        return of_queries.gather(queries), of_documents.gather(documents), of_documents.gather(hard_negatives)
+
     def _masked(
-        self, texts: "_Texts", queries: NDArray[np.int64], columns: NDArray[np.int64], epoch: int, number: int
+        self,
+        texts: "_Texts",
+        queries: NDArray[np.int64],
+        columns: NDArray[np.int64],
+        vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
+        epoch: int,
+        number: int,
     ) -> AuditedBatch:
         size = len(queries)
         documents = pa.concat_tables([texts.documents, texts.hard_negatives])
-        vectors = None
-        if self.vectors and (self.settings.surrogate_score or self.surrogate_scores):
-            vectors = self.vectors[0].gather(queries), self.vectors[1].gather(columns)
+        if vectors:
             _require_finite("query", vectors[0], texts.queries)
             _require_finite("document", vectors[1], documents)
         rule_of = false_negatives(
@@ -130,7 +149,7 @@ def _table(texts: _Texts, per_row: int, rule_of: NDArray[np.uint8], packed: pa.T
             "hard_negative_ids": lists("id"),
             "hard_negatives": lists("text"),
             "masked": pa.array(to_columns(rule_of > 0), pa.list_(pa.int32())),
-            "domain": packed["domain"].cast(pa.string()),
+            "domain": packed["domain"],
             "cluster": packed["cluster"],
         }
     )

@@ -370,4 +370,4 @@ def main_text(html: str) -> tuple[str, str]:
 
 
 def _first_heading(text: str) -> str:
-    return next((block.text for block in blocks(text) if block.kind == "heading" and block.text), "")
+    return next((block.text for block in blocks(text) if block.text), "")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, PositiveInt
 
-from pipelines.clustering.kmeans import CLUSTERS, Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
+from pipelines.clustering.kmeans import CLUSTERS, Clustering, KMeansSettings, cluster_pairs, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs.lookups import earlier_file
@@ -164,7 +164,7 @@ class Cluster(Stage[ClusterConfig]):
         vectors = StoredVectors(self.config.vectors)
         k = number_of_clusters(len(pairs), self.config.cluster_size)
         seed = self.config.seed ^ zlib.crc32(name.encode("utf-8", "surrogatepass"))  # of the domain, wherever it stands
-        clustering = cluster_in_parts(
+        clustering = cluster_pairs(
             StoredPairs(vectors, query_rows=query_rows, document_rows=document_rows, sides=self.config.kmeans.sides),
             k,
             self.config.kmeans,

@@ -106,7 +106,7 @@ class FilterConfig(StageConfig):
                 raise ValueError(f"'{key}' needs 'vectors', whose scores it takes. Give them, or set it to false")
 
 
-_ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
+_ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64()), ("domain", pa.string())])
 
 
 class Filter(Stage[FilterConfig]):
@@ -117,7 +117,7 @@ class Filter(Stage[FilterConfig]):
 
     command = "filter"
     kind = BATCHES
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = FilterConfig
     unit = "examples"
     results = ("audit.json",)
@@ -203,8 +203,9 @@ class Filter(Stage[FilterConfig]):
         record = stored.shards[run.epoch]
         size = int(record.facts["batch_size"])
         packing = ParquetRows(stored, [file.name for file in record.files])
-        packed = packing.take(np.arange(run.first * size, run.last * size), ["pair", "cluster", "domain"])
+        packed = packing.take(np.arange(run.first * size, run.last * size), ["pair", "cluster"])
         of_pairs = open_parts(self.config.output, "rows").take(packed["pair"].to_numpy())
+        packed = packed.append_column("domain", of_pairs["domain"])  # its own, however domains were merged to pack
         rows = of_pairs["query_row"].to_numpy(), of_pairs["document_row"].to_numpy()
         audit, counts = MaskAudit(), Counter[str]()
         schema = LAYOUTS["pairs"].schema(self.facts([]))

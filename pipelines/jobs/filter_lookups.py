@@ -105,7 +105,7 @@ def make_negatives(
         db.run(MINED, files=files, minimum=mined.minimum_relevance)
     if judged:
         db.load(JUDGMENTS, *numbered_rows(collection, "judgments/"), split=judged)
-        db.load(WITH_QUERIES, *numbered_rows(collection, "queries/", "id"))
+        db.load(WITH_QUERIES, *numbered_rows(collection, "queries/", "id", "domain"))
         db.load(JUDGED, *numbered_rows(collection, "documents/", "id"))
         if not db.rows("SELECT 1 FROM judgments LIMIT 1"):
             raise UserError(
@@ -144,14 +144,16 @@ def check_negatives(
         if too_few != "random":
             raise UserError(none)
         log.warning(f"Warning: {none} All are drawn at random.")
-    short = np.flatnonzero(of_packed < number)
-    if len(short) and too_few == "refuse":
-        instead = "'repeat'" if scored else "'repeat' or 'random'"  # no teacher scores what is drawn at random
+    needed = number if too_few == "refuse" else int(scored)  # no teacher scores what is drawn at random
+    short = np.flatnonzero(of_packed < needed)
+    if len(short):
+        others = "set too_few_negatives to 'repeat'" + ("" if scored else " or 'random'")
+        if scored and not of_packed.all():
+            others = "leave out the pairs of queries without any, because the teacher must have scored what they get"
         query = read_pairs(pairs, ["query_id"])["query_id"][int(np.flatnonzero(packed)[short[0]])].as_py()
         raise UserError(
-            f"{len(short):,} of {len(of_packed):,} packed pairs have fewer than {number} hard negatives, the first of"
-            f" query {query!r} ({of_packed[short[0]]}). Lower negatives_per_example, mine more, or set"
-            f" too_few_negatives to {instead}."
+            f"{len(short):,} of {len(of_packed):,} packed pairs have fewer than {needed} hard negatives, the first of"
+            f" query {query!r} ({of_packed[short[0]]}). Lower negatives_per_example, mine more, or {others}."
         )
 
 

@@ -43,6 +43,7 @@ class Mix(Stage[MixConfig]):
 
     command = "mix"
     kind = BATCHES
+    algorithm_version = 2
     config_class = MixConfig
     unit = "examples"
 
@@ -82,7 +83,8 @@ class Mix(Stage[MixConfig]):
         of_sources = _counts(readers, epoch)
         used = shares(of_sources, self.config.ratios)
         there, wanted = (np.array([numbers[name] for name in readers]) for numbers in (of_sources, used))
-        order = mixed_order(there, wanted, self.config.seed, epoch)
+        stored = np.array([reader.epochs for reader in readers.values()])
+        order = mixed_order(there, wanted, stored, self.config.seed, epoch)
         names, counts = list(readers), Counter[str]()
         first = readers[names[0]]
         with BatchWriter(writer, first.schema, epoch, run.number, first.batch_size) as file:
@@ -136,16 +138,19 @@ def shares(counts: Mapping[str, int], ratios: Mapping[str, float] | None) -> dic
     return found
 
 
-def mixed_order(counts: NDArray[np.int64], used: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+def mixed_order(
+    counts: NDArray[np.int64], used: NDArray[np.int64], stored: NDArray[np.int64], seed: int, epoch: int
+) -> NDArray[np.int64]:
     """One epoch's batches in random order, int64 (batches, 2): source and number in the source's epoch.
 
-    ``counts``, ``used`` (sources,): the batches of each source, and how many of them an epoch has. Those are the next
-    ones of one fixed shuffle, so over epochs every batch has its turn.
+    ``counts``, ``used``, ``stored`` (sources,): the batches of each source, how many of them an epoch has, and how many
+    epochs the source stores, which are read in turn. Whenever one of them is read, its batches are the next ones of a
+    fixed shuffle. So over epochs every batch has its turn.
     """
     chosen = []
     for source, (count, number) in enumerate(zip(counts.tolist(), used.tolist(), strict=True)):
         turn = np.random.default_rng([seed, source]).permutation(count)
-        numbers = turn[(epoch * number + np.arange(number)) % count]
+        numbers = turn[(epoch // stored[source] * number + np.arange(number)) % count]
         chosen.append(np.stack([np.full(number, source), numbers], axis=1))
     return np.random.default_rng([seed, epoch]).permutation(np.concatenate(chosen))
 

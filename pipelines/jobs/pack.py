@@ -19,7 +19,7 @@ from pipelines.clustering.kmeans import CLUSTERS, read_centroids, read_domain
 from pipelines.clustering.lloyd import divide
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import earlier_file, earlier_record, earlier_shards
-from pipelines.packing.pack import PackingSettings, number_of_regions, pack, packing_facts, share, whole_batches
+from pipelines.packing.pack import PackingSettings, number_of_regions, pack, share, whole_batches
 from pipelines.pairs.pairs import PAIRS, DomainGroups, SmallDomains, groups_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
@@ -110,7 +110,7 @@ class Pack(Stage[PackConfig]):
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 10
+    algorithm_version = 11
     config_class = PackConfig
     unit = "examples"
 
@@ -213,8 +213,8 @@ class Pack(Stage[PackConfig]):
 
     def _make_part(self, part: Part, writer: ShardWriter) -> ShardRecord:
         """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
-        config, figures = self.config, list[dict[str, Any]]()
-        rows = 0
+        config = self.config
+        rows = shuffled = 0
         aside = np.empty((2, 0), dtype=np.int64)
         with _writer(writer, part, "part") as file:
             for number, name, placed in self._domains(part):
@@ -232,11 +232,11 @@ class Pack(Stage[PackConfig]):
                 )
                 _write(file, name, pairs, clusters, packed.batches.ravel())
                 aside = np.stack([pairs[packed.aside], clusters[packed.aside]])
-                figures.append(packed.figures)
+                shuffled += packed.shuffled
                 rows += packed.batches.size
         if self._sets_aside(part):
             writer.add_array(_ASIDE.format(part.epoch, part.number), aside)
-        return writer.commit(facts={"figures": figures, "rows": rows})
+        return writer.commit(facts={"shuffled": shuffled, "rows": rows})
 
     def _domains(self, part: Part) -> Iterator[tuple[int, str, pa.Table]]:
         """The number and name of each domain of a part, and what was placed there."""
@@ -275,7 +275,7 @@ class Pack(Stage[PackConfig]):
         batches = whole_batches(order, size)
         with _writer(writer, part, "dealt") as file:
             _write(file, part.names[0], pairs, clusters, batches.ravel())
-        return writer.commit(facts={"figures": [{"shuffled": len(batches)}], "rows": batches.size})
+        return writer.commit(facts={"shuffled": len(batches), "rows": batches.size})
 
     def _make_epoch(self, epoch: int, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch.
@@ -286,8 +286,8 @@ class Pack(Stage[PackConfig]):
         shards = [shard for name in (_PARTS, _SHARES) for shard in earlier_shards(config.output, f"{name}{epoch:05d}")]
         records = [earlier_record(config.output, shard) for shard in shards]
         writer.adopt([record.files[0] for record in records if record.facts["rows"]])
-        figures = [domain for record in records for domain in record.facts["figures"]]
-        rows, dropped = sum(record.facts["rows"] for record in records), self._groups.dropped
+        rows, shuffled = (sum(record.facts[name] for record in records) for name in ("rows", "shuffled"))
+        dropped = self._groups.dropped
         return writer.commit(
             rows,
             counts={"batches": rows // size},
@@ -297,7 +297,7 @@ class Pack(Stage[PackConfig]):
                 "batch_size": size,
                 "pairs": sum(self._groups.sizes),
                 "origins": {"pairs": origin(Artifact(str(config.clusters or config.pairs)), PAIRS)},
-                **packing_facts(figures, size),
+                "shuffled": shuffled,
             },
         )
 

@@ -111,11 +111,13 @@ JUDGMENTS = """
 """
 WITH_QUERIES = """
     CREATE TABLE with_queries AS
-    SELECT judgments.*, row AS query_row FROM judgments LEFT JOIN stream ON id = query_id
+    SELECT judgments.*, row AS query_row, domain AS query_domain FROM judgments LEFT JOIN stream ON id = query_id
 """
 JUDGED = """
     CREATE TABLE judged AS
-    SELECT query_id, document_id, domain, query_row, row AS document_row, listed, is_pair
+    SELECT
+        query_id, document_id, coalesce(nullif(domain, ''), query_domain) AS domain, query_row, row AS document_row,
+        listed, is_pair
     FROM with_queries LEFT JOIN stream ON id = document_id
 """
 UNKNOWN = "SELECT {side}_id FROM judged WHERE {side}_row IS NULL ORDER BY listed LIMIT 1"
@@ -161,7 +163,7 @@ class Pairs(Stage[PairsConfig]):
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 8
+    algorithm_version = 9
     config_class = PairsConfig
     unit = "pairs"
 
@@ -219,7 +221,7 @@ class Pairs(Stage[PairsConfig]):
                     f"No judgment has a relevance of {minimum} or more, so there are no pairs. Lower minimum_relevance"
                     " or choose another split."
                 )
-            db.load(WITH_QUERIES, *numbered_rows(collection, "queries/", "id"))
+            db.load(WITH_QUERIES, *numbered_rows(collection, "queries/", "id", "domain"))
             db.load(JUDGED, *numbered_rows(collection, "documents/", "id", "domain"))
             for part, side in _SIDES.items():
                 for (name,) in db.rows(UNKNOWN.format(side=side)):

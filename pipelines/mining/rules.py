@@ -255,7 +255,7 @@ def folded_text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
     By these, texts are compared in mining and within a batch. Across the batches of a step, training compares them
     exactly (``trainers.engine.draws.text_keys``).
     """
-    from xxhash import xxh3_64_intdigest  # here: build_batches works without it
+    from xxhash import xxh3_64_intdigest  # settings import this module
 
     folded = (" ".join(text.casefold().split()).encode("utf-8", "surrogatepass") for text in texts)
     return np.fromiter(map(xxh3_64_intdigest, folded), np.uint64)

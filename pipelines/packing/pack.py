@@ -5,9 +5,8 @@ tour over their centroids. The list of their items is cut into batches. This spl
 with near ones. What remains is a last batch, filled with items of the first.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 Order = Literal["tour", "random", "topics"]
 CLUSTERS_OF_A_REGION = 1 << 15  # about, at most; lists of neighbours cost the square of their number
-_DIGITS = 6  # of recorded figures
-_LENGTHS = ("length", "random_length")
-_RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
 
 
 class PackingSettings(Settings):
@@ -69,13 +65,12 @@ def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
 class Packing:
     """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0.
 
-    ``figures``: JSON values, each if it was done. ``tour``: its length and that of a random order (Euclidean).
-    ``polish``: the sums of ``Polished``, and their number of batches. ``shuffled``: batches with redistributed pairs.
-    ``aside`` int64 (n,): items of a region, to be redistributed with those of the domain's other regions.
+    ``shuffled``: how many of them have redistributed pairs. ``aside`` int64 (n,): items of a region, to be
+    redistributed with those of the domain's other regions.
     """
 
     batches: NDArray[np.int64]
-    figures: dict[str, Any]
+    shuffled: int
     aside: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
@@ -106,7 +101,7 @@ def pack(
         )
     place = [domain] if region is None else [domain, region]
     generator = np.random.default_rng([seed, epoch, *place])
-    items, figures = np.arange(len(clusters)), dict[str, Any]()
+    items = np.arange(len(clusters))
     share, aside = settings.shuffled_share(epoch), items[:0]
     if share and region is not None:
         count = round(share * len(items) / settings.batch_size) * settings.batch_size
@@ -116,13 +111,15 @@ def pack(
         items, share = np.sort(items), 0.0
     if share == 1 or not len(items):
         batches = whole_batches(generator.permutation(items), settings.batch_size)
-        return Packing(batches, {"shuffled": len(batches)} if share else figures, aside)
+        return Packing(batches, len(batches) if share else 0, aside)
     if settings.order == "topics":
         batches, rest = topic_batches(clusters, items, settings.batch_size, generator)
     else:
         if settings.order == "tour":
-            random_order = np.random.default_rng([seed, epoch, *place, _RANDOM_ORDER]).permutation(len(centroids))
-            order, figures["tour"] = _tour(centroids, int(generator.integers(len(centroids))), random_order)
+            from pipelines.packing.neighbours import find_neighbours
+            from pipelines.packing.tour import greedy_tour
+
+            order = greedy_tour(find_neighbours(centroids), int(generator.integers(len(centroids))))
         else:
             order = generator.permutation(len(centroids))
         ordered = items_in_order(items, clusters[items], order, generator)
@@ -130,26 +127,11 @@ def pack(
     if settings.polish_sweeps and vectors is not None:
         from pipelines.packing.polish import polish_batches
 
-        polished = polish_batches(batches, vectors, settings.polish_sweeps)
-        batches, swaps = polished.batches, list(polished.swaps)
-        sums = {"before": polished.before, "after": polished.after, "swaps": swaps}
-        figures["polish"] = {"batches": len(batches), **sums}
-    if share:
-        figures["shuffled"] = round(share * len(batches))
-        batches = shuffle_some(batches, figures["shuffled"], generator)
-    return Packing(filled(batches, rest), figures, aside)
-
-
-def _tour(
-    centroids: NDArray[np.float32], start: int, random_order: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], dict[str, float]]:
-    """The clusters' order, and its length beside that of a random one."""
-    from pipelines.packing.neighbours import find_neighbours
-    from pipelines.packing.tour import greedy_tour, tour_length
-
-    order = greedy_tour(find_neighbours(centroids), start)
-    lengths = (tour_length(centroids, each) for each in (order, random_order))
-    return order, dict(zip(_LENGTHS, lengths, strict=True))
+        batches = polish_batches(batches, vectors, settings.polish_sweeps)
+    shuffled = round(share * len(batches))
+    if shuffled:
+        batches = shuffle_some(batches, shuffled, generator)
+    return Packing(filled(batches, rest), shuffled, aside)
 
 
 def shuffle_some(batches: NDArray[np.int64], number: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -231,27 +213,3 @@ def share(count: int, number: int, of: int, turn: int) -> slice:
     Shares differ by an item at most, and so do those of several lists of one length, each of its own ``turn``.
     """
     return slice(*((count * cut + turn) // of for cut in (number, number + 1)))
-
-
-def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """Figures of an epoch's domains together, each only where it was done. ``tour``: lengths (Euclidean, over the
-    centroids of all domains). ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of
-    each sweep. ``shuffled``: batches."""
-    facts: dict[str, Any] = {}
-    tours = [figures["tour"] for figures in domains if "tour" in figures]
-    if tours:
-        facts["tour"] = {name: round(sum(tour[name] for tour in tours), _DIGITS) for name in _LENGTHS}
-    polished = [figures["polish"] for figures in domains if "polish" in figures]
-    if polished:
-        cells = sum(part["batches"] for part in polished) * batch_size * (batch_size - 1)
-        sweeps = max(len(part["swaps"]) for part in polished)
-        facts["polish"] = {
-            "hardness_before": round(sum(part["before"] for part in polished) / cells, _DIGITS),
-            "hardness_after": round(sum(part["after"] for part in polished) / cells, _DIGITS),
-            "swaps": [
-                sum(part["swaps"][sweep] for part in polished if sweep < len(part["swaps"])) for sweep in range(sweeps)
-            ],
-        }
-    if shuffled := sum(figures.get("shuffled", 0) for figures in domains):
-        facts["shuffled"] = shuffled
-    return facts

@@ -15,7 +15,6 @@ independent, so many go through the same steps together, and groups of windows r
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,18 +29,7 @@ SMALLEST_GAIN = 1e-3 * 2**23  # of the longest vectors' product; less isn't wort
 VectorsOf = Callable[[NDArray[np.int64]], tuple[NDArray[np.floating], NDArray[np.floating]]]
 
 
-@dataclass(frozen=True)
-class Polished:
-    """``batches`` int64 (batches, B). ``swaps`` of each sweep. ``before`` and ``after``: the sums over all batches of
-    d_i·q_j, i != j. This is half of Eq. 2 without its diagonal, and without what eq. 4 leaves out."""
-
-    batches: NDArray[np.int64]
-    swaps: tuple[int, ...]
-    before: float
-    after: float
-
-
-def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) -> Polished:
+def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) -> NDArray[np.int64]:
     """Exchanges items between batches near one another in the list while Eq. 2 grows, ``sweeps`` times through.
 
     ``batches`` (batches, B): item numbers that ``vectors`` knows. The sum never falls; the items of the whole and the
@@ -53,7 +41,6 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) 
     count, size = batches.shape
     span = max(2, min(WINDOW_BATCHES, WINDOW_ITEMS // size))
     together = max(1, CELLS_AT_ONCE // (span * size) ** 2)
-    before = gained = 0.0
     swaps: list[int] = []
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for sweep in range(sweeps):
@@ -63,18 +50,14 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) 
             edges = [(begin, end) for begin, end in ((0, min(first, count)), (whole, count)) if begin < end]
             windows = [batches[begin:end].reshape(-1, span, size) for begin, end in runs]
             windows += [batches[None, begin:end] for begin, end in edges]
-            results = list(pool.map(lambda window: _polish_windows(window, vectors), windows))
-            swaps.append(sum(result[0] for result in results))
-            gained += sum(result[1] for result in results)
-            if not sweep:
-                before = sum(result[2] for result in results)
+            swaps.append(sum(pool.map(lambda window: _polish_windows(window, vectors), windows)))
             if swaps[-2:] == [0, 0]:
                 break
-    return Polished(batches, tuple(swaps), before, before + gained)
+    return batches
 
 
-def affinities(*, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> tuple[NDArray[np.float32], float]:
-    """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value; d_i·q_j >= d_j·q_j counts 0.
+def affinities(*, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> NDArray[np.float32]:
+    """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in a unit of these vectors; d_i·q_j >= d_j·q_j counts 0.
 
     The vectors are rounded to whole multiples of so small a length that no sum of products goes beyond 2²³ (by
     Cauchy-Schwarz). float32 holds all of them exactly. So the result does not depend on the order of additions, hence
@@ -88,29 +71,25 @@ def affinities(*, queries: NDArray[np.floating], documents: NDArray[np.floating]
     own = products.diagonal().clone()
     products[products >= own] = 0
     products.diagonal().copy_(own)
-    return (products + products.T).numpy(), float(scale**-2)
+    return (products + products.T).numpy()
 
 
-def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf) -> tuple[int, float, float]:
-    """Polishes ``windows`` (W, batches, B) in place, each alone; exchanges, what they gained, and the sum before."""
+def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf) -> int:
+    """Polishes ``windows`` (W, batches, B) in place, each alone; the number of exchanges."""
     number, count, size = windows.shape
     items = windows.reshape(number, count * size)
     affinity = np.empty((number, count * size, count * size), dtype=np.float32)
-    scales = np.empty(number)
     for window, of_window in enumerate(items):
         queries, documents = vectors(of_window)
-        affinity[window], scales[window] = affinities(queries=queries, documents=documents)
-    state = _Windows(affinity, count, size)
-    before = float(-(state.leaving.sum(axis=1) @ scales)) / 2
-    swaps, gained = 0, 0.0
+        affinity[window] = affinities(queries=queries, documents=documents)
+    state, swaps = _Windows(affinity, count, size), 0
     for place in range(count * size):
-        chosen, partners, gains = state.best_exchanges(place)
+        chosen, partners = state.best_exchanges(place)
         if len(chosen):
             state.exchange(chosen, place, partners)
             swaps += len(chosen)
-            gained += float(gains @ scales[chosen])
     items[:] = np.take_along_axis(items, state.order, axis=1)
-    return swaps, gained, before
+    return swaps
 
 
 class _Windows:
@@ -143,8 +122,8 @@ class _Windows:
         rows = self._affinity[windows, self.order[windows, places]]
         return np.take_along_axis(rows, self.order[windows], axis=1)
 
-    def best_exchanges(self, place: int) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.float64]]:
-        """Windows with a worthwhile exchange of the item at ``place``, the place of its best partner, the gain."""
+    def best_exchanges(self, place: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+        """Windows with a worthwhile exchange of the item at ``place``, and the place of its best partner."""
         batch = place // self._size
         gains = self._to_batch[:, batch] + self.leaving
         gains -= 2 * self._affinities(self._windows, place)
@@ -154,7 +133,7 @@ class _Windows:
         partners = gains.argmax(axis=1)
         best = gains[self._windows, partners] + self.leaving[:, place]
         chosen = np.flatnonzero(best > SMALLEST_GAIN)
-        return chosen, partners[chosen], best[chosen]
+        return chosen, partners[chosen]
 
     def exchange(self, windows: NDArray[np.integer], place: int, partners: NDArray[np.integer]) -> None:
         """Exchanges the items at ``place`` and at ``partners`` (one in each of ``windows``)."""

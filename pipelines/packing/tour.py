@@ -36,15 +36,6 @@ def greedy_tour(neighbours: Neighbours, start: int) -> NDArray[np.int64]:
     return order
 
 
-def tour_length(centroids: NDArray[np.floating], order: NDArray[np.integer]) -> float:
-    """Sum of the Euclidean distances between consecutive clusters of ``order``; the tour isn't closed."""
-    total = 0.0
-    for begin in range(0, len(order), 4096):
-        stops = centroids[order[begin : begin + 4097]].astype(np.float64)
-        total += float(np.sqrt(np.square(np.diff(stops, axis=0)).sum(axis=1)).sum())
-    return total
-
-
 class _Walk:
     """The clusters not yet visited."""
 

@@ -4,8 +4,7 @@ Figures are those of the manifests; hardness is measured on a sample of the firs
 batches.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -65,7 +64,7 @@ def batches_section(
     most: int,
     seed: int,
 ) -> Section | None:
-    """Sizes and tours (of ``packing``), hardness (needs pairs and vectors too), what ``batches`` hold.
+    """Sizes (of ``packing``), hardness (needs pairs and vectors too), what ``batches`` hold.
 
     None where there is neither packing nor batches. Hardness is that of at most ``most`` batches, a sample by ``seed``
     where there are more.
@@ -82,12 +81,10 @@ def batches_section(
             *([name, f"{counts[name]:,}"] for name in FILLED if counts.get(name)),
         ]
     blocks: list[Block] = [Table(["quantity", "count"], rows)]
-    if packing is not None:
-        if pairs is not None and vectors is not None:
-            is_its_own = batches is not None and origin(batches.artifact, "packing") == packing.fingerprint
-            measured = hardness(packing, PairVectors(pairs, vectors), batches if is_its_own else None, most, seed)
-            blocks.append(_hardness_table(measured))
-        blocks += epoch_tables(packing)
+    if packing is not None and pairs is not None and vectors is not None:
+        is_its_own = batches is not None and origin(batches.artifact, "packing") == packing.fingerprint
+        measured = hardness(packing, PairVectors(pairs, vectors), batches if is_its_own else None, most, seed)
+        blocks.append(_hardness_table(measured))
     if batches is not None and batches.layout == "pairs":
         blocks += _mask_blocks(batches.artifact)
         blocks += _batch_blocks(batches, packing, vectors) if vectors is not None else []
@@ -144,7 +141,7 @@ def hardness(
 
 def hardest_epoch(packing: Artifact) -> int:
     """The first epoch with the fewest shuffled batches."""
-    return min(range(len(packing.shards)), key=lambda epoch: int(packing.shards[epoch].facts.get("shuffled", 0)))
+    return min(range(len(packing.shards)), key=lambda epoch: int(packing.shards[epoch].facts["shuffled"]))
 
 
 def packed_pairs(packing: Artifact, epoch: int = 0) -> Batches:
@@ -187,28 +184,6 @@ def _hardness_table(measured: Mapping[str, NDArray[np.float64]]) -> Table:
         " 2024, eq. 2)."
     )
     return Table(header, rows, caption)
-
-
-def epoch_tables(packing: Artifact) -> list[Table]:
-    """The effect of the packing's tours, swaps and shuffles, epoch by epoch. Empty if it has none of them."""
-    columns: dict[tuple[str, str], Callable[[Any], str]] = {
-        ("tour", "tour"): lambda tour: f"{tour['length']:,.3f}",
-        ("tour", "random order"): lambda tour: f"{tour['random_length']:,.3f}",
-        ("polish", "hardness before"): lambda polish: f"{polish['hardness_before']:.4f}",
-        ("polish", "after swaps"): lambda polish: f"{polish['hardness_after']:.4f}",
-        ("polish", "swaps"): lambda polish: f"{sum(polish['swaps']):,}",
-        ("shuffled", "shuffled batches"): lambda shuffled: f"{shuffled:,}",
-    }
-    epochs = [shard.facts for shard in packing.shards[:_ROWS_SHOWN]]
-    columns = {names: show for names, show in columns.items() if any(names[0] in facts for facts in epochs)}
-    if not columns:
-        return []
-    rows = [
-        [str(epoch), *(show(facts[fact]) if fact in facts else "-" for (fact, _), show in columns.items())]
-        for epoch, facts in enumerate(epochs)
-    ]
-    caption = "Tour and random order: sums of the distances between clusters that follow each other."
-    return [Table(["epoch", *(name for _, name in columns)], rows, caption)]
 
 
 def _mask_blocks(batches: Artifact) -> list[Block]:

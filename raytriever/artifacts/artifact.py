@@ -26,7 +26,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder, cache_folder, is_sha256, require_inside, sha256_of
+from raytriever.artifacts.storage import (
+    TEMPORARY_PREFIX,
+    Folder,
+    absolute,
+    cache_folder,
+    is_sha256,
+    require_inside,
+    sha256_of,
+)
 from raytriever.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -228,7 +236,7 @@ class Artifact:
         """
         if self.folder.is_local:
             self.check()
-            return Path(self.uri).expanduser()
+            return Path(absolute(self.uri))
         folder = cache_folder() / "folders" / self.fingerprint
         for name in self.names():
             path, link = self.path(name), folder / name

@@ -61,7 +61,7 @@ class Folder:
     def __init__(self, uri: str | Path) -> None:
         if not isinstance(uri, str | Path) or uri == "":
             raise UserError(f"{uri!r:.60} names no folder. Give a path or a URI.")
-        uri = str(uri)
+        uri = str(uri).removeprefix("file://")
         self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
         refuse_keys(self.uri)
         self.is_local = "://" not in self.uri
@@ -75,7 +75,7 @@ class Folder:
         with self._named():
             local = fs.LocalFileSystem(), absolute(self.uri)
             self._filesystem, self._root = local if self.is_local else open_object_store(self.uri)
-        self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
+        self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)  # so is the hub's mirror
 
     def __repr__(self) -> str:
         return f"Folder({self.uri!r})"
@@ -290,8 +290,9 @@ class Folder:
 
 
 def absolute(uri: str) -> str:
-    """A local path made absolute; a URI as it is."""
-    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+    """A local path, or a URI of one, made absolute; other URIs as they are."""
+    path = uri.removeprefix("file://")
+    return uri if "://" in path else str(Path(path).expanduser().absolute())
 
 
 def folder_and_name(path: str) -> tuple[Folder, str]:

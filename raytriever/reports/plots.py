@@ -25,6 +25,8 @@ ORANGE = "#c8642b"
 
 _WIDTH = 9.6  # inches; the page is as wide
 _MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
+_WIDE_PANELS = 3  # beside each other; more of them are narrow
+_LONGEST_TICK = 24  # of a name, whose end tells models apart
 _LOGARITHMIC_FROM = 100  # the scale is logarithmic if the largest value is so many times the smallest
 
 _LOOK: dict[Any, Any] = {
@@ -113,9 +115,9 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
             axes.tick_params(axis="y", length=0)
             axes.spines["left"].set_visible(False)
             axes.grid(axis="x")
-            axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.set_title(shown(title))
-            axes.set_xlabel(shown(label, 70))
+            axes.xaxis.set_major_locator(MaxNLocator(5 if len(panels) <= _WIDE_PANELS else 2))
+            axes.set_title(shown(title, 40 if len(panels) <= _WIDE_PANELS else 14))
+        figure.supxlabel(shown(label, 70), fontsize="medium")
 
     tallest = max(len(intervals) for intervals in panels.values())
     return svg_of(draw, 0.34 * tallest + 1.1, description)
@@ -201,7 +203,8 @@ def _draw_settings(axes: "Axes", panel: SettingPanel) -> None:
     if numbers is None:
         names = list(dict.fromkeys(panel.names))
         places = np.array([names.index(name) for name in panel.names])
-        axes.set_xticks(range(len(names)), [shown(name, 16) for name in names])
+        ends = [name if len(name) <= _LONGEST_TICK else f"…{name[-_LONGEST_TICK:]}" for name in names]
+        axes.set_xticks(range(len(names)), [shown(name) for name in ends], rotation=30, ha="right")
     else:
         places = numbers
         if numbers.min() > 0 and numbers.max() >= _LOGARITHMIC_FROM * numbers.min():

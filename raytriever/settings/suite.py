@@ -148,6 +148,7 @@ def suite_stages(suite: Suite, where: str) -> dict[str, dict[str, Any]]:
         for column in columns:
             if column.name in evaluations:
                 raise UserError(f"{where}: two columns are called '{column.name}'. Rename one.")
+            _require_plain(column.name, "column", where)
             stage = f"{name}/evaluation" if column.name == name else f"{name}/{column.name}/evaluation"
             runs = {system: _run(suite, name, system, folders, column.name) for system in folders}
             stages[stage] = {"job": "evaluate", "collection": f"{name}/collection", "runs": runs, **column.evaluate}
@@ -161,13 +162,17 @@ def suite_stages(suite: Suite, where: str) -> dict[str, dict[str, Any]]:
 def _folders(suite: Suite, where: str) -> dict[str, str]:
     """The folder of each system, its name with what is awkward in paths and dotted keys replaced."""
     for name in suite.collections:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise UserError(f"{where}: a collection is called '{name}'; letters, digits, _ and - are allowed.")
+        _require_plain(name, "collection", where)
     folders = {name: re.sub("[^A-Za-z0-9_-]+", "_", name) for name in suite.systems}
     for name, folder in folders.items():
         if folder in ("", "collection", "evaluation") or list(folders.values()).count(folder) > 1:
             raise UserError(f"{where}: the folder of system '{name}' would be '{folder}', which is taken. Rename it.")
     return folders
+
+
+def _require_plain(name: str, what: str, where: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise UserError(f"{where}: a {what} is called '{name}'; letters, digits, _ and - are allowed.")
 
 
 def _source(suite: Suite, name: str, where: str) -> dict[str, Any]:

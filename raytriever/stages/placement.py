@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from raytriever.errors import UserError
 from raytriever.reports.log import log
+from raytriever.reports.table import counted
 
 _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
@@ -59,8 +61,20 @@ def workers_that_fit(cpus: float, gpus: float) -> int:
     import ray
 
     available = ray.cluster_resources()
-    by_cpu = int(available.get("CPU", 1) / cpus) if cpus else len(ray.nodes())
+    by_cpu = int(available.get("CPU", 1) / cpus)
     return min(by_cpu, int(available.get("GPU", 0) / gpus)) if gpus else by_cpu
+
+
+def require_room(cpus: float, gpus: float, workers: int = 1) -> None:
+    """Raises ``UserError`` unless this machine, which no other joins, has room for so many workers of this size.
+
+    Ray would wait for them without end.
+    """
+    if (room := workers_that_fit(cpus, gpus)) < workers:
+        raise UserError(
+            f"This machine has room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the stage"
+            f" needs {workers}. Lower resources.workers, cpus_per_worker or gpus_per_worker, or submit it to a cluster."
+        )
 
 
 def tokenizing_threads(cpus: float) -> dict[str, str]:

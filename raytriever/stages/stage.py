@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 from numpy.typing import NDArray
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from raytriever import errors
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
@@ -25,7 +25,13 @@ from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
 from raytriever.stages.cost import Cost, Size
-from raytriever.stages.placement import cpus_of_a_worker, threads_of_a_worker, tokenizing_threads, workers_that_fit
+from raytriever.stages.placement import (
+    cpus_of_a_worker,
+    require_room,
+    threads_of_a_worker,
+    tokenizing_threads,
+    workers_that_fit,
+)
 from raytriever.stages.ray_session import RaySession
 
 BYTES_A_SECOND = 2e6  # of inputs that a process reads, and writes what it makes of them
@@ -34,11 +40,11 @@ BYTES_A_SECOND = 2e6  # of inputs that a process reads, and writes what it makes
 class Resources(Settings):
     """Where a job runs and with how many workers. No result depends on it, but for rounding in OPQ and training."""
 
-    workers: int | None = None
+    workers: PositiveInt | None = None
     """Number of workers. null: as many as the cluster's CPUs (or GPUs) allow, and one for training."""
-    cpus_per_worker: float | None = None
+    cpus_per_worker: PositiveFloat | None = None
     """CPUs of a worker. null: 1; for training, and for encoders on GPUs, an even share of all CPUs."""
-    gpus_per_worker: float = 0
+    gpus_per_worker: NonNegativeFloat = 0
     """GPUs of a worker."""
     memory: ByteSize | None = Field(default=None, gt=0)
     """Memory of joins and sorts, such as '4GiB'. What exceeds it spills to disk. null: half of the machine's memory."""
@@ -223,6 +229,8 @@ class Stage(Generic[Config]):
             records = make_here(self, pending)
         else:
             session.start()  # before anything imports Ray, which reads its environment once
+            if session.is_alone:
+                require_room(self.config.resources.cpus, self.config.resources.gpus_per_worker)
             records = map_shards(self, pending)
         for record in records:
             progress.advance(record.rows)

@@ -9,7 +9,7 @@ from itertools import product
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, input_paths, split_values
 from raytriever.settings.recipe import Recipe
-from raytriever.stages.stage import Stages
+from raytriever.stages.stage import Stages, made_by
 
 Axis = tuple[str, tuple[str, ...]]  # a swept key with its values
 Values = Mapping[str, str]  # a swept key to its value, written as behind ``--set key=``
@@ -134,16 +134,31 @@ def plan_trial(recipe: Recipe, build: Callable[[Recipe], Stages], values: Values
     """
     names = recipe.names_until(until)
     stages = build(recipe)
-    folders = {stage.config.output: name for name, stage in stages.items()}
-    reads = {name: {folders[p] for p in input_paths(stages[name].config).values() if p in folders} for name in names}
-    depends = depends_on(reads, list(values))
+    reads = _reads(stages)
+    depends = depends_on({name: reads[name] for name in names}, list(values))
     placed = {
         name: f"{recipe.output}/{folder_name({key: values[key] for key in keys}, list(values))}/{name}"
         for name, keys in depends.items()
         if keys
     }
     stages = build(replace(recipe, placed=placed))
+    for name, read in _reads(stages).items():
+        if missing := reads[name] - read:
+            raise UserError(
+                f"'{name}' reads the folder of the stage '{min(missing)}', which a swept key changes. Name the stage"
+                " instead, so that each trial reads its own."
+            )
     return Trial(values, {name: stages[name] for name in names}, depends)
+
+
+def _reads(stages: Stages) -> dict[str, set[str]]:
+    """For each stage the stages whose folders its inputs are in."""
+    name_of = {stage.config.output: name for name, stage in stages.items()}
+    found = {}
+    for name, stage in stages.items():
+        makers = (made_by(stages, path) for path in input_paths(stage.config).values())
+        found[name] = {name_of[maker.config.output] for maker in makers if maker is not None}
+    return found
 
 
 def groups_of(trials: Sequence[Trial]) -> list[list[StageGroup]]:

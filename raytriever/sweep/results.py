@@ -12,7 +12,7 @@ from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Stage
 from raytriever.sweep.plan import Trial, Values
 
-_EVALUATION = "evaluation"  # the kind of artifact that a result is read from, as the job evaluate names it
+_EVALUATE = "evaluate"  # the job whose results are compared
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def choose_columns(trial: Trial, measures: Sequence[str], system: str | None) ->
     Without ``measures``, all of an evaluation's are compared. Without ``system``, it is the first one that the swept
     values change. Raises ``UserError`` where no stage evaluates, or none has these.
     """
-    evaluations = {name: stage for name, stage in trial.stages.items() if stage.kind == _EVALUATION}
+    evaluations = {name: stage for name, stage in trial.stages.items() if stage.command == _EVALUATE}
     if not evaluations:
         raise UserError(
             "A sweep compares evaluations, and the recipe has no stage with job: evaluate (up to --until). Add"

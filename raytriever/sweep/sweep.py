@@ -109,7 +109,10 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
     check_keys(recipe, [*keys, *(key for key, _ in seeds)], settings.until)
     values = grid([*axes, *seeds])
     trials = [plan_trial(load(of_trial), build, of_trial, settings.until) for of_trial in values]
-    columns = choose_columns(trials[0], settings.measures, settings.system)
+    first, *others = (choose_columns(trial, settings.measures, settings.system) for trial in trials)
+    columns = [column for column in first if all(column in other for other in others)]
+    if not columns:
+        raise UserError("The settings share no measure of a system, so nothing can be compared. Keep one in all.")
     return Sweep(settings, recipe, keys, seeds[0][0] if seeds else None, trials, columns)
 
 
@@ -147,7 +150,8 @@ def run_sweep(sweep: Sweep) -> SweepResult:
                     log.info(f"{group.name}: failed: {failures[group.name]}")
     results = [_result(sweep.columns, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in asdict(sweep.settings).items() if value not in (None, [], ())}
-    on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
+    judged = [trial.stages[column.evaluation].config for trial in sweep.trials for column in sweep.columns]
+    on_test = any(config.collection and config.split == "test" for config in judged)
     return SweepResult(sweep.recipe.name, settings, sweep.keys, sweep.seed_key, sweep.columns, results, on_test)
 
 

@@ -112,7 +112,8 @@ def compare_sources(
     comparisons = compare_systems(values, shown, _SEED, margin, pairs)
     of_first = next(iter(metrics.values()))
     how = {key: of_first[key] for key in ("judgments", "like", "conventions", "relevance_levels")}
-    how["made_with"] = {name: metrics[path]["made_with"][system] for name, [(path, system), *_] in sources.items()}
+    firsts = {name: several[0] for name, several in sources.items()}
+    how["made_with"] = {name: metrics[path]["made_with"].get(system, {}) for name, (path, system) in firsts.items()}
     return Compared(
         metrics=how | metrics_of(values, shown),
         comparisons=comparisons,

@@ -11,10 +11,9 @@ cut, or one is so long that the bound is wide. They are searched once more for f
 fails too (many equal documents, say), all documents are scored so.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
@@ -27,6 +26,9 @@ from retrieval.indexes.top_k import (
     best_candidates,
     ordered_bits,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 # Queries and documents of one product; its scores stay in the cache until the best are picked from them.
 _DOCUMENT_TILE = 1024
@@ -41,20 +43,24 @@ _QUERIES_AT_ONCE = 1024
 _LONGEST = 1e18  # the product of two such lengths is far from float32's end
 
 
-def order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def order_keys(scores: "torch.Tensor", rows: "torch.Tensor") -> "torch.Tensor":
     """Packs score and row into an int64; descending keys are the defined order, and no two keys tie."""
+    import torch
+
     bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal scores: make them equal bits
     found: torch.Tensor = (ordered_bits(bits).to(torch.int64) << 32) | (LOW_BITS - rows)
     return found
 
 
-def scores_of_keys(keys: torch.Tensor) -> torch.Tensor:
+def scores_of_keys(keys: "torch.Tensor") -> "torch.Tensor":
     """The float32 scores in keys, -inf of ``ABSENT``."""
+    import torch
+
     scores: torch.Tensor = ordered_bits((keys >> 32).to(torch.int32)).view(torch.float32)
     return scores.masked_fill(keys == ABSENT, -np.inf)
 
 
-def ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
+def ranking_of_keys(keys: "torch.Tensor", first_row: int) -> Ranking:
     """Keys (queries, k) in descending order as a ranking; ``first_row`` is added to their rows."""
     rows = (LOW_BITS - (keys & LOW_BITS) + first_row).masked_fill(keys == ABSENT, -1)
     return Ranking(rows.cpu().numpy(), scores_of_keys(keys).cpu().numpy())
@@ -75,6 +81,8 @@ def exact_top_k(
 
     Raises ``UserError`` where a vector holds NaN or infinity, or a product might exceed float32.
     """
+    import torch
+
     if len(documents) > LOW_BITS:
         raise UserError(f"{len(documents)} documents are more than one search takes ({LOW_BITS}). Search in shards.")
     dimension = queries.shape[1]
@@ -100,12 +108,14 @@ def exact_top_k(
     return ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
 
 
-def _with_better(best: torch.Tensor, scores: torch.Tensor, first_row: int) -> torch.Tensor:
+def _with_better(best: "torch.Tensor", scores: "torch.Tensor", first_row: int) -> "torch.Tensor":
     """The largest keys, of ``best`` (queries, k) int64 and of ``scores`` (queries, documents), in any order.
 
     Most scores are below the k-th best so far, and one comparison drops them. Documents count from ``first_row``, above
     those of ``best``: so nothing equal to the k-th best has to be kept.
     """
+    import torch
+
     k = best.shape[1]
     threshold = scores_of_keys(best.min(dim=1, keepdim=True).values)
     if first_row == 0 and k <= scores.shape[1]:  # their own k-th best
@@ -119,8 +129,10 @@ def _with_better(best: torch.Tensor, scores: torch.Tensor, first_row: int) -> to
     return torch.cat([best, added], dim=1).topk(k, dim=1, sorted=False).values
 
 
-def _whole_tiles(vectors: NDArray[Any], tile: int, device: str) -> torch.Tensor:
+def _whole_tiles(vectors: NDArray[Any], tile: int, device: str) -> "torch.Tensor":
     """``vectors`` on ``device``, made float32 there and filled up with zeros to whole tiles; copied where need be."""
+    import torch
+
     there = torch.from_numpy(np.require(vectors, requirements=["C", "W"])).to(device).float()
     return torch.nn.functional.pad(there, (0, 0, 0, -len(there) % tile)) if len(there) % tile else there
 
@@ -190,12 +202,17 @@ def _score_all(queries: NDArray[np.float32], documents: NDArray[np.float32], k: 
     return best_candidates(pair_scores(queries, documents, rows), rows, k)
 
 
-def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: torch.Tensor | None = None) -> float:
+def _longest(vectors: NDArray[Any], name: str, first_row: int = 0, *, there: "torch.Tensor | None" = None) -> float:
     """The largest length; raises ``UserError`` where a vector is not finite or too long for a product.
 
     ``there``: the vectors on the device that finds it.
     """
-    squares: Any = np.einsum("ij,ij->i", vectors, vectors) if there is None else torch.einsum("ij,ij->i", there, there)
+    if there is None:
+        squares: Any = np.einsum("ij,ij->i", vectors, vectors)
+    else:
+        import torch
+
+        squares = torch.einsum("ij,ij->i", there, there)
     longest = float(squares.max()) ** 0.5 if len(squares) else 0.0
     if not longest <= _LONGEST:
         _require_finite(vectors, name, first_row)

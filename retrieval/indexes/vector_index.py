@@ -4,12 +4,12 @@ All indexes compare by inner product. An index is made by a factory string of FA
 (exact), ``IVF4096,Flat``, ``OPQ32,IVF4096,PQ32``, ``HNSW32`` or ``HNSW32_PQ32``.
 """
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from retrieval.indexes.exact_search import exact_top_k, search_stored
@@ -36,7 +36,10 @@ def set_threads(cpus: float) -> None:
     """
     threads = max(1, int(cpus))
     import_faiss().omp_set_num_threads(threads)
-    torch.set_num_threads(threads)
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def train(sample: NDArray[Any], factory: str, seed: int, *, gpu: bool = False) -> bytes:

@@ -109,7 +109,6 @@ class Rerank(Stage[RerankConfig]):
 
     def _rank(self, start: int, writer: ShardWriter) -> ShardRecord:
         """Scores one block of queries, from ``start`` on."""
-        from retrieval.encoders.list_scorer import load_list_scorer
         from retrieval.rerank import rerank, rerank_lists
 
         collection = StoredCollection(self.config.collection)
@@ -124,6 +123,8 @@ class Rerank(Stage[RerankConfig]):
         if self._scoring is None:
             ranking = rerank(candidates, queries, documents, width)
         else:
+            from retrieval.encoders.list_scorer import load_list_scorer
+
             scorer = load_list_scorer(self._scoring.path)
             ranking = rerank_lists(candidates, queries, documents, scorer, width)
         ids = query_ids[block]

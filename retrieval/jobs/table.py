@@ -53,6 +53,9 @@ class SuiteTable(Stage[TableConfig]):
     def check_settings(self, stages: Stages) -> None:
         """Refuses a published row that doesn't exist, or has no figure that is measured here."""
         evaluations = {name: made_by(stages, path) for name, path in self.config.evaluations.items()}
+        for name, stage in evaluations.items():
+            if stage is not None and stage.command != "evaluate":
+                raise UserError(f"evaluations.{name} is made by {stage.command}. A table has those of evaluate alone.")
         measured = {name: stage.resolved()["measures"] for name, stage in evaluations.items() if stage is not None}
         group_of = {member: group for group, members in self.config.groups.items() for member in members}
         columns = {(group_of.get(name, name), measure) for name, measures in measured.items() for measure in measures}

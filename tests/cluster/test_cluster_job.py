@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.clustering import points as parts
-from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts
+from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_pairs
 from pipelines.clustering.pair_vectors import PairVectors, StoredPairs
 from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs import cluster as job
@@ -45,7 +45,7 @@ def stored(inputs: dict[str, str]) -> StoredPairs:
 
 
 def clustered(pairs: PairVectors, kind: str, split: Split) -> Clustering:
-    return cluster_in_parts(pairs, 50, KINDS[kind], 7, split)
+    return cluster_pairs(pairs, 50, KINDS[kind], 7, split)
 
 
 def values(clustering: Clustering) -> tuple[Any, ...]:
@@ -144,7 +144,7 @@ def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
     with pytest.raises(UserError, match="query vector of pair 7 "):
         clustered(stored(bad), "flat", workers.split)
     with pytest.raises(UserError, match="A GPU was asked for"):
-        cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.split, device="cuda")
+        cluster_pairs(stored(inputs), 50, KINDS["flat"], 7, workers.split, device="cuda")
 
 
 def test_a_domain_that_fails_ends_the_others(session, inputs):  # noqa: ARG001

@@ -28,7 +28,6 @@ _PRELOADED = [
     "trainers.engine.loop",
     "trainers.objectives.contrastive",
     "trainers.objectives.multi_layer",
-    "trainers.validation.opening",
 ]
 _TIMEOUT_SECONDS = 120
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipelines.clustering import nearest_centroids
-from pipelines.clustering.kmeans import KMeansSettings, cluster_in_parts
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.clustering.points import LocalParts
 from tests.pretend_device import NAME, counted_waits
@@ -22,7 +22,7 @@ def test_clusters_are_those_of_the_cpu(settings: KMeansSettings, monkeypatch: py
     sides = RANDOM.normal(size=(2, 700, 12)).astype(np.float16).round(1)  # with ties
     monkeypatch.setattr(nearest_centroids, "PRODUCTS_ON_GPU", 1 << 12)
     found, expected = (
-        cluster_in_parts(
+        cluster_pairs(
             ArrayPairs(queries=sides[0], documents=sides[1]), 20, settings, seed=1, split=LocalParts, device=device
         )
         for device in (NAME, "cpu")
@@ -43,7 +43,7 @@ def test_points_that_are_held_are_uploaded_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "to", noted)
     sides = RANDOM.normal(size=(2, 700, 12)).astype(np.float32)
     with counted_waits() as waits:
-        found = cluster_in_parts(
+        found = cluster_pairs(
             ArrayPairs(queries=sides[0], documents=sides[1]), 20, KMeansSettings(tolerance=0), seed=1, device=NAME
         )
     assert found.iterations > 3

@@ -17,20 +17,19 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Criterion:
-    """The measure that decides from step ``start`` on; an improvement is a change for the better by more than
-    ``minimum_change``. Under a later criterion the best so far starts anew: its measure has another scale.
+    """The measure that decides from step ``start`` on. Under a later criterion the best so far starts anew: its measure
+    has another scale.
     """
 
     measure: str
     higher_is_better: bool
     start: int = 0
-    minimum_change: float = 0.0
 
     def improves(self, value: float, best: float) -> bool:
         """Whether ``value`` beats ``best``; what is not a number is beaten by any and beats none."""
         if math.isnan(best):
             return not math.isnan(value)
-        return value > best + self.minimum_change if self.higher_is_better else value < best - self.minimum_change
+        return value > best if self.higher_is_better else value < best
 
 
 class DecidingValue(NamedTuple):

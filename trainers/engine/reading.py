@@ -30,26 +30,18 @@ class BatchSource(Protocol):
 
 
 def run_order(objective: Objective[Any], batches: BatchSource, settings: TrainingSettings) -> Order:
-    """The order of a run's steps on this rank. Raises ``UserError`` where ranks, batches and objective don't fit."""
-    ranks = collectives.world_size()
-    order = Order(
+    """The order of a run's steps on this rank. Raises ``UserError`` where ranks and batches don't fit."""
+    return Order(
         [batches.number_of_batches(epoch) for epoch in range(settings.epochs)],
         settings.batches_per_step,
         settings.seed,
-        ranks,
+        collectives.world_size(),
         collectives.rank(),
         settings.max_steps,
         joined=objective.joins_step,
         lengths=batches.stored_bytes,
         group_by_length=settings.group_by_length,
     )
-    if order.slices_per_batch > 1 and not objective.accepts_slices:
-        raise UserError(
-            f"{ranks} ranks share {order.batches_per_step} batches a step, so each batch"
-            f" would be cut into {order.slices_per_batch} slices, which {type(objective).__name__} can't"
-            " train on. Set batches_per_step to a multiple of the ranks, or use fewer ranks."
-        )
-    return order
 
 
 class Reader:

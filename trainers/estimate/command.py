@@ -75,8 +75,10 @@ def _row(name: str, of: Sequence[Estimate], machines: Machines) -> list[str]:
     bound = max(of, key=lambda each: each.seconds).bound
     peak, disk = max(each.peak for each in of), sum(each.made.disk for each in of)
     unit, size = next((each for each in _UNITS if disk >= each[1]), _UNITS[-1])
-    shown = "?" if unknown == len(of) else f"{time}{'+' * (unknown > 0)}"
-    return [name, shown, bound, f"{machines.needs(peak):.1f} GiB" if peak else "", f"{disk / size:.3g} {unit}"]
+    more = "+" * (unknown > 0)
+    shown = "?" if unknown == len(of) else f"{time}{more}"
+    stored = f"{disk / size:.3g} {unit}{more}" if disk or unknown < len(of) else "?"
+    return [name, shown, bound, f"{machines.needs(peak):.1f} GiB" if peak else "", stored]
 
 
 def _of_training(name: str, each: Estimate, cost: StepCost, machines: Machines) -> Iterator[str]:

@@ -99,7 +99,7 @@ def _write_published(model: str, place: Path) -> None:
         raise UserError(
             f"The sizes of the model {model!r} are unknown. It is no folder, it is not in the hub's cache or mirror,"
             f" and its sizes don't come with Raytriever.{did_you_mean(model, list(hub_models()))} Name a folder that"
-            f" holds its config.json, or fetch that file once: hf download {model} config.json."
+            f" holds its config.json, run the recipe that trains it, or fetch it: hf download {model} config.json."
         )
     values = published_configuration(model)
     (place / "config.json").write_text(json.dumps(values))

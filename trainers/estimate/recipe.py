@@ -3,7 +3,6 @@
 How much a stage reads is known of what is stored already, else by published numbers.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
@@ -174,7 +173,8 @@ class Estimating:
             maker = made_by(self._stages, config.encoder.model)
             self._encoders[key] = encoder_cost(config.encoder, maker, self._machines, tokens)
         encoder = self._encoders[key]
-        sides = {"documents": (read.documents, read.document_bytes), "queries": (read.queries(), read.query_bytes)}
+        queries = sum(map(read.queries, config.splits or [None]))
+        sides = {"documents": (read.documents, read.document_bytes), "queries": (queries, read.query_bytes)}
         texts = [sides[part] for part in config.parts if config.run is None]
         disk = sum(count for count, _ in texts) * (2 * encoder.dimension + 20)
         made = replace(read, dimension=encoder.dimension, disk=disk)
@@ -323,7 +323,7 @@ def joined(read: Sequence[Size]) -> Size:
 
 def published_size(config: Any) -> Size:
     """Of the sources of a collection."""
-    found = Size()
+    sizes = []
     for source in single_sources(config.source):
         name = str(getattr(source, "path", "")).removeprefix("hf://datasets/").partition("@")[0]
         known = published()["collections"].get(name)
@@ -331,13 +331,21 @@ def published_size(config: Any) -> Size:
             continue
         named = {split for key in _SPLITS for split in getattr(source, key, None) or ()}
         splits = {split: (of[0], of[-1]) for split, of in known["splits"].items() if not named or split in named}
-        found = Size(
-            documents=found.documents + known["documents"],
-            document_bytes=known["document_words"] * BYTES_OF_A_WORD,
-            query_bytes=known["query_words"] * BYTES_OF_A_WORD,
-            splits={**found.splits, **splits},
-            domains=tuple(known.get("domains", ())),
-        )
+        words, asked = known["document_words"], known["query_words"]
+        size = Size(known["documents"], words * BYTES_OF_A_WORD, asked * BYTES_OF_A_WORD, splits)
+        sizes.append(replace(size, domains=tuple(known.get("domains", ()))))
+    splits = dict[str, tuple[int, int]]()
+    for split, (queries, pairs) in ((split, of) for size in sizes for split, of in size.splits.items()):
+        earlier = splits.get(split, (0, 0))
+        splits[split] = earlier[0] + queries, earlier[1] + pairs
+    documents, queries = sum(size.documents for size in sizes), sum(size.queries() for size in sizes)
+    found = Size(
+        documents,
+        sum(size.documents * size.document_bytes for size in sizes) / max(1, documents),
+        sum(size.queries() * size.query_bytes for size in sizes) / max(1, queries),
+        splits=splits,
+        domains=tuple(domain for size in sizes for domain in size.domains),
+    )
     return replace(found, disk=found.texts)
 
 
@@ -356,12 +364,11 @@ def stored_size(uri: str, size: Size) -> Size:
 
 
 def _of_collection(collection: StoredCollection) -> Size:
-    queries, judgments = collection.count("queries"), Counter[str]()
-    for table in collection.rows_of("judgments").tables(["split"]):
-        judgments.update(table["split"].to_pylist())
-    judged = {split: (min(queries, pairs), pairs) for split, pairs in judgments.items()}
+    judgments = collection.rows_of("judgments").read(["split", "query_id"]).group_by("split")
+    counted = judgments.aggregate([("query_id", "count_distinct"), ("query_id", "count")]).to_pylist()
+    judged = {str(of["split"]): (of["query_id_count_distinct"], of["query_id_count"]) for of in counted}
     lengths = _bytes_of_a_text(collection, "documents"), _bytes_of_a_text(collection, "queries")
-    return Size(collection.count("documents"), *lengths, splits=judged or {"all": (queries, 0)})
+    return Size(collection.count("documents"), *lengths, splits=judged or {"all": (collection.count("queries"), 0)})
 
 
 def _bytes_of_a_text(collection: StoredCollection, part: TextPart) -> float:

@@ -38,7 +38,7 @@ from retrieval.encoders.pretrained import LocatedModel, locate_named
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
-from retrieval.evaluation.measures import PerQuery, evaluate
+from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
@@ -142,8 +142,10 @@ class Probe(Stage[ProbeConfig]):
         return found | {"encoder.model": self._located.fingerprint}
 
     def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
-        """A recipe that can't be read."""
+        """A recipe that can't be read, and a measure of answers."""
         load_recipe(self.config.recipe, [])
+        if parse_measure(self.config.measure).by_answers:
+            raise UserError(f"measure is {self.config.measure}, but a probe measures by judgments. Choose nDCG@10.")
 
     def check_inputs(self, there: Set[str]) -> None:
         """Batches of another layout or of other texts, and a split that is not judged."""

@@ -113,6 +113,11 @@ class Report(Stage[ReportConfig]):
         """A baseline, or runs, that the run doesn't evaluate."""
         evaluator = made_by(stages, self.config.evaluation) if self.config.evaluation else None
         if evaluator is not None:
+            if self.config.runs and getattr(evaluator.config, "qrels", None):
+                raise UserError(
+                    f"runs: examples show what the collection judges relevant, but {evaluator.config.output} is judged"
+                    " by a file (qrels). Leave runs out."
+                )
             self._check_systems(list(getattr(evaluator.config, "runs", {})), evaluator.config.output)
 
     def _check_systems(self, systems: Sequence[str], evaluation: str) -> None:

@@ -146,7 +146,8 @@ class Train(Stage[TrainConfig]):
     def _check_slices(self, batch_size: int | None) -> None:
         config = self.config
         fewest, most = config.fewest_workers, config.resources.workers
-        check_slices(fewest, most, config.training.batches_per_step, batch_size, config.batches)
+        accepted = config.objective.accepts_slices
+        check_slices(fewest, most, config.training.batches_per_step, batch_size, config.batches, accepted=accepted)
 
     def total_rows(self) -> int:
         """Examples of all steps."""

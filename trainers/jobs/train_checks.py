@@ -49,9 +49,15 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
 
 
 def check_slices(
-    fewest: int | None, workers: int | None, batches_per_step: int, batch_size: int | None, batches: str
+    fewest: int | None,
+    workers: int | None,
+    batches_per_step: int,
+    batch_size: int | None,
+    batches: str,
+    *,
+    accepted: bool = True,
 ) -> None:
-    """More workers than a step has batches cut each into slices, whatever the objective: the rows must divide evenly.
+    """More workers than a step has batches cut each into slices: the objective must accept them, rows divide evenly.
 
     So they must for any number of workers that may be left. ``batch_size``: rows of every batch in ``batches``, None
     where that isn't known yet.
@@ -59,8 +65,14 @@ def check_slices(
     most = workers or 1
     for left in range(most if fewest is None else fewest, most + 1):
         slices = left // batches_per_step
+        which, multiple = _which(fewest, most)
+        if slices > 1 and not accepted:
+            raise UserError(
+                f"{left} workers{which} would cut each batch into {slices} slices with training.batches_per_step"
+                f" {batches_per_step}, but this objective trains on whole batches alone. Set it to {multiple}, or train"
+                " with fewer workers."
+            )
         if batch_size is not None and slices > 1 and batch_size % slices:
-            which, multiple = _which(fewest, most)
             raise UserError(
                 f"Batches of {batch_size} rows ({batches}) can't be cut into {slices} equal slices, as {left}"
                 f" workers{which} would cut them with training.batches_per_step {batches_per_step}. Set that to"

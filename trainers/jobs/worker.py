@@ -14,7 +14,6 @@ from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.progress import ProgressLine
-from raytriever.reports.table import counted
 from raytriever.stages.metrics import (
     EXAMPLES,
     LEARNING_RATE,
@@ -26,7 +25,7 @@ from raytriever.stages.metrics import (
     WAITING_SECONDS,
     StageMetrics,
 )
-from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads, workers_that_fit
+from raytriever.stages.placement import cpus_of_a_worker, require_room, tokenizing_threads
 from raytriever.stages.stage import Resources
 from retrieval.encoders.attention import KEEPS_MEMORY
 from trainers.engine.callback import Callback
@@ -78,18 +77,11 @@ def returned_to_driver(run: Callable[[], ShardRecord | None]) -> str:
 
 
 def size_of_worker(spread: Spread) -> tuple[float, dict[str, str]]:
-    """The number of CPUs of each worker, and the variables of its process.
-
-    Raises ``UserError`` where this machine alone, which no other joins, never has room for as many.
-    """
+    """The number of CPUs of each worker, and the variables of its process. Raises ``UserError`` as ``require_room``."""
     workers, gpus = spread.resources.workers or 1, spread.resources.gpus_per_worker
     cpus = spread.resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
-    fewest, room = spread.fewest_workers or workers, workers_that_fit(cpus, gpus)
-    if room < fewest and spread.is_alone:
-        raise UserError(
-            f"This machine has room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the training"
-            f" has {fewest}. Lower resources.workers, cpus_per_worker or gpus_per_worker, or submit it to a cluster."
-        )
+    if spread.is_alone:
+        require_room(cpus, gpus, spread.fewest_workers or workers)
     return cpus, GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else KEEPS_MEMORY
 
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,6 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     """
 
     columns: tuple[str, ...] = ("query", "document", "hard_negatives", "masked", "batch")
-    accepts_slices: ClassVar[bool] = True
 
     def __init__(
         self, query_encoder: TextEncoder, settings: SettingsOfPairs, document_encoder: TextEncoder | None = None

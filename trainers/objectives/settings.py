@@ -69,6 +69,9 @@ class ObjectiveSettings(Settings):
     needs_hard_negatives: ClassVar[bool] = False
     """Whether batches without hard negatives are refused before they are made."""
 
+    accepts_slices: ClassVar[bool] = False
+    """Whether several workers may train on slices of one batch, whose vectors its loss gathers."""
+
     freezes_documents: ClassVar[bool] = False
     """Whether only the query encoder is trained, so that the export still belongs to an encoder of the documents."""
 
@@ -121,6 +124,8 @@ class DomainPrompts(Settings):
 
 class PairSettings(ObjectiveSettings):
     """How a batch of pairs is encoded and joined."""
+
+    accepts_slices: ClassVar = True
 
     query_max_length: PositiveInt | None = None
     """Tokens of a query. null: as the encoder says."""

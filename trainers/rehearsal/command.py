@@ -49,7 +49,7 @@ _BATCHES = 8  # of an epoch of chunks
 _SIZES = ("batch_size", "cluster_size", "smallest_domain")  # of what a training collection must fill
 _NOT_SHOWN = (
     "Whether the hub has these models and data sets, and the sources' settings fit them. Whether the real ones fit into"
-    " memory and on disk. GPUs, and more than two workers. How long anything takes. How good anything is, because the"
+    " memory and on disk. GPUs, and several workers. How long anything takes. How good anything is, because the"
     " models are random."
 )
 

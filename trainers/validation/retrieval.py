@@ -356,7 +356,8 @@ def search_block(queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, k:
     found = Ranking.empty(len(queries), k)
     wanted = k * per_document
     for block in query_blocks(len(queries), wanted):
-        best = exact_top_k(queries[block], flat, wanted, device=str(device))
+        with torch.autocast(device.type, enabled=False):  # the encoder's own products alone are rounded
+            best = exact_top_k(queries[block], flat, wanted, device=str(device))
         if per_document > 1:
             best = best_of_documents(best, per_document, k)
         found.rows[block] = np.where(best.rows < 0, -1, rows[best.rows])

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     field_validator,
@@ -49,8 +48,6 @@ class EvaluationSettings(Settings):
     """Steps between evaluations."""
     patience: PositiveInt | None = None
     """Evaluations in a row without improvement before the run ends. null: no early end."""
-    minimum_change: NonNegativeFloat = 0.0
-    """An improvement is larger than this."""
     bf16: bool | None = None
     """Bfloat16 autocast. null: as in training."""
 
@@ -135,7 +132,7 @@ class RetrievalValidationSettings(EvaluationSettings):
 
     def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:  # noqa: ARG002
         """What decides: ``measure``, from the first step on."""
-        return (Criterion(self.measure, higher_is_better=True, minimum_change=self.minimum_change),)
+        return (Criterion(self.measure, higher_is_better=True),)
 
 
 class LaterMeasure(Settings):
@@ -143,8 +140,6 @@ class LaterMeasure(Settings):
 
     measure: DecidingMeasure
     """``loss`` or a metric of the objective."""
-    minimum_change: NonNegativeFloat = 0.0
-    """An improvement is larger than this."""
     after_epoch: PositiveInt
     """The measure decides after this epoch."""
 
@@ -184,11 +179,11 @@ class BatchValidationSettings(EvaluationSettings):
 
         Raises ``UserError`` where the run ends before ``then`` begins.
         """
-        first = Criterion(self.measure, _HIGHER_IS_BETTER[self.measure], minimum_change=self.minimum_change)
+        first = Criterion(self.measure, _HIGHER_IS_BETTER[self.measure])
         if (then := self.then) is None:
             return (first,)
         higher = _HIGHER_IS_BETTER[then.measure]
-        return first, Criterion(then.measure, higher, then.start(epoch_ends), then.minimum_change)
+        return first, Criterion(then.measure, higher, then.start(epoch_ends))
 
 
 ValidationSettings = Annotated[RetrievalValidationSettings | BatchValidationSettings, Field(discriminator="kind")]

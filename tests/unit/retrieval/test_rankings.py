@@ -118,13 +118,13 @@ def test_runs_of_ms_marco_are_ordered_by_rank(tmp_path_factory, ranks):
 
 def test_a_ranking_of_another_tool_by_the_rows_of_a_collection(tmp_path: Path) -> None:
     collection = StoredCollection(make_collection(tmp_path))
-    equal = {"d3": 1 + 2e-9, "d1": 1 + 1e-9}  # in float32, which decides
+    equal = {"d3": 1 + 2e-9, "d1": 1 + 1e-9}  # in float32, not in the file
     path = write_run_file(tmp_path / "run.trec", {"q2": {**equal, "d2": 1.1}, "q1": {"d5": 1.0}})
     found = RankingFile(Path(path), collection)
     assert found.query_ids() == ["q2", "q1"]
     ids = found.document_ids().to_pylist()
     names = [[None if row == -1 else ids[row] for row in rows] for rows in found.ranking().rows]
-    assert names == [["d2", "d1", "d3"], ["d5", None, None]]
+    assert names == [["d2", "d3", "d1"], ["d5", None, None]]
     expected = np.array([[1.1, 1, 1], [1, -np.inf, -np.inf]], np.float32)
     np.testing.assert_array_equal(found.ranking().scores, expected)
     assert found.ranking().scores.dtype == np.float32

@@ -39,7 +39,7 @@ def test_blocks_cover_every_row_once_and_shards_are_mapped_not_read(rows: Vector
     assert [start for start, _ in blocks] == list(range(0, 8, size))
     assert max(len(block) for _, block in blocks) <= size
     np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), VALUES.astype(np.float32))
-    assert all(isinstance(rows._file(number), np.memmap) for number in range(len(SIZES)))
+    assert all(isinstance(rows._file(number).base, np.memmap) for number in range(len(SIZES)))
 
 
 def test_a_text_may_have_several_vectors(tmp_path: Path) -> None:

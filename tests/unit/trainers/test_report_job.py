@@ -110,6 +110,16 @@ def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -
         stage.check_inputs({"evaluation"})
 
 
+def test_examples_need_the_judgments_of_the_collection(run: dict[str, str], tmp_path: Path) -> None:
+    judged = EvaluateConfig(runs={"a": "a", "b": "b"}, qrels="dev.tsv", output=str(tmp_path / "evaluation"))
+    config = ReportConfig(
+        collection=run["collection"], evaluation=judged.output, runs=judged.runs, output=str(tmp_path / "report")
+    )
+    with pytest.raises(UserError, match=r"is judged by a file \(qrels\)\. Leave runs out"):
+        Report(config).check_settings({"evaluation": Evaluate(judged)})
+    Report(config.model_copy(update={"runs": {}})).check_settings({"evaluation": Evaluate(judged)})
+
+
 def test_sections_are_made_as_the_user_says(run: dict[str, str], tmp_path: Path, monkeypatch) -> None:
     asked = list[Any]()
     for section in ("examples_section", "batches_section"):

@@ -86,6 +86,10 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
         check_slices(2, 4, 1, 64, "b")
     with pytest.raises(UserError, match=r"into 3 equal slices, as 6 workers \(resources\.workers\) would"):
         check_slices(None, 6, 2, 64, "b")
+    whole = r"^2 workers \(resources\.workers\) would cut each batch into 2 slices .* trains on whole batches alone"
+    with pytest.raises(UserError, match=whole):
+        check_slices(None, 2, 1, None, "b", accepted=False)
+    check_slices(1, 4, 4, None, "b", accepted=False)
     for fewest, workers, per_step, rows in (
         (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None), (None, None, 1, 7),
     ):  # fmt: skip
@@ -174,7 +178,7 @@ def test_an_encoder_that_training_made_worse_is_told(
     """By the measure of the best: the run ended before the one decided of which the other direction is better."""
 
     def criterion(measure: str, start: int) -> dict[str, Any]:
-        return {"measure": measure, "higher_is_better": measure != "loss", "start": start, "minimum_change": 0.05}
+        return {"measure": measure, "higher_is_better": measure != "loss", "start": start}
 
     criteria = [criterion("RR@10" if measure == "loss" else "loss", 11), criterion(measure, 0)]
     facts = {"best": {"step": 4, "measure": measure, "value": value, "start": start}, "criteria": criteria}

@@ -109,14 +109,16 @@ def test_what_a_run_can_not_mean_is_warned_of(tmp_path: Path, tiny_encoder: Path
     by_products = {"objective": {"kind": "contrastive", "similarity": "inner_product"}}
     drawn = store_pairs(tmp_path / "drawn", [[pair(row, ["a", "b"]) for row in range(4)]] * 2)
     cosines = "the objective trains cosines, but the encoder doesn't normalise"
-    none_there = "training.hard_negatives is 1, but no row of the 4 batches of"
-    draw_one = {"training": {"hard_negatives": 1, "max_steps": 1}}
+    none_there = "training.hard_negatives is 1, but a row of the 4 batches of"
+    few_there = f"but a row of the 2 batches of {drawn} that were checked has 2 to draw from in the mean. Store more"
+    draw_one, draw_three = ({"training": {"hard_negatives": count, "max_steps": 1}} for count in (1, 3))
     cases: list[tuple[str, bool, dict[str, Any], list[str]]] = [
         (batches, False, {}, [cosines]),
         (batches, False, by_products, []),
         (batches, True, by_products, []),
         (batches, True, draw_one, [none_there]),
         (drawn, True, draw_one, []),
+        (drawn, True, draw_three, [few_there]),
     ]
     for number, (stored, normalize, changes, said) in enumerate(cases):
         chosen = settings(tiny_encoder, stored, **{"training": {"max_steps": 1}} | changes)
@@ -124,7 +126,7 @@ def test_what_a_run_can_not_mean_is_warned_of(tmp_path: Path, tiny_encoder: Path
         lines = ran(chosen.model_copy(update={"encoder": encoder}), tmp_path / str(number))
         warnings = [line for line in lines if "Warning" in line]
         assert [each in line for each, line in zip(said, warnings, strict=True)] == [True] * len(said)
-        assert any("7 a query: 6 of its batch, 1 hard" in line for line in lines) == (stored == drawn)
+        assert any("7 a query: 6 of its batch, 1 hard" in line for line in lines) == (changes is draw_one and not said)
 
 
 def test_as_many_checkpoints_are_kept_as_the_settings_say(tmp_path: Path, tiny_encoder: Path, batches: str) -> None:

@@ -121,7 +121,7 @@ def test_both_ways_read_like_copies_and_only_clusters_of_both_stay_empty() -> No
     documents[:, 0] += 2
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
     settings = KMeansSettings(pairs="concat")
-    assert cluster_pairs(queries=queries, documents=documents, k=20, settings=settings, seed=0).left_out > 5
+    assert cluster_pairs(ArrayPairs(queries=queries, documents=documents), 20, settings, seed=0).left_out > 5
 
 
 def test_concatenations_are_never_held() -> None:
@@ -129,7 +129,7 @@ def test_concatenations_are_never_held() -> None:
     copies = 2 * 60_000 * 2 * 32 * 4
     settings = KMeansSettings(pairs="concat", iterations=2)
     tracemalloc.start()
-    cluster_pairs(queries=queries, documents=documents, k=20, settings=settings, seed=0)
+    cluster_pairs(ArrayPairs(queries=queries, documents=documents), 20, settings, seed=0)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < copies / 2
@@ -158,6 +158,6 @@ def test_few_distinct_points_are_looked_at_a_few_times(monkeypatch: pytest.Monke
     random = np.random.default_rng(0)
     distinct = random.standard_normal((399, 8)).astype(np.float32)
     queries = distinct[random.integers(399, size=6400)]
-    found = cluster_pairs(queries=queries, documents=queries, k=400, settings=KMeansSettings(sides="queries"), seed=0)
+    found = cluster_pairs(ArrayPairs(queries=queries, documents=queries), 400, KMeansSettings(sides="queries"), seed=0)
     assert len(found.centroids) == 399
     assert len(looks) < 100  # of the order of log K an iteration, not of K

@@ -1,6 +1,7 @@
 """Source trees: one document a file, in the order of paths; what is no source is counted, links go nowhere; pages."""
 
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -183,7 +184,7 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
     files = {
         "a.md": "---\ntitle: Setting up\ntags: [x]\n---\n\n# Other\n\nPlug it in.\n",
         "b/c.markdown": "+++\ntitle = \"In TOML\"\n+++\nText.\n",
-        "b/d.md": "Some words.\n\n## A heading\n\nMore.\n",
+        "b/d.md": "Some words.\n\n- an item\n\n#\n\n## A heading\n\nMore.\n",
         "b/e.md": "---\ntitle: 2024\n---\nx",
         "b/f.md": "---\ntitle: null\n---\n# Head\nx",
         "b/first_steps-here.txt": "Only words.\n",
@@ -197,7 +198,7 @@ def test_pages_of_all_kinds_in_the_order_of_their_paths(tmp_path: Path) -> None:
     assert contents(source).documents == [
         ("a.md", "Setting up", "\n# Other\n\nPlug it in.\n", ""),
         ("b/c.markdown", "In TOML", "Text.\n", ""),
-        ("b/d.md", "A heading", "Some words.\n\n## A heading\n\nMore.\n", ""),
+        ("b/d.md", "A heading", "Some words.\n\n- an item\n\n#\n\n## A heading\n\nMore.\n", ""),
         ("b/e.md", "2024", "x", ""),
         ("b/f.md", "Head", "# Head\nx", ""),
         ("b/first_steps-here.txt", "first steps here", "Only words.\n", ""),
@@ -353,7 +354,9 @@ def test_other_questions_or_none_are_another_source(tmp_path: Path) -> None:
     for question in ("how?", "why?"):
         asked.write_text(f"question,document\n{question},a.md\n")
         found.append(pages(site, questions=str(asked)).format.fingerprint())
-    assert found[0] != found[1] != found[2] != found[0]
+    write_files(site, {"a.md": "Plug it out.\n"})
+    found.append(pages(site, questions=str(asked)).format.fingerprint())
+    assert all(one != other for one, other in itertools.combinations(found, 2))
     with pytest.raises(UserError, match=r"There is no file .*nowhere\.csv with questions\. Correct the path"):
         pages(site, questions=str(tmp_path / "nowhere.csv")).format.fingerprint()
 

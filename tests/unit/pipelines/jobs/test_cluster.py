@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pipelines.clustering.kmeans import DomainPairs, KMeansSettings, cluster_pairs, read_domain
+from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.clustering.points import Split
 from pipelines.jobs import cluster, part_workers
 from pipelines.jobs.cluster import Cluster, ClusterConfig
@@ -139,7 +140,7 @@ def test_the_plain_function_finds_the_same(tmp_path: Path, above: int) -> None:
     artifact = clustered(tmp_path, stored(tmp_path, domains=["a"] * 600), kmeans=kmeans.model_dump())
     (domain,) = read_clusters(artifact)
     seed = 0 ^ 3904355907  # CRC-32 of 'a'
-    found = cluster_pairs(queries=QUERIES, documents=DOCUMENTS, k=30, settings=kmeans, seed=seed)
+    found = cluster_pairs(ArrayPairs(queries=QUERIES, documents=DOCUMENTS), 30, kmeans, seed)
     assert domain.clusters.tolist() == found.assignments.tolist()
     assert domain.centroids.tobytes() == found.centroids.tobytes()
     assert json.dumps(artifact.manifest)  # plain values only

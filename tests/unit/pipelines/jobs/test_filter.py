@@ -150,7 +150,7 @@ def test_batches_are_those_of_a_literal_filter(world: World, tmp_path, settings,
                     stored = world.documents[int(name[1:])]
                     assert text == (f"{stored['title']} {stored['text']}".strip() if with_title else stored["text"])
                 assert len(row["hard_negative_ids"]) == number
-                assert (row["domain"], row["cluster"]) == (f"domain {index % 2}", -1)
+                assert (row["domain"], row["cluster"]) == (f"its {document % 3}", -1)  # not the packing's
                 found = [literal.rule(place, column) for column in range(len(literal.columns))]
                 assert row["masked"] == [column for column, rule in enumerate(found) if rule]
                 for rule in filter(None, found):

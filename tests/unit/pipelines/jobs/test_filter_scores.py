@@ -222,7 +222,12 @@ def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path
     found = ["q0"], documents, np.array([[1, 2]]), np.array([[2, 1]], np.float32)
     asked_elsewhere = make_run(tmp_path / "r", collection, *found, queries="0" * 64)
     other = store(tmp_path / "o", [DOCUMENTS.empty_table()], [("q0", "?", "", [])], [])
+    unmined = make_candidates(tmp_path / "n", collection, {q: [(r, None) for r in world.lists[q]] for q in range(1, 9)})
     for settings, message in [
+        (
+            {"teacher_scores": teacher, "negatives": unmined, "too_few_negatives": "repeat"},
+            r"have fewer than 1 hard negatives, the first of query 'q0' .*, mine more, or leave out the pairs",
+        ),
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
         ({"teacher_scores": teacher, "too_few_negatives": "random"}, "without a teacher's score: set refuse or repeat"),

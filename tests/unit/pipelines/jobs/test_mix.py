@@ -134,11 +134,11 @@ def test_shares_and_an_order_that_mixes_without_repeats_and_rotates() -> None:
     message = r"'news' would give no batch.*100 of web \(ratio 5\).*9 of news \(ratio 0\.01\)"
     with pytest.raises(UserError, match=message):
         shares(counts, {"web": 5, "code": 3, "news": 0.01})
-    counts, used = np.array([7, 5]), np.array([3, 5])
+    counts, used, stored = np.array([7, 5]), np.array([3, 5]), np.array([1, 1])
     seen: Counter[tuple[int, int]] = Counter()
     orders = []
     for epoch in range(7):
-        order = mixed_order(counts, used, seed=2, epoch=epoch)
+        order = mixed_order(counts, used, stored, seed=2, epoch=epoch)
         assert order.shape == (8, 2)
         batches = list(map(tuple, order.tolist()))
         assert len(set(batches)) == 8
@@ -147,10 +147,21 @@ def test_shares_and_an_order_that_mixes_without_repeats_and_rotates() -> None:
         orders.append(order.tobytes())
     assert {count for (source, _), count in seen.items() if source == 0} == {3}
     assert len(set(orders)) == 7
-    np.testing.assert_array_equal(mixed_order(counts, used, 2, 6).tobytes(), orders[-1])
-    other = mixed_order(counts, used, 3, 6)  # of a seed: which batches, and where
+    np.testing.assert_array_equal(mixed_order(counts, used, stored, 2, 6).tobytes(), orders[-1])
+    other = mixed_order(counts, used, stored, 3, 6)  # of a seed: which batches, and where
     assert set(map(tuple, other.tolist())) != set(batches)
     assert other[:, 0].tolist() != order[:, 0].tolist()
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4))
+def test_every_batch_of_every_stored_epoch_has_its_turn(count: int, used: int, stored: int) -> None:
+    used, epochs = min(used, count), stored * count
+    seen = Counter[tuple[int, int]]()
+    for epoch in range(epochs):
+        order = mixed_order(np.array([count]), np.array([used]), np.array([stored]), 0, epoch)
+        seen.update((epoch % stored, number) for number in order[:, 1].tolist())
+    assert set(seen.values()) == {used}
+    assert len(seen) == stored * count
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0.01, 100)), min_size=1, max_size=5))

@@ -96,14 +96,11 @@ def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp
     assert Counter(epoch_of(merged, 0)["domain"].to_pylist()) == {"(merged)": 80}
 
 
-def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path) -> None:
-    found = packed(tmp_path, **all_of(run), packing={"polish_sweeps": 2})
-    for epoch, shard in enumerate(found.shards):
+def test_a_polish_changes_every_epoch(run: dict[str, str], tmp_path: Path) -> None:
+    found, plain = (packed(tmp_path / f"{n}", **all_of(run), packing={"polish_sweeps": n}) for n in (2, 0))
+    for epoch, (shard, unpolished) in enumerate(zip(found.shards, plain.shards, strict=True)):
         check(found, run["pairs"], epoch)
-        tour, polish = shard.facts["tour"], shard.facts["polish"]
-        assert 0 < tour["length"] < tour["random_length"]
-        assert polish["hardness_after"] > polish["hardness_before"]
-        assert len(polish["swaps"]) <= 2
+        assert shard.files[0].sha256 != unpolished.files[0].sha256
 
 
 def test_a_domain_may_have_many_clusters(run: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +119,7 @@ def test_a_domain_may_have_many_clusters(run: dict[str, str], tmp_path: Path, mo
 
 def test_epochs_in_turns(run: dict[str, str], tmp_path: Path) -> None:
     found = packed(tmp_path / "a", clusters=run["pairs_clusters"], packing={"shuffled": [1, 0]}, epochs=2)
-    assert [shard.facts.get("shuffled") for shard in found.shards] == [small.PAIRS // SIZE, None]
+    assert [shard.facts["shuffled"] for shard in found.shards] == [small.PAIRS // SIZE, 0]
     without = packed(tmp_path / "b", clusters=run["pairs_clusters"], epochs=2)
     assert found.shards[1].files[0].sha256 == without.shards[1].files[0].sha256
     for epoch in range(2):
@@ -142,9 +139,7 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
         table = check(found, run["pairs"], epoch)
         assert len(table) > small.PAIRS  # some fill up the last batches of regions and shares
         assert not found.manifest["dropped"]
-        assert shard.facts["polish"]["hardness_after"] >= shard.facts["polish"]["hardness_before"]
-        assert shard.facts["tour"]["length"] > 0
-        assert (epoch == 1) == ("shuffled" in shard.facts)
+        assert (epoch == 1) == (shard.facts["shuffled"] > 0)
     clusters = Artifact(run["pairs_clusters"], CLUSTERS)
     of_pair = {}
     for number in range(2):

@@ -1,6 +1,5 @@
 """Swap polish: never easier, same items, and each exchange as good as the formula says."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ NEAREST = 1e-3
 
 
 def polished(batches: NDArray[np.int64], *, queries: Any, documents: Any, sweeps: int) -> NDArray[np.int64]:
-    return polish_batches(batches, lambda items: (queries[items], documents[items]), sweeps).batches
+    return polish_batches(batches, lambda items: (queries[items], documents[items]), sweeps)
 
 
 def eq2(batches: NDArray[np.int64], *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
@@ -124,8 +123,9 @@ def test_sorts_two_topics_apart_across_the_borders_of_the_first_sweep(monkeypatc
     zeros = np.zeros((6, 3), dtype=np.float32)
     start = np.arange(6).reshape(3, 2)
     np.testing.assert_array_equal(polished(start, queries=zeros, documents=zeros, sweeps=3), start)
-    of_zeros = polish_batches(start, lambda items: (zeros[items], zeros[items]), 9)
-    assert (of_zeros.swaps, of_zeros.before) == ((0, 0), 0)
+    read: list[int] = []
+    polish_batches(start, lambda items: read.append(len(items)) or (zeros[items], zeros[items]), 9)
+    assert sum(read) == 2 * start.size  # two sweeps of nothing are the last
     monkeypatch.setattr(polish, "WINDOW_ITEMS", 5)
     topics = alike([0, 0, 1, 2, 1, 3, 4, 5])  # 2 and 4 are alike, in the batches 1 and 2
     start = np.arange(8).reshape(4, 2)
@@ -142,9 +142,9 @@ def test_sorts_two_topics_apart_across_the_borders_of_the_first_sweep(monkeypatc
 def test_windows_of_every_other_sweep_straddle_the_borders_of_the_others(count, even, odd, monkeypatch) -> None:
     seen: list[list[int]] = []
 
-    def see(windows: NDArray[np.int64], *_: Any) -> tuple[int, float, float]:
+    def see(windows: NDArray[np.int64], *_: Any) -> int:
         seen.extend(windows[:, :, 0].tolist())
-        return 1, 0.0, 0.0
+        return 1
 
     monkeypatch.setattr(polish, "WINDOW_BATCHES", 4)
     monkeypatch.setattr(polish, "_polish_windows", see)
@@ -160,33 +160,31 @@ def test_affinities_do_not_depend_on_the_order_of_addition() -> None:
     scale = max(np.linalg.norm(side, axis=1).max() for side in (queries, documents)) ** 2 / 9
     queries, documents, expected = queries / scale**0.5, documents / scale**0.5, expected / scale
     assert (expected <= expected.diagonal()).all()
-    found, unit = affinities(queries=queries, documents=documents)
+    found = affinities(queries=queries, documents=documents)
+    longest = max(np.linalg.norm(side, axis=1).max() for side in (queries, documents))
+    unit = (longest / (2.0**11.5 - 64**0.5 / 2 - 1)) ** 2
     np.testing.assert_allclose(found * unit, expected + expected.T, atol=2e-2)
     np.testing.assert_array_equal(found, np.rint(found))
     assert np.abs(found).max() <= 2**24
-    huge, _ = affinities(queries=queries * 2.0**80, documents=documents * 2.0**80)
+    huge = affinities(queries=queries * 2.0**80, documents=documents * 2.0**80)
     np.testing.assert_array_equal(huge, found)
     for size in range(1, 200):  # there is room for components that are all rounded up
-        even = affinities(queries=np.ones((2, size)), documents=np.ones((2, size)))[0]
+        even = affinities(queries=np.ones((2, size)), documents=np.ones((2, size)))
         assert 0.99 * 2**24 < even.max() <= 2**24
         assert even[0, 1] == 0
     order = np.random.default_rng(0).permutation(64)
-    np.testing.assert_array_equal(affinities(queries=queries[:, order], documents=documents[:, order])[0], found)
+    np.testing.assert_array_equal(affinities(queries=queries[:, order], documents=documents[:, order]), found)
 
 
 @settings(max_examples=25)
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(1, 6), st.integers(0, 999))
-def test_figures_are_those_of_the_batches(count: int, size: int, sweeps: int, seed: int) -> None:
+def test_batches_grow_no_easier(count: int, size: int, sweeps: int, seed: int) -> None:
     queries, documents = draw(count * size, 6, seed)
     start = np.random.default_rng(seed).permutation(count * size).reshape(count, size)
-    found = polish_batches(start, lambda items: (queries[items], documents[items]), sweeps)
-    own = float(np.einsum("ij,ij->", queries, documents))
-    for batches, figure in ((start, found.before), (found.batches, found.after)):
-        expected = eq2(batches, queries=queries, documents=documents) - own
-        assert figure == pytest.approx(expected, abs=2e-3 * size**2 * count)
-    assert len(found.swaps) <= sweeps
-    assert (0, 0) not in pairwise(found.swaps[:-1])
-    assert (found.after > found.before) == (sum(found.swaps) > 0)
+    found = polished(start, queries=queries, documents=documents, sweeps=sweeps)
+    before, after = (eq2(batches, queries=queries, documents=documents) for batches in (start, found))
+    assert after >= before - 2e-3 * size**2 * count
+    assert (after > before + 2e-3 * size**2 * count) <= (found.tobytes() != start.tobytes())
 
 
 def test_bytes_do_not_depend_on_threads_or_on_what_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,14 @@ from tests.unit.small_run import make_artifact
 QUERY_IDS = [f"q{number}" for number in (2, 0, 1)]
 DOCUMENT_IDS = [f"d{number}" for number in (3, 1, 0, 2)]
 GRADES = [("q0", "d0", 2), ("q0", "d1", 1), ("q1", "d1", 0), ("q1", "d2", -1), ("q2", "d2", 2)]
+OWN_DOMAINS = {name: f"domain of {name}" for name in DOCUMENT_IDS if name != "d1"}
 RANKED = [{"_id": name} for name in DOCUMENT_IDS]  # the documents of a run
 
 
 def table_of(rows: list[tuple[str, str, int]], minimum_relevance: int) -> tuple[pa.Table, list[int]]:
     """The pairs of these judgments, and which are known as positives."""
-    documents = [{"id": name, "title": "", "text": "x", "domain": f"domain of {name}"} for name in DOCUMENT_IDS]
-    queries = [(name, "x", "", []) for name in QUERY_IDS]
+    documents = [{"id": name, "title": "", "text": "x", "domain": OWN_DOMAINS.get(name, "")} for name in DOCUMENT_IDS]
+    queries = [(name, "x", f"asked in {name}", []) for name in QUERY_IDS]
     with TemporaryDirectory() as folder:
         judged = [(*row, "train") for row in rows]
         collection = store(Path(folder) / "c", [pa.Table.from_pylist(documents)], list(queries), judged)
@@ -86,8 +87,9 @@ def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], min
     assert table.schema.equals(SCHEMA)
     expected = sorted((QUERY_IDS.index(query), DOCUMENT_IDS.index(document)) for query, document, _ in relevant)
     assert [tuple(row.values()) for row in table.to_pylist()] == [
-        (QUERY_IDS[query], DOCUMENT_IDS[document], f"domain of {DOCUMENT_IDS[document]}", query, document)
+        (name, found, OWN_DOMAINS.get(found, f"asked in {name}"), query, document)
         for query, document in expected
+        for name, found in [(QUERY_IDS[query], DOCUMENT_IDS[document])]
     ]
     known = [(QUERY_IDS.index(q), DOCUMENT_IDS.index(d)) for q, d, grade in rows if grade >= min(minimum_relevance, 1)]
     query_rows, document_rows = np.array(known, dtype=np.int64).T

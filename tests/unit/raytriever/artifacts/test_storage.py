@@ -254,7 +254,6 @@ KEYS = [
     "gs://anonymous@key:secret@bucket/runs", "nonsense://key:sec/ret@bucket",
 ]  # fmt: skip
 NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "mock://"]
-NO_FOLDERS += ["file:///tmp/a#b"]
 
 
 @pytest.mark.parametrize(("uri", "said"), [
@@ -295,12 +294,13 @@ def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert absolute("a/b") == str(tmp_path / "a/b")
     assert absolute("~/a") == "/home/someone/a"
     assert absolute("s3://bucket/a") == "s3://bucket/a"
+    assert absolute("file:///a/b") == "/a/b"
     assert folder_and_name("/x")[0].uri == "/"
     monkeypatch.delenv("RAYTRIEVER_CACHE")
     assert cache_folder() == Path("/home/someone/.cache/raytriever")
     Folder("relative").write_bytes("x", b"1")
     assert (tmp_path / "relative" / "x").read_bytes() == b"1"
-    assert Folder(f"file://{tmp_path}/relative").is_local
+    assert Folder(f"file://{tmp_path}/relative").read_bytes("x") == b"1"
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=40).filter(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -186,8 +187,11 @@ def test_intervals_of_all_measures_share_their_names(figures: list[Any]) -> None
             False,
         ]
         assert [axis.get_gridlines()[0].get_visible() for axis in (axes.xaxis, axes.yaxis)] == [True, False]
-        assert len(axes.get_xlabel()) == 70
+    assert len(figures[0].get_supxlabel()) == 70
     assert [text.get_text() for text in left.get_yticklabels()] == ["second", "first"]
+    interval_panels({name * 30: both for name in "abcdef"}, "x", "d")  # narrow ones
+    for axes, other in pairwise(figures[1].axes):
+        assert axes.get_tightbbox().x1 <= other.get_tightbbox().x0
 
 
 def test_curves_stand_two_beside_each_other_over_whole_steps(figures: list[Any]) -> None:
@@ -214,7 +218,7 @@ def test_cells_left_out_are_orange_and_the_scale_is_lower_than_the_matrix(figure
 
 def test_settings_are_dots_below_their_names_the_highest_a_large_one(figures: list[Any]) -> None:
     means = np.arange(40.0)
-    panel = SettingPanel("m", "k" * 70, ["x", "y" * 20] * 20, means, np.zeros(40), joined=True)
+    panel = SettingPanel("m", "k" * 70, ["x", "y" * 20 + "/model-b"] * 20, means, np.zeros(40), joined=True)
     for panels in ([panel], [panel] * 2, [panel] * 3):
         setting_panels(panels, "d")
     assert [[each.get_visible() for each in figure.axes] for figure in figures] == [
@@ -228,7 +232,7 @@ def test_settings_are_dots_below_their_names_the_highest_a_large_one(figures: li
     assert dots.get_linestyle() == "None"  # nothing lies between names
     assert [list(dots.get_xdata()), list(dots.get_ydata())] == [[0] * 20 + [1] * 20, [*means[::2], *means[1::2]]]
     assert [list(highest.get_xdata()), list(highest.get_ydata())] == [[1], [39]]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y" * 15 + "…"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "…" + "y" * 16 + "/model-b"]
     assert (axes.get_title(loc="left"), len(axes.get_xlabel())) == ("m", 60)
     assert axes.xaxis.get_gridlines()[0].get_visible()
 

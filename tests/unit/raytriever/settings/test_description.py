@@ -68,7 +68,7 @@ def test_every_setting_of_every_kind_is_described(monkeypatch: pytest.MonkeyPatc
     assert "note  (text or null, default null)" in text
     assert "share  (number > 0 < 1 or null, default null)" in text
     assert "count  (whole number > 0 or null, default null)" in text
-    assert "resources.workers  (whole number or null, default null)" in text
+    assert "resources.workers  (whole number > 0 or null, default null)" in text
     assert text.count("who has ever had to choose one") == 1
     assert max(map(len, lines)) < 110
     assert not any("…" in line for line in lines)

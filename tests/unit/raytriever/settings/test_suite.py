@@ -189,6 +189,7 @@ def test_the_systems_of_a_recipe_are_measured_on_another_suite(tmp_path: Path) -
     ("suite.systems.BM25.published=coder/1/BM25", "but nothing of it is measured here. Choose another row"),
     ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
     ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
+    ("suite.collections.android.columns={../v1: {}}", "a column is called '../v1'; letters, digits, _ and -"),
     ("suite.systems.reranked={files: {arguana: a.trec}}", "no ranking for column 'android'. Name its file"),
     ("suite=3", "'suite' is 3; a mapping with collections and systems was expected"),
 ])  # fmt: skip

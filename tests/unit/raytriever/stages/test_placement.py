@@ -13,7 +13,7 @@ import ray
 import ray.data
 
 from raytriever.artifacts.artifact import ShardRecord
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, UserError
 from raytriever.reports.log import log, log_to
 from raytriever.stages import stage as stages
 from raytriever.stages.cost import Cost, Size
@@ -21,6 +21,7 @@ from raytriever.stages.placement import (
     NodeRoom,
     cpus_of_a_worker,
     even_share,
+    require_room,
     threads_of_a_worker,
     tokenizing_threads,
     workers_that_fit,
@@ -82,6 +83,14 @@ def test_a_share_without_a_node_to_share_is_said(monkeypatch: pytest.MonkeyPatch
 def test_a_cluster_that_names_no_cpus_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "cluster_resources", dict)
     assert (workers_that_fit(1, 0), workers_that_fit(0.5, 0), workers_that_fit(1, 1)) == (1, 2, 0)
+
+
+def test_room_for_a_worker_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    require_room(2, 0)
+    for cpus, gpus in ((3, 0), (1, 1)):
+        with pytest.raises(UserError, match=rf"room for 0 workers of {cpus} CPUs and {gpus} GPUs, .* needs 1\. Lower"):
+            require_room(cpus, gpus)
 
 
 def test_a_worker_computes_here_on_at_least_one_thread() -> None:

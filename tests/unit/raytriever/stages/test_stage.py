@@ -358,6 +358,10 @@ def test_rows_are_counted_and_the_speed_is_said_once(tmp_path: Path, monkeypatch
         [1] * 3 if here else [7]
     )
     assert happened == [*([1, 1, 1] if here else ["start", (stage, shards), 7]), "speed"]
+    monkeypatch.setattr(RaySession, "is_alone", True)
+    monkeypatch.setattr(stages, "require_room", lambda *those: happened.append(those))
+    list(stage.execute(shards, RaySession(shards_here=here), progress))
+    assert happened.count((1, 0)) == (not here)
 
 
 def test_phases_follow_one_another_but_for_those_beside_the_one_before() -> None:

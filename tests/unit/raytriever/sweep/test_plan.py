@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
 from raytriever.sweep.plan import groups_of, plan_trial
@@ -54,5 +55,10 @@ def test_a_swept_input_changes_what_is_read_and_stages_after_the_last_are_left_o
     planned = trials(recipe, [{"found.index": "lexical"}, {"found.index": "lexical_other"}])
     assert [trial.stages["found"].config.index for trial in planned] == ["/out/lexical", "/out/lexical_other"]
     assert [group.name for group in groups_of(planned)[1]] == ["index=lexical", "index=lexical_other"]
+    path = {"lexical.index.bm25.k1": "1"} | {"lexical_other.index.collection": "/out/collection/"}
+    assert trials(recipe, [path])[0].depends["lexical_other"] == ("lexical_other.index.collection",)
+    by_path = path | {"found.index": "/out/lexical/"}
+    with pytest.raises(UserError, match="'found' reads the folder of the stage 'lexical', which a swept key changes"):
+        trials(recipe, [by_path])
     (until,) = trials(recipe, [{"lexical.index.bm25.k1": "1"}], until="found")
     assert list(until.stages) == ["collection", "lexical", "lexical_other", "found"]

@@ -152,7 +152,7 @@ def test_the_system_measured_is_that_which_the_sweep_changes():
 def test_a_system_is_compared_where_it_is_evaluated():
     def evaluation(*systems: str) -> SimpleNamespace:
         config = SimpleNamespace(runs=dict.fromkeys(systems, "run"))
-        return SimpleNamespace(kind="evaluation", config=config, resolved=lambda: {"measures": ["nDCG@10"]})
+        return SimpleNamespace(command="evaluate", config=config, resolved=lambda: {"measures": ["nDCG@10"]})
 
     stages = {"cacm": evaluation("BM25"), "cisi": evaluation("BM25", "ours")}
     assert choose_columns(SimpleNamespace(stages=stages), [], "ours") == [Column("cisi", "ours", "nDCG@10")]

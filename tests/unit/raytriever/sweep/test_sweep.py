@@ -78,6 +78,20 @@ def test_a_stage_is_checked_once_and_its_warning_is_said_first(tmp_path, monkeyp
     assert all("Warning: " in line and f"test set of this run. Split '{split}'" in line for line in logged)
 
 
+def test_what_all_settings_measure_is_compared(tmp_path: Path) -> None:
+    def planned(lists: str) -> sweep.Sweep:
+        return planned_of(tmp_path, "evaluation.split=test", seeds="", grid=[f"evaluation.measures={lists}"])
+
+    assert [column.measure for column in planned("[RR@10,nDCG@10],[nDCG@10]").columns] == ["nDCG@10"]
+    with pytest.raises(UserError, match=r"The settings share no measure of a system"):
+        planned("[RR@10],[nDCG@10]")
+    probed = (
+        "evaluation={job: probe, collection: collection, batches: {a: batches, b: batches}, encoder: {model: org/any}}"
+    )
+    with pytest.raises(UserError, match=r"the recipe has no stage with job: evaluate"):
+        planned_of(tmp_path, probed)
+
+
 def test_an_unforeseen_error_is_told_by_its_last_line() -> None:
     assert sweep._reason(ValueError("a\nb\nc\n \n")) == "ValueError: c"
     assert sweep._reason(ValueError()) == "ValueError"

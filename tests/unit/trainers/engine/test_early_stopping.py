@@ -45,13 +45,7 @@ def test_the_best_evaluation(values, best, since):
     assert evaluations_without_improvement(evaluations, HIGHER) == since
 
 
-def test_small_changes_are_no_improvement_and_patience_counts_evaluations():
-    coarse = [Criterion("nDCG@10", higher_is_better=True, minimum_change=0.05)]
-    evaluations = history(0.0, 0.30, 0.34, 0.36)
-    assert best_step(evaluations, coarse) == 3
-    assert best_step(evaluations[:3], coarse) == 1
-    coarse = [Criterion("nDCG@10", higher_is_better=False, minimum_change=0.05)]
-    assert best_step(history(0.0, 0.36, 0.37, 0.32), coarse) == 1
+def test_patience_counts_evaluations():
     evaluations = history(0.0, 0.5, 0.4, 0.3, 0.2)
     assert [should_stop(evaluations[:n], HIGHER, 2) for n in range(1, 6)] == [False, False, False, True, True]
     assert not should_stop(evaluations, HIGHER, None)

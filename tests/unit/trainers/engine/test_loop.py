@@ -19,7 +19,7 @@ from tests.unit.trainers.tiny import (
     tiny_settings,
     weights_of,
 )
-from trainers.engine import collectives, loop
+from trainers.engine import loop
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.loop import train
@@ -262,12 +262,6 @@ def test_a_loss_that_is_not_finite_names_its_batch_and_how_to_look_at_it(poison)
         assert f"{look} {step}." in str(stopped.value)
     assert len(kept) == 5
     assert objective.weight.item() == kept[-1]
-
-
-def test_more_ranks_than_batches_need_an_objective_that_takes_slices(monkeypatch):
-    monkeypatch.setattr(collectives, "world_size", lambda: 4)
-    with pytest.raises(UserError, match="cut into 2 slices, which Poisoned can't train on"):
-        train(Poisoned(), TinyBatches(), tiny_settings())
 
 
 def test_bf16_auto_must_be_resolved():

@@ -302,9 +302,14 @@ def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
     source = TypeAdapter[Any](AnySource).validate_python({"kind": "sources", "sources": sources})
     found = published_size(SimpleNamespace(source=source))
     splits = {"test": (323, 323), "dev": (55_578, 59_273)}
-    expected = Size(3_633 + 8_841_823, 56 * 6, 6 * 6, splits)
-    assert found == replace(expected, disk=expected.texts)
-    assert expected.texts == (3_633 + 8_841_823) * 336 + (323 + 55_578) * 36
+    lengths = {"document_bytes": found.document_bytes, "query_bytes": found.query_bytes}
+    assert found == Size(3_633 + 8_841_823, splits=splits, disk=found.texts, **lengths)
+    assert found.documents * found.document_bytes == pytest.approx(6 * (3_633 * 232 + 8_841_823 * 56))
+    assert found.queries() * found.query_bytes == pytest.approx(6 * (323 * 3 + 55_578 * 6))
+    twice = SimpleNamespace(
+        source=source.model_copy(update={"sources": {"x": source.sources["a"], "y": source.sources["a"]}})
+    )
+    assert published_size(twice).splits == {"test": (646, 646)}
     made = StoredCollection(make_collection(tmp_path))
     texts = made.rows_of("documents").read(["text"])["text"].to_pylist()
     of_text = sum(map(len, texts)) / len(texts)

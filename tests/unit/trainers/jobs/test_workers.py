@@ -113,7 +113,9 @@ def test_workers_that_a_machine_alone_never_has_room_for_are_refused(monkeypatch
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     for resources in ({"workers": 4}, {"gpus_per_worker": 1}):
         asked: Any = Resources.model_validate({**resources, "cpus_per_worker": 1})
-        with pytest.raises(UserError, match=r"has room for [02] workers of 1 CPUs and [01] GPUs, .* has [14]\. Lower"):
+        with pytest.raises(
+            UserError, match=r"has room for [02] workers of 1 CPUs and [01] GPUs, .* needs [14]\. Lower"
+        ):
             size_of_worker(Spread(asked, None, 0, is_alone=True))
         assert size_of_worker(Spread(asked, None, 0))[0] == 1  # where nodes may join
     assert size_of_worker(Spread(Resources(workers=4, cpus_per_worker=1), 2, 0, is_alone=True))[0] == 1

@@ -148,6 +148,9 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
         make(split="dev")
     with pytest.raises(UserError, match=r"trains on .* of the held-out queries, such as 'q"):
         make(split="train")
+    asked = Probe(config_of(run, tiny_encoder, tmp_path, measure="Accuracy@5"))
+    with pytest.raises(UserError, match=r"measure is Accuracy@5, but a probe measures by judgments"):
+        asked.check_settings({})
     with pytest.raises(UserError, match=r"batches\.tour was not made of packings\.tour"):
         make(packings={"tour": run["turns"], "in turns": run["turns"]})
     with pytest.raises(ValidationError, match="at least 2"):

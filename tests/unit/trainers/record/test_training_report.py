@@ -140,7 +140,7 @@ def test_of_an_artifact_all_files_are_read(tmp_path: Path, points: list[dict[str
     files = {
         "training.jsonl": lines(points), "evaluations.jsonl": lines(evaluations), "ledger.json": json.dumps(LEDGER),
     }  # fmt: skip
-    facts = {"criteria": [{"measure": "nDCG@10", "higher_is_better": True, "start": 0, "minimum_change": 0.0}]}
+    facts = {"criteria": [{"measure": "nDCG@10", "higher_is_better": True, "start": 0}]}
     artifact = Artifact(make_artifact(tmp_path / "new", "model", {}, facts, files, 1))
     assert "examples/s" not in tables_of(training_section_of(artifact))[1].caption  # without a log
     timed = [evaluation | {"seconds": 5.0} for evaluation in evaluations]

@@ -72,10 +72,10 @@ def test_what_the_objective_draws_is_the_same_at_every_evaluation_which_leaves_n
 
 
 def test_what_decides():
-    it = validation(then={"measure": "positive_rank", "after_epoch": 1}, minimum_change=0.01, every=7, patience=3)
+    it = validation(then={"measure": "positive_rank", "after_epoch": 1}, every=7, patience=3)
     assert (it.every, it.patience) == (7, 3)
     assert it.criteria == (
-        Criterion("loss", higher_is_better=False, minimum_change=0.01),
+        Criterion("loss", higher_is_better=False),
         Criterion("positive_rank", higher_is_better=False, start=11),
     )
 

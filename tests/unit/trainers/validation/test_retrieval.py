@@ -283,6 +283,9 @@ def test_a_block_is_ranked_by_its_own_documents_and_candidates_alone():
             np.einsum("qd,n...d->qn...", queries.astype(float), vectors.astype(float)).reshape(4, 5, -1).max(axis=2)
         )
         found = retrieval.search_block(queries, rows, vectors, 7, torch.device("cpu"))
+        with torch.autocast("cpu", torch.bfloat16):  # as the encoder computes
+            same = retrieval.search_block(queries, rows, vectors, 7, torch.device("cpu"))
+        assert same.scores.tobytes() == found.scores.tobytes()
         assert found.rows.tolist() == [[*rows[np.argsort(-of_query)].tolist(), -1, -1] for of_query in scores]
         again = retrieval.rerank_block(queries, rows, vectors, candidates, 4).rows.tolist()
         for ranked, asked, of_query in zip(again, candidates, scores, strict=True):

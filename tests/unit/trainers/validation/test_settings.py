@@ -24,7 +24,6 @@ def test_defaults_of_retrieval():
     assert found.measures == ("nDCG@10", "RR@10", "R@100")
     assert (found.split, found.depth) == ("dev", 100)
     assert found.criteria(EPOCH_ENDS) == (Criterion("nDCG@10", higher_is_better=True),)
-    assert settings(minimum_change=0.01).criteria(EPOCH_ENDS)[0].minimum_change == 0.01
     assert settings(others=["R@500", "nDCG@10"]).depth == 500
     assert input_paths(Recipe(validation=settings(run="r"))) == {"validation.collection": "c", "validation.run": "r"}
 
@@ -66,9 +65,7 @@ def test_criteria_of_batches():
 
     loss = Criterion("loss", higher_is_better=False)
     assert criteria() == (loss,)
-    assert criteria(measure="accuracy", minimum_change=0.1) == (
-        Criterion("accuracy", higher_is_better=True, minimum_change=0.1),
-    )
+    assert criteria(measure="accuracy") == (Criterion("accuracy", higher_is_better=True),)
     later = {"measure": "positive_rank", "after_epoch": 2}  # which begins past its end
     assert criteria(then=later) == (loss, Criterion("positive_rank", higher_is_better=False, start=21))
     assert settings("batches", then=later).measures == ("loss", "positive_rank")
