@@ -24,6 +24,8 @@ if sys.version_info < (3, 11):
     sys.exit(f"Raytriever needs Python 3.11 or later, and $(PYTHON) is {platform.python_version()}: make PYTHON=<another>")
 if "avx2" not in flags:
     sys.exit("Raytriever needs a processor with AVX2, and this one has none: its libraries are built for it.")
+if free < 12 and sys.platform == "linux" and not "$(TORCH_INDEX)":
+    print(f"{free:.1f} GB are free: PyPI's torch for Linux needs 12, and 4 from TORCH_INDEX=<PyTorch's CPU builds>")
 if free < $(ROOM):
     sys.exit(f"$(VENV) needs $(ROOM) GB of disk, and {free:.1f} GB are free: make VENV=<a folder with more>")
 endef

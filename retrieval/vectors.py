@@ -124,6 +124,8 @@ class VectorRows:
         result = np.empty((len(rows), *self._shape), dtype=np.float32) if out is None else out
         order = np.argsort(rows, kind="stable")  # the disk is read forwards
         rows = rows[order]
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self):
+            raise IndexError(f"rows {rows[0]} to {rows[-1]} of {len(self)}")
         bounds = np.searchsorted(rows, self._starts)
         for shard in np.flatnonzero(np.diff(bounds)).tolist():
             of_shard = slice(bounds[shard], bounds[shard + 1])

@@ -179,9 +179,9 @@ def _ledger(
     require_negatives(ledger, batches.uri)
     if ledger.comparisons.hard < (training.hard_negatives or 0):
         log.warning(
-            f"  Warning: training.hard_negatives is {training.hard_negatives}, but a row of the"
-            f" {ledger.sampled_batches} batches of {batches.uri} that were checked has {ledger.comparisons.hard:.3g} to"
-            " draw from in the mean. Store more ('negatives_per_example' of raytriever filter), or lower it."
+            f"  Warning: training.hard_negatives is {training.hard_negatives}, but rows of the {ledger.sampled_batches}"
+            f" batches of {batches.uri} that were checked give {ledger.comparisons.hard:.3g} on average. Store more"
+            " ('negatives', 'judged_negatives' and 'negatives_per_example' of raytriever filter), or lower it."
         )
     return ledger.to_json()
 

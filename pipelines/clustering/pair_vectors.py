@@ -7,6 +7,7 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from raytriever.errors import UserError
 from retrieval.collections.collection import TextPart
 from retrieval.vectors import StoredVectors, VectorRows
 
@@ -33,10 +34,18 @@ class PairVectors(Protocol):
         ...
 
 
+_TYPES = {np.dtype(np.float16), np.dtype(np.float32)}
+
+
 class ArrayPairs:
-    """Row i of two arrays (N, dimension) is pair i; float16 or float32, may be memory-mapped."""
+    """Row i of two arrays (N, dimension) is pair i; float16 or float32, may be memory-mapped. Raises ``UserError``."""
 
     def __init__(self, *, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> None:
+        if queries.ndim != 2 or queries.shape != documents.shape or not {queries.dtype, documents.dtype} <= _TYPES:
+            raise UserError(
+                f"Queries are {queries.dtype} of shape {queries.shape}, documents {documents.dtype} of"
+                f" {documents.shape}. Give float16 or float32, a row for each pair."
+            )
         self._queries, self._documents, self._numbers = queries, documents, np.arange(len(queries))
         self.dimension = int(queries.shape[1])
 

@@ -48,7 +48,7 @@ class PairBatches:
 
         ``packed``: columns pair, cluster and domain; ``size`` consecutive rows are a batch. ``rows_of_pairs``: of their
         queries and documents. ``counts`` gains the numbers of hard negatives that were repeated or drawn at random.
-        Memory holds the texts of a few batches at a time.
+        Memory holds the texts and vectors of a few batches at a time.
         """
         at_once = size * max(1, _EXAMPLES_AT_ONCE // size)
         for start in range(0, len(packed), at_once):

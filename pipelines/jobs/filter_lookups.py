@@ -147,13 +147,16 @@ def check_negatives(
     needed = number if too_few == "refuse" else int(scored)  # no teacher scores what is drawn at random
     short = np.flatnonzero(of_packed < needed)
     if len(short):
-        others = "set too_few_negatives to 'repeat'" + ("" if scored else " or 'random'")
+        remedy = "Lower negatives_per_example, mine more, or set too_few_negatives to 'repeat'"
+        remedy += "" if scored else " or 'random'"
         if scored and not of_packed.all():
-            others = "leave out the pairs of queries without any, because the teacher must have scored what they get"
+            remedy = (
+                "Mine some for each query, or leave out its pairs, because the teacher must have scored what they get"
+            )
         query = read_pairs(pairs, ["query_id"])["query_id"][int(np.flatnonzero(packed)[short[0]])].as_py()
         raise UserError(
             f"{len(short):,} of {len(of_packed):,} packed pairs have fewer than {needed} hard negatives, the first of"
-            f" query {query!r} ({of_packed[short[0]]}). Lower negatives_per_example, mine more, or {others}."
+            f" query {query!r} ({of_packed[short[0]]}). {remedy}."
         )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -61,7 +62,7 @@ class Folder:
     def __init__(self, uri: str | Path) -> None:
         if not isinstance(uri, str | Path) or uri == "":
             raise UserError(f"{uri!r:.60} names no folder. Give a path or a URI.")
-        uri = str(uri).removeprefix("file://")
+        uri = _path_of(str(uri))
         self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
         refuse_keys(self.uri)
         self.is_local = "://" not in self.uri
@@ -291,8 +292,13 @@ class Folder:
 
 def absolute(uri: str) -> str:
     """A local path, or a URI of one, made absolute; other URIs as they are."""
-    path = uri.removeprefix("file://")
-    return uri if "://" in path else str(Path(path).expanduser().absolute())
+    uri = _path_of(uri)
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
+
+def _path_of(uri: str) -> str:
+    """The path of a ``file:///`` URI; anything else as it is."""
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file:///") else uri
 
 
 def folder_and_name(path: str) -> tuple[Folder, str]:

@@ -73,7 +73,8 @@ def require_room(cpus: float, gpus: float, workers: int = 1) -> None:
     if (room := workers_that_fit(cpus, gpus)) < workers:
         raise UserError(
             f"This machine has room for {counted(room, 'worker')} of {cpus:g} CPUs and {gpus:g} GPUs, and the stage"
-            f" needs {workers}. Lower resources.workers, cpus_per_worker or gpus_per_worker, or submit it to a cluster."
+            f" needs {workers}. Lower resources.{'workers, ' * (workers > 1)}cpus_per_worker or gpus_per_worker, or"
+            " submit it to a cluster."
         )
 
 

@@ -142,8 +142,9 @@ def plan_trial(recipe: Recipe, build: Callable[[Recipe], Stages], values: Values
         if keys
     }
     stages = build(replace(recipe, placed=placed))
-    for name, read in _reads(stages).items():
-        if missing := reads[name] - read:
+    again = _reads(stages)
+    for name in names:
+        if missing := reads[name] - again[name]:
             raise UserError(
                 f"'{name}' reads the folder of the stage '{min(missing)}', which a swept key changes. Name the stage"
                 " instead, so that each trial reads its own."

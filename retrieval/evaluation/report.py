@@ -140,10 +140,8 @@ def verdict_table(evaluated: Evaluated) -> Table:
             interval = f"{signed(-other.high)} to {signed(-other.low)}"
             rows.append([other.name, decided, signed(-other.value), interval, _p_value(p)])
     header = [f"{mine} against", "", evaluated.measures[0], f"{_confidence(evaluated)} interval", "p"]
-    counts = sorted({comparison["details"]["queries"] for comparison in evaluated.comparisons})
-    queries = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
     caption = (
-        f"Not decided: the difference over {queries} queries may be chance. This follows p,"
+        "Not decided: the difference over the queries that both ranked may be chance. This follows p,"
         " which is corrected for all comparisons (Holm). Intervals are not corrected."
     )
     return Table(header, rows, caption if any("not decided" in row for row in rows) else "", text_columns=2)

@@ -48,7 +48,7 @@ class Rerank(Stage[RerankConfig]):
 
     command = "rerank"
     kind = RANKING
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = RerankConfig
     unit = "queries"
     results = ("run.trec",)

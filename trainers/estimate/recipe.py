@@ -364,11 +364,14 @@ def stored_size(uri: str, size: Size) -> Size:
 
 
 def _of_collection(collection: StoredCollection) -> Size:
-    judgments = collection.rows_of("judgments").read(["split", "query_id"]).group_by("split")
-    counted = judgments.aggregate([("query_id", "count_distinct"), ("query_id", "count")]).to_pylist()
-    judged = {str(of["split"]): (of["query_id_count_distinct"], of["query_id_count"]) for of in counted}
+    queries, judged = collection.count("queries"), dict[str, tuple[int, int]]()
+    for table in collection.rows_of("judgments").tables(["split", "query_id"]):
+        counts = table.group_by("split").aggregate([("query_id", "count_distinct"), ("query_id", "count")])
+        for of in counts.to_pylist():  # a query's judgments stand together, or nearly
+            asked, pairs = judged.get(of["split"], (0, 0))
+            judged[of["split"]] = min(queries, asked + of["query_id_count_distinct"]), pairs + of["query_id_count"]
     lengths = _bytes_of_a_text(collection, "documents"), _bytes_of_a_text(collection, "queries")
-    return Size(collection.count("documents"), *lengths, splits=judged or {"all": (collection.count("queries"), 0)})
+    return Size(collection.count("documents"), *lengths, splits=judged or {"all": (queries, 0)})
 
 
 def _bytes_of_a_text(collection: StoredCollection, part: TextPart) -> float:

@@ -69,8 +69,8 @@ def check_slices(
         if slices > 1 and not accepted:
             raise UserError(
                 f"{left} workers{which} would cut each batch into {slices} slices with training.batches_per_step"
-                f" {batches_per_step}, but this objective trains on whole batches alone. Set it to {multiple}, or train"
-                " with fewer workers."
+                f" {batches_per_step}, but this objective trains on whole batches alone. Set that to {multiple}, or"
+                " train with fewer workers."
             )
         if batch_size is not None and slices > 1 and batch_size % slices:
             raise UserError(

@@ -42,6 +42,12 @@ def test_blocks_cover_every_row_once_and_shards_are_mapped_not_read(rows: Vector
     assert all(isinstance(rows._file(number).base, np.memmap) for number in range(len(SIZES)))
 
 
+@pytest.mark.parametrize("wrong", [[-1], [8], [3, 13]])
+def test_rows_that_are_not_there_are_no_vectors(rows: VectorRows, wrong: list[int]) -> None:
+    with pytest.raises(IndexError, match="of 8"):
+        rows.gather(np.array(wrong))
+
+
 def test_a_text_may_have_several_vectors(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float16).reshape(4, 2, 3)
     rows = StoredVectors(stored_vectors(tmp_path / "v", None, {"documents": (values, list("abcd"))})).part("documents")

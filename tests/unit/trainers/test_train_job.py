@@ -90,6 +90,10 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
     with pytest.raises(UserError, match=whole):
         check_slices(None, 2, 1, None, "b", accepted=False)
     check_slices(1, 4, 4, None, "b", accepted=False)
+    replug = {"objective": {"kind": "replug", "scores": "run/scores"}, "resources": {"workers": 2}, "validation": None}
+    with pytest.raises(UserError, match=whole):
+        stage(**replug).check_settings({})
+    stage(resources={"workers": 2}, validation=None).check_settings({})
     for fewest, workers, per_step, rows in (
         (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None), (None, None, 1, 7),
     ):  # fmt: skip

@@ -109,8 +109,8 @@ def test_what_a_run_can_not_mean_is_warned_of(tmp_path: Path, tiny_encoder: Path
     by_products = {"objective": {"kind": "contrastive", "similarity": "inner_product"}}
     drawn = store_pairs(tmp_path / "drawn", [[pair(row, ["a", "b"]) for row in range(4)]] * 2)
     cosines = "the objective trains cosines, but the encoder doesn't normalise"
-    none_there = "training.hard_negatives is 1, but a row of the 4 batches of"
-    few_there = f"but a row of the 2 batches of {drawn} that were checked has 2 to draw from in the mean. Store more"
+    none_there = "training.hard_negatives is 1, but rows of the 4 batches of"
+    few_there = f"but rows of the 2 batches of {drawn} that were checked give 2 on average. Store more"
     draw_one, draw_three = ({"training": {"hard_negatives": count, "max_steps": 1}} for count in (1, 3))
     cases: list[tuple[str, bool, dict[str, Any], list[str]]] = [
         (batches, False, {}, [cosines]),

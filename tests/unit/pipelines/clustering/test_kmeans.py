@@ -302,6 +302,9 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     queries, documents = topics(10, 4, 2)
     with pytest.raises(UserError, match="0 clusters"):
         clustered((queries, documents), 0)
+    for sides in ((queries[:9], documents), (queries[0], documents[0]), (queries, documents.astype(np.float64))):
+        with pytest.raises(UserError, match=r"Queries are float32 of shape .* Give float16 or float32, a row for each"):
+            clustered(sides, 2)
     with pytest.raises(ValidationError, match="sides: queries"):
         KMeansSettings.model_validate({"sides": "queries", "pairs": "concat"})
     with pytest.raises(ValidationError, match="midpont"):

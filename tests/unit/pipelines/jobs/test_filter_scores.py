@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_refused(world: World, teacher: str, tmp_path: Path
     for settings, message in [
         (
             {"teacher_scores": teacher, "negatives": unmined, "too_few_negatives": "repeat"},
-            r"have fewer than 1 hard negatives, the first of query 'q0' .*, mine more, or leave out the pairs",
+            r"have fewer than 1 hard negatives, the first of query 'q0' .*\. Mine some for each query, or",
         ),
         ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
         ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),

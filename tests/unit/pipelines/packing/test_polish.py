@@ -184,7 +184,6 @@ def test_batches_grow_no_easier(count: int, size: int, sweeps: int, seed: int) -
     found = polished(start, queries=queries, documents=documents, sweeps=sweeps)
     before, after = (eq2(batches, queries=queries, documents=documents) for batches in (start, found))
     assert after >= before - 2e-3 * size**2 * count
-    assert (after > before + 2e-3 * size**2 * count) <= (found.tobytes() != start.tobytes())
 
 
 def test_bytes_do_not_depend_on_threads_or_on_what_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:

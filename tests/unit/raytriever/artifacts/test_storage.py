@@ -253,7 +253,8 @@ KEYS = [
     "s3://key:secret@bucket/runs?region=y", "s3://key:sec?ret@bucket/runs", "s3://key:sec#ret@bucket/runs",
     "gs://anonymous@key:secret@bucket/runs", "nonsense://key:sec/ret@bucket",
 ]  # fmt: skip
-NO_FOLDERS = ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "mock://"]
+NO_FOLDERS = ["file://", "file://host/x", "ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@"]
+NO_FOLDERS += ["nonsense://x", "mock://"]
 
 
 @pytest.mark.parametrize(("uri", "said"), [
@@ -294,7 +295,7 @@ def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert absolute("a/b") == str(tmp_path / "a/b")
     assert absolute("~/a") == "/home/someone/a"
     assert absolute("s3://bucket/a") == "s3://bucket/a"
-    assert absolute("file:///a/b") == "/a/b"
+    assert absolute("file:///a/b%20c") == "/a/b c"
     assert folder_and_name("/x")[0].uri == "/"
     monkeypatch.delenv("RAYTRIEVER_CACHE")
     assert cache_folder() == Path("/home/someone/.cache/raytriever")

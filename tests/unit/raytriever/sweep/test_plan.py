@@ -60,5 +60,6 @@ def test_a_swept_input_changes_what_is_read_and_stages_after_the_last_are_left_o
     by_path = path | {"found.index": "/out/lexical/"}
     with pytest.raises(UserError, match="'found' reads the folder of the stage 'lexical', which a swept key changes"):
         trials(recipe, [by_path])
+    assert trials(recipe, [by_path], until="lexical_other")  # what is not made reads nothing
     (until,) = trials(recipe, [{"lexical.index.bm25.k1": "1"}], until="found")
     assert list(until.stages) == ["collection", "lexical", "lexical_other", "found"]

@@ -59,6 +59,17 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     assert json.loads(Folder(f"{output}/split=test/found").read_bytes("run.json"))["recipe"] == "recipe"
 
 
+def test_what_is_measured_on_the_test_split_is_said(tmp_path: Path) -> None:
+    recipe = lexical_recipe(tmp_path)
+    arguments = (recipe, "--grid", "evaluation.split=absent,test", "--output", str(tmp_path / "out"))
+    assert "Measured on the test split." in sweep(*arguments).stdout
+    (qrels,) = tmp_path.glob("data/qrels/test*")
+    judged = ("--set", "evaluation.collection=null", "--set", f"evaluation.qrels={qrels}")
+    by_file = sweep(recipe, "--grid", "found.top_k=2,3", "--output", str(tmp_path / "by_file"), *judged)
+    assert by_file.exit_code == 0
+    assert "Measured on" not in by_file.stdout
+
+
 @pytest.mark.usefixtures("json_log")
 def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
     recipe, output = lexical_recipe(tmp_path), str(tmp_path / "out")

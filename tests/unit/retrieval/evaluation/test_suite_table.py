@@ -100,6 +100,9 @@ def test_a_published_row_stands_beside_a_system_that_is_measured_alike(measures,
     table = SuiteTable(TableConfig(**config, evaluations={"arguana": "evaluation"}))
     with pytest.raises(UserError, match=said) if said else nullcontext():
         table.check_settings(stages)
+    probe = SimpleNamespace(command="probe", config=SimpleNamespace(output="evaluation"))
+    with pytest.raises(UserError, match=r"evaluations\.arguana is made by probe\. A table has those of evaluate alone"):
+        table.check_settings({"evaluation": probe})  # type: ignore[dict-item]
     elsewhere = TableConfig(**config, evaluations={"arguana": "evaluation", "b": "made/before"})
     if said is None or "nothing of it" in said:
         SuiteTable(elsewhere).check_settings(stages)  # which may have the figure

@@ -132,6 +132,7 @@ def test_bytes_and_files_are_reproducible_and_answer_alike(factory, vectors, que
     assert vector_index.train(vectors[:700], factory, seed=5) == trained(factory)
     index = filled(factory)
     data = serialized(index)
+    torch.set_num_threads(1)
     vector_index.set_threads(2.9)
     assert (torch.get_num_threads(), serialized(filled(factory))) == (2, data)
     path = tmp_path / "shard.faiss"

@@ -168,6 +168,21 @@ def test_sizes_flow_from_stage_to_stage(tmp_path: Path, monkeypatch: pytest.Monk
     assert seconds["evaluation"] == pytest.approx(0.36e-3 * 3 * queries, rel=0.2)
 
 
+def test_the_queries_of_named_splits_are_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ranked.yaml").write_text(RANKED)
+    monkeypatch.chdir(tmp_path)
+    disk = {}
+    for splits in ("[]", "[dev]", "[test]", "[dev, test]"):
+        overrides = ["corpus.source.qrels={dev: d.tsv, test: t.tsv}", f"vectors.splits={splits}"]
+        stages = recipe_stages(load_recipe("ranked.yaml", overrides, None))
+        estimating = Estimating(stages, find_gpus("h100", 8))
+        for name in ("corpus", "vectors"):
+            estimating.add(name)
+        disk[splits] = estimating.found["vectors"].made.disk
+    assert disk["[test]"] - disk["[dev]"] == (6_980 - 55_578) * (2 * 384 + 20)
+    assert disk["[dev, test]"] == disk["[]"] == disk["[dev]"] + 6_980 * (2 * 384 + 20)
+
+
 SLICED = ("training.batches_per_step=4", "fewest_workers=1", "resources.workers=2")
 
 

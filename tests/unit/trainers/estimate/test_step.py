@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -26,6 +27,7 @@ from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.jobs.embed import Embed, EmbedConfig
+from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_artifact, make_collection
@@ -315,6 +317,9 @@ def test_what_inputs_hold_is_added_up(tmp_path: Path) -> None:
     of_text = sum(map(len, texts)) / len(texts)
     held = Size(54, of_text, 7 + 44 / 54, {"train": (48, 48), "test": (6, 6)}, disk=made.bytes)
     assert stored_size(made.uri, one) == held
+    asked, judged = [("q", "what", "", [])], [("q", "d0", 1, "test"), ("q", "d1", 1, "test")]
+    texts = pa.Table.from_pylist([{"id": f"d{row}", "title": "", "text": "x", "domain": ""} for row in range(2)])
+    assert stored_size(store(tmp_path / "several", [texts], asked, judged), one).splits == {"test": (1, 2)}
     pairs = Artifact(make_artifact(tmp_path / "pairs", "pairs", {}, {}, {"x": "12345"}, 7))
     assert stored_size(pairs.uri, one) == replace(one, pairs=7, domains=(7,), disk=pairs.bytes)
 

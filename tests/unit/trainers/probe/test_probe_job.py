@@ -15,6 +15,7 @@ from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
+from retrieval.evaluation.comparison import compare_sources
 from retrieval.evaluation.stored import StoredEvaluation
 from tests.unit import small_run
 from trainers.jobs.probe import Probe, ProbeConfig, recommend, summary_of
@@ -54,6 +55,8 @@ def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_en
     stage = Probe(config_of(run, tiny_encoder, tmp_path / "probe"))
     found = StoredEvaluation(small_run.make(stage))
     assert list(found.metrics["means"]) == ["before training", "tour", "in turns"]
+    compared = compare_sources([found.uri])
+    assert list(compared.metrics["means"]) == list(found.metrics["means"])
     trials = found.read_json("trials.json")
     for name in ("tour", "in turns"):
         way = trials["ways"][name]
