@@ -22,7 +22,6 @@ from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
-from raytriever.stages.placement import require_room
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
@@ -128,9 +127,7 @@ class Cluster(Stage[ClusterConfig]):
             yield from super().execute(small, session, progress)
         if not large:
             return
-        session.start()
-        if session.is_alone:
-            require_room(self.config.resources.cpus, self.config.resources.gpus_per_worker)
+        self.start_ray(session)
         from pipelines.jobs.part_workers import PartWorkers
 
         large.sort(key=lambda shard: int(shard.task.pairs), reverse=True)

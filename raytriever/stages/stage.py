@@ -228,14 +228,18 @@ class Stage(Generic[Config]):
         if self.is_made_here(pending, session):
             records = make_here(self, pending)
         else:
-            session.start()  # before anything imports Ray, which reads its environment once
-            if session.is_alone:
-                require_room(self.config.resources.cpus, self.config.resources.gpus_per_worker)
+            self.start_ray(session)
             records = map_shards(self, pending)
         for record in records:
             progress.advance(record.rows)
             yield record
         self.log_speed()
+
+    def start_ray(self, session: RaySession) -> None:
+        """Before anything imports Ray, which reads its environment once. Raises ``UserError`` as ``require_room``."""
+        session.start()
+        if session.is_alone:
+            require_room(self.config.resources.cpus, self.config.resources.gpus_per_worker)
 
     def log_speed(self) -> None:
         """Logs what was ``measured`` by all workers."""

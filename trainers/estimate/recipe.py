@@ -156,7 +156,8 @@ class Estimating:
         batches = [read.batches] * min(training.epochs, read.epochs) if read.batches else []
         order = Order(batches, training.batches_per_step, 0, machines.count, max_steps=training.max_steps)
         steps = order.total_steps or training.max_steps or 0
-        check_slices(config.fewest_workers, machines.count, training.batches_per_step, shape.rows, config.batches)
+        accepted, per_step = config.objective.accepts_slices, training.batches_per_step
+        check_slices(config.fewest_workers, machines.count, per_step, shape.rows, config.batches, accepted=accepted)
         cost = step_cost(config, shape, machines.count)
         made = replace(read, disk=_NUMBER * (cost.parameters + 3 * cost.trained * config.checkpoints_kept))
         bounds = seconds_of(cost, config, machines)
@@ -331,19 +332,19 @@ def published_size(config: Any) -> Size:
             continue
         named = {split for key in _SPLITS for split in getattr(source, key, None) or ()}
         splits = {split: (of[0], of[-1]) for split, of in known["splits"].items() if not named or split in named}
-        words, asked = known["document_words"], known["query_words"]
-        size = Size(known["documents"], words * BYTES_OF_A_WORD, asked * BYTES_OF_A_WORD, splits)
-        sizes.append(replace(size, domains=tuple(known.get("domains", ()))))
-    splits = dict[str, tuple[int, int]]()
-    for split, (queries, pairs) in ((split, of) for size in sizes for split, of in size.splits.items()):
-        earlier = splits.get(split, (0, 0))
-        splits[split] = earlier[0] + queries, earlier[1] + pairs
+        lengths = known["document_words"] * BYTES_OF_A_WORD, known["query_words"] * BYTES_OF_A_WORD
+        sizes.append(Size(known["documents"], *lengths, splits, domains=tuple(known.get("domains", ()))))
+    together = dict[str, tuple[int, int]]()
+    for size in sizes:
+        for split, (asked, pairs) in size.splits.items():
+            earlier = together.get(split, (0, 0))
+            together[split] = earlier[0] + asked, earlier[1] + pairs
     documents, queries = sum(size.documents for size in sizes), sum(size.queries() for size in sizes)
     found = Size(
         documents,
         sum(size.documents * size.document_bytes for size in sizes) / max(1, documents),
         sum(size.queries() * size.query_bytes for size in sizes) / max(1, queries),
-        splits=splits,
+        together,
         domains=tuple(domain for size in sizes for domain in size.domains),
     )
     return replace(found, disk=found.texts)

@@ -1,6 +1,6 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -113,14 +113,15 @@ class Report(Stage[ReportConfig]):
         """A baseline, or runs, that the run doesn't evaluate."""
         evaluator = made_by(stages, self.config.evaluation) if self.config.evaluation else None
         if evaluator is not None:
-            if self.config.runs and getattr(evaluator.config, "qrels", None):
-                raise UserError(
-                    f"runs: examples show what the collection judges relevant, but {evaluator.config.output} is judged"
-                    " by a file (qrels). Leave runs out."
-                )
-            self._check_systems(list(getattr(evaluator.config, "runs", {})), evaluator.config.output)
+            systems, inputs = list(getattr(evaluator.config, "runs", {})), input_paths(evaluator.config)
+            self._check_evaluation(systems, inputs, evaluator.config.output)
 
-    def _check_systems(self, systems: Sequence[str], evaluation: str) -> None:
+    def _check_evaluation(self, systems: Sequence[str], inputs: Collection[str], evaluation: str) -> None:
+        if self.config.runs and "qrels" in inputs:
+            raise UserError(
+                f"runs: examples show what the collection judges relevant, but {evaluation} is judged by a file"
+                " (qrels). Leave runs out."
+            )
         named = [("baseline", self.config.baseline), *(("runs", name) for name in self.config.runs)]
         for key, system in named if systems else ():
             if system is not None and system not in systems:
@@ -132,7 +133,8 @@ class Report(Stage[ReportConfig]):
         """A baseline, or runs, that were not evaluated."""
         if "evaluation" in there:
             evaluation = Artifact(str(self.config.evaluation), _KINDS["evaluation"])
-            self._check_systems(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
+            systems, inputs = list(evaluation.read_json("metrics.json")["means"]), evaluation.manifest["inputs"]
+            self._check_evaluation(systems, inputs, evaluation.uri)
 
     def phases(self) -> list[Phase]:
         """One task; refuses artifacts that don't come from one another."""

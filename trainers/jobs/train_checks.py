@@ -55,17 +55,17 @@ def check_slices(
     batch_size: int | None,
     batches: str,
     *,
-    accepted: bool = True,
+    accepted: bool,
 ) -> None:
     """More workers than a step has batches cut each into slices: the objective must accept them, rows divide evenly.
 
     So they must for any number of workers that may be left. ``batch_size``: rows of every batch in ``batches``, None
-    where that isn't known yet.
+    where that isn't known yet. ``accepted``: whether the objective accepts slices.
     """
     most = workers or 1
+    which, multiple = _which(fewest, most)
     for left in range(most if fewest is None else fewest, most + 1):
         slices = left // batches_per_step
-        which, multiple = _which(fewest, most)
         if slices > 1 and not accepted:
             raise UserError(
                 f"{left} workers{which} would cut each batch into {slices} slices with training.batches_per_step"

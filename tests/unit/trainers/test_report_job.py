@@ -1,5 +1,6 @@
 """The report as a stage, on the artifacts of a small run."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import make_run_artifact
-from tests.unit.small_run import ODD_DOMAIN, make, make_collection, make_run, make_vectors
+from tests.unit.small_run import ODD_DOMAIN, make, make_artifact, make_collection, make_run, make_vectors
 from trainers.jobs.report import Report, ReportConfig
 
 
@@ -118,6 +119,10 @@ def test_examples_need_the_judgments_of_the_collection(run: dict[str, str], tmp_
     with pytest.raises(UserError, match=r"is judged by a file \(qrels\)\. Leave runs out"):
         Report(config).check_settings({"evaluation": Evaluate(judged)})
     Report(config.model_copy(update={"runs": {}})).check_settings({"evaluation": Evaluate(judged)})
+    metrics = {"metrics.json": json.dumps({"means": {"a": {}, "b": {}}})}
+    make_artifact(tmp_path / "evaluation", "evaluation", {"qrels": "0" * 64}, {}, metrics, 1)
+    with pytest.raises(UserError, match=r"evaluation is judged by a file \(qrels\)\. Leave runs out"):
+        Report(config).check_inputs({"evaluation"})
 
 
 def test_sections_are_made_as_the_user_says(run: dict[str, str], tmp_path: Path, monkeypatch) -> None:

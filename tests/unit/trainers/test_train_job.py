@@ -83,9 +83,9 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
     with pytest.raises(UserError, match=r"fewest_workers is 2, more than resources.workers, 1"):
         check_workers(2, None, 4)
     with pytest.raises(UserError, match=r"64 rows \(b\) can't be cut into 3 .* as 3 workers, which may be left of 4"):
-        check_slices(2, 4, 1, 64, "b")
+        check_slices(2, 4, 1, 64, "b", accepted=True)
     with pytest.raises(UserError, match=r"into 3 equal slices, as 6 workers \(resources\.workers\) would"):
-        check_slices(None, 6, 2, 64, "b")
+        check_slices(None, 6, 2, 64, "b", accepted=True)
     whole = r"^2 workers \(resources\.workers\) would cut each batch into 2 slices .* trains on whole batches alone"
     with pytest.raises(UserError, match=whole):
         check_slices(None, 2, 1, None, "b", accepted=False)
@@ -97,7 +97,7 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step_and_to_cut_a_batc
     for fewest, workers, per_step, rows in (
         (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (2, 4, 1, None), (None, None, 1, 7),
     ):  # fmt: skip
-        check_slices(fewest, workers, per_step, rows, "b")
+        check_slices(fewest, workers, per_step, rows, "b", accepted=True)
 
 
 @pytest.mark.parametrize(("resources", "changes", "fit"), [
@@ -154,7 +154,7 @@ def test_what_is_accepted_can_be_cut_by_any_number_of_workers(per_step, workers,
     assume(len(counts) == workers + 1 - fewest)
     slices = [piece.parts for left in counts for piece in next(Order([per_step], per_step, 0, left).steps()).pieces]
     try:
-        check_slices(fewest, workers, per_step, rows, "b")
+        check_slices(fewest, workers, per_step, rows, "b", accepted=True)
     except UserError:
         assert any(rows % parts for parts in slices)
     else:

@@ -193,6 +193,8 @@ SLICED = ("training.batches_per_step=4", "fewest_workers=1", "resources.workers=
     (["--gpus=3", "--set=model.training.batches_per_step=2"], "batches_per_step 2 and 3 ranks don't divide"),
     (["--gpus=128", *(f"--set=model.{each}" for each in SLICED)],
      "model: Batches of 64 rows (runs/recipe/batches) can't be cut into 3 equal slices, as 12"),
+    (["--gpus=2", "--set=model.objective={kind: replug, scores: runs/scores}", "--set=model.validation=null"],
+     "model: 2 workers (resources.workers) would cut each batch into 2 slices"),
     (["--gpus=16", "--set=packing.packing.batch_size=51200", "--set=model.training.batches_per_step=16"],
      "model: Epoch 0 has 11 stored batches, fewer than the 16 of one step (batches_per_step)."),
     (["--set", "model.encoder.model=org/unknown"], "model: The sizes of the model 'org/unknown' are unknown"),
