@@ -61,6 +61,20 @@ def test_an_output_given_by_the_command_wins(recipe: str, tmp_path: Path) -> Non
     assert load_recipe(recipe, ["output=elsewhere"], "here").output == "here"
 
 
+def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one/recipe.yaml", "other/recipe.yaml", "finetune.yaml"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("stages: {corpus: {job: collect}}")
+        for path in (name, str(file)):
+            loaded = load_recipe(path, [])
+            assert (loaded.file, loaded.name) == (name, file.stem)
+            assert loaded.output == f"runs/{file.stem}"
+    assert load_recipe("finetune", []).file == "finetune"
+    assert load_recipe("papers/revela", []).file == "papers/revela"
+
+
 def test_overrides_begin_with_a_stage(recipe: str) -> None:
     loaded = load_recipe(recipe, ["documents.source.path=other", "pairs.minimum_relevance=1", "resources.workers=1"])
     assert loaded.stages["documents"]["source"] == {"kind": "beir", "path": "other"}
