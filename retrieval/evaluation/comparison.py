@@ -111,7 +111,7 @@ def compare_sources(
         pairs = [(name, baseline) for name in values if name != baseline]
     comparisons = compare_systems(values, shown, _SEED, margin, pairs)
     of_first = next(iter(metrics.values()))
-    how = {key: of_first[key] for key in ("judgments", "like", "conventions", "relevance_levels")}
+    how = {key: of_first[key] for key in ("judgments", "like", "conventions")}
     firsts = {name: several[0] for name, several in sources.items()}
     how["made_with"] = {name: metrics[path]["made_with"].get(system, {}) for name, (path, system) in firsts.items()}
     return Compared(

@@ -46,11 +46,6 @@ class Measure:
     cutoff: int | None
 
     @property
-    def takes_level(self) -> bool:
-        """Whether the measure has a lowest relevant grade: binary ones do, and nDCG, where lower grades gain 0."""
-        return _FAMILIES[self.family][1]
-
-    @property
     def by_answers(self) -> bool:
         """Whether it looks for answers in texts instead of judgments (``Accuracy@k``)."""
         return self.family == "Accuracy"
@@ -191,21 +186,6 @@ def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conven
         ordered.sort(reverse=conventions.ties == "document_id_descending")
     ranked = sorted(ordered, key=lambda document: -as_compared[document])
     return {document: float(-rank) for rank, document in enumerate(ranked)}
-
-
-def at_levels(measures: Sequence[str], levels: Mapping[str, int]) -> list[str]:
-    """The measures with each that could name a grade and doesn't once for each of ``levels``: ``R(rel=2)@100``.
-
-    No levels leave them as they are, which means grade 1. Raises ``UserError`` for an unknown measure.
-    """
-    found = []
-    for measure in map(parse_measure, measures):
-        if levels and measure.takes_level and measure.level is None:
-            cutoff = f"@{measure.cutoff}" if measure.cutoff else ""
-            found += [f"{measure.family}(rel={level}){cutoff}" for level in levels.values()]
-        else:
-            found.append(measure.name)
-    return list(dict.fromkeys(found))
 
 
 def parse_measure(name: str) -> Measure:

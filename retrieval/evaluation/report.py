@@ -220,10 +220,8 @@ def domain_table(domains: Domains, measure: str) -> Table:
 
 def _conventions(metrics: Metrics) -> Details:
     """Every switch by its name in the settings and how it was set, then each system's title and prompts."""
-    levels = ", ".join(f"{name} from grade {level} on" for name, level in metrics["relevance_levels"].items())
     rows = [
         *((name, str(value)) for name, value in metrics["conventions"].items()),
-        ("relevance_levels", levels),
         *((f"'{name}'", describe_system(system)) for name, system in metrics["made_with"].items()),
     ]
     table = Table((), rows, text_columns=2)

@@ -88,7 +88,6 @@ def how_it_was_measured(
     judgments: str,
     like: str,
     conventions: Conventions,
-    levels: Mapping[str, int],
     made_with: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Everything else that decides the numbers, for metrics.json. ``judgments``: their name in words (split 'test')."""
@@ -96,7 +95,6 @@ def how_it_was_measured(
         "judgments": judgments,
         "like": like,
         "conventions": conventions.model_dump(),
-        "relevance_levels": dict(levels) or {"relevant": 1},
         "made_with": {name: dict(system) for name, system in made_with.items()},
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.reports.log import log
@@ -17,7 +17,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import Conventions, Like, resolve
 from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_rankings, made_with
-from retrieval.evaluation.measures import DEFAULT_MEASURES, at_levels
+from retrieval.evaluation.measures import DEFAULT_MEASURES, parse_measure
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
@@ -48,10 +48,7 @@ class EvaluateConfig(StageConfig):
     split: str = "test"
     """Split of the collection's judgments."""
     measures: tuple[str, ...] = Field(default=DEFAULT_MEASURES, min_length=1)
-    """Measures by their names in ir-measures, and Accuracy@k."""
-    relevance_levels: dict[str, PositiveInt] = Field(default={})
-    """Lowest relevant grades by name, such as {lenient: 1, strict: 2}. Binary measures and nDCG are computed for
-    each."""
+    """Measures by their names in ir-measures, such as R(rel=2)@100 (grades from 2 on are relevant), and Accuracy@k."""
     like: Like = "trec"
     """The tool to agree with."""
     conventions: Conventions = Conventions()
@@ -91,7 +88,7 @@ class Evaluate(Stage[EvaluateConfig]):
 
     command = "evaluate"
     kind = EVALUATION
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = EvaluateConfig
     unit = "runs"
 
@@ -101,7 +98,7 @@ class Evaluate(Stage[EvaluateConfig]):
         return super().resolved() | followed
 
     def _measures(self) -> list[str]:
-        return at_levels(self.config.measures, self.config.relevance_levels)
+        return list(dict.fromkeys(parse_measure(name).name for name in self.config.measures))
 
     def _conventions(self) -> Conventions:
         return resolve(self.config.like, self.config.conventions)
@@ -153,7 +150,7 @@ class Evaluate(Stage[EvaluateConfig]):
             log.info("  rankings that share fewer than 2 queries are not compared, because tests need at least 2")
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         made = {name: made_with(path) for name, path in config.runs.items()}
-        how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
+        how = how_it_was_measured(judged_by.name, config.like, conventions, made)
         metrics: dict[str, Any] = how | metrics_of(systems, measures) | ({"mine": config.mine} if config.mine else {})
         write_evaluation(writer, metrics, systems, comparisons)
         if config.by_domain and judged_by.collection is not None:

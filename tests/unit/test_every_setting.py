@@ -75,7 +75,6 @@ OTHERS: dict[str, Any] = {
     "dtype": "bfloat16",
     "title": "used",
     "measures": ("nDCG@5",),
-    "relevance_levels": {"nDCG@10": 2},
     "tasks": ("NFCorpus",),
 }
 """What a setting is changed to where not any value of its type will do."""

@@ -20,7 +20,7 @@ suite:
     android: {source: {kind: beir, path: data/android}, group: cqadupstack, evaluate: {split: dev}}
     msmarco:
       source: {kind: beir, path: data/msmarco}
-      columns: {dl19: {split: dl2019}, dl20: {split: dl2020, relevance_levels: {strict: 2}}}
+      columns: {dl19: {split: dl2019}, dl20: {split: dl2020, measures: [R(rel=2)@100]}}
   systems:
     BM25: {bm25: {k1: 0.82}, top_k: 90, published: revela/1/BM25}
     base: {encoder: {model: org/base}, index: {factory: Flat}, top_k: 50, resources: {workers: 2}}
@@ -108,7 +108,7 @@ def test_splits_of_one_collection_are_columns(stages: dict[str, Any]) -> None:
     names = [name for name in stages if name.startswith("msmarco/BM25/")]
     assert names == ["msmarco/BM25/index", "msmarco/BM25/dl19/run", "msmarco/BM25/dl20/run"]
     assert stages["msmarco/BM25/dl20/run"]["split"] == "dl2020"
-    assert stages["msmarco/dl20/evaluation"]["relevance_levels"] == {"strict": 2}
+    assert stages["msmarco/dl20/evaluation"]["measures"] == ["R(rel=2)@100"]
     table = stages["table"]
     assert list(table["evaluations"]) == ["arguana", "android", "dl19", "dl20"]
     assert table["groups"] == {"cqadupstack": ["android"]}

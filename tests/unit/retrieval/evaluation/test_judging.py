@@ -118,7 +118,7 @@ def test_results_that_are_the_query_itself_are_counted_for_answers_too(tmp_path,
         assert (found.self_hits, found.depth, found.missing_queries) == (self_hits, 3, 1)  # q2
         if "Accuracy@5" in measures:
             assert found.mean("Accuracy@5") == 0.0
-        how = how_it_was_measured("split 'test'", "beir", CONVENTIONS["beir"], {}, {"r": {}})
+        how = how_it_was_measured("split 'test'", "beir", CONVENTIONS["beir"], {"r": {}})
         said = notes(how | metrics_of({"r": found}, measures))
         assert f"'r' has {self_hits} results with the query's own id: removed." in said
         shallow = "'r' found at most 3 documents a query, so measures to rank 5 see no more."

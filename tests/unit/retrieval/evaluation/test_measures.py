@@ -11,7 +11,7 @@ import pytest
 from raytriever.errors import UserError
 from retrieval.evaluation import measures
 from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Ties, resolve
-from retrieval.evaluation.measures import Measure, PerQuery, at_levels, evaluate, parse_measure
+from retrieval.evaluation.measures import Measure, PerQuery, evaluate, parse_measure
 
 Grades = dict[str, int]
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR", "AP", "AP@5", "R@20", "P@3", "Success@5", "Rprec", "Judged@10"]
@@ -152,16 +152,9 @@ def test_own_documents_are_removed_where_the_conventions_say_so() -> None:
     assert run["1"] == {"1": 9.0, "2": 5.0}  # what was passed in is as it was
 
 
-def test_levels_are_readings_of_measures() -> None:
-    names = ["nDCG@10", "R@100", "RR(rel=3)@10", "AP", "Judged@10"]
-    assert at_levels(names, {}) == names
-    assert at_levels(names, {"lenient": 1, "strict": 2}) == [
-        "nDCG(rel=1)@10", "nDCG(rel=2)@10", "R(rel=1)@100", "R(rel=2)@100", "RR(rel=3)@10", "AP(rel=1)", "AP(rel=2)",
-        "Judged@10",
-    ]  # fmt: skip
-    assert at_levels(["R(rel=2)@5", "R@5"], {"strict": 2}) == ["R(rel=2)@5"]
+def test_a_level_is_the_lowest_grade_that_counts() -> None:
     grades, run = {"q": {"a": 1, "b": 2}}, {"q": {"a": 3.0, "c": 2.0, "b": 1.0}}
-    result = evaluate(grades, run, at_levels(["RR@10", "R@2"], {"lenient": 1, "strict": 2}))
+    result = evaluate(grades, run, ["RR(rel=1)@10", "RR(rel=2)@10", "R(rel=1)@2", "R(rel=2)@2"])
     assert {name: values[0] for name, values in result.values.items()} == {
         "RR(rel=1)@10": 1.0, "RR(rel=2)@10": pytest.approx(1 / 3), "R(rel=1)@2": 0.5, "R(rel=2)@2": 0.0,
     }  # fmt: skip

@@ -56,7 +56,7 @@ def systems() -> dict[str, PerQuery]:
 
 
 def measured(like: Like = "trec", made_with: dict[str, Any] | None = None) -> dict[str, Any]:
-    return how_it_was_measured("split 'test'", like, CONVENTIONS[like], {}, made_with or {})
+    return how_it_was_measured("split 'test'", like, CONVENTIONS[like], made_with or {})
 
 
 def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
@@ -105,7 +105,6 @@ def test_a_section_has_means_letters_the_best_in_bold_and_the_conventions(system
     assert conventions.content.text_columns == 2
     assert {
         "ties": "document_id_descending", "missing_queries": "count_as_zero",
-        "relevance_levels": "relevant from grade 1 on",
         "'base'": "title and prompts unknown, the ranking does not say",
     }.items() <= dict(conventions.content.rows).items()  # fmt: skip
 
@@ -284,7 +283,6 @@ def test_every_convention_is_a_line() -> None:
         ["queries_without_positives", "count_as_zero"],
         ["self_hits", "remove"],
         ["title", "left_out"],
-        ["relevance_levels", "relevant from grade 1 on"],
         ["'mine'", "with_title True, query_prompt 'query: '"],
     ]
 

@@ -44,18 +44,16 @@ def test_everything_that_decides_a_number_is_recorded_and_printed(collection: st
         tmp_path,
         collection=collection,
         runs={"mine": make_run_artifact(tmp_path / "run", collection, RUN, system), "better": runs(tmp_path)["better"]},
-        measures=["nDCG@10", "R@2", "Accuracy@2"],
-        relevance_levels={"lenient": 1, "strict": 2},
+        measures=["nDCG@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2", "nDCG@10"],
         like="coir",
         conventions={"ties": "run_order"},
     )
-    names = ["nDCG(rel=1)@10", "nDCG(rel=2)@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
+    names = ["nDCG@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
     conventions = {
         "ties": "run_order", "missing_queries": "leave_out", "queries_without_positives": "count_as_zero",
         "self_hits": "remove", "title": "left_out",
     }  # fmt: skip
-    recorded = {"measures": names, "like": "coir", "relevance_levels": {"lenient": 1, "strict": 2}}
-    recorded["conventions"] = conventions
+    recorded = {"measures": names, "like": "coir", "conventions": conventions}
     assert {name: artifact.manifest["config"][name] for name in recorded} == recorded
     assert artifact.manifest["facts"]["systems"] == systems
     metrics = artifact.read_json("metrics.json")
@@ -75,7 +73,6 @@ def test_everything_that_decides_a_number_is_recorded_and_printed(collection: st
     for line in (
         "'mine' read documents with their titles, and 'coir' leaves it out", "ties run_order", "self_hits remove",
         "'mine' with_title True, query_prompt 'query: '",
-        "relevance_levels lenient from grade 1 on, strict from grade 2 on",
     ):  # fmt: skip
         assert line in sentences
 
@@ -183,7 +180,6 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
     ({"qrels": "b", "conventions": {"tie": "run_order"}}, "'conventions.tie' is not a setting.*'ties'"),
     ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
     ({"qrels": "b", "mine": "z"}, r"'mine' is 'z', which is none of the runs \(x\)"),
-    ({"qrels": "b", "relevance_levels": {"all": 0}}, "'relevance_levels.all': Input should be greater"),
 ])  # fmt: skip
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
