@@ -90,6 +90,11 @@ def _qrels_file(split: str) -> str:
 
 def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, str]:
     """Each split to read and its file, sorted. Raises ``UserError`` where one of them or a file is missing."""
+    if (path := Path(folder.uri)).is_file():
+        raise UserError(
+            f"{path} is a file, where a BEIR folder was expected. A table of pairs is read with {{kind: columns, path:"
+            f" {path.parent}, pairs: {{table: {path.name}, query: a column, document: a column}}}}."
+        )
     missing = [name for name in (CORPUS_FILE, QUERIES_FILE) if not find_file(folder, name)]
     files = [name for name in (folder / QRELS_FOLDER).files() if "/" not in name and not name.startswith(".")]
     present: dict[str, str] = {}

@@ -245,8 +245,9 @@ def table_files(folder: Folder, pattern: str) -> list[str]:
         names = [start + name for name in (folder / start).files() if matches(name, "/".join(wanted))]
         tables = [name for name in names if is_table(name)]
     if not tables:
+        problem = "this file is no table" if folder.exists(exact) else "there is no such table"
         raise UserError(
-            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of"
+            f"{folder.describe(pattern)}: {problem}. A table is a file, or a folder with files, of"
             f" the kinds {', '.join(_ENDINGS)}. All but parquet may have .gz or .zst behind the name."
         )
     return tables

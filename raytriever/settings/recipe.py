@@ -110,7 +110,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
     if not isinstance(folder, str) or not folder.strip("/") or folder.endswith("://"):
         raise UserError(f"{where}: the output is {folder!r}. Name a folder, such as runs/{path.stem}.")
     following = str(values.get("next") or "").strip().replace("{output}", folder)
-    return Recipe(_name(path), folder, merged, next=following, file=_name(path) if _comes_along(path) else relpath(path))
+    file = _name(path) if _comes_along(path) else relpath(path)
+    return Recipe(_name(path), folder, merged, next=following, file=file)
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:

@@ -244,6 +244,14 @@ def test_files_in_a_store_plain_or_compressed_read_as_local_ones(tmp_path: Path,
         opened(f"{place}/other")
 
 
+def test_a_table_in_place_of_the_folder_is_told_how_to_be_read(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("question,answer\n")
+    message = rf"{table} is a file, where a BEIR .* path: {tmp_path}, pairs: \{{table: pairs\.csv, query: a column"
+    with pytest.raises(UserError, match=message):
+        opened(table)
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "qrels/test.tsv"])
 def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "c")

@@ -58,9 +58,11 @@ def test_rows_of_several_files_come_in_the_order_of_the_names(tmp_path: Path) ->
     assert len(found(".")) == 4
     assert found("./a.parquet", "./b/./2.jsonl", "a.parquet") == ["a.parquet", "b/2.jsonl"]
     assert found("b/_SUCCESS.jsonl", "./b/.x.jsonl") == ["b/_SUCCESS.jsonl", "b/.x.jsonl"]  # who names them means them
-    for missing in ("c", "b/*.parquet", "b/read.me"):
+    for missing in ("c", "b/*.parquet"):
         with pytest.raises(UserError, match=rf"{re.escape(missing)}: there is no such table\. A table is a file, or"):
             found(missing)
+    with pytest.raises(UserError, match=r"b/read\.me: this file is no table\. A table is a file, or"):
+        found("b/read.me")
     named = [FileTable(Folder("/f"), list("abcd")[:count]).name for count in (3, 4)]
     assert named == ["/f/a, /f/b, /f/c", "/f/a, /f/b, /f/c, …"]
     with pytest.raises(UserError, match=r"'\.\./x\.jsonl' leaves .* set path to another"):
