@@ -90,7 +90,7 @@ def run(
         shown = {name: (stage.command, stage.config) for name, stage in stages.items()}
         echo(commented_recipe(loaded.output, shown))
         return
-    run_recipe(stages, loaded.names_until(until), loaded.file, loaded.output, force=force)
+    run_recipe(stages, loaded.names_until(until), loaded.name, loaded.output, force=force)
     if loaded.next and until is None:
         echo(f"\nnext: {loaded.next}")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ class Recipe:
 
     A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input with the name of an
     earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it. ``next`` says what the
-    user can do when the run is done; ``{output}`` in it is the run's folder. ``file`` tells recipes of one name apart:
-    the path from the working directory (``exp1/recipe.yaml``), or the name of a recipe that comes with Raytriever.
+    user can do when the run is done; ``{output}`` in it is the run's folder.
     """
 
     name: str
@@ -31,7 +29,6 @@ class Recipe:
     stages: dict[str, dict[str, Any]]
     placed: dict[str, str] = field(default_factory=dict)
     next: str = ""
-    file: str = ""
 
     def folder(self, stage: str) -> str:
         """The folder of the stage's artifact."""
@@ -106,12 +103,17 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
-    folder = values.get("output") or f"runs/{path.stem}" if output is None else output
+    default = _default_output(path)
+    folder = values.get("output") or default if output is None else output
     if not isinstance(folder, str) or not folder.strip("/") or folder.endswith("://"):
-        raise UserError(f"{where}: the output is {folder!r}. Name a folder, such as runs/{path.stem}.")
-    following = str(values.get("next") or "").strip().replace("{output}", folder)
-    file = _name(path) if _comes_along(path) else relpath(path)
-    return Recipe(_name(path), folder, merged, next=following, file=file)
+        raise UserError(f"{where}: the output is {folder!r}. Name a folder, such as {default}.")
+    return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip().replace("{output}", folder))
+
+
+def _default_output(path: Path) -> str:
+    """``runs/exp1/recipe`` of exp1/recipe.yaml below the working directory. Of a file elsewhere its name alone counts."""
+    file, here = path.resolve().with_suffix(""), Path.cwd()
+    return f"runs/{file.relative_to(here).as_posix() if file.is_relative_to(here) else file.name}"
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:
@@ -125,18 +127,13 @@ def _find(name_or_path: str, folder: Path, problem: str) -> Path:
 
 
 def _name(path: Path) -> str:
-    """The recipe's name, with its folder if it comes with Raytriever, else the file's stem."""
-    if not _comes_along(path):
-        return path.stem
-    return path.resolve().relative_to(recipes_folder().resolve()).with_suffix("").as_posix()
-
-
-def _comes_along(path: Path) -> bool:
-    return path.resolve().is_relative_to(recipes_folder().resolve())
+    """The name of a recipe that comes with Raytriever, with its folder; of another the file's: mine.yaml."""
+    own, known = path.resolve(), recipes_folder().resolve()
+    return own.relative_to(known).with_suffix("").as_posix() if own.is_relative_to(known) else path.name
 
 
 def _where(path: Path) -> str:
-    return f"Recipe {_name(path)}{path.suffix}"
+    return f"Recipe {_name(path)}"
 
 
 def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

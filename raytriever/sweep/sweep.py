@@ -142,7 +142,7 @@ def run_sweep(sweep: Sweep) -> SweepResult:
                 log.info(f"{counted(len(missing), 'setting')} of {stages} to make")
             for group in missing:
                 try:
-                    _make(group, session, sweep.recipe.file)
+                    _make(group, session, sweep.recipe.name)
                 except Exception as error:
                     if not group.values:
                         raise

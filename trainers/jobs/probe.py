@@ -259,7 +259,7 @@ class Probe(Stage[ProbeConfig]):
             systems[name] = PerQuery(tuple(tables[0][0].to_pylist()), {config.measure: values})
             ways[name] = summary_of(name, [record.facts for record in records])
         comparisons = compare_systems(systems, measures, 0, 0.01, comparable_pairs(systems, measures))
-        how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {}, {})
+        how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {})
         chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
         metrics = how | metrics_of(systems, measures)
         compare_with_first(ways, next(iter(config.batches)), comparisons)

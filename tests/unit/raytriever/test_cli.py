@@ -229,7 +229,7 @@ def test_what_is_forced_and_what_comes_next(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "mine.yaml").write_text(recipe)
     assert CliRunner().invoke(app, [*arguments, "--until", "pairs"]).stdout == ""
     out = str(tmp_path / "out")
-    assert asked[1:] == [(["collection"], "mine", out, True), (["collection", "pairs"], "mine", out, False)]
+    assert asked[1:] == [(["collection"], "mine.yaml", out, True), (["collection", "pairs"], "mine.yaml", out, False)]
 
     def stop(*_: object, **how: object) -> None:
         asked.append(how)

@@ -64,7 +64,7 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
 
 def test_output_and_resources_are_the_recipes_own_and_the_command_lays_its_values_on_top(folder: Path) -> None:
     plain = load_recipe(write(folder, "based_on: base.yaml"), [])
-    assert (plain.name, plain.output) == ("mine", "runs/mine")
+    assert (plain.name, plain.output) == ("mine.yaml", "runs/mine")
     assert plain.stages["pairs"]["resources"] == {"workers": 2}  # the base's, where it has none
     other = load_recipe(write(folder, "{based_on: base.yaml, output: s3://b/run, resources: {workers: 8}, set: }"), [])
     assert other.folder("pairs") == "s3://b/run/pairs"
@@ -106,7 +106,7 @@ def test_a_base_that_comes_along_is_found_by_name(folder: Path) -> None:
     ("{based_on: [base.yaml]}", "'based_on' is ['base.yaml']; the name of a recipe or the path of one"),
     ("{based_on: quickstrat}", "'quickstrat', and there is no such recipe. Did you mean 'quickstart'?"),
     ("{based_on: absent.yaml}", "'absent.yaml', and there is no such recipe."),
-    ("{based_on: mine.yaml}", "'mine.yaml', which leads back to itself (mine → mine)."),
+    ("{based_on: mine.yaml}", "'mine.yaml', which leads back to itself (mine.yaml → mine.yaml)."),
     ("{based_on: base.yaml, set: 3}", "set is 3; a mapping was expected, such as model.training.max_steps: 100."),
     (
         "{based_on: base.yaml, set: {pears.split: dev}}",
@@ -133,7 +133,7 @@ def test_a_mistake_of_the_base_or_a_circle_is_named(folder: Path) -> None:
     write(folder, "based_on: c.yaml", "b.yaml")
     write(folder, "based_on: b.yaml", "c.yaml")
     first = write(folder, "based_on: b.yaml", "a.yaml")
-    assert refused(first).startswith("Recipe c.yaml: 'based_on' is 'b.yaml', which leads back to itself (b → c → b).")
+    assert refused(first).startswith("Recipe c.yaml: 'based_on' is 'b.yaml', which leads back to itself (b.yaml → c.yaml → b.yaml).")
     write(folder, "{stages: []}", "base.yaml")
     assert refused(write(folder, "based_on: base.yaml")).startswith("Recipe base.yaml: 'stages' is missing or empty")
 
@@ -144,4 +144,4 @@ def test_recipes_of_folders_are_found_and_proposed_by_name() -> None:
     assert load_recipe(str(recipes_folder() / "papers" / "revela.yaml"), []) == loaded
     assert refused("papers/revla").startswith("There is no recipe 'papers/revla'. Did you mean 'papers/revela'?")
     assert "Allowed: adaptive_margins, " in refused("zzzzzz")
-    assert "is no stage of Recipe papers/revela.yaml." in refused("papers/revela", "modell.lora=null")
+    assert "is no stage of Recipe papers/revela." in refused("papers/revela", "modell.lora=null")

@@ -33,7 +33,7 @@ def refused(recipe: str, *overrides: str) -> str:
 
 def test_stages_keep_their_order_and_settings(recipe: str) -> None:
     loaded = load_recipe(recipe, [])
-    assert (loaded.name, loaded.output, loaded.next) == ("small", "runs/mine", "")
+    assert (loaded.name, loaded.output, loaded.next) == ("small.yaml", "runs/mine", "")
     assert list(loaded.stages) == ["documents", "pairs", "wide"]
     settings = {"job": "pairs", "collection": "documents", "minimum_relevance": 2}
     assert loaded.stages["pairs"] == settings | {"resources": {"workers": 2}}
@@ -61,7 +61,7 @@ def test_an_output_given_by_the_command_wins(recipe: str, tmp_path: Path) -> Non
     assert load_recipe(recipe, ["output=elsewhere"], "here").output == "here"
 
 
-def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_of_one_name_have_outputs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one/recipe.yaml", "other/recipe.yaml", "finetune.yaml"):
         file = tmp_path / name
@@ -69,10 +69,10 @@ def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path, monke
         file.write_text("stages: {corpus: {job: collect}}")
         for path in (name, str(file)):
             loaded = load_recipe(path, [])
-            assert (loaded.file, loaded.name) == (name, file.stem)
-            assert loaded.output == f"runs/{file.stem}"
-    assert load_recipe("finetune", []).file == "finetune"
-    assert load_recipe("papers/revela", []).file == "papers/revela"
+            assert (loaded.name, loaded.output) == (file.name, f"runs/{name.removesuffix('.yaml')}")
+    monkeypatch.chdir("one")
+    assert load_recipe("../other/recipe.yaml", []).output == "runs/recipe"
+    assert load_recipe("finetune", []).name == "finetune"  # no file of one's own has this name
 
 
 def test_overrides_begin_with_a_stage(recipe: str) -> None:

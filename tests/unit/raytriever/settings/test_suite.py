@@ -154,7 +154,7 @@ def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path:
     assert recipe.stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82, "b": 0.5}
     assert recipe.stages["arguana/tuned/run"]["top_k"] == 7
     for text, said in (
-        ("suite: {from: quickstart}", r"suite\.from is 'quickstart', and Recipe quickstart\.yaml has no suite"),
+        ("suite: {from: quickstart}", r"suite\.from is 'quickstart', and Recipe quickstart has no suite"),
         ("stages: {arguana: {job: collect}}" + SUITE, "'arguana' is a stage, and the suite has a folder of this name"),
     ):
         with pytest.raises(UserError, match=said):

@@ -56,7 +56,7 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     assert "1 setting of found, evaluation to make" in again.stderr
     assert "split=test: reused" in again.stderr
     assert "collection: reused" in again.stderr
-    assert json.loads(Folder(f"{output}/split=test/found").read_bytes("run.json"))["recipe"] == "recipe"
+    assert json.loads(Folder(f"{output}/split=test/found").read_bytes("run.json"))["recipe"] == "recipe.yaml"
 
 
 def test_what_is_measured_on_the_test_split_is_said(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ stages:
 
 
 RANKED_ON_EIGHT = """\
-ranked on 8 H100s: counted and modelled, not measured
+ranked.yaml on 8 H100s: counted and modelled, not measured
 
 stage             time          bound by  GPU memory     disk
 corpus           5.8 s             cores              1.25 GB
