@@ -5,7 +5,7 @@ The only module that imports FAISS, and it does so when first used: a process th
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,11 @@ def empty_index(dimension: int, factory: str) -> "Index":
     ITQ subtract a mean).
     """
     faiss = import_faiss()
-    if named := re.search("PCA|ITQ|L2norm|RFlat|Refine", factory):
+    if named := re.search(r"PCA|ITQ|L2norm|RFlat|Refine|IDMap|NSG|(HNSW|IVF)0+(?!\d)", factory):
         raise UserError(
             f"'{factory}' has {named[0]}. PCA, ITQ and L2norm change inner products: OPQ shortens vectors without. In"
-            " place of RFlat and Refine the stage rerank scores exactly what an index finds."
+            " place of RFlat and Refine the stage rerank scores exactly what an index finds. Rows are numbered without"
+            " IDMap. The graph that takes vectors in parts is HNSW, not NSG. HNSW and IVF need a number above 0."
         )
     _require_equal_parts(dimension, factory)
     with explaining(f"'{factory}' makes no index of dimension {dimension}"):
@@ -64,10 +65,16 @@ def _require_equal_parts(dimension: int, factory: str) -> None:
 
 
 def index_of_any_dimension(factory: str) -> "Index | None":
-    """An empty index, for what goes by the factory string alone; None where it can't be had here."""
-    with suppress(UserError):
-        return empty_index(_DIVISIBLE, factory)
-    return None
+    """An empty index, for what goes by the factory string alone; None without FAISS, and for parts of odd widths.
+
+    Raises ``UserError`` as ``empty_index`` for what no dimension makes right.
+    """
+    try:
+        import_faiss()
+        _require_equal_parts(_DIVISIBLE, factory)
+    except UserError:
+        return None
+    return empty_index(_DIVISIBLE, factory)
 
 
 def fewest_to_learn_from(index: "Index") -> int:

@@ -4,6 +4,7 @@ All indexes compare by inner product. An index is made by a factory string of FA
 (exact), ``IVF4096,Flat``, ``OPQ32,IVF4096,PQ32``, ``HNSW32`` or ``HNSW32_PQ32``.
 """
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raytriever.errors import UserError
 from retrieval.indexes.exact_search import exact_top_k, search_stored
 from retrieval.indexes.faiss_factory import (
     Index,
@@ -125,8 +127,10 @@ def set_search_parameters(index: "Index", parameters: str) -> None:
     """Sets what trades speed for recall, as FAISS writes it: ``nprobe=64``, ``efSearch=128``, joined by
     commas.
 
-    Raises ``UserError`` for a parameter that this index does not have.
+    Raises ``UserError`` for a parameter that this index does not have, and a number that finds nothing.
     """
+    if wrong := re.search(r"(nprobe|efSearch)=(?!0*[1-9]\d{0,8}(,|$))[^,]*", parameters):
+        raise UserError(f"search_parameters has {wrong[0]}. Give a whole number from 1.")
     with explaining(f"The search parameters '{parameters}' don't fit this index (null fits any)"):
         import_faiss().ParameterSpace().set_index_parameters(index, parameters)
 

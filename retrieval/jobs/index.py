@@ -133,7 +133,7 @@ class Index(Stage[IndexConfig]):
             names = id_blocks(stored, "documents/", ".ids.parquet")
             rows = stored.part("documents")
             index = empty_index(rows.dimension, settings.factory)
-            is_graph = re.search("(^|,)(HNSW|NSG)", settings.factory)
+            is_graph = re.search("(^|,)HNSW", settings.factory)
             if is_graph and stored.contract.form == "all tokens":
                 raise UserError(
                     f"index.factory is '{settings.factory}', a graph, and short documents of {stored.uri} repeat a"

@@ -283,6 +283,9 @@ def test_wrong_input(vectors: NDArray[np.float32], filled: Callable[..., Any], t
         vector_index.read_index(tmp_path / "absent.faiss")
     with pytest.raises(UserError, match="'nprob=3' don't fit this index"):
         vector_index.set_search_parameters(filled("IVF16,Flat"), "nprob=3")
+    for factory, wrong in (("IVF16,Flat", "nprobe=0"), ("IVF16,Flat", "nprobe=-1"), ("HNSW8", "efSearch=0.5")):
+        with pytest.raises(UserError, match=f"has {wrong}. Give a whole number from 1"):
+            vector_index.set_search_parameters(filled(factory), wrong)
 
 
 LEARNING = ["PQ8x4", "OPQ8,PQ8x4fs", "IVF16,PQ8x6", "IVF20_HNSW8,Flat", "HNSW8_PQ8x5"]
@@ -297,7 +300,10 @@ def test_an_index_learns_from_so_many_and_not_from_fewer(vectors: NDArray[np.flo
         return
     of_any = index_factory.index_of_any_dimension(factory)
     assert of_any is not None
-    assert index_factory.index_of_any_dimension("IVFF16") is None
+    assert index_factory.index_of_any_dimension("PQ7") is None  # right for vectors of 28 numbers
+    for wrong in ("IVFF16", "IVF4096,Flt", "IDMap,Flat", "NSG32", "HNSW0", "IVF0,Flat"):
+        with pytest.raises(UserError, match=f"'{wrong}'"):
+            index_factory.index_of_any_dimension(wrong)
     assert index_factory.fewest_to_learn_from(of_any) == fewest > 1
     vector_index.train(vectors[:fewest], factory, seed=0)
     with pytest.raises(UserError, match="can't be trained"):
