@@ -111,7 +111,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
 
 
 def _default_output(path: Path) -> str:
-    """``runs/exp1/recipe`` of exp1/recipe.yaml below the working directory. Of a file elsewhere its name alone counts."""
+    """``runs/exp1/recipe`` of exp1/recipe.yaml below the working directory. Elsewhere only the name counts."""
     file, here = path.resolve().with_suffix(""), Path.cwd()
     return f"runs/{file.relative_to(here).as_posix() if file.is_relative_to(here) else file.name}"
 

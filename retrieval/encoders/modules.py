@@ -36,6 +36,7 @@ _VOCABULARY = (
     "vocab.json",
     "tokenizer.model",
 )
+MODULES = "modules.json"
 TOKENIZER_FILES = (
     *_VOCABULARY,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
@@ -120,7 +121,7 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
     first = folders.get("Transformer", folders.get(TABLE, [path]))[0]
     stated = read_json(path / "config_sentence_transformers.json")
     similarity = stated.get("similarity_fn_name")
-    by_cosine = (path / "modules.json").exists() and similarity in (None, "cosine")
+    by_cosine = (path / MODULES).exists() and similarity in (None, "cosine")
     if similarity not in (None, "cosine", "dot"):
         raise UserError(
             f"{path} compares its vectors by {similarity}, which isn't supported. Supported are cosine and dot: name"
@@ -152,7 +153,7 @@ def has_two_towers(path: Path) -> bool:
 
 def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in order; nothing for a plain transformer."""
-    listing = path / "modules.json"
+    listing = path / MODULES
     if not listing.exists():
         config = read_json(path / "config.json")
         if config.get("model_type") != "model2vec":

