@@ -65,6 +65,6 @@ def load(place: str) -> Any:
 
 def stage_class(job: str, where: str) -> Any:
     """The class of a job's stage. Raises ``UserError`` for an unknown job."""
-    if job not in JOBS:
+    if str(job) not in JOBS:
         raise UserError(f"{where}: '{job}' is no job.{did_you_mean(str(job), list(JOBS))}")
     return load(JOBS[job][0])

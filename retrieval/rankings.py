@@ -26,7 +26,7 @@ from raytriever.artifacts.artifact import (
     require_same_origin,
 )
 from raytriever.artifacts.long_columns import joined, take_texts
-from raytriever.artifacts.storage import Folder, sha256_of
+from raytriever.artifacts.storage import folder_and_name
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.collections.text_lines import open_decompressed
@@ -81,7 +81,7 @@ def write_trec(
             file.write(pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "")[0].as_buffer())
 
 
-def read_ranking_file(path: Path) -> dict[str, dict[str, float]]:
+def read_ranking_file(path: str | Path) -> dict[str, dict[str, float]]:
     """Query id to document id to score, in the file's order.
 
     Files have TREC's format, or with 3 columns MS MARCO's, ``query document rank``. The latter has no scores, so a
@@ -108,7 +108,7 @@ def read_ranking_file(path: Path) -> dict[str, dict[str, float]]:
 
 
 def ranking_lines(
-    path: Path, columns: str = TREC_COLUMNS, value: str = "score"
+    path: str | Path, columns: str = TREC_COLUMNS, value: str = "score"
 ) -> Iterator[tuple[int, str, str, bytes]]:
     """Number, query, document and ``value`` of every line that is not blank; the value is not looked at.
 
@@ -131,7 +131,7 @@ def ranking_lines(
             raise UserError(f"{path}, line {number} is not UTF-8.") from error
 
 
-def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes, needed: str) -> UserError:
+def wrong_value(path: str | Path, number: int, columns: str, value: str, found: bytes, needed: str) -> UserError:
     """The error for a line of ``ranking_lines`` with a value that is not ``needed``."""
     place = columns.split().index(value) + 1
     return UserError(
@@ -139,9 +139,9 @@ def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes,
     )
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: str | Path) -> Iterator[bytes]:
     try:
-        with open_decompressed(Folder(str(path.parent)), path.name) as file:
+        with open_decompressed(*folder_and_name(str(path))) as file:
             yield from file
     except (OSError, EOFError) as error:
         raise UserError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
@@ -255,7 +255,7 @@ class RankingFile:
     Raises ``UserError`` as ``read_ranking_file``, and for queries and documents that the collection doesn't have.
     """
 
-    def __init__(self, path: Path, collection: StoredCollection) -> None:
+    def __init__(self, path: str | Path, collection: StoredCollection) -> None:
         self.uri = str(path)
         found = read_ranking_file(path)
         self._query_ids, self._collection = list(found), collection
@@ -293,7 +293,7 @@ def open_ranking(path: str, collection: StoredCollection) -> StoredRanking | Ran
     Raises ``UserError`` for one of other documents or queries.
     """
     if not is_artifact(path):
-        return RankingFile(Path(path), collection)
+        return RankingFile(path, collection)
     stored = StoredRanking(path)
     require_same_origin("collection", collection, stored)
     require_own_queries(collection, stored)
@@ -309,6 +309,7 @@ def ranking_fingerprint(setting: str, path: str) -> str:
 
 def file_fingerprint(setting: str, path: str, otherwise: str) -> str:
     """SHA-256 of the bytes of a file that ``setting`` names. Raises ``UserError`` with what it is ``otherwise``."""
-    if not Path(path).is_file():
+    folder, name = folder_and_name(path)
+    if not folder.exists(name):
         raise UserError(f"{setting} is {path!r}, which is {otherwise}. Is the path right?")
-    return sha256_of(Path(path))
+    return folder.sha256(name)

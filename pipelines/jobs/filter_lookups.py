@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -189,7 +188,7 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
         files = [str(artifact.path(name)) for name in artifact.names("candidates/")]
         db.run(SCORED_CANDIDATES, files=files)
     else:
-        pairs = _of_ranking(StoredRanking(path), collection) if artifact else _of_run_file(Path(path), collection)
+        pairs = _of_ranking(StoredRanking(path), collection) if artifact else _of_run_file(path, collection)
         found = (pa.table(list(block), schema=_SCORED) for block in pairs)
         db.load("CREATE TABLE scored AS FROM stream", _SCORED, found)
     for query, document in db.rows(SCORED_TWICE):
@@ -226,7 +225,7 @@ def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[Sc
         yield query_rows[block][queries], ranking.rows[block][queries, places], ranking.scores[block][queries, places]
 
 
-def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
+def _of_run_file(path: str, collection: StoredCollection) -> Iterator[ScoredPairs]:
     """Pairs with ids of the collection; a teacher may have scored more. A million lines take a pass over all ids."""
     lines = ranking_lines(path)
     while block := list(islice(lines, _LINES_AT_ONCE)):

@@ -94,7 +94,7 @@ class SuiteSystem(Settings):
     search_parameters: str = ""
     """For an encoder: FAISS's search parameters, such as efSearch=128."""
     top_k: PositiveInt | None = None
-    """Results for each query. null: the suite's ``k``."""
+    """Results for each query. null: the suite's ``top_k``."""
     resources: dict[str, Any] | None = None
     """Resources of the stages that run the encoder."""
     published: str | None = None

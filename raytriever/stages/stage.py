@@ -301,7 +301,8 @@ def made_by(stages: Stages, path: str) -> Stage[Any] | None:
 
 @cache
 def _folder(uri: str, current: str) -> str:  # noqa: ARG001  # a suite asks for hundreds of folders hundreds of times
-    return absolute(uri).rstrip("/")
+    path = absolute(uri)
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
 @contextmanager

@@ -61,5 +61,9 @@ def load_towers(
         # a reduction of token states is written as the documents' pooling
         alike = plain if form.kind == "single" else plain.model_copy(update={"pooling": query.contract.pooling})
         document = load_encoder(alike, path, fingerprint, dropout, "document", fresh_seed)
-        query.contract.require_same(document.contract, f"the queries of {path}", "its documents")
+        if differing := query.contract.differences(document.contract):
+            raise UserError(
+                f"{path} reads queries and documents differently, which is not supported: {differing}. Settings of the"
+                " encoder, such as pooling and max_length, make both alike."
+            )
     return Towers(query, document if form.kind == "single" else MultiVectorEncoder(document, form, alpha))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import is_artifact, require_own_queries, require_same_origin
 from raytriever.artifacts.long_columns import take_texts
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.storage import folder_and_name
 from raytriever.errors import UserError
 from retrieval.collections.collection import OWN_QUESTIONS, StoredCollection
 from retrieval.collections.text_lines import read_qrels
@@ -68,9 +67,9 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
     by_answers = [name for name in measures if parse_measure(name).by_answers]
     if by_answers:
         raise UserError(f"{by_answers[0]} reads the documents' texts: name a 'collection' instead of 'qrels'.")
-    if not Path(path).is_file():
+    folder, name = folder_and_name(path)
+    if not folder.exists(name):
         raise UserError(f"There is no qrels file {path}. Is the path right?")
-    folder, name = Folder(str(Path(path).parent)), Path(path).name
     qrels: dict[str, dict[str, int]] = {}
     for place, query, document, grade, _ in read_qrels(folder, name, ""):
         before = qrels.setdefault(query, {}).setdefault(document, grade)
@@ -105,7 +104,7 @@ def read_any_ranking(path: str) -> Scores:
             for query, rows, scores in lines:
                 found[query] = {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
         return found
-    return read_ranking_file(Path(path))
+    return read_ranking_file(path)
 
 
 def judge_rankings(

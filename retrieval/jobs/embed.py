@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
@@ -38,7 +38,7 @@ class EmbedConfig(StageConfig):
     """The collection with documents and queries."""
     encoder: EncoderSettings
     """The encoder."""
-    parts: tuple[TextPart, ...] = ("documents", "queries")
+    parts: tuple[TextPart, ...] = Field(default=("documents", "queries"), min_length=1)
     """Whether to embed documents, queries or both."""
     splits: tuple[str, ...] = ()
     """Embed only the queries judged in one of these splits. []: all."""

@@ -16,13 +16,16 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Config, Shard, Stage
 from retrieval.encoders.modules import (
+    Modules,
     TextSettings,
     has_adapter,
     has_tokenizer,
     is_contextual,
     read_json,
     read_modules,
+    read_pooling,
     read_text_settings,
+    require_safetensors,
     require_tokenizer,
 )
 from retrieval.encoders.pretrained import (
@@ -93,10 +96,11 @@ def prompts_ahead(settings: EncoderSettings, path: Path) -> dict[str, str] | Non
 
 @dataclass(frozen=True)
 class _EncoderFolder:
-    """The settings in an encoder's folder: its transformer's folder, its base's, and how it reads texts."""
+    """The settings in an encoder's folder: its transformer's folder, its base's, how it pools and reads texts."""
 
     transformer: Path
     base: Path
+    pooled: Modules
     texts: TextSettings
 
     @classmethod
@@ -105,10 +109,11 @@ class _EncoderFolder:
         try:
             modules, under = read_modules(path), find_base(path, settings.base_model)
             base = read_modules(under.path) if under else modules
-            texts = read_text_settings(modules if modules.pooling else base)
+            pooled = modules if modules.pooling else base
+            texts = read_text_settings(pooled)
         except UserError:
             return None
-        return cls(modules.transformer, base.transformer, texts)
+        return cls(modules.transformer, base.transformer, pooled, texts)
 
 
 def _check_encoder(
@@ -120,6 +125,12 @@ def _check_encoder(
         require_tokenizer(known.base)
     if is_static(settings, path):
         return
+    require_safetensors(known.base)
+    if settings.pooling == "auto":
+        try:
+            read_pooling(known.pooled)
+        except UserError as error:
+            raise UserError(f"{key}.pooling: {error}") from error
     config = read_json(known.base / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)
     if settings.form is not None and count is not None:

@@ -75,6 +75,7 @@ def test_questions_find_what_the_stages_find(run: Path, indexes: tuple[str, ...]
     ]
     assert all(passage.text == texts[passage.id] for of_query in found for passage in of_query)
     assert any(found)
+    assert len(raytriever.Searcher(str(run), indexes).search(["w1"], 10**10)[0]) <= len(texts)
     scores = ranking.ranking().scores[:, :K]
     for of_query, expected_scores in zip(found, scores.tolist(), strict=True):
         assert [passage.score for passage in of_query] == pytest.approx(expected_scores[: len(of_query)], abs=1e-5)

@@ -222,6 +222,10 @@ def test_what_is_no_text_is_shown_with_what_to_do(override: str, shown: str) -> 
     assert message.startswith(f"'output': Input should be a valid string (given: {shown}, as YAML reads it). Quote it")
 
 
+def test_one_value_in_place_of_a_list_is_told_how_a_list_is_written() -> None:
+    assert refusal(apply_overrides({}, ["parts=queries"])) == "'parts' is a list: write [queries]."
+
+
 PLAIN = st.none() | st.booleans() | st.integers() | st.text()
 
 

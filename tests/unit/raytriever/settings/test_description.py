@@ -122,6 +122,8 @@ def test_the_command_says_what_it_can_describe() -> None:
     assert shown.output.startswith("fuse: Fuse runs by reciprocal rank.\n\noutput  (text, required)")
     with pytest.raises(UserError, match=r"'fus' is no job\. Did you mean 'fuse'"):
         list(describe("fus"))
+    with pytest.raises(UserError, match=r"^here: '\['collect'\]' is no job"):
+        stage_class(["collect"], "here")  # type: ignore[arg-type]
     listed = CliRunner().invoke(app, ["settings"]).output
     assert [line.split()[0] for line in listed.splitlines()] == list(JOBS)
     assert "`raytriever settings fuse` describes every setting." in CliRunner().invoke(app, ["fuse", "--help"]).output

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation import judging
@@ -20,6 +21,7 @@ from retrieval.evaluation.judging import (
 )
 from retrieval.evaluation.report import notes
 from retrieval.evaluation.stored import how_it_was_measured, metrics_of
+from retrieval.rankings import file_fingerprint
 from tests.unit.retrieval.judged import (
     DOCUMENTS,
     JUDGMENTS,
@@ -159,6 +161,19 @@ def test_qrels_of_another_collection_or_not_enough_are_refused(tmp_path: Path) -
         file_judgments(str(tmp_path / "none"), ["RR"])
     with pytest.raises(UserError, match="Accuracy@5 reads the documents' texts: name a 'collection'"):
         file_judgments(write_qrels_file(tmp_path / "qrels.txt"), ["RR", "Accuracy@5"])
+
+
+def test_files_in_a_store_are_judged_as_local_ones(tmp_path: Path, object_store: str) -> None:
+    local = {"qrels": write_qrels_file(tmp_path / "qrels.txt"), "run": write_run_file(tmp_path / "run.trec", RUN)}
+    stored = {name: f"{object_store}/{tmp_path.name}/{name}" for name in local}
+    for name, path in local.items():
+        Folder(object_store).write_bytes(f"{tmp_path.name}/{name}", Path(path).read_bytes())
+        assert file_fingerprint(name, stored[name], "absent") == file_fingerprint(name, path, "absent")
+    measured = [
+        judge_rankings({"run": files["run"]}, file_judgments(files["qrels"], ["RR"]), ["RR"], TREC)["run"].mean("RR")
+        for files in (local, stored)
+    ]
+    assert measured[0] == measured[1] > 0
 
 
 @pytest.mark.parametrize(("text", "message"), [

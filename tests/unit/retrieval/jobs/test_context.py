@@ -157,19 +157,21 @@ def test_documents_that_are_not_there_are_refused(collection, model, tmp_path, s
 def test_what_does_not_belong_is_refused(collection, model, context, tmp_path, monkeypatch) -> None:
     other = make_collection(tmp_path / "other", word="another")
     contextual(dtype=torch.float32, context_documents=J, residual_head=True).save(tmp_path / "model")
+    plain = tmp_path / "plain"
+    load_tiny_towers(saved("bert"), pooling="mean").document.save(plain)
     for texts, encoder, settings, message in (
         (collection, model, {}, r"no context is given\. Fit one .* without_context 'null'"),
         (collection, model, {"context": "x", "without_context": "none"}, "context and without_context exclude each"),
         (other, model, {"context": context}, r"to another collection .* or set foreign_context to true"),
         (collection, tmp_path / "model", {"context": context}, "made by another encoder"),
-        (collection, saved("bert"), {"context": context}, r"reads no context\. Leave out"),
+        (collection, plain, {"context": context}, r"reads no context\. Leave out"),
         (collection, model, {"context": collection}, "holds no context"),
     ):
         with pytest.raises(UserError, match=message):
             embed(tmp_path / "vectors", texts, encoder, **settings)
     assert embed(tmp_path / "vectors", other, model, context=context, foreign_context=True).contract.context
     with pytest.raises(UserError, match="reads no context"):
-        fit(tmp_path / "f", collection, saved("bert"))
+        fit(tmp_path / "f", collection, plain)
     nowhere = Context(validate(ContextConfig, settings_of(tmp_path / "f", collection, Path("/nowhere")), "context"))
     with pytest.raises(UserError, match=r"^encoder\.model: Encoder '/nowhere' is no folder"):
         nowhere.check_inputs({"encoder.model"})

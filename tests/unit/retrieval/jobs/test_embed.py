@@ -326,11 +326,16 @@ def meaningless(folder: Path) -> None:
 def check(model: Path, said: str | None, **encoder: Any) -> Embed:
     for weights in model.glob("*.safetensors"):
         weights.write_bytes(b"")  # none are read
-    encoder = {"model": str(model), "dtype": "float32"} | encoder
+    encoder = {"model": str(model), "dtype": "float32", "pooling": "mean"} | encoder
     stage = Embed(EmbedConfig.model_validate({"collection": "absent", "encoder": encoder, "output": "absent"}))
     with nullcontext() if said is None else pytest.raises(UserError, match=said):
         stage.check_inputs({f"encoder.{key}" for key in ("model", "tokenizer") if key in encoder})
     return stage
+
+
+def pickled(folder: Path) -> None:
+    for weights in folder.glob("*.safetensors"):
+        weights.rename(weights.with_name("pytorch_model.bin"))
 
 
 TOO_LONG = f"max_length is {POSITIONS + 1}, .* {POSITIONS} tokens"
@@ -338,6 +343,8 @@ TOO_LONG = f"max_length is {POSITIONS + 1}, .* {POSITIONS} tokens"
 
 @pytest.mark.parametrize(("name", "damage", "encoder", "said"), [
     ("bert", without_tokenizer, {}, "model holds no tokenizer"),
+    ("bert", None, {"pooling": "auto"}, r"^encoder\.pooling: .* is a plain transformer without pooling settings"),
+    ("bert", pickled, {}, "pickle"),
     ("roberta", None, {"max_length": POSITIONS + 1}, TOO_LONG),
     ("bert", None, {"form": {"kind": "layers", "layers": [1]}}, r"encoder\.form\.layers is \[1\]\. It must end in 2"),
     ("qwen2", None, {"max_length": POSITIONS + 1}, TOO_LONG),

@@ -105,7 +105,7 @@ def test_queries_that_no_run_can_name_are_refused_where_they_are_searched(tmp_pa
 RECIPE = """
 stages:
   corpus: {job: collect, source: {kind: beir, path: SOURCE}}
-  vectors: {job: embed, collection: corpus, encoder: {model: MODEL, dtype: float32}}
+  vectors: {job: embed, collection: corpus, encoder: {model: MODEL, dtype: float32, pooling: mean}}
   index: {job: index, index: {kind: vectors, vectors: vectors, factory: "OPQ8,IVF4,PQ8x4"}}
   ranking: {job: search, index: index, collection: corpus, vectors: vectors, search_parameters: nprobe=8}
 """
@@ -148,7 +148,7 @@ def test_too_few_documents_are_found_when_they_are_embedded(run, tmp_path, monke
     said = r"index: index\.factory is 'OPQ8,IVF4,PQ8x4', .* at least 256 vectors, but .* of .*/vectors have 60"
     for _ in range(2):  # made, and reused
         with pytest.raises(UserError, match=said):
-            run(60, "vectors.encoder.pooling=mean")
+            run(60)
         assert (tmp_path / "out" / "vectors" / "manifest.json").exists()
 
 
