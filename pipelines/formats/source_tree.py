@@ -50,13 +50,13 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 class FileTree(FolderSource):
     """Settings: a folder, local or in an object store, and which of its files are documents.
 
-    ``include`` and ``exclude`` are globs of paths below the folder (``*``, ``**``, ``?``, ``[…]``).
+    ``include`` and ``exclude`` are globs of paths below the folder (``*``, ``**``, ``?``, ``[…]``), in any case.
     """
 
     include: FileNames | None = Field(default=None, min_length=1)
     """Globs of files to read. null: files of a known language by their name."""
     exclude: FileNames = ()
-    """Globs of files to leave out."""
+    """Globs of files and folders to leave out."""
     domain: Literal["folder", "language", "none"] = "folder"
     """A document's domain. folder: the first folder below path, '' for files in path itself."""
     maximum_bytes: PositiveInt = 1_000_000
@@ -88,7 +88,7 @@ class SourceTreeFormat(Format):
         self.documents_name = self.folder.uri
         if self.folder.is_local and not Path(config.path).expanduser().is_dir():
             raise UserError(f"path: {config.path} is no folder. Give the folder that holds the files.")
-        if next(self._files(Counter()), None) is None:
+        if not any(self._is_wanted(name) and not self._is_excluded(name) for name, _ in self._listed(Counter())):
             wanted = ", ".join(config.include) if config.include else "of a known language"
             raise UserError(
                 f"{self.folder.uri} holds no files {wanted}. Is path right, and do include and exclude fit?"
@@ -148,14 +148,20 @@ class SourceTreeFormat(Format):
 
     def _files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         """Name and bytes of every file that is wanted, sorted folder by folder; counts the others."""
-        listed = self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped)
-        for name, size in sorted(listed, key=lambda file: file[0].split("/")):
-            if any(matches(name, pattern) for pattern in self._config.exclude):
+        for name, size in sorted(self._listed(skipped), key=lambda file: file[0].split("/")):
+            if self._is_excluded(name):
                 skipped["excluded_files"] += 1
             elif self._is_wanted(name):
                 yield name, size
             else:
                 skipped["files_not_included" if self._config.include else "files_of_no_known_language"] += 1
+
+    def _listed(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
+        return self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped)
+
+    def _is_excluded(self, name: str) -> bool:
+        patterns = [pattern.lower() for pattern in self._config.exclude]
+        return any(matches(name.lower(), glob) for pattern in patterns for glob in (pattern, f"{pattern}/**"))
 
     def _is_wanted(self, name: str) -> bool:
         if include := self._config.include:
@@ -231,6 +237,14 @@ def _reason_of_kind(mode: int) -> str:
 
 _MARKDOWN, _HTML, _LINES = (".md", ".markdown", ".mdx"), (".html", ".htm"), (".jsonl", ".ndjson")
 _FRONT_MATTER = re.compile(r"(?P<fence>---|\+\+\+)[ \t]*\n(?P<values>(?:.*\n)*?)(?P=fence)[ \t]*(?:\n|\Z)")
+
+
+_ESCAPED = re.compile(
+    r"(?P<code>^(?P<fence>`{3,}).*?^(?P=fence)|(?<![\\`])(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
+    r"|(?<!\\)\\(?P<slashes>(?:\\\\)*)(?=[*_~\[\]<|])"  # emphasis, links, tables
+    r"|(?P<start>^ {0,3}\d{0,9})\\(?=[>+.)-])",  # quotations and lists
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class Files(FileTree):
@@ -365,8 +379,22 @@ def main_text(html: str) -> tuple[str, str]:
     own = [" ".join(heading.text_content().split()) for heading in headings if heading.tag == "h1"]
     if len(own) == 1 and own[0] and re.match(rf"{re.escape(own[0])}(?!\w)", title):
         title = own[0]  # the site's name behind it is its frame
+    for block in tree.iter("pre"):
+        if block.find(".//code") is None:  # else it is read as prose
+            code = block.makeelement("code")
+            code.text, block.text = block.text, None
+            code.extend(list(block))
+            block.append(code)
     text = trafilatura.extract(tree, output_format="markdown", include_comments=False, favor_recall=True)
-    return title, text or ""
+    return title, without_escapes(text or "")
+
+
+def without_escapes(markdown: str) -> str:
+    """The text as a reader sees it: ``max_size``, not ``max\\_size``. Code has no escapes.
+
+    A line that would become a heading, and what would become code, keep theirs.
+    """
+    return _ESCAPED.sub(lambda found: found["code"] or found["start"] or (found["slashes"] or "")[::2], markdown)
 
 
 def _first_heading(text: str) -> str:

@@ -85,7 +85,7 @@ class Collect(Stage[CollectConfig]):
 
     command = "collect"
     kind = COLLECTION
-    algorithm_version = 9
+    algorithm_version = 10
     config_class = CollectConfig
     unit = "documents"
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import PositiveInt
 
-from pipelines.chunking.markdown import Section, sections
+from pipelines.chunking.markdown import Section, blocks, sections
 from raytriever.settings.configuration import PartialShare, PositiveShare, Settings
 from retrieval.words import Offsets, TextWords, count_words, words_of
 
@@ -195,7 +195,10 @@ class TitleQueries(Settings):
 
 
 def _after_title(text: str, title: str) -> int:
-    """The start of the body, after a first line that is only the title, with or without heading marks."""
+    """The start of the body, after a first line or a first heading that is only the title, with or without marks."""
+    heading, rows = next(iter(blocks(text)), None), text.split("\n")
+    if heading and heading.text.casefold() == title.casefold() and not "".join(rows[: heading.first]).strip():
+        return len("\n".join(rows[: heading.stop])) + 1
     body = text.lstrip()
     first, _, rest = body.partition("\n")
     same = first.strip("#=* \t\r").casefold() == title.strip("#=* \t\r").casefold()

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.formats.source_tree import Files, SourceTree, main_text, split_front_matter
+from pipelines.chunking.markdown import blocks
+from pipelines.formats.source_tree import Files, SourceTree, main_text, split_front_matter, without_escapes
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.source_languages import language_of
 from raytriever.artifacts.artifact import Artifact
@@ -129,9 +130,10 @@ def test_globs_choose_files(tmp_path: Path) -> None:
     assert names(opened) == ["b/latin.py", "b/notes.txt", "b.go"]
     assert dropped(opened)["excluded_files"] == 2
     assert dropped(opened)["files_not_included"] == 6
-    assert names(source(tmp_path, include="b/**", exclude="b/a/**")) == [
-        "b/latin.py", "b/mark.js", "b/notes.txt", "b/wide.cs", "b/z.py"
-    ]  # fmt: skip
+    for left_out in ("b/a/**", "b/a", "B/A", "**/a"):
+        assert names(source(tmp_path, include="b/**", exclude=left_out)) == [
+            "b/latin.py", "b/mark.js", "b/notes.txt", "b/wide.cs", "b/z.py"
+        ]  # fmt: skip
 
 
 def test_the_fingerprint_changes_with_names_bytes_and_what_is_left_out(tmp_path: Path) -> None:
@@ -240,6 +242,28 @@ def test_the_title_of_a_page_and_its_headings_have_no_frame(title: str, heading:
     assert "#](" not in text
     _, text = main_text(f"<html><body><main><p>Add by <a href='#p'>+</a>. {SENTENCES}</p></main></body></html>")
     assert re.match(r"Add by \S*\+", text)
+
+
+def test_names_of_a_page_are_read_without_escapes_and_its_code_as_code() -> None:
+    html = f"""<html><body><main><p>Set my_max_size, *args and a[0]. {SENTENCES}</p><h2>Set up</h2><p>{SENTENCES}</p>
+<pre># a_comment
+pip install x</pre><p>1. Use <code>b\\_c</code> or a*b. {SENTENCES}</p></main></body></html>"""
+    _, text = main_text(html)
+    assert text.startswith("Set my_max_size, *args and a[0].")
+    assert "```\n# a_comment\npip install x\n```" in text
+    assert "1. Use `b\\_c` or a*b." in text
+    assert [block.text for block in blocks(text) if block.kind == "heading"] == ["Set up"]
+
+
+@pytest.mark.parametrize(("markdown", "text"), [
+    (r"a\_b \*c\* \~d \[e\] \<f> g \| h", r"a_b *c* ~d [e] <f> g | h"),
+    (r"c:\\\_x \\srv \d", r"c:\_x \\srv \d"),  # backslashes of the page
+    ("\\- a\n1\\. b\n  \\> c\nd \\- e", "- a\n1. b\n  > c\nd \\- e"),
+    ("\\# no heading \\`", "\\# no heading \\`"),
+    ("`a\\_b` ``c`\\_`` \\_\n```\nd\\_e\n```\n\\_", "`a\\_b` ``c`\\_`` _\n```\nd\\_e\n```\n_"),
+])  # fmt: skip
+def test_escapes_go_outside_of_code(markdown: str, text: str) -> None:
+    assert without_escapes(markdown) == text
 
 
 def test_a_page_without_a_text_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -169,6 +169,14 @@ def test_a_thread_s_question_finds_its_posts_in_one_or_in_chunks() -> None:
     assert made == [("q1", "What is a citra hop?", documents)]
 
 
+@pytest.mark.parametrize("heading", [
+    "# `json` module", "json module\n====", "\n# [json module](x.html) #", "# JSON module {#a}", "json module",
+])  # fmt: skip
+def test_a_title_with_markup_is_taken_away_too(heading: str) -> None:
+    made, _ = examples(TitleQueries(), source(f"{heading}\n\nIt encodes.", "json module"))
+    assert [document.text.strip() for document in made[0].documents] == ["It encodes."]
+
+
 def test_a_repeated_title_is_taken_away_and_what_lacks_one_counted() -> None:
     for top in ("Lobster", "# lobster", "\n\nLOBSTER  ", "Lobster\r"):
         made, _ = examples(TitleQueries(), source(f"{top}\nA clawed animal.", "Lobster"))

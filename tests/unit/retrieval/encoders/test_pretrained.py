@@ -191,7 +191,6 @@ class Hub:
             shutil.copyfile(source / name, target / name)
         return str(target)
 
-
     def file(self, model: str, name: str, *, revision: str | None) -> str:
         assert (name, revision) == ("modules.json", None)
         absent = self.cache.parent / ".no_exist" / model.replace("/", "--") / name
