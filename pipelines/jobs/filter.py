@@ -14,7 +14,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.clustering.pair_vectors import opened_part
 from pipelines.filtering.false_negatives import FalseNegativeSettings
-from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
+from pipelines.filtering.hard_negatives import FILLED, BalancedMarginSettings, Choice, NegativeDraw, TooFew
 from pipelines.filtering.mask_audit import MaskAudit, example_lines, mask_table, masked_share, merge_audits, warnings_of
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
@@ -257,12 +257,15 @@ class Filter(Stage[FilterConfig]):
         return {"layout": "pairs", "negatives_per_example": number} | scores
 
     def summary(self, artifact: Artifact) -> str:
-        """Batches, the share of masked negatives, and the number of examples without any left, with a loss of 0."""
-        audit = artifact.read_json("audit.json")
+        """Batches, the share of masked negatives, the number of examples without any left, with a loss of 0, and of
+        hard negatives that mining has not found."""
+        audit, counts = artifact.read_json("audit.json"), artifact.manifest["counts"]
         rows = audit["rows"]
+        of = f" of {rows['all'] * self.config.negatives_per_example:,}"
+        filled = "".join(f", {counts[name]:,}{of} {name}" for name in FILLED if counts.get(name))
         alone = f", {rows['without_negatives']:,} of {rows['all']:,} examples without any left"
         share = f"{masked_share(audit):.2%} of negatives masked"
-        return f"{audit['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}"
+        return f"{audit['batches']:,} batches, {share}{alone if rows['without_negatives'] else ''}{filled}"
 
     def announce(self, artifact: Artifact) -> list[str]:
         """For masks by a surrogate, the audit's table and examples of what they left out; where most is masked, why."""

@@ -46,7 +46,7 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
     """Ray Data actors with the language model loaded once. What a passage is asked depends on its stretch alone."""
 
     command = "generate"
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = GenerateConfig
     model_setting = "language_model"
 

@@ -26,7 +26,9 @@ Passage: {text}
 Queries:
 """
 _NAMES = ("number", "title", "text")
-_MARK = re.compile(r"\s*(?:\d{1,2}[.):](?!\d)|[-*•](?=\s))?\s*")  # of an item in a list
+_MARK = re.compile(r"\s*(?:(?:query\s+)?\d{1,2}[.):](?!\d)|[-*•](?=\s))?\s*", re.IGNORECASE)  # of an item in a list
+_THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_WITHOUT_THOUGHTS = {"enable_thinking": False}  # of chat templates; those that know no such name ignore it
 _QUOTES = "\"'“”\u2018\u2019`*"
 _COPIED_WORDS = 8  # a shorter stretch of a passage may well be typed
 
@@ -71,7 +73,7 @@ class GenerationSettings(Settings):
         """The queries of an answer, a line each; ``dropped`` counts lines that are none."""
         found = set[tuple[str, ...]]()
         of_passage = _joined(words_of(passage.casefold()))
-        for line in answer.splitlines():
+        for line in _THOUGHTS.sub("", answer).splitlines():
             query = _MARK.sub("", line, count=1).strip().strip(_QUOTES).strip()
             words = tuple(words_of(query.casefold()))
             if not query or query.endswith(":"):  # the latter introduces a list
@@ -135,7 +137,8 @@ class QueryWriter:
         if self._tokenizer.chat_template is None:
             return prompt
         messages = [{"role": "user", "content": prompt}]
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        asked = {"tokenize": False, "add_generation_prompt": True, **_WITHOUT_THOUGHTS}
+        return str(self._tokenizer.apply_chat_template(messages, **asked))
 
 
 class VllmWriter:
@@ -161,7 +164,8 @@ class VllmWriter:
                 found = self._model.generate(list(prompts), self._parameters, use_tqdm=False)
             else:
                 messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-                found = self._model.chat(messages, self._parameters, use_tqdm=False)
+                template: dict[str, Any] = {"chat_template_kwargs": _WITHOUT_THOUGHTS}
+                found = self._model.chat(messages, self._parameters, use_tqdm=False, **template)
         except Exception as error:
             if "length" not in str(error):  # of a prompt; the error's type differs between releases
                 raise

@@ -224,6 +224,10 @@ def test_too_few_negatives(world: World, tmp_path: Path) -> None:
             assert not {(int(query[1:]), int(name[1:])) for name in found} & set(world.pairs)
     assert repeated.artifact.manifest["counts"]["hard negatives repeated"] == short > 0
     assert at_random.artifact.manifest["counts"]["hard negatives drawn at random"] == short
+    stage = Filter(validate(FilterConfig, world.inputs | asked | {"output": ""}, "filter"))
+    rows = sum(epoch.size for epoch in world.epochs)
+    for found, how in ((repeated, "repeated"), (at_random, "drawn at random")):
+        assert stage.summary(found.artifact).endswith(f"masked, {short:,} of {5 * rows:,} hard negatives {how}")
 
 
 def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path: Path, logged: list[str]) -> None:

@@ -35,6 +35,10 @@ COPY = "its old shell and waits for the new"  # eight words
     ("24.04 ubuntu release\n10:30 train", ["24.04 ubuntu release", "10:30 train"], {}),
     ("-40 degrees\n**3.5 mm jack**", ["-40 degrees", "3.5 mm jack"], {}),
     ("1: old shells\n• soft lobsters", ["old shells", "soft lobsters"], {}),
+    ("Query 1: old shells\nquery 2. soft lobsters", ["old shells", "soft lobsters"], {}),
+    ("query language\nquery 10:30", ["query language", "query 10:30"], {}),
+    ("<think>\nThey want queries.\n</think>\nold shells", ["old shells"], {}),
+    ("<think>\nThey want two queries, and", [], {"passages that got no query": 1}),
     ("ロブスターの殻\n殻は いつ", ["ロブスターの殻", "殻は いつ"], {}),
 ])  # fmt: skip
 def test_the_queries_of_an_answer(answer: str, queries: list[str], dropped: dict[str, int]) -> None:
@@ -89,7 +93,7 @@ def test_a_chat_template_is_put_around_a_prompt(tmp_path: Path) -> None:
     plain = QueryWriter(model, tokenizer, 6).answers(["user: a lobster\nassistant:"])
     tokenizer.chat_template = (
         "{% for message in messages %}{{ bos_token or '' }}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}{% if enable_thinking is not defined or enable_thinking %} <think>{% endif %}"
     )
     assert QueryWriter(model, tokenizer, 6).answers(["a lobster"]) == plain
 
@@ -130,7 +134,10 @@ class MadeUpVllm:
         assert not use_tqdm
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[prompt])]) for prompt in prompts]
 
-    def chat(self, messages: list[Any], parameters: SimpleNamespace, use_tqdm: bool) -> list[SimpleNamespace]:
+    def chat(
+        self, messages: list[Any], parameters: SimpleNamespace, use_tqdm: bool, chat_template_kwargs: dict[str, bool]
+    ) -> list[SimpleNamespace]:
+        assert chat_template_kwargs == {"enable_thinking": False}
         assert [list(turn) for turns in messages for turn in turns] == [["role", "content"]] * len(messages)
         return self.generate([f"chat {turn['content']}" for (turn,) in messages], parameters, use_tqdm)
 
