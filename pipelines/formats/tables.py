@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import chain, islice, pairwise
 from math import ceil
 from typing import Any
@@ -66,7 +67,7 @@ class FileTable:
         if name.endswith(".parquet"):
             with open_parquet(folder, name) as file:
                 return list(file.schema_arrow.names)
-        if plain_name(name).endswith(JSON_ENDINGS):
+        if _is_json(name):
             records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for record in records for key in record.values))
         return self._header(name)
@@ -74,17 +75,20 @@ class FileTable:
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, file after file, with its values of the required and the optional columns; None is left out.
 
-        A file, or a record of JSON, may lack an optional column. Raises ``UserError`` if a required column is absent,
-        in JSON from any record. Also if an optional column is absent from the whole table, unless the table may lack
-        it.
+        A file may lack an optional column. What a record of JSON lacks is null, if one of the table's first records
+        has it. Raises ``UserError`` if a required column is absent. Also if an optional column is absent from the whole
+        table, unless the table may lack it.
         """
         named = [*required, *filter(None, optional)]
         wanted = set(filter(None, optional)) - self._may_lack
-        unseen, is_empty = set(wanted), True
+        unseen, is_empty, has_key = set(wanted), True, cache(self._has_key)
         for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
             found = chosen(values, named)
-            if absent := [column for column in required if column not in found]:
-                raise _no_column(str(place), absent[0], values)
+            for column in required:
+                if column not in found:
+                    if not has_key(column):
+                        raise _no_column(str(place), column, values)
+                    found[column] = None
             unseen -= found.keys()
             is_empty = False
             yield Record(place, found)
@@ -96,6 +100,12 @@ class FileTable:
             problem = _no_column(self.name, column, there) if column in unseen else None
             note_column(f"{self.name}: {column}", problem)
 
+    def _has_key(self, column: str) -> bool:
+        """Whether one of the first records of a table in JSON has it."""
+        with reading_within(reading().limits):  # of the file, whichever piece is read
+            first = (record.values for record in islice(json_records(self._folder, self._files[0]), _RECORDS_LOOKED_AT))
+            return _is_json(self._files[0]) and any(chosen(values, [column]) for values in first)
+
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
         if FILE in columns:
             file = {FILE: plain_name(name).rpartition("/")[2].rpartition(".")[0]}
@@ -105,7 +115,7 @@ class FileTable:
             return iter(())
         if name.endswith(".parquet"):
             return self._parquet_records(name, columns)
-        if plain_name(name).endswith(JSON_ENDINGS):
+        if _is_json(name):
             return json_records(self._folder, name)
         return self._separated_records(name, columns)
 
@@ -221,6 +231,10 @@ class FileTables:
 def is_table(name: str) -> bool:
     """Whether the file's name is that of a table, and not hidden (``.``, ``_`` before it or a folder's name)."""
     return _ends_as_table(name) and not any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _is_json(name: str) -> bool:
+    return plain_name(name).endswith(JSON_ENDINGS)
 
 
 def _ends_as_table(name: str) -> bool:

@@ -1,7 +1,7 @@
 """`raytriever cluster`: asymmetric k-means over pairs, within each domain."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from math import isqrt, sqrt
 from typing import Any, NamedTuple
@@ -87,6 +87,11 @@ class Cluster(Stage[ClusterConfig]):
             raise UserError(f"{artifact.uri} holds no pairs, so there is nothing to cluster.")
         limit = "smallest_domain and the batch size"
         return groups_of(artifact, self.config.smallest_domain, self.config.small_domains, limit)
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """Too few pairs for a domain."""
+        if "pairs" in there:
+            self._groups()
 
     def cost(self, read: Size) -> Cost:
         """N·√K in a domain of many clusters, N·K in one of few. A small domain is a task, and a cell of a large one."""

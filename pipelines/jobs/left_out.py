@@ -166,7 +166,7 @@ def check_kept(db: Relations, source: Source, record_at: RecordAt) -> None:
         raise UserError(
             f"{record.place} names {id_!r}, which {wanted[first]} does not hold; in all, {unknown['documents'][0]}"
             f" judgments name unknown documents and {unknown['queries'][0]} unknown queries. Ids like it: {near}."
-            " Complete the files, or set unknown_ids to 'drop' to leave these judgments out."
+            " Complete the files, or leave these judgments out: source.unknown_ids=drop."
         )
     if format_.judgments_name and not kept["judgments"]:
         left_out = {reason: count for reason, (count, _) in found.items() if "judgments" in reason}
@@ -266,6 +266,6 @@ def _emptiness(record: Any, part: TextPart) -> UserError:
     """A record without a text."""
     what = "document {!r} has neither title nor text" if part == "documents" else "query {!r} has no text"
     return UserError(
-        f"{record.place}: {what.format(record.id)}. Give it a text, or set empty_{part} to 'drop' to leave all such"
-        " records and their judgments out."
+        f"{record.place}: {what.format(record.id)}. Give it a text, or leave all such records and their judgments"
+        f" out: source.empty_{part}=drop."
     )

@@ -1,6 +1,5 @@
 """Progress of long work: a live line in a terminal, occasional lines in a log, with rate and time left."""
 
-import math
 import sys
 import time
 
@@ -22,7 +21,8 @@ class ProgressLine:
         self._title = title
         self._unit = unit
         self._begun = f"reading {read}" if read else f"no {unit} yet"
-        self._logged = time.monotonic()
+        self._started = self._logged = time.monotonic()
+        self._before = 0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -33,7 +33,6 @@ class ProgressLine:
             console=console,
             transient=True,
             get_time=time.monotonic,
-            speed_estimate_period=math.inf,
         )
         self._task = self._progress.add_task(title, total=total, rate="", left="")
         self._live = self._progress if sys.stderr.isatty() and not is_json() else None
@@ -50,13 +49,15 @@ class ProgressLine:
     def start_at(self, done: int) -> None:
         """Units that an earlier run finished; they don't count for the rate."""
         self._progress.reset(self._task, completed=done)
+        self._before = done
 
     def advance(self, units: int, note: str = "") -> None:
         """Counts ``units`` more; ``note`` is shown behind the rate (the loss, say)."""
         self._progress.advance(self._task, units)
         task, now = self._progress.tasks[0], time.monotonic()
         rate = left = ""
-        if speed := task.speed:  # of the last thousand counts; the first starts the clock, since workers had started
+        # since the start: results of several workers come in bursts, so the time between two of them tells nothing
+        if speed := (task.completed - self._before) / max(now - self._started, 1e-9):
             rate = f"{speed:,.1f} {self._unit}/s"
             left = "" if task.remaining is None else f"{format_seconds(task.remaining / speed)} left"
         if self._live:

@@ -3,6 +3,8 @@
 The only module that imports FAISS, and it does so when first used: a process that touches no index needs none.
 """
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -231,6 +233,8 @@ def explaining(problem: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if os.strerror(errno.ENOSPC) in str(error):  # whoever makes the artifact says what to do
+            raise
         if "out of memory" in str(error):  # a GPU's: the host's is a MemoryError
             problem += (
                 ": the GPU's memory is full. A shard must fit it, beside 1.5 GiB for FAISS itself. Make shards"

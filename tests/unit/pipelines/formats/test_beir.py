@@ -132,7 +132,7 @@ def test_files_beside_those_of_the_format_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("record", "message"), [
     ('{"_id": "d9", "text": "cut', r"corpus\.jsonl, line 5 is not valid JSON .*cut"),
-    ({"id": "d9", "text": "x"}, r"corpus\.jsonl, line 5 has no column '_id'\. Columns there: 'id', 'text'"),
+    ({"id": "d9", "text": "x"}, r'corpus\.jsonl, line 5: "_id" is None\. It must be a string'),
     ({"_id": 1.5, "text": "x"}, r"line 5: \"_id\" is 1\.5\. It must be a string that is not empty, or an integer"),
     ({"_id": True, "text": "x"}, r"line 5: \"_id\" is True"),
     ({"_id": None, "text": "x"}, r"line 5: \"_id\" is None"),
@@ -144,7 +144,7 @@ def test_files_beside_those_of_the_format_are_not_read(tmp_path: Path) -> None:
     ({"_id": "d9", "text": ["x"]}, r"line 5: \"text\" is \['x'\]"),
     ({"_id": "d9", "title": 7, "text": "x"}, r"line 5: \"title\" is 7"),
     ({"_id": "d9", "text": "x", "metadata": {"domain": 7}}, r"line 5: \"metadata.domain\" is 7"),
-    ({"_id": "d9", "title": " ", "text": "\n"}, r"line 5: document 'd9' has neither .*empty_documents to 'drop'"),
+    ({"_id": "d9", "title": " ", "text": "\n"}, r"line 5: document 'd9' has neither .*source\.empty_documents=drop"),
 ])  # fmt: skip
 def test_bad_documents_are_named(tmp_path: Path, record: Any, message: str) -> None:
     refused(write(tmp_path / "c", corpus=[*CORPUS, record]), message)
@@ -153,8 +153,8 @@ def test_bad_documents_are_named(tmp_path: Path, record: Any, message: str) -> N
 @pytest.mark.parametrize(("record", "message"), [
     ("null", r"queries\.jsonl, line 3 is 'null', but every line must be one JSON object"),
     ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: id 'q1' already belongs to line 1"),
-    ({"_id": "q9"}, r"line 3 has no column 'text'"),
-    ({"_id": "q9", "text": "\t"}, r"line 3: query 'q9' has no text\..*set empty_queries to 'drop'"),
+    ({"_id": "q9"}, r"line 3: query 'q9' has no text"),
+    ({"_id": "q9", "text": "\t"}, r"line 3: query 'q9' has no text\..*source\.empty_queries=drop"),
     ({"_id": "q9", "text": "x", "metadata": {"answers": 7}},
      r'queries\.jsonl, line 3: "metadata\.answers" is 7\. It must be a string or a list of strings'),
 ])  # fmt: skip
@@ -181,7 +181,7 @@ DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unk
     ({"qrels": {"a": [], "b": []}}, {}, r"No judgments to keep in .*/qrels/a\.tsv, .*/qrels/b\.tsv: 0 "),
     ({"qrels": {"a": ["q1\td1\t1", "q1\td1\t0"]}}, {}, r"a\.tsv, line 3 judges .* with 0, line 2 with 1\. Keep one"),
     ({"qrels": UNKNOWN}, {}, r"qrels/a\.tsv, line 3 names 'x1', which .*/c/corpus\.jsonl does not hold; in all, 2 "
-     r"judgments name unknown documents and 2 unknown queries\..*unknown_ids to 'drop'"),
+     r"judgments name unknown documents and 2 unknown queries\..*source\.unknown_ids=drop"),
     ({"qrels": {"a": ["y\tx\t1"]}}, {},
      r"qrels/a\.tsv, line 2 names 'y', which .*/c/queries\.jsonl does not hold; in all, 0 .* and 1 unknown"),
     ({"qrels": {"a": ["y\tx\t1"]}}, DROP,

@@ -115,6 +115,10 @@ def test_a_domain_of_one_pair_one_of_equal_vectors_and_none(tmp_path: Path) -> N
     inputs = stored(tmp_path / "none", queries=queries[:0], documents=documents[:0], domains=[])
     with pytest.raises(UserError, match="holds no pairs"):
         Cluster(config(tmp_path / "none", inputs)).plan()
+    few = Cluster(config(tmp_path, stored(tmp_path), smallest_domain=601))
+    few.check_inputs({"vectors"})
+    with pytest.raises(UserError, match="2 domains have fewer than 601 pairs"):  # as soon as there are pairs
+        few.check_inputs({"pairs"})
 
 
 @pytest.mark.parametrize(("changes", "message"), [

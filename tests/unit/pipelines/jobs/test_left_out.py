@@ -132,7 +132,7 @@ def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -
     queries = [("e", "\t"), *QUERIES] if part == "queries" else QUERIES
     judged = [("q1", "e", 1, "a") if part == "documents" else ("e", "d1", 1, "a"), ("q2", "d2", 1, "a")]
     what = "document 'e' has neither title nor text" if part == "documents" else "query 'e' has no text"
-    refused(Listed(documents, queries, judged), rf"line 1: {what}\. Give it a text, or set empty_{part} to 'drop'")
+    refused(Listed(documents, queries, judged), rf"line 1: {what}\. Give it a text, or leave .*: source\.empty_{part}=drop")
     source = Source(Listed(documents, queries, judged), DROP)
     assert contents(source) == contents(Source(Listed(DOCUMENTS, QUERIES, judged[1:]), Policies()))
     assert dropped(source) == {f"empty_{part}": 1, f"judgments_of_empty_{part}": 1}
@@ -143,7 +143,7 @@ def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -
 def test_judgments_of_unknown_ids_are_refused_or_left_out() -> None:
     judged = [("q1", "d1", 1, "a"), ("q1", "x", 1, "a"), ("y", "d1", 0, "a"), ("y", "x", 1, "a"), ("q1", "z", 1, "b")]
     counted = "/docs does not hold; in all, 2 judgments name unknown documents and 2 unknown queries"
-    refused(Listed(DOCUMENTS, QUERIES, judged), f"/qrels, line 2 names 'x', which {counted}.*set unknown_ids to 'drop'")
+    refused(Listed(DOCUMENTS, QUERIES, judged), f"/qrels, line 2 names 'x', which {counted}.*source.unknown_ids=drop")
     refused(Listed(DOCUMENTS, QUERIES, judged[2:]), "/qrels, line 1 names 'y', which /queries does not hold")
     source = Source(Listed(DOCUMENTS, QUERIES, judged), DROP)
     assert contents(source)[2] == [("q1", "d1", 1, "a")]

@@ -31,21 +31,21 @@ ONE_RATE = [(10.0 + second, 100) for second in range(41)]
 
 @pytest.mark.parametrize(("steps", "options", "lines"), [
     (
-        ONE_RATE,  # at 15, 30 and 45 s; the first result came at 10 s, 100 texts a second since
+        ONE_RATE,  # at 15, 30 and 45 s; the first result came at 10 s, 100 texts a second since, on average fewer
         {"total": 11_000, "start_at": 1_000},
         [
-            "  embed: 1,600 of 11,000 texts, 100.0 texts/s, 1 min 34 s left, loss 1.5",
-            "  embed: 3,100 of 11,000 texts, 100.0 texts/s, 1 min 19 s left, loss 1.5",
-            "  embed: 4,600 of 11,000 texts, 100.0 texts/s, 1 min 04 s left, loss 1.5",
+            "  embed: 1,600 of 11,000 texts, 40.0 texts/s, 3 min 55 s left, loss 1.5",
+            "  embed: 3,100 of 11,000 texts, 70.0 texts/s, 1 min 53 s left, loss 1.5",
+            "  embed: 4,600 of 11,000 texts, 80.0 texts/s, 1 min 20 s left, loss 1.5",
         ],
     ),
-    ([(1, 5), (21, 40)], {}, ["  embed: 45 texts, 2.0 texts/s, loss 1.5"]),
-    ([(16, 0), (32, 5)], {}, ["  embed: no texts yet, loss 1.5", "  embed: 5 texts, 0.3 texts/s, loss 1.5"]),
+    ([(1, 5), (21, 40)], {}, ["  embed: 45 texts, 2.1 texts/s, loss 1.5"]),
+    ([(16, 0), (32, 5)], {}, ["  embed: no texts yet, loss 1.5", "  embed: 5 texts, 0.2 texts/s, loss 1.5"]),
     ([(16, 0)], {"read": "corpus.jsonl"}, ["  embed: reading corpus.jsonl, loss 1.5"]),
-    ([(16, 5)], {"total": 9}, ["  embed: 5 of 9 texts, loss 1.5"]),
+    ([(16, 5), (16, 3)], {"total": 9}, ["  embed: 5 of 9 texts, 0.3 texts/s, 12.8 s left, loss 1.5"]),
     ([(1, 5), (14, 40)], {"total": 45}, []),
 ], ids=[
-    "now and then", "without a total", "what is not known yet", "what is read", "no rate yet", "short work"
+    "now and then", "without a total", "what is not known yet", "what is read", "results of several workers at once", "short work"
 ])  # fmt: skip
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lines):
     """When ``units`` are finished at each (second, units)."""
@@ -72,6 +72,6 @@ def test_a_terminal_shows_rate_and_time_left(monkeypatch, capsys):
     with ProgressLine("embed", 100, "texts") as line:
         for now[0], done in ((1.0, 5), (21.0, 40)):
             line.advance(done, "loss 1.5")
-    assert "2.0 texts/s loss 1.5" in written.getvalue()
-    assert "27.5 s left" in written.getvalue()
+    assert "2.1 texts/s loss 1.5" in written.getvalue()
+    assert "25.7 s left" in written.getvalue()
     assert capsys.readouterr().err == ""
