@@ -9,21 +9,13 @@ import yaml
 from pipelines.batches import LAYOUTS
 from pipelines.formats.batch_formats import BatchFormat, Published
 from raytriever.artifacts.artifact import Artifact
-from raytriever.errors import UserError
 
 README = "README.md"
 _DOMAINS_SHOWN = 30
 _FINGERPRINT_SHOWN = 12
 
 
-def card(
-    format_: BatchFormat,
-    published: Published,
-    batches: Artifact,
-    made_from: Mapping[str, Artifact],
-    title: str,
-    license_: str | None,
-) -> str:
+def card(format_: BatchFormat, published: Published, batches: Artifact, title: str, license_: str | None) -> str:
     """The whole text, a function of its arguments alone."""
     head: dict[str, Any] = {"pretty_name": title}
     if license_ is not None:
@@ -50,7 +42,7 @@ def card(
             "## Use\n",
             format_.usage(published),
             "## How it was made\n",
-            *(_made(name, artifact) for name, artifact in {**made_from, "batches": batches}.items()),
+            _made(batches),
         ]
     )
 
@@ -75,14 +67,14 @@ def _domains(published: Published) -> list[tuple[str, str]]:
     return rows
 
 
-def _made(name: str, artifact: Artifact) -> str:
-    """A stage, its settings, what it read and what it left out."""
+def _made(artifact: Artifact) -> str:
+    """The stage, its settings, what it read and what it left out."""
     manifest = artifact.manifest
     inputs = {key: value[:_FINGERPRINT_SHOWN] for key, value in manifest["inputs"].items()}
     shown = {"settings": _without_folders(manifest["config"]), "made from": inputs, "left out": manifest["dropped"]}
     shown = {key: value for key, value in shown.items() if value}
     lead = (
-        f"### {_line(name)}\n\nStage `{manifest['stage']}`, {artifact.rows:,} rows, fingerprint"
+        f"Stage `{manifest['stage']}`, {artifact.rows:,} rows, fingerprint"
         f" `{artifact.fingerprint[:_FINGERPRINT_SHOWN]}`\n"
     )
     if not shown:
@@ -111,20 +103,3 @@ def _line(text: str) -> str:
     """Any text in one line of Markdown, in a table's cell too."""
     escaped = text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
     return " ".join(escaped.split())
-
-
-def require_lineage(batches: Artifact, made_from: Mapping[str, Artifact]) -> None:
-    """Raises ``UserError`` where one of these artifacts is none that the batches come from."""
-    reached = {batches.fingerprint}
-    pending = [batches]
-    while pending:
-        inputs = set(pending.pop().manifest["inputs"].values()) - reached
-        reached |= inputs
-        pending += [artifact for artifact in made_from.values() if artifact.fingerprint in inputs]
-    for name, artifact in made_from.items():
-        if artifact.fingerprint not in reached or artifact.fingerprint == batches.fingerprint:
-            raise UserError(
-                f"made_from.{name}: {artifact.uri} is not among the artifacts that {batches.uri} was made from,"
-                " directly or through others of made_from. Name those of the run that made the batches, with the"
-                " ones in between."
-            )

@@ -12,13 +12,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, flag_embedding, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, HuggingFace, Published, epoch_folder
-from pipelines.formats.card import README, card, require_lineage
+from pipelines.formats.card import README, card
 from pipelines.formats.training_examples import TrainingExamples
 from pipelines.jobs.lookups import earlier_record
 from pipelines.mining.candidates import StoredCandidates, mined_negatives
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, NamedInputs, input_paths
+from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import WHOLE, Phase, Run, Stage, StageConfig, batch_phases
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -44,7 +44,7 @@ _ENCODER = "contextual_encoder"
 _FORMATS = {"collection": (*_COLLECTIONS, *_EXAMPLES), "batches": tuple(_BATCHES), "encoder": (_ENCODER,)}
 # settings for some of these alone
 _OF_EXAMPLES = {"split", "candidates"}
-_OF_BATCHES = {"made_from", "title", "license", "order", "seed", "batches_per_file"}
+_OF_BATCHES = {"title", "license", "order", "seed", "batches_per_file"}
 _OF_ENCODERS = {"context"}
 
 
@@ -65,8 +65,6 @@ class ExportConfig(StageConfig):
     """The initial context of the exported encoder: a context, or vectors or an index made with one."""
     batches: InputPath | None = None
     """The batches to export."""
-    made_from: NamedInputs = Field(default={})
-    """Artifacts that the batches come from, by any names. The card shows their settings."""
     title: str = Field(default="Training batches", min_length=1)
     """Title of the batches' card."""
     license: str | None = None
@@ -170,7 +168,6 @@ class Export(Stage[ExportConfig]):
     def phases(self) -> list[Phase]:
         """The files. Raises ``UserError`` for inputs that don't come from one another."""
         if self.config.exported == "batches":
-            require_lineage(self._reader.artifact, self._made_from())
             return [*self._files(), Phase("card", WHOLE, self._write_card, intermediate=False)]
         if self.config.candidates is not None:
             self._check_candidates(StoredCandidates(self.config.candidates))
@@ -247,9 +244,6 @@ class Export(Stage[ExportConfig]):
         write_module_folder(encoder, folder, self._context)
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def _made_from(self) -> dict[str, Artifact]:
-        return {name: Artifact(uri) for name, uri in self.config.made_from.items()}
-
     def _files(self) -> list[Phase]:
         """The files of batches of each epoch."""
         batches = map(self._reader.number_of_batches, range(self._reader.epochs))
@@ -285,6 +279,6 @@ class Export(Stage[ExportConfig]):
             figures.counts.update(record.counts)
             figures.domains.update(record.facts["domains"])
         published = Published(reader.layout, reader.batch_size, figures, reader.epochs)
-        text = card(self._batch_format, published, reader.artifact, self._made_from(), config.title, config.license)
+        text = card(self._batch_format, published, reader.artifact, config.title, config.license)
         writer.add_bytes(README, text.encode())
         return writer.commit()

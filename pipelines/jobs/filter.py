@@ -31,7 +31,7 @@ from pipelines.jobs.lookups import TEXT_PARTS, Texts, groups_of_files, open_part
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import PAIRS, POSITIVES, read_positives
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.relations import open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
@@ -122,13 +122,9 @@ class Filter(Stage[FilterConfig]):
     unit = "examples"
     results = ("audit.json",)
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the artifacts. A teacher's run file has that of its bytes."""
-        path = self.config.teacher_scores
-        if path is None or is_artifact(path):
-            return super().input_fingerprints()
-        others = Filter(self.config.model_copy(update={"teacher_scores": None}))
-        return others.input_fingerprints() | {"teacher_scores": scores_fingerprint(path)}
+    def fingerprint_of(self, key: str, path: str) -> str:
+        """A teacher's scores may be a run file's."""
+        return scores_fingerprint(path) if key == "teacher_scores" else super().fingerprint_of(key, path)
 
     def check_inputs(self, there: Set[str]) -> None:
         """A split that is not judged."""

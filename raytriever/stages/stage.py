@@ -168,7 +168,11 @@ class Stage(Generic[Config]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
-        return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
+        return {key: self.fingerprint_of(key, path) for key, path in input_paths(self.config).items()}
+
+    def fingerprint_of(self, key: str, path: str) -> str:  # noqa: ARG002
+        """That of the input at ``path``, which the setting ``key`` names: an artifact's, unless a job knows others."""
+        return Artifact(path).fingerprint
 
     def check_settings(self, stages: "Stages") -> None:
         """Checks settings alone, its own and those of all ``stages`` of its recipe, before any of them begins.

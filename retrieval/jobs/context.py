@@ -56,11 +56,6 @@ class Context(ModelStage[ContextConfig]):
     config_class = ContextConfig
     unit = "documents"
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """The collection's and the encoder's."""
-        collection = StoredCollection(self.config.collection).fingerprint
-        return {"collection": collection, "encoder.model": self.located.fingerprint}
-
     def check_inputs(self, there: Set[str]) -> None:
         """An encoder that can't be had or reads no context."""
         super().check_inputs(there)

@@ -94,15 +94,11 @@ class Embed(ModelStage[EmbedConfig]):
         super().__init__(config.model_copy(update=sizes))
         self._reading, self._turns = threading.Lock(), EncoderTurns(self.measured)
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """The collection's and the encoder's."""
-        collection = StoredCollection(self.config.collection).fingerprint
-        found = {"collection": collection, "encoder.model": self.located.fingerprint}
-        if self.config.run:
-            found["run"] = ranking_fingerprint("run", self.config.run)
-        if context := self._context():
-            found["context"] = context.description.fingerprint
-        return found
+    def fingerprint_of(self, key: str, path: str) -> str:
+        """A run's may be a file's; a context has its own, whatever holds it."""
+        if key == "context":
+            return CorpusContext.of(path).description.fingerprint
+        return ranking_fingerprint(key, path) if key == "run" else super().fingerprint_of(key, path)
 
     def _context(self) -> CorpusContext | None:
         return CorpusContext.of(self.config.context) if self.config.context else None

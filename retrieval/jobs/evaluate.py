@@ -113,15 +113,11 @@ class Evaluate(Stage[EvaluateConfig]):
         if there & {"collection", "qrels"}:
             self._judgments()
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """That of what judges and each ranking's."""
-        if self.config.collection is not None:
-            found = {"collection": StoredCollection(self.config.collection).fingerprint}
-        else:
-            found = {"qrels": file_fingerprint("qrels", str(self.config.qrels), "not a qrels file")}
-        for name, path in self.config.runs.items():
-            found[f"runs.{name}"] = ranking_fingerprint(f"runs.{name}", path)
-        return found
+    def fingerprint_of(self, key: str, path: str) -> str:
+        """Rankings and judgments may be files."""
+        if key == "qrels":
+            return file_fingerprint(key, path, "not a qrels file")
+        return ranking_fingerprint(key, path) if key.startswith("runs.") else super().fingerprint_of(key, path)
 
     def cost(self, read: Size) -> Cost:
         """One task judges all runs."""

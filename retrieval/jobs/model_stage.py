@@ -169,6 +169,12 @@ class ModelStage(Stage[Config], Generic[Config]):
         source: Any = getattr(self.config, self.model_setting)
         return locate_named(source)
 
+    def input_fingerprints(self) -> dict[str, str]:
+        """The model's covers its base and its tokenizer."""
+        own, paths = f"{self.model_setting}.", input_paths(self.config).items()
+        others = {key: self.fingerprint_of(key, path) for key, path in paths if not key.startswith(own)}
+        return others | {f"{own}model": self.located.fingerprint}
+
     def has_model(self, there: Set[str]) -> bool:
         """Whether the model is among the inputs that are ``there``."""
         return is_there(self.model_setting, getattr(self.config, self.model_setting), there)

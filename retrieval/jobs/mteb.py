@@ -88,10 +88,6 @@ class Mteb(ModelStage[MtebConfig]):
         if self.config.published is not None:
             published_scores(published_row(self.config.published), sorted(types))
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """The encoder's."""
-        return {"encoder.model": self.located.fingerprint}
-
     def check_inputs(self, there: Set[str]) -> None:
         """An encoder that can't be had, lacks a prompt, has several vectors a text, or reads no context."""
         super().check_inputs(there)

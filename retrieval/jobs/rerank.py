@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import PositiveInt
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.artifact import ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, input_paths
+from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import WHOLE, Phase, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
@@ -57,14 +57,11 @@ class Rerank(Stage[RerankConfig]):
     def _scoring(self) -> LocatedModel | None:
         return locate_model(self.config.scoring) if self.config.scoring else None
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the artifacts, and of the scoring module's model, which may be any folder."""
-        paths = input_paths(self.config)
-        found = {"run": ranking_fingerprint("run", paths.pop("run"))}
-        if self._scoring:
-            found["scoring"] = self._scoring.fingerprint
-            del paths["scoring"]
-        return found | {key: Artifact(path).fingerprint for key, path in paths.items()}
+    def fingerprint_of(self, key: str, path: str) -> str:
+        """A run's may be a file's, and the scoring module's model may be any folder."""
+        if key == "scoring":
+            return locate_model(path).fingerprint
+        return ranking_fingerprint(key, path) if key == "run" else super().fingerprint_of(key, path)
 
     def cost(self, read: Size) -> Cost:
         """Blocks of queries are tasks; each candidate's vector meets its query's."""

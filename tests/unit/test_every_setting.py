@@ -181,7 +181,7 @@ def digest_of(job: str, settings: BaseModel) -> str:
     """Of the derivation, after every input has been written that isn't there: a file, or an artifact's manifest."""
     for key, named in input_paths(settings).items():
         path, names = Path(named), key.split(".")
-        if path.suffix:
+        if path.suffix or key == "qrels":
             path.write_text(named)
         elif not path.exists():
             kind = next((KINDS[name] for name in names if name in KINDS), names[-1])

@@ -137,8 +137,8 @@ class Probe(Stage[ProbeConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """Fingerprints of the artifacts, and of the encoder."""
-        artifacts = {key: path for key, path in input_paths(self.config).items() if not key.startswith("encoder.")}
-        found = {key: Artifact(path).fingerprint for key, path in artifacts.items()}
+        paths = input_paths(self.config).items()
+        found = {key: self.fingerprint_of(key, path) for key, path in paths if not key.startswith("encoder.")}
         return found | {"encoder.model": self._located.fingerprint}
 
     def check_settings(self, stages: Stages) -> None:  # noqa: ARG002

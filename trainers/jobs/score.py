@@ -52,11 +52,6 @@ class Score(ModelStage[ScoreConfig]):
     unit = "chunks"
     model_setting = "language_model"
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """The batches' and the language model's."""
-        batches = BatchReader(self.config.batches).fingerprint
-        return {"batches": batches, "language_model.model": self.located.fingerprint}
-
     def check_inputs(self, there: Set[str]) -> None:
         """A model that can't be had or lacks a tokenizer or positions, and batches of another layout."""
         super().check_inputs(there)

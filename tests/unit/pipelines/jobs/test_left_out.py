@@ -132,7 +132,7 @@ def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -
     queries = [("e", "\t"), *QUERIES] if part == "queries" else QUERIES
     judged = [("q1", "e", 1, "a") if part == "documents" else ("e", "d1", 1, "a"), ("q2", "d2", 1, "a")]
     what = "document 'e' has neither title nor text" if part == "documents" else "query 'e' has no text"
-    refused(Listed(documents, queries, judged), rf"line 1: {what}\. Give it a text, or leave .*: source\.empty_{part}=drop")
+    refused(Listed(documents, queries, judged), rf"line 1: {what}\. Give it .* out: source\.empty_{part}=drop")
     source = Source(Listed(documents, queries, judged), DROP)
     assert contents(source) == contents(Source(Listed(DOCUMENTS, QUERIES, judged[1:]), Policies()))
     assert dropped(source) == {f"empty_{part}": 1, f"judgments_of_empty_{part}": 1}

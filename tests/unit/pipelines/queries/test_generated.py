@@ -93,7 +93,8 @@ def test_a_chat_template_is_put_around_a_prompt(tmp_path: Path) -> None:
     plain = QueryWriter(model, tokenizer, 6).answers(["user: a lobster\nassistant:"])
     tokenizer.chat_template = (
         "{% for message in messages %}{{ bos_token or '' }}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}{% if enable_thinking is not defined or enable_thinking %} <think>{% endif %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% if enable_thinking is not defined or enable_thinking %} <think>{% endif %}"
     )
     assert QueryWriter(model, tokenizer, 6).answers(["a lobster"]) == plain
 

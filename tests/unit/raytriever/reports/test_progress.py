@@ -45,7 +45,7 @@ ONE_RATE = [(10.0 + second, 100) for second in range(41)]
     ([(16, 5), (16, 3)], {"total": 9}, ["  embed: 5 of 9 texts, 0.3 texts/s, 12.8 s left, loss 1.5"]),
     ([(1, 5), (14, 40)], {"total": 45}, []),
 ], ids=[
-    "now and then", "without a total", "what is not known yet", "what is read", "results of several workers at once", "short work"
+    "now and then", "without a total", "what is not known yet", "what is read", "results at once", "short work"
 ])  # fmt: skip
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, steps, options, lines):
     """When ``units`` are finished at each (second, units)."""
