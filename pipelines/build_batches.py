@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
 from pipelines.filtering.mask_audit import Audit, masked_share, warnings_of
-from pipelines.reports.batches import PairVectors, packed_pairs
+from pipelines.reports.batches import hardness_of, packed_pairs, stored_pairs
 from raytriever.artifacts.artifact import MANIFEST, RUN, Artifact
 from raytriever.artifacts.long_columns import places_among
 from raytriever.artifacts.storage import Folder
@@ -86,9 +86,9 @@ class BuiltBatches(BatchReader):
     def hardness(self) -> NDArray[np.float64]:
         """Mean of q_i · d_j over the documents of each batch (eq. 2) that are not masked, (batches,) of all epochs."""
         packing, pairs = (Artifact(f"{self._folder.name}/{name}") for name in ("packing", "pairs"))
-        vectors, size = PairVectors(pairs, StoredVectors(f"{self._folder.name}/vectors")), self.batch_size
+        of_pairs, size = stored_pairs(pairs, StoredVectors(f"{self._folder.name}/vectors")), self.batch_size
         packed = enumerate(batch for epoch in range(self.epochs) for batch in packed_pairs(packing, epoch))
-        return np.array([vectors.hardness(batch, self[number]["masked"][:, :size]) for number, batch in packed])
+        return np.array([hardness_of(of_pairs, batch, self[number]["masked"][:, :size]) for number, batch in packed])
 
     def save(self, folder: str | Path) -> None:
         """Stores the batches as an artifact, in a new local folder or an object store.

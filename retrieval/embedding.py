@@ -68,14 +68,13 @@ def encode_texts(
     role: Role,
     *,
     token_budget: int = TOKENS_ON_CPU,
-    piece_size: int | None = None,
     prompt: str | None = None,
     turns: EncoderTurns | None = None,
 ) -> NDArray[np.float32]:
     """Vectors float32 of ``texts`` in order: (n, dimension), or (n, m, dimension) where the encoder gives m a text.
 
     Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. None: 2,048 on a GPU, 16,384 on a
-    CPU. While ``piece_size`` texts are computed, two threads tokenize and pad the next, for a GPU in pinned memory. On
+    CPU. While some are computed, two threads tokenize and pad the next, for a GPU in pinned memory. On
     a CPU tokenizing takes a hundredth of the time and uses the same cores. ``prompt``: instead of the role's.
     ``turns``: shared by the threads of one encoder. A turn begins when the first texts are tokenized.
     """
@@ -87,7 +86,7 @@ def encode_texts(
     vectors = np.empty((len(distinct), *encoder.vector_shape), dtype=np.float32)
     device = next(encoder.parameters()).device
     turns = turns or EncoderTurns(Counter())
-    size = piece_size or (_PIECE_ON_CPU if device.type == "cpu" else _PIECE_ON_GPU)
+    size = _PIECE_ON_CPU if device.type == "cpu" else _PIECE_ON_GPU
     order = np.argsort([-len(text) for text in distinct], kind="stable")
     pieces = [order[start : start + size] for start in range(0, len(order), size)]
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.filtering.false_negatives import RULES
-from raytriever.reports.table import Table
+from raytriever.reports.table import Table, shortened
 
 EXAMPLES = 10  # of a rule
 _ROWS = ("all", "with_half_masked", "without_negatives")
@@ -118,27 +118,21 @@ def example_lines(audit: Audit) -> list[str]:
     """Some documents that the surrogate left out, each with the query and its own document, for a person to judge."""
     lines = []
     for found in audit["rules"][RULES[-1]]["examples"][:_EXAMPLES_SHOWN]:
-        lines += ["", f"  query     {_beginning(found['query'])}"]
+        lines += ["", f"  query     {shortened(found['query'], _LINE)}"]
         for name, of_document, score in (("positive", "positive", "positive_score"), ("masked", "document", "score")):
             shown = "" if found[score] is None else f"{found[score]:.2f}  "
-            lines.append(f"    {name:8}  {shown}{_beginning(found[of_document])}")
+            lines.append(f"    {name:8}  {shown}{shortened(found[of_document], _LINE)}")
     return lines
 
 
 def example_table(audit: Audit) -> Table:
     """The first examples of each rule: the query, its own document, and the one that was masked."""
     rows = [
-        [rule, *map(_beginning, (found["query"], found["positive"], found["document"]))]
+        [rule, *(shortened(found[name], _LINE) for name in ("query", "positive", "document"))]
         for rule in RULES
         for found in audit["rules"][rule]["examples"][:_EXAMPLES_SHOWN]
     ]
     return Table(["rule", "query", "its document", "masked"], rows, text_columns=4)
-
-
-def _beginning(text: str) -> str:
-    """The first words of a text, on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LINE else f"{line[:_LINE]}…"
 
 
 def mask_table(audit: Audit) -> Table:

@@ -14,7 +14,6 @@ from pipelines.formats.columns import ColumnFiles, ColumnsFormat, DocumentTable,
 from pipelines.formats.tables import FileTables, chosen
 from pipelines.formats.training_examples import (
     judgments_of,
-    require_judgments,
     require_name,
     rows,
     splits_of,
@@ -124,7 +123,11 @@ def write(collection: StoredCollection, folder: Path) -> list[str]:
 
     Returns the names of the files. Raises ``UserError`` for ids that a judgment file can't hold.
     """
-    require_judgments(collection, "a BEIR folder")
+    if not len(collection.rows_of("judgments")):
+        raise UserError(
+            f"{collection.uri} has no judgments, but a BEIR folder needs them. Export to another format, or make the"
+            " collection with its judgments."
+        )
     documents = (
         {"_id": id_, "title": title, "text": text} | _written_metadata(domain=domain)
         for id_, title, text, domain in rows(collection, "documents", "id", "title", "text", "domain")

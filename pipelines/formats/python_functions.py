@@ -149,6 +149,7 @@ def _source_lines(lines: list[str | None], node: ast.FunctionDef | ast.AsyncFunc
 
 
 # third-party packages are someone else's; tests and demonstrations are no library code
+_MINIMUM_QUERY_WORDS = 3
 _PACKAGES = {"site-packages", "dist-packages"}
 _LEFT_OUT_FOLDERS = _PACKAGES | {"__pycache__", "test", "tests", "idle_test", "turtledemo"}
 
@@ -163,8 +164,6 @@ class PythonFunctions(Settings):
     """The format."""
     held_out: Share = 0.2
     """Share of modules for testing, with all of their functions."""
-    minimum_query_words: PositiveInt = 3
-    """Fewest words of a query."""
     limit: PositiveInt | None = None
     """Number of functions to keep, chosen by a hash of their id. null: all."""
 
@@ -245,7 +244,7 @@ class PythonFunctionsFormat(Format):
                 functions += documented_functions(decode_source(path.read_bytes()), module, definitions)
             except (SyntaxError, ValueError):  # ValueError: bytes that are not in the declared encoding
                 dropped["modules_that_do_not_parse"] += 1
-        kept = [function for function in functions if len(function.query.split()) >= self._config.minimum_query_words]
+        kept = [function for function in functions if len(function.query.split()) >= _MINIMUM_QUERY_WORDS]
         dropped["functions_with_a_short_query"] = len(functions) - len(kept)
         chosen = set(sorted(kept, key=lambda function: _hash(function.id))[: self._config.limit])
         dropped["functions_beyond_the_limit"] = len(kept) - len(chosen)

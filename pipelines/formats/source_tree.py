@@ -160,8 +160,8 @@ class SourceTreeFormat(Format):
         return self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped)
 
     def _is_excluded(self, name: str) -> bool:
-        patterns = [pattern.lower() for pattern in self._config.exclude]
-        return any(matches(name.lower(), glob) for pattern in patterns for glob in (pattern, f"{pattern}/**"))
+        globs = [glob.lower() for pattern in self._config.exclude for glob in (pattern, f"{pattern}/**")]
+        return any(matches(name.lower(), glob) for glob in globs)
 
     def _is_wanted(self, name: str) -> bool:
         if include := self._config.include:

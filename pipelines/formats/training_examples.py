@@ -141,20 +141,6 @@ def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
     write_lines(path, (json.dumps(record, ensure_ascii=False) for record in records))
 
 
-def has_values(collection: StoredCollection, part: Part, column: str) -> bool:
-    """Whether any row has more in this column of strings or lists than '' or []."""
-    return any(value for (value,) in rows(collection, part, column))
-
-
-def require_judgments(collection: StoredCollection, what: str) -> None:
-    """Raises ``UserError`` where there are none, and the format is nothing without them."""
-    if not len(collection.rows_of("judgments")):
-        raise UserError(
-            f"{collection.uri} has no judgments, but {what} needs them. Export to another format, or make the"
-            " collection with its judgments."
-        )
-
-
 def require_name(split: str, collection: StoredCollection) -> None:
     """Raises ``UserError`` where a split can't be part of a file's name."""
     if not split or split.startswith(".") or set(split) & set("/\\\0") or len(split.encode()) > 200:

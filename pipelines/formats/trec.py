@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from pipelines.formats.training_examples import (
-    has_values,
     judgments_of,
     require_name,
     rows,
@@ -281,7 +280,8 @@ def write(collection: StoredCollection, folder: Path) -> list[str]:
     ``UserError`` for an id with whitespace, and for a title or a text with a tab or a line end: these separate the
     columns.
     """
-    columns = ["id", "title", "text"] if has_values(collection, "documents", "title") else ["id", "text"]
+    has_titles = any(title for (title,) in rows(collection, "documents", "title"))
+    columns = ["id", "title", "text"] if has_titles else ["id", "text"]
     documents = rows(collection, "documents", *columns)
     write_lines(folder / DOCUMENTS_FILE, _table_lines(documents, collection))
     names = [DOCUMENTS_FILE]

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,6 @@ from retrieval.rankings import StoredRanking
 
 Side = Literal["query", "document"]
 _SIDES: dict[TextPart, Side] = {"queries": "query", "documents": "document"}
-_EXAMPLES = 5
 _SECONDS_A_TEXT = 0.6e-6
 _JUDGED = "relations/judged.parquet"
 _ROWS_AT_ONCE = 10_000
@@ -56,7 +55,6 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class PairsConfig(StageConfig):
@@ -133,12 +131,6 @@ EQUAL_TEXTS = """
     FROM keyed SEMI JOIN repeated USING (query_key, document_key)
     WINDOW same AS (PARTITION BY query_key, document_key ORDER BY query_row, document_row, listed)
     QUALIFY listed <> first
-"""
-EXAMPLES = """
-    SELECT later.query_id, later.document_id, earlier.query_id, earlier.document_id
-    FROM equal_texts JOIN pairs AS later ON later.listed = equal_texts.listed
-    JOIN pairs AS earlier ON earlier.listed = first
-    ORDER BY later.query_row, later.document_row, later.listed LIMIT $most
 """
 NOT_REPEATED = "DELETE FROM pairs WHERE listed IN (SELECT listed FROM equal_texts)"
 CROWDED = """
@@ -263,12 +255,10 @@ class Pairs(Stage[PairsConfig]):
         return np.array(rows[slice(*np.searchsorted(rows, [stretch.begin, stretch.end]))])
 
     def _leave_out_repeats(self, db: Relations, tally: Tally) -> None:
-        """Of pairs with equal texts the first stays; some others are kept as examples."""
-        db.run(EQUAL_TEXTS, **{part: self._tables_of("texts", part) for part in _SIDES})
+        """Of pairs with equal texts the first stays."""
+        db.run(EQUAL_TEXTS, **{part: self._tables_of(part) for part in _SIDES})
         ((count,),) = db.rows("SELECT count(*) FROM equal_texts")
-        tally.counts["pairs with both texts of an earlier one"] = tally.dropped["exact duplicates"] = count
-        found = db.rows(EXAMPLES, most=_EXAMPLES)
-        tally.facts["exact_duplicates"] = [{"pair": list(row[:2]), "repeats": list(row[2:])} for row in found]
+        tally.dropped["exact duplicates"] = count
         db.run(NOT_REPEATED)
 
     def _write_pairs(self, _: None, writer: ShardWriter) -> ShardRecord:
@@ -290,7 +280,7 @@ class Pairs(Stage[PairsConfig]):
             for part, found in self._rows_with_pairs(db, "pairs").items():
                 tally.counts[part] = len(found)
         self._write_positives(writer)
-        return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped, facts=tally.facts)
+        return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped)
 
     def _open_run(self, path: str) -> StoredRanking:
         run, collection = StoredRanking(path), StoredCollection(self.config.collection)
@@ -329,15 +319,11 @@ class Pairs(Stage[PairsConfig]):
         (shard,) = self._phases[phase].shards
         return earlier_file(self.config.output, shard, name)
 
-    def _tables_of(self, phase: str, part: TextPart) -> list[str]:
-        """Paths of what the stretches of a part have made in a phase."""
-        made = zip(self._phases[phase].shards, self._phases[phase].tasks, strict=True)
+    def _tables_of(self, part: TextPart) -> list[str]:
+        """Paths of the keys of a part's stretches."""
+        made = zip(self._phases["texts"].shards, self._phases["texts"].tasks, strict=True)
         own = [shard for shard, stretch in made if stretch.part == part]
         return [str(earlier_file(self.config.output, shard, _table_of(shard))) for shard in own]
-
-    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Some duplicates, by the ids of both pairs."""
-        return records[0].facts
 
     def summary(self, artifact: Artifact) -> str:
         """Pairs, distinct queries, distinct documents, what was dropped."""

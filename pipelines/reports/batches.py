@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.batch_description import batch_matrix, describe_batch
 from pipelines.batches import BatchReader, mask_of
+from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.filtering.false_negatives import batch_hardness
 from pipelines.filtering.hard_negatives import FILLED
 from pipelines.filtering.mask_audit import example_table, mask_table
@@ -83,7 +84,7 @@ def batches_section(
     blocks: list[Block] = [Table(["quantity", "count"], rows)]
     if packing is not None and pairs is not None and vectors is not None:
         is_its_own = batches is not None and origin(batches.artifact, "packing") == packing.fingerprint
-        measured = hardness(packing, PairVectors(pairs, vectors), batches if is_its_own else None, most, seed)
+        measured = hardness(packing, stored_pairs(pairs, vectors), batches if is_its_own else None, most, seed)
         blocks.append(_hardness_table(measured))
     if batches is not None and batches.layout == "pairs":
         blocks += _mask_blocks(batches.artifact)
@@ -102,23 +103,21 @@ def _packing_rows(packing: Artifact) -> list[list[str]]:
     ]
 
 
-class PairVectors:
-    """The vectors of every pair's query and document; ``pairs`` and ``vectors`` are of one collection."""
+def stored_pairs(pairs: Artifact, vectors: StoredVectors) -> StoredPairs:
+    """All pairs with their vectors; both are of one collection."""
+    rows = read_pairs(pairs, ["query_row", "document_row"])
+    queries, documents = (column.to_numpy() for column in rows.columns)
+    return StoredPairs(vectors, query_rows=queries, document_rows=documents)
 
-    def __init__(self, pairs: Artifact, vectors: StoredVectors) -> None:
-        rows = read_pairs(pairs, ["query_row", "document_row"])
-        self._query_rows, self._document_rows = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
-        self._queries, self._documents = vectors.part("queries"), vectors.part("documents")
 
-    def hardness(self, batch: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> float:
-        """``batch_hardness`` of these pair numbers (B,), without the cells of ``mask`` (B, B)."""
-        queries = self._queries.gather(self._query_rows[batch])
-        documents = self._documents.gather(self._document_rows[batch])
-        return batch_hardness(queries=queries, documents=documents, mask=mask)
+def hardness_of(pairs: StoredPairs, batch: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> float:
+    """``batch_hardness`` of these pair numbers (B,), without the cells of ``mask`` (B, B)."""
+    queries, documents = pairs.take(batch)
+    return batch_hardness(queries=queries, documents=documents, mask=mask)
 
 
 def hardness(
-    packing: Artifact, of_pairs: PairVectors, batches: BatchReader | None, most: int, seed: int
+    packing: Artifact, of_pairs: StoredPairs, batches: BatchReader | None, most: int, seed: int
 ) -> dict[str, NDArray[np.float64]]:
     """Hardness of at most ``most`` packed batches and of as many random ones of the same pairs, float64 (n,) each.
 
@@ -128,13 +127,13 @@ def hardness(
     packed = packed_pairs(packing, epoch)
     chosen = sample_of(len(packed), most, seed)
     found = {PACKED: packed, RANDOM: random_packing(packed, packing, epoch, seed)}
-    measured = {name: np.array([of_pairs.hardness(batch) for batch in found[name][chosen]]) for name in found}
+    measured = {name: np.array([hardness_of(of_pairs, batch) for batch in found[name][chosen]]) for name in found}
     if batches is not None and batches.layout == "pairs":
         masks = (
             (packed[number], mask_of(batches.read(epoch, number))[:, : packed.shape[1]]) for number in chosen.tolist()
         )
         # of a batch without any negative left there is no mean
-        kept = [of_pairs.hardness(batch, mask) for batch, mask in masks if mask.sum() < len(mask) * (len(mask) - 1)]
+        kept = [hardness_of(of_pairs, batch, mask) for batch, mask in masks if mask.sum() < len(mask) * (len(mask) - 1)]
         measured |= {MASKED: np.array(kept)} if kept else {}
     return measured
 

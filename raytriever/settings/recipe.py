@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +104,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
-    default = _default_output(path)
+    file = Path(relpath(path)).with_suffix("")  # below the working directory its folders count too
+    default = f"runs/{file.name if '..' in file.parts else file.as_posix()}"
     folder = values.get("output") or default if output is None else output
     if not isinstance(folder, str) or not folder.strip("/") or folder.endswith("://"):
         raise UserError(f"{where}: the output is {folder!r}. Name a folder, such as {default}.")
     return Recipe(_name(path), folder, merged, next=str(values.get("next") or "").strip().replace("{output}", folder))
-
-
-def _default_output(path: Path) -> str:
-    """``runs/exp1/recipe`` of exp1/recipe.yaml below the working directory. Elsewhere only the name counts."""
-    file, here = path.resolve().with_suffix(""), Path.cwd()
-    return f"runs/{file.relative_to(here).as_posix() if file.is_relative_to(here) else file.name}"
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:

@@ -60,20 +60,18 @@ def scores_of_keys(keys: "torch.Tensor") -> "torch.Tensor":
     return scores.masked_fill(keys == ABSENT, -np.inf)
 
 
-def ranking_of_keys(keys: "torch.Tensor", first_row: int) -> Ranking:
-    """Keys (queries, k) in descending order as a ranking; ``first_row`` is added to their rows."""
-    rows = (LOW_BITS - (keys & LOW_BITS) + first_row).masked_fill(keys == ABSENT, -1)
+def ranking_of_keys(keys: "torch.Tensor") -> Ranking:
+    """Keys (queries, k) in descending order as a ranking."""
+    rows = (LOW_BITS - (keys & LOW_BITS)).masked_fill(keys == ABSENT, -1)
     return Ranking(rows.cpu().numpy(), scores_of_keys(keys).cpu().numpy())
 
 
-def exact_top_k(
-    queries: NDArray[Any], documents: NDArray[Any], k: int, *, first_row: int = 0, device: str = "cpu"
-) -> Ranking:
+def exact_top_k(queries: NDArray[Any], documents: NDArray[Any], k: int, *, device: str = "cpu") -> Ranking:
     """The ``k`` documents with the largest inner product with each query, exactly and in the defined order.
 
     ``queries`` (queries, d) and ``documents`` (documents, d), float16 or float32, products in float32. ``documents``
     may be memory-mapped, because it is read once, block by block. Memory holds the queries, the result and one block.
-    ``first_row``: the row number of ``documents[0]``. ``device``: where torch multiplies.
+    ``device``: where torch multiplies.
 
     Every product has one width (a short tile is filled up and cut after), because BLAS rounds differently for different
     shapes. So a pair's score does not depend on its neighbours, and equal vectors have equal scores. A merged search of
@@ -105,7 +103,7 @@ def exact_top_k(
                     scores[:, offset : offset + _DOCUMENT_TILE] = left[place : place + tile] @ of_tile.T
                 found = scores[:, : len(block) - first]
                 best[place : place + tile] = _with_better(best[place : place + tile], found, start + first)
-    return ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
+    return ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values)
 
 
 def _with_better(best: "torch.Tensor", scores: "torch.Tensor", first_row: int) -> "torch.Tensor":

@@ -86,21 +86,17 @@ class SharedTexts:
         read = np.sort(texts.first_rows[np.concatenate([*own, np.zeros(0, np.int64)])])
         tokens = _tokenized(encoder, role, blocks(), read, limit)
         self.pieces = tuple(_piece(piece, texts, tokens, budget) for piece in own)
-        passes = sum(len(piece.batches) for piece in self.pieces)
-        self._idle_passes = max(collectives.exchange([passes], self._device))[0] - passes
 
     def encode(self, encoder: TextEncoder) -> Iterator[tuple[NDArray[np.int64], Vectors]]:
         """Rows, ascending, and their vectors (n, d) or (n, m, d), a piece at a time, in the precision of stored ones.
 
-        What float16 can't hold is infinite. Go through all: every rank makes as many forward passes as any other, which
-        ranks that share an encoder's weights need.
+        What float16 can't hold is infinite. Ranks make different numbers of forward passes, so each needs whole weights
+        (``trainers.engine.sharding.whole_weights``).
         """
         for piece in self.pieces:
             found = [self._vectors(encoder, batch) for batch in piece.batches]
             halves = [vectors.half() for vectors in found]  # fetched only when the device has all of them to do
             yield piece.rows, stacked([vectors.cpu().numpy() for vectors in halves])[piece.places]
-        for _ in range(self._idle_passes):
-            self._vectors(encoder, [[0]])
 
     def _vectors(self, encoder: TextEncoder, ids: Sequence[TokenIds]) -> Tensor:
         vectors: Tensor = encoder(to_device(encoder.pad(ids), self._device))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from retrieval import embedding
 from retrieval.embedding import EncoderTurns, encode_texts, token_budget_batches
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
@@ -66,10 +67,11 @@ def one_by_one(encoder: TextEncoder) -> NDArray[np.float32]:
     return np.concatenate([encode_texts(encoder, [text], "document") for text in random_texts(24)])
 
 
-@pytest.mark.parametrize("piece_size", [None, 1, 5, 24, 100])
+@pytest.mark.parametrize("piece_size", [1, 5, 24, 100])
 @pytest.mark.parametrize("token_budget", [1, 64, 100_000])
-def test_vectors_do_not_depend_on_the_batches(encoder, one_by_one, token_budget, piece_size):
-    together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget, piece_size=piece_size)
+def test_vectors_do_not_depend_on_the_batches(encoder, one_by_one, token_budget, piece_size, monkeypatch):
+    monkeypatch.setattr(embedding, "_PIECE_ON_CPU", piece_size)
+    together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget)
     np.testing.assert_allclose(together, one_by_one, atol=1e-6, rtol=0)
 
 
@@ -87,7 +89,10 @@ def test_order_and_repeats_are_the_callers_and_equal_texts_are_encoded_once(enco
     assert all(rows == 1 or rows * width <= 64 for rows, width in recorded.shapes)
 
 
-def test_the_next_texts_are_tokenized_while_these_are_computed(encoder: TextEncoder) -> None:
+def test_the_next_texts_are_tokenized_while_these_are_computed(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_PIECE_ON_CPU", 3)
     """Each forward pass waits until the piece after the one in hand is tokenized: in turns, none would ever come."""
     recorded, tokenized = Recorded(encoder), [Event() for _ in range(4)]
     pieces: list[Sequence[str]] = []
@@ -104,7 +109,7 @@ def test_the_next_texts_are_tokenized_while_these_are_computed(encoder: TextEnco
 
     recorded.tokenize_ids = tokenize_ids
     recorded.register_forward_pre_hook(wait)
-    encode_texts(recorded, random_texts(12), "document", token_budget=1, piece_size=3)  # type: ignore[arg-type]
+    encode_texts(recorded, random_texts(12), "document", token_budget=1)  # type: ignore[arg-type]
     assert [len(piece) for piece in pieces] == [3, 3, 3, 3]
     by_length = sorted(pieces, key=lambda piece: -len(piece[0]))  # two threads tokenize: in either order
     lengths = [len(text) for piece in by_length for text in piece]

@@ -198,13 +198,7 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
     artifact = pairs_of(tmp_path / "pairs", collection)
     assert ids(artifact) == [("q0", "d0"), ("q0", "d2"), ("q2", "d1")]
     assert artifact.manifest["dropped"] == {"exact duplicates": 4}
-    assert artifact.manifest["counts"] == {"documents": 3, "pairs with both texts of an earlier one": 4, "queries": 2}
-    assert artifact.manifest["facts"]["exact_duplicates"] == [
-        {"pair": ["q1", "d1"], "repeats": ["q0", "d0"]},
-        {"pair": ["q1", "d2"], "repeats": ["q0", "d2"]},
-        {"pair": ["q1", "d3"], "repeats": ["q0", "d0"]},
-        {"pair": ["q2", "d3"], "repeats": ["q2", "d1"]},
-    ]
+    assert artifact.manifest["counts"] == {"documents": 3, "queries": 2}
     kept = pairs_of(tmp_path / "kept", collection, duplicates="keep")
     assert len(ids(kept)) == 7
     assert not any(kept.manifest["dropped"].values())

@@ -73,13 +73,13 @@ def test_hardness_of_packed_batches_is_equation_2(small_run: Run, packing: Artif
         np.load(vectors.path(f"{part}/00000.npy"))[rows[of].to_numpy()]
         for part, of in (("queries", "query_row"), ("documents", "document_row"))
     ]
-    of_pairs = drawn.PairVectors(pairs, vectors)
+    of_pairs = drawn.stored_pairs(pairs, vectors)
     masks = list(read_masks(BatchReader(small_run["batches"])))
     for batch, mask in zip(drawn.packed_pairs(packing), masks, strict=True):
         queries, documents = (side[batch].astype(np.float32) for side in sides)
         for left_out in (None, mask):
             expected = batch_hardness(queries=queries, documents=documents, mask=left_out)
-            assert of_pairs.hardness(batch, left_out) == pytest.approx(expected, abs=1e-6)
+            assert drawn.hardness_of(of_pairs, batch, left_out) == pytest.approx(expected, abs=1e-6)
     assert np.any(masks)
 
 
@@ -87,18 +87,19 @@ def test_the_section_tells_the_means_of_every_packing(small_run: Run, packing: A
     section = section_of(small_run, "packing", "pairs", "vectors", "batches")
     rows = {str(row[0]): row for row in tables(section)[1].rows}
     assert list(rows) == [drawn.PACKED, drawn.RANDOM, drawn.MASKED]
-    of_pairs = drawn.PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
-    values = np.array([of_pairs.hardness(batch) for batch in drawn.packed_pairs(packing)])
+    of_pairs = drawn.stored_pairs(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
+    values = np.array([drawn.hardness_of(of_pairs, batch) for batch in drawn.packed_pairs(packing)])
     shown = [f"{len(values)}", f"{values.mean():.4f}", f"{values.std(ddof=1):.4f}"]
     assert rows[drawn.PACKED][1:4] == shown
     few = drawn.hardness(packing, of_pairs, None, 2, SEED)[drawn.PACKED]
     np.testing.assert_array_equal(few, values[sample_of(len(values), 2, SEED)])
     masks = read_masks(BatchReader(small_run["batches"]))
-    left = np.mean([of_pairs.hardness(*both) for both in zip(drawn.packed_pairs(packing), masks, strict=True)])
+    packed = zip(drawn.packed_pairs(packing), masks, strict=True)
+    left = np.mean([drawn.hardness_of(of_pairs, *both) for both in packed])
     assert f"{left:.4f}" != f"{values.mean():.4f}"
     assert rows[drawn.MASKED][2] == f"{left:.4f}"
     random = drawn.random_packing(drawn.packed_pairs(packing), packing, 0, SEED)
-    of_random = [of_pairs.hardness(batch) for batch in random]
+    of_random = [drawn.hardness_of(of_pairs, batch) for batch in random]
     assert rows[drawn.RANDOM][2] == f"{np.mean(of_random):.4f}"
     assert rows[drawn.PACKED][-1] == f"{np.count_nonzero(values > max(of_random))}"
     quantities = dict(tables(section)[0].rows)
@@ -155,10 +156,11 @@ def polished(small_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Artifa
 
 
 def test_a_polish_makes_batches_harder(small_run: Run, packing: Artifact, polished: Artifact) -> None:
-    of_pairs = drawn.PairVectors(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
+    of_pairs = drawn.stored_pairs(Artifact(small_run["pairs"]), StoredVectors(small_run["vectors"]))
     # the packing is of the same seed and clusters
     before, after = (
-        np.mean([of_pairs.hardness(batch) for batch in drawn.packed_pairs(each)]) for each in (packing, polished)
+        np.mean([drawn.hardness_of(of_pairs, batch) for batch in drawn.packed_pairs(each)])
+        for each in (packing, polished)
     )
     assert after > before
 
