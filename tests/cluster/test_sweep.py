@@ -46,7 +46,7 @@ def test_stages_are_shared_seeds_summarised_and_a_second_run_makes_nothing(tmp_p
     once, by_k1 = {"collection", "pairs"}, {"k1=0.5/lexical", "k1=1/lexical"}
     trials = {f"k1={k1},top_k={k}/{name}" for k1 in ("0.5", "1") for k in "12" for name in ("found", "evaluation")}
     assert {name.removesuffix("/manifest.json") for name in made} == once | by_k1 | trials
-    assert {json.loads(path.read_bytes())["recipe"] for path in Path(place).rglob("run.json")} == {"recipe"}
+    assert {json.loads(path.read_bytes())["recipe"] for path in Path(place).rglob("run.json")} == {"recipe.yaml"}
     assert "2 settings, 4 trials; measures of 'BM25'" in done.stdout
     assert "k1=0.5,top_k=2: evaluation: 1 run on 2 queries" in done.stderr
     stored = json.loads(Folder(place).read_bytes("sweep.json"))

@@ -178,11 +178,12 @@ def test_dense_layers_and_normalisation_follow(tmp_path, features, hidden) -> No
     assert MultiVectorEncoder(encoder, form("first_tokens", tokens=200))(features).shape == (len(TEXTS), 200, 12)
 
 
-def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder) -> None:
+def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrieval.embedding._PIECE_ON_CPU", 4)
     texts = [*TEXTS, TEXTS[2], "x", *TEXTS]
     for each in (LAYERS, form("first_tokens", tokens=5), form("layers", "average", layers=(1, 2))):
         several = MultiVectorEncoder(encoder, each).eval()
-        together = encode_texts(several, texts, "document", token_budget=100, piece_size=4)
+        together = encode_texts(several, texts, "document", token_budget=100)
         assert together.shape == (len(texts), *several.vector_shape)
         with torch.no_grad():
             alone = [several(several.tokenize([text], "document")).numpy() for text in texts]

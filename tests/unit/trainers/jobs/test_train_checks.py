@@ -28,7 +28,7 @@ from trainers.validation.settings import RetrievalValidationSettings
 RECIPE = """
 stages:
   collection: {job: collect, source: {kind: beir, path: some/data}}
-  others: {job: embed, collection: collection, encoder: {model: MODEL, dtype: float32}}
+  others: {job: embed, collection: collection, encoder: {model: MODEL, dtype: float32, pooling: mean}}
   pairs: {job: pairs, collection: collection, split: train}
   packing: {job: pack, pairs: pairs, packing: {batch_size: 4, order: random}, epochs: 2}
   batches: {job: filter, packing: packing, pairs: pairs, collection: collection, judged_negatives: hard,
