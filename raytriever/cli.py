@@ -80,6 +80,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Takes over the locks of another machine's run.")] = False,
 ) -> None:
     """Runs a recipe. Finished stages are reused, interrupted ones resumed, changed ones and later ones made again."""
+    from raytriever.settings.configuration import map_inputs
     from raytriever.settings.description import commented_recipe
     from raytriever.settings.recipe import load_recipe
     from raytriever.stages.recipe_run import recipe_stages, run_recipe
@@ -87,7 +88,11 @@ def run(
     loaded = load_recipe(recipe, overrides or [], output)
     stages = recipe_stages(loaded)
     if print_config:
-        shown = {name: (stage.command, stage.config) for name, stage in stages.items()}
+        names = {loaded.folder(name): name for name in stages}
+        shown = {
+            name: (stage.command, map_inputs(stage.config, lambda _, path: names.get(path, path)))
+            for name, stage in stages.items()
+        }
         echo(commented_recipe(loaded.output, shown))
         return
     run_recipe(stages, loaded.names_until(until), loaded.name, loaded.output, force=force)

@@ -31,7 +31,7 @@ QUERIES_FILE = "queries.jsonl"
 QRELS_FOLDER = "qrels"
 
 _DEFAULT_DOMAIN_KEY = "domain"
-_DEFAULT_ANSWERS_KEY = "answers"
+_ANSWERS = "metadata.answers"  # of a query, a list
 
 
 class BeirFolder(FolderSource):
@@ -43,8 +43,6 @@ class BeirFolder(FolderSource):
     """Splits to read. null: every file in qrels/."""
     domain_key: str = _DEFAULT_DOMAIN_KEY
     """Key in "metadata" with the domain. '' where it is absent."""
-    answers_key: str = _DEFAULT_ANSWERS_KEY
-    """Key in a query's "metadata" with a list of answers. '' for none."""
 
     def open(self) -> Source:
         """The collection. Raises ``UserError`` where a file or a split is missing."""
@@ -63,10 +61,10 @@ class BeirFolder(FolderSource):
                 table=(queries,),
                 id="_id",
                 domain=domain if asked else None,
-                answers=f"metadata.{self.answers_key}" if self.answers_key else None,
+                answers=_ANSWERS,
             ),
         )
-        may_lack = ["title", f"metadata.{_DEFAULT_DOMAIN_KEY}", f"metadata.{_DEFAULT_ANSWERS_KEY}"]
+        may_lack = ["title", f"metadata.{_DEFAULT_DOMAIN_KEY}", _ANSWERS]
         return Source(_BeirFormat(texts, FileTables(folder, quotes=False, may_lack=may_lack), splits), self)
 
 

@@ -246,7 +246,7 @@ class Queries(ExamplesStage[QueriesConfig]):
     """What is made of a source document depends on it and the seed alone."""
 
     command = "queries"
-    algorithm_version = 11
+    algorithm_version = 12
     config_class = QueriesConfig
 
     @property

@@ -223,8 +223,6 @@ class CropQueries(Settings):
     """Probability of deleting each word of a span."""
     minimum_words: PositiveInt = 4
     """Fewest words of a span before deletion. Passages with fewer are dropped."""
-    per_passage: PositiveInt = 1
-    """Examples made of each passage."""
 
     def _check(self) -> None:
         if self.minimum_share > self.maximum_share:
@@ -233,7 +231,7 @@ class CropQueries(Settings):
             )
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:
-        """``per_passage`` examples a passage; ``dropped`` counts passages that are too short."""
+        """One example a passage; ``dropped`` counts passages that are too short."""
         for passage in source.passages:
             text = source.text_of(passage)
             words = TextWords(text).word_starts(np.empty(0, np.int64))
@@ -241,10 +239,8 @@ class CropQueries(Settings):
                 dropped["passages too short"] += 1
                 continue
             random = draws(seed, self.kind, passage.id)
-            for number in range(self.per_passage):
-                query, document = self._crop(text, words, random), self._crop(text, words, random)
-                made = MadeDocument(f"{passage.id}#{number}", "", document)
-                yield Example(made.id, query, (made,))
+            query, document = self._crop(text, words, random), self._crop(text, words, random)
+            yield Example(passage.id, query, (MadeDocument(passage.id, "", document),))
 
     def _crop(self, text: str, words: Offsets, random: Random) -> str:
         share = self.minimum_share + random.random() * (self.maximum_share - self.minimum_share)

@@ -138,9 +138,11 @@ def commented_yaml(settings: BaseModel) -> str:
     return "".join(f"{line}\n" for line in _commented(settings))
 
 
-def _commented(settings: BaseModel) -> Iterator[str]:
+def _commented(settings: BaseModel, left_out: str = "") -> Iterator[str]:
     plain = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
+        if name == left_out:
+            continue
         if field.description:
             yield from _comment(field.description)
         value = getattr(settings, name)
@@ -175,12 +177,11 @@ def _dumped(name: str, value: str) -> str:
 
 
 def commented_recipe(output: str, stages: Mapping[str, tuple[str, BaseModel]]) -> str:
-    """A recipe as YAML: of each stage its job and its settings, as ``commented_yaml`` writes them."""
+    """A recipe as YAML that runs: of each stage its job and its settings, as ``commented_yaml`` writes them."""
     lines = [*_entry("output", output, output), "stages:"]
     for name, (job, settings) in stages.items():
-        lines += [f"  {line}" for line in _entry(name, None, None)]
-        lines[-1] = lines[-1].removesuffix(" null")
-        lines += [f"    job: {job}", *(f"    {line}" for line in _commented(settings))]
+        lines.append("  " + _dumped(name, "null").removesuffix(" null\n"))
+        lines += [f"    job: {job}", *(f"    {line}" for line in _commented(settings, left_out="output"))]
     return "\n".join([*lines, ""])
 
 

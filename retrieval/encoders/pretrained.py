@@ -302,9 +302,15 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
 
 def _is_whole(folder: Path) -> bool:
     """Whether a folder of the hub's cache has all weights, and knows modules: transformers fetches less than that."""
-    listings = [*folder.rglob(f"{_WEIGHTS}.index.json")]
-    shards = {listing.parent / name for listing in listings for name in read_json(listing)["weight_map"].values()}
-    return _has_weights(folder) and _knows_modules(folder) and all(shard.exists() for shard in shards)
+    return (
+        _has_weights(folder)
+        and _knows_modules(folder)
+        and all(
+            (listing.parent / name).exists()
+            for listing in folder.rglob(f"{_WEIGHTS}.index.json")
+            for name in read_json(listing)["weight_map"].values()
+        )
+    )
 
 
 def _knows_modules(folder: Path) -> bool:

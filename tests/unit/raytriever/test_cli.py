@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 from raytriever import cli
 from raytriever.cli import app
 from raytriever.jobs import COMMANDS
+from raytriever.settings.recipe import load_recipe
 from raytriever.stages.ray_session import RaySession
+from raytriever.stages.recipe_run import recipe_stages
 
 RECIPE = """
 stages:
@@ -151,6 +153,16 @@ def test_exit_code_traceback_and_settings(tmp_path, monkeypatch):
     assert shown.exit_code == 0
     assert yaml.safe_load(shown.stdout)["stages"]["clusters"]["cluster_size"] == 32
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["finetune", "papers/contextual_large", "suites/coir"])
+def test_the_printed_settings_are_a_recipe_that_makes_the_same(name: str, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["run", name, "--print-config"])
+    (tmp_path / "printed.yaml").write_text(shown.stdout)
+    printed, shipped = (recipe_stages(load_recipe(each, [])) for each in (str(tmp_path / "printed.yaml"), name))
+    assert {stage: made.config for stage, made in printed.items()} == {
+        stage: made.config for stage, made in shipped.items()
+    }
 
 
 def test_a_defect_keeps_its_traceback_and_an_interrupt_says_how_to_go_on(monkeypatch):

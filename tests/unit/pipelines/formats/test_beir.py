@@ -169,7 +169,6 @@ DROP: dict[str, Any] = {"empty_documents": "drop", "empty_queries": "drop", "unk
 
 @pytest.mark.parametrize(("files", "settings", "message"), [
     ({}, {"domain_key": "stie"}, r"corpus\.jsonl has no column 'metadata\.stie'"),
-    ({}, {"answers_key": "asnwers"}, r"queries\.jsonl has no column 'metadata\.asnwers'"),
     ({"corpus": []}, {}, r"corpus\.jsonl holds no documents with a text"),
     ({"corpus": [{"_id": "d1", "text": ""}]}, DROP, r"corpus\.jsonl holds no documents"),
     ({"corpus": [*CORPUS, {"_id": "e", "text": ""}, {"_id": "e", "text": "full"}]}, DROP,
@@ -261,20 +260,15 @@ def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path, name: str) -
     refused(folder, rf"{name}\.gz can't be decompressed: .*If it is not whole, fetch it again")
 
 
-TWO = {"answers": ["Ada", "Grace"], "other": ["x"]}
-
-
-@pytest.mark.parametrize(("metadata", "settings", "answers"), [
-    ([{}, TWO], {}, [[], ["Ada", "Grace"]]),
-    ([{}, TWO], {"answers_key": "other"}, [[], ["x"]]),
-    ([{"answers": "Ada"}], {}, [["Ada"]]),
-    ([{"answers": "Ada"}], {"answers_key": ""}, [[]]),
-    ([{"gold": []}, "gold"], {"answers_key": "gold"}, [[], []]),  # the key is there
+@pytest.mark.parametrize(("metadata", "answers"), [
+    ([{}, {"answers": ["Ada", "Grace"], "other": ["x"]}], [[], ["Ada", "Grace"]]),
+    ([{"answers": "Ada"}], [["Ada"]]),
+    ([{"answers": []}, "none"], [[], []]),
 ])  # fmt: skip
-def test_answers_are_read_from_metadata(tmp_path, metadata, settings, answers) -> None:
+def test_answers_are_read_from_metadata(tmp_path, metadata, answers) -> None:
     asked = [{"_id": f"q{number}", "text": "who", "metadata": each} for number, each in enumerate(metadata)]
     folder = write(tmp_path / "c", queries=asked, qrels={"test": ["q0\td1\t1"]})
-    assert [row[3] for row in contents(opened(folder, **settings))[1]] == answers
+    assert [row[3] for row in contents(opened(folder))[1]] == answers
 
 
 # documents, queries, judgments of each split

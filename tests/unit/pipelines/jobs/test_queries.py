@@ -27,7 +27,7 @@ THREADS = [
 ]  # fmt: skip
 TITLES: dict[str, Any] = {"kind": "title"}
 KINDS: list[dict[str, Any]] = [
-    TITLES, {"kind": "headings", "minimum_words": 1}, {"kind": "crops", "per_passage": 2}
+    TITLES, {"kind": "headings", "minimum_words": 1}, {"kind": "crops"}
 ]  # fmt: skip
 CODE = [
     (f"sea{number}.sh", "", f"# Opens all claws of lobster {number}.\nopen() {{\n  :\n}}\n" * 2) for number in range(3)
@@ -134,7 +134,7 @@ def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
     text = "one two three four five. six seven eight nine ten."
     collection = collected(tmp_path, [(f"d{number}", f"title {number}", text) for number in range(200)])
     splits: dict[str, set[str]] = {}
-    for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
+    for settings in ({"kind": "title"}, {"kind": "crops"}):
         uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, validation=0.1, seed=5)  # type: ignore[operator]
         for _, document, _, split in stored_rows(uri).judgments:
             splits.setdefault(document.partition("#")[0], set()).add(split)
