@@ -4,21 +4,20 @@ import json
 from collections.abc import Set
 from dataclasses import replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 
 from pipelines.jobs.lookups import TEXT_PARTS, earlier_shards, groups_of_files, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
 from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys
-from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys
+from pipelines.mining.rules import KEPT, MiningRules, apply_rules, first_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
-from raytriever.hashes import numbers_at
 from raytriever.relations import numbered_rows, open_relations
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.cost import Cost, Size
@@ -44,17 +43,10 @@ class MineConfig(StageConfig):
     rules: MiningRules = MiningRules()
     """Rules for candidates."""
     number: PositiveInt | None = None
-    """Candidates of a query, without its positives. null: all."""
-    choose: Literal["first", "sample"] = "first"
-    """How they are chosen among those that pass the rules."""
-    seed: NonNegativeInt = 0
-    """Seed of the sample."""
+    """Most candidates of a query, the best ranked ones, without its positives. null: all. Batches draw a sample of
+    them."""
     candidates_per_shard: PositiveInt = 1 << 21
     """Candidates in a file. One task makes one file."""
-
-    def _check(self) -> None:
-        if self.choose == "sample" and self.number is None:
-            raise ValueError("'choose: sample' needs 'number', how many candidates to draw for each query")
 
 
 # By the number of a query in the run. A document that has the query's id is no negative of it; -1: there is none.
@@ -181,10 +173,7 @@ class Mine(Stage[MineConfig]):
         queries = inputs.block(start, start + self._blocks(StoredRanking(self.config.run)).step)
         block = queries.candidates
         rule_of = apply_rules(rules, block, lambda rows: inputs.contain_answer(rows, queries.answers))
-        priorities = None
-        if self.config.choose == "sample":
-            priorities = numbers_at(sampling_keys(self.config.seed, queries.query_ids)[:, None], block.rows)
-        chosen = choose(rule_of == KEPT, self.config.number, priorities)
+        chosen = first_of(rule_of == KEPT, self.config.number)
         lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
         if self.config.form == "labelled_lists":
             lists = labelled_lists(lists, block.positives)

@@ -230,18 +230,9 @@ def exact_scores(
     return scores
 
 
-def choose(
-    eligible: NDArray[np.bool_], number: int | None, priorities: NDArray[np.uint64] | None = None
-) -> NDArray[np.bool_]:
-    """At most ``number`` of each query's eligible candidates (None: all): the first, or those of least priority."""
-    if number is None:
-        return eligible
-    if priorities is None:
-        return eligible & (np.cumsum(eligible, axis=1) <= number)
-    order = np.lexsort((priorities, ~eligible))[:, :number]
-    chosen = np.zeros_like(eligible)
-    np.put_along_axis(chosen, order, values=True, axis=1)
-    return chosen & eligible
+def first_of(eligible: NDArray[np.bool_], number: int | None) -> NDArray[np.bool_]:
+    """The first ``number`` of each query's eligible candidates (queries, k); None: all."""
+    return eligible if number is None else eligible & (np.cumsum(eligible, axis=1) <= number)
 
 
 def sampling_keys(seed: int, query_ids: Iterable[str]) -> NDArray[np.uint64]:

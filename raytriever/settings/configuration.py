@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -207,22 +207,27 @@ def _laid_over(settings: dict[str, Any], key: str, value: Any, where: str, above
     return {**settings, name: _laid_over(below, rest, value, where, f"{above}{name}.")}
 
 
-def validate(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
-    """Builds ``model`` from ``values``; raises ``UserError`` that names each wrong key, its value and the fix."""
+def validate(model: type[Model], values: Mapping[str, Any], where: str, *stage: str) -> Model:
+    """Builds ``model`` from ``values``; raises ``UserError`` that names each wrong key, its value and the fix.
+
+    ``stage``: of a recipe, which stands before the keys that ``--set`` takes.
+    """
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        lines = dict.fromkeys(_explain(model, problem) for problem in error.errors())
+        lines = dict.fromkeys(_explain(model, problem, stage) for problem in error.errors())
         raise UserError(f"{where}: " + " ".join(lines)) from error
 
 
-def _explain(model: type[BaseModel], problem: Any) -> str:
+def _explain(model: type[BaseModel], problem: Any, stage: Sequence[str]) -> str:
     *above, last = [str(part) for part in problem["loc"]] or [""]
     keys, holders = _follow(model, above)
     key = ".".join([*keys, last])
     if problem["type"] == "extra_forbidden":
         allowed = sorted({name for holder in holders for name in holder.model_fields})
-        return f"'{key}' is not a setting.{did_you_mean(last, allowed)}"
+        below = next(_places_below(holders, last), "")
+        hint = f" Did you mean '{'.'.join([*stage, *keys, below])}'?" if below else did_you_mean(last, allowed)
+        return f"'{key}' is not a setting.{hint}"
     if problem["type"] == "missing":
         return f"'{key}' is missing and has no default."
     keys, holders = _follow(model, [*above, last])
@@ -245,6 +250,14 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         return f"'{key}' is a list: write [{given}]."
     shown = "" if isinstance(given, dict | BaseModel) else f" (given: {given!r})"
     return f"'{key}': {message}{shown}." if key else f"{message}."
+
+
+def _places_below(models: Iterable[type[BaseModel]], name: str, above: str = "", depth: int = 3) -> Iterator[str]:
+    """Dotted keys that end in ``name``, those of fewer parts first. Some settings hold others of their own kind."""
+    below = [(f"{above}{key}.", [*models_in(field)]) for model in models for key, field in model.model_fields.items()]
+    yield from (f"{key}{name}" for key, held in below if any(name in model.model_fields for model in held))
+    for key, held in below if depth else ():
+        yield from _places_below(held, name, key, depth - 1)
 
 
 def did_you_mean(given: str, allowed: Sequence[str]) -> str:

@@ -221,15 +221,8 @@ def test_shards_change_nothing_and_a_sample_is_of_what_is_left(world: World, tmp
     again = mine(world, tmp_path / "again", **asked, candidates_per_shard=33)
     assert again.fingerprint == stored[1].fingerprint
     everything = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "all"))}
-    asked = {"number": 3, "choose": "sample"}
-    drawn = [mined_lists(mine(world, tmp_path / f"sample-{n}", **asked, seed=seed)) for n, seed in enumerate((0, 0, 1))]
-    samples = [{made.query_id: made.document_ids for made in lists} for lists in drawn]
-    assert samples[0] == samples[1] != samples[2]
-    for query, documents in everything.items():
-        found = samples[0][query]
-        assert len(found) == min(3, len(documents))
-        assert found == [document for document in documents if document in found]  # in rank order
-    assert any(found != everything[query][:3] for query, found in samples[0].items())
+    few = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "few", number=3))}
+    assert few == {query: documents[:3] for query, documents in everything.items()}
 
 
 def test_what_the_user_is_told(world: World, tmp_path: Path) -> None:
@@ -251,7 +244,6 @@ def test_what_the_user_is_told(world: World, tmp_path: Path) -> None:
     ({"rules": {"skip_first": 16}}, r"skip_first is 16, but only the first 16 ranks"),
     ({"rules": {"skip_first": 4, "depth": 4}}, r"skip_first is 4, but only the first 4 ranks"),
     ({"number": 15, "rules": {"skip_first": 2}}, r"number is 15, but at most 14 candidates .* ranks 3 to 16"),
-    ({"choose": "sample"}, r"'choose: sample' needs 'number'"),
     ({"rules": {"skip_frist": 1}}, r"'rules.skip_frist' is not a setting. Did you mean 'skip_first'"),
     ({"form": "triples"}, r"'form': .*'hard_negatives' or 'labelled_lists'"),
 ])  # fmt: skip

@@ -222,6 +222,13 @@ def test_what_is_no_text_is_shown_with_what_to_do(override: str, shown: str) -> 
     assert message.startswith(f"'output': Input should be a valid string (given: {shown}, as YAML reads it). Quote it")
 
 
+def test_a_key_of_settings_below_is_told_with_those_above_it() -> None:
+    assert refusal({"learning_rate": 3}) == "'learning_rate' is not a setting. Did you mean 'optimizer.learning_rate'?"
+    with pytest.raises(UserError, match=r"'bf16' is not a setting\. Did you mean 'model\.optimizer\.bf16'"):
+        validate(Job, {"bf16": True}, "Recipe mine.yaml, stage model", "model")
+    assert refusal({"kind": 1}) == "'kind' is not a setting. Did you mean 'source.kind'?"
+
+
 def test_one_value_in_place_of_a_list_is_told_how_a_list_is_written() -> None:
     assert refusal(apply_overrides({}, ["parts=queries"])) == "'parts' is a list: write [queries]."
 
