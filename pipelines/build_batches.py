@@ -248,7 +248,9 @@ class _Given:
         """The text's id. Raises ``UserError``, naming the place, for what is no text, or an id that has another."""
         found = None
         if _is_missing(text):
-            if not (may_lack or self._drop_empty):
+            if may_lack:  # it is none of the given texts
+                return None
+            if not self._drop_empty:
                 raise UserError(f"{place} is {text!r:.60}. Give it a text, or leave such pairs out: drop_empty=True.")
         elif not isinstance(text, str):
             raise UserError(f"{place} is {text!r:.60}. It must be a string.")

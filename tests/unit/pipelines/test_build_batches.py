@@ -210,14 +210,15 @@ def test_triplets_have_their_negatives_and_masks(vectors: Any) -> None:
 
 
 def test_vectors_of_negatives_stand_behind_those_of_documents() -> None:
-    lists = [[f"no {row}", f"never {row}"] if row % 3 else [] for row in range(COUNT)]
+    absent: list[Any] = [[], None, [None], ""]
+    lists = [[f"no {row}", f"never {row}"] if row % 3 else absent[row % 4] for row in range(COUNT)]
     columns = {
         "query": NAMED["anchor"],
         "document": NAMED["positive"],
         "negative_1": NAMED["negative"],
         "negatives": lists,
     }
-    texts = NAMED["positive"] + NAMED["negative"] + [text for of_row in lists for text in of_row]
+    texts = NAMED["positive"] + NAMED["negative"] + [text for of_row in lists for text in of_row or () if text]
     vector_of = {text: np.random.default_rng(number).normal(size=8) for number, text in enumerate(texts)}
     given = {"query_vectors": [vector_of[text] for text in NAMED["positive"]]}
     given["document_vectors"] = [vector_of[text] for text in texts]
