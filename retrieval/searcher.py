@@ -96,7 +96,7 @@ class Searcher:
                 raise UserError(f"questions[{place}] is {question!r:.60}. Ask with one word at least.")
         if not isinstance(k, int | np.integer) or k < 1:
             raise UserError(f"k is {k!r:.60}. It must be a whole number above 0.")
-        k = min(int(k), max(1, len(self._documents)))  # FAISS takes no number of NumPy's
+        k = min(int(k), len(self._documents))  # FAISS takes no number of NumPy's
         fused = len(self._searches) > 1
         depth = max(k, _DEPTH) if fused else k
         rankings = [merge_rankings(search(questions, depth), depth) for search in self._searches]

@@ -160,8 +160,9 @@ class SourceTreeFormat(Format):
         return self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped)
 
     def _is_excluded(self, name: str) -> bool:
-        globs = [glob.lower() for pattern in self._config.exclude for glob in (pattern, f"{pattern}/**")]
-        return any(matches(name.lower(), glob) for glob in globs)
+        patterns = [pattern.lower().rstrip("/") for pattern in self._config.exclude]
+        patterns += [f"{pattern}/**" for pattern in patterns if "*" not in pattern.rpartition("/")[2]]
+        return any(matches(name.lower(), pattern) for pattern in patterns)
 
     def _is_wanted(self, name: str) -> bool:
         if include := self._config.include:
@@ -240,7 +241,7 @@ _FRONT_MATTER = re.compile(r"(?P<fence>---|\+\+\+)[ \t]*\n(?P<values>(?:.*\n)*?)
 
 
 _ESCAPED = re.compile(
-    r"(?P<code>^(?P<fence>`{3,}).*?^(?P=fence)|(?<![\\`])(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
+    r"(?P<code>^(?P<fence>`{3,})(?!`).*?^(?P=fence)|(?<![\\`])(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
     r"|(?<!\\)\\(?P<slashes>(?:\\\\)*)(?=[*_~\[\]<|])"  # emphasis, links, tables
     r"|(?P<start>^ {0,3}\d{0,9})\\(?=[>+.)-])",  # quotations and lists
     re.DOTALL | re.MULTILINE,
@@ -379,12 +380,13 @@ def main_text(html: str) -> tuple[str, str]:
     own = [" ".join(heading.text_content().split()) for heading in headings if heading.tag == "h1"]
     if len(own) == 1 and own[0] and re.match(rf"{re.escape(own[0])}(?!\w)", title):
         title = own[0]  # the site's name behind it is its frame
-    for block in tree.iter("pre"):
-        if block.find(".//code") is None:  # else it is read as prose
-            code = block.makeelement("code")
-            code.text, block.text = block.text, None
-            code.extend(list(block))
-            block.append(code)
+    for block in tree.xpath("//pre[not(.//code or .//p or .//div)]"):  # else it is read as prose
+        for line_break in block.iter("br"):
+            line_break.tail = "\n" + (line_break.tail or "")
+        code, behind = block.makeelement("code"), block.makeelement("p")
+        code.text, behind.text = block.text_content(), block.tail  # no markup, which would end the code
+        block[:], block.text, block.tail = [code], None, None
+        block.addnext(behind)
     text = trafilatura.extract(tree, output_format="markdown", include_comments=False, favor_recall=True)
     return title, without_escapes(text or "")
 

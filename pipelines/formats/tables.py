@@ -75,18 +75,19 @@ class FileTable:
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, file after file, with its values of the required and the optional columns; None is left out.
 
-        A file may lack an optional column. What a record of JSON lacks is null, if one of the table's first records
-        has it. Raises ``UserError`` if a required column is absent. Also if an optional column is absent from the whole
+        A file may lack an optional column. What a record of JSON lacks is null, if one of its file's first records has
+        it. Raises ``UserError`` if a required column is absent. Also if an optional column is absent from the whole
         table, unless the table may lack it.
         """
         named = [*required, *filter(None, optional)]
         wanted = set(filter(None, optional)) - self._may_lack
         unseen, is_empty, has_key = set(wanted), True, cache(self._has_key)
-        for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
+        records = ((name, *record) for name in self._files for record in self._records(name, named))
+        for name, place, values in records:
             found = chosen(values, named)
             for column in required:
                 if column not in found:
-                    if not has_key(column):
+                    if not has_key(name, column):
                         raise _no_column(str(place), column, values)
                     found[column] = None
             unseen -= found.keys()
@@ -100,11 +101,11 @@ class FileTable:
             problem = _no_column(self.name, column, there) if column in unseen else None
             note_column(f"{self.name}: {column}", problem)
 
-    def _has_key(self, column: str) -> bool:
-        """Whether one of the first records of a table in JSON has it."""
+    def _has_key(self, name: str, column: str) -> bool:
+        """Whether one of the first records of a file in JSON has it."""
         with reading_within(reading().limits):  # of the file, whichever piece is read
-            first = (record.values for record in islice(json_records(self._folder, self._files[0]), _RECORDS_LOOKED_AT))
-            return _is_json(self._files[0]) and any(chosen(values, [column]) for values in first)
+            first = (record.values for record in islice(json_records(self._folder, name), _RECORDS_LOOKED_AT))
+            return _is_json(name) and any(chosen(values, [column]) for values in first)
 
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
         if FILE in columns:

@@ -122,7 +122,7 @@ class Filter(Stage[FilterConfig]):
     unit = "examples"
     results = ("audit.json",)
 
-    def fingerprint_of(self, key: str, path: str) -> str:
+    def fingerprint_of(self, key: str, path: str) -> str | None:
         """A teacher's scores may be a run file's."""
         return scores_fingerprint(path) if key == "teacher_scores" else super().fingerprint_of(key, path)
 

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 from pipelines.jobs.queries import Examples, ExamplesConfig, ExamplesStage
 from pipelines.queries.documents import Example, MadeDocument, SourceDocument
 from pipelines.queries.generated import PROMPT, GenerationSettings, QueryWriter, VllmWriter
-from raytriever.artifacts.artifact import Artifact, ShardRecord
+from raytriever.artifacts.artifact import ShardRecord
 from raytriever.stages.cost import Cost, Size
 from retrieval.encoders.pretrained import BYTES_OF_A_TOKEN, seconds_of_tokens
 from retrieval.encoders.specification import Dtype, ModelSettings
@@ -57,10 +57,12 @@ class Generate(ModelStage[GenerateConfig], ExamplesStage[GenerateConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collections', the language model's and the prompt's."""
-        collections = {"collection": self.config.collection, "questions": self.config.questions}
-        found = {name: Artifact(path).fingerprint for name, path in collections.items() if path is not None}
         prompt = hashlib.sha256(self.config.generation.template().encode()).hexdigest()
-        return found | {"language_model.model": self.located.fingerprint, "generation.prompt": prompt}
+        return super().input_fingerprints() | {"generation.prompt": prompt}
+
+    def fingerprint_of(self, key: str, path: str) -> str | None:
+        """The prompt's is known without a file too."""
+        return None if key == "generation.prompt" else super().fingerprint_of(key, path)
 
     def check_inputs(self, there: Set[str]) -> None:
         """A model that can't be had, and a prompt that can't be read."""

@@ -155,7 +155,7 @@ class Pairs(Stage[PairsConfig]):
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 9
+    algorithm_version = 10
     config_class = PairsConfig
     unit = "pairs"
 

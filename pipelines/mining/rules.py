@@ -232,7 +232,7 @@ def exact_scores(
 
 def first_of(eligible: NDArray[np.bool_], number: int | None) -> NDArray[np.bool_]:
     """The first ``number`` of each query's eligible candidates (queries, k); None: all."""
-    return eligible if number is None else eligible & (np.cumsum(eligible, axis=1) <= number)
+    return eligible & (np.cumsum(eligible, axis=1) <= (number or eligible.shape[1]))
 
 
 def sampling_keys(seed: int, query_ids: Iterable[str]) -> NDArray[np.uint64]:

@@ -196,10 +196,11 @@ class TitleQueries(Settings):
 
 def _after_title(text: str, title: str) -> int:
     """The start of the body, after a first line or a first heading that is only the title, with or without marks."""
-    heading, rows = next(iter(blocks(text)), None), text.split("\n")
-    if heading and heading.text.casefold() == title.casefold() and not "".join(rows[: heading.first]).strip():
-        return len("\n".join(rows[: heading.stop])) + 1
     body = text.lstrip()
+    rows = body.split("\n", 2)[:2]  # a heading and what may underline it
+    heading = next(iter(blocks("\n".join(rows))), None)
+    if heading and not heading.first and heading.text.casefold() == title.casefold() and "\r" not in rows[0]:
+        return len(text) - len(body) + len("\n".join(rows[: heading.stop])) + 1
     first, _, rest = body.partition("\n")
     same = first.strip("#=* \t\r").casefold() == title.strip("#=* \t\r").casefold()
     return len(text) - len(rest.lstrip()) if same else 0

@@ -246,7 +246,7 @@ def _explain(model: type[BaseModel], problem: Any, stage: Sequence[str]) -> str:
             f"'{key}': {message} (given: {given!r}, as YAML reads it). Quote it: \"…\", after --set within the shell's"
             " own quotes: 'key=\"…\"'."
         )
-    if problem["type"] in ("tuple_type", "list_type") and isinstance(given, str | int | float):
+    if problem["type"] in ("tuple_type", "list_type") and isinstance(given, str):
         return f"'{key}' is a list: write [{given}]."
     shown = "" if isinstance(given, dict | BaseModel) else f" (given: {given!r})"
     return f"'{key}': {message}{shown}." if key else f"{message}."

@@ -16,7 +16,6 @@ from retrieval.encoders.modules import (
     DOCUMENT_MODEL_FILE,
     FORM_FILE,
     LAYER_POOLING,
-    MODULES,
     POOLING_MODES,
     SCORING_FILE,
     TABLE,
@@ -63,7 +62,7 @@ def write_sentence_transformers_folder(encoder: EncoderParts, folder: Path) -> N
         name = f"{number}_{kind}" if number else ""  # the transformer's files are in the folder itself
         write(folder / name)
         listing.append({"idx": number, "name": str(number), "path": name, "type": f"{_MODULES}.{kind}"})
-    write_json(folder / MODULES, listing)
+    write_json(folder / "modules.json", listing)
     _write_prompts(encoder, folder)
     if encoder.contract.document_model is not None:
         write_json(folder / DOCUMENT_MODEL_FILE, {"document_model": encoder.contract.document_model})
@@ -102,7 +101,7 @@ def write_routes(
         write_json(config, read_json(config) | {"output_hidden_states": True})
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(folder / "router_config.json", {"types": types, "structure": routes, "parameters": parameters})
-    write_json(folder / MODULES, [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Router"}])
+    write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Router"}])
     _write_prompts(query, folder)
 
 

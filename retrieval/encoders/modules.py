@@ -36,7 +36,6 @@ _VOCABULARY = (
     "vocab.json",
     "tokenizer.model",
 )
-MODULES = "modules.json"
 TOKENIZER_FILES = (
     *_VOCABULARY,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
@@ -121,7 +120,7 @@ def read_modules(path: Path, role: Role = "document") -> Modules:
     first = folders.get("Transformer", folders.get(TABLE, [path]))[0]
     stated = read_json(path / "config_sentence_transformers.json")
     similarity = stated.get("similarity_fn_name")
-    by_cosine = (path / MODULES).exists() and similarity in (None, "cosine")
+    by_cosine = (path / "modules.json").exists() and similarity in (None, "cosine")
     if similarity not in (None, "cosine", "dot"):
         raise UserError(
             f"{path} compares its vectors by {similarity}, which isn't supported. Supported are cosine and dot: name"
@@ -153,7 +152,7 @@ def has_two_towers(path: Path) -> bool:
 
 def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in order; nothing for a plain transformer."""
-    listing = path / MODULES
+    listing = path / "modules.json"
     if not listing.exists():
         config = read_json(path / "config.json")
         if config.get("model_type") != "model2vec":
@@ -264,9 +263,11 @@ def read_pooling(modules: Modules) -> Pooling:
     """The pooling that the Pooling module's folder names. Raises ``UserError`` for none and for several at once."""
     folder = modules.pooling
     if folder is None:
+        # what transformers alone has fetched lacks an encoder's modules
+        partly = " Or fetch the rest: hf download with its name, in case the hub has a modules.json for it."
         raise UserError(
             f"{modules.folder} is a plain transformer without pooling settings. Set the encoder's pooling to the"
-            " one it was trained with: mean, cls or last_token."
+            f" one it was trained with: mean, cls or last_token.{partly if 'snapshots' in modules.folder.parts else ''}"
         )
     modes = _pooling_config(folder)["pooling_mode"]
     if isinstance(modes, str) and modes in POOLING_MODES:

@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders.modules import (
-    MODULES,
     TOKENIZER_FILES,
     has_adapter,
     has_tokenizer,
@@ -258,7 +256,7 @@ def _refuse_unlisted(path: Path, listed: set[str]) -> None:
 
 def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only: bool) -> Path:
     """The folder in the hub's cache, fetched where it isn't whole. Raises ``UserError`` where the hub can't give it."""
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     pinned = PINNED_REVISIONS.get(model) if revision is None else None
@@ -282,9 +280,6 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     else:
         if tokenizer_only or _has_weights(found):
-            if not tokenizer_only and not _knows_modules(found):
-                with suppress(HfHubHTTPError, LocalEntryNotFoundError, OSError):  # the cache notes that there are none
-                    hf_hub_download(model, MODULES, revision=wanted["revision"])
             return found
         reason = (
             "it holds no safetensors there, and pickles aren't read because they can run any code. If you trust them,"
@@ -301,22 +296,13 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder of the hub's cache has all weights, and knows modules: transformers fetches less than that."""
-    return (
-        _has_weights(folder)
-        and _knows_modules(folder)
-        and all(
-            (listing.parent / name).exists()
-            for listing in folder.rglob(f"{_WEIGHTS}.index.json")
-            for name in read_json(listing)["weight_map"].values()
-        )
+    """Whether it has all weights. A file that lists them may be there before they are."""
+    listed = (
+        listing.parent / name
+        for listing in folder.rglob(f"{_WEIGHTS}.index.json")
+        for name in read_json(listing).get("weight_map", {}).values()
     )
-
-
-def _knows_modules(folder: Path) -> bool:
-    """Whether a folder of the hub's cache holds the list of an encoder's modules, or the hub has said it has none."""
-    absent = folder.parents[1] / ".no_exist" / folder.name / MODULES
-    return (folder / MODULES).exists() or absent.exists()
+    return _has_weights(folder) and all(weights.exists() for weights in listed)
 
 
 def _has_weights(folder: Path) -> bool:

@@ -31,14 +31,14 @@ def empty_index(dimension: int, factory: str) -> "Index":
     ITQ subtract a mean).
     """
     faiss = import_faiss()
-    if named := re.search(r"PCA|ITQ|L2norm|RFlat|Refine|IDMap|NSG|(HNSW|IVF)0+(?!\d)", factory):
+    if named := re.search(r"PCA|ITQ|L2norm|RFlat|Refine|IDMap|(?<![(_\w])NSG|(HNSW|IVF)0+(?!\d)", factory):
         raise UserError(
             f"'{factory}' has {named[0]}. PCA, ITQ and L2norm change inner products: OPQ shortens vectors without. In"
             " place of RFlat and Refine the stage rerank scores exactly what an index finds. Rows are numbered without"
             " IDMap. The graph that takes vectors in parts is HNSW, not NSG. HNSW and IVF need a number above 0."
         )
     _require_equal_parts(dimension, factory)
-    with explaining(f"'{factory}' makes no index of dimension {dimension}"):
+    with explaining(f"'{factory}' makes no index"):
         index: Index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     inner = innermost(index)
     if isinstance(inner, faiss.IndexHNSWPQ):  # the factory gives it Euclidean distance, whatever it is asked for

@@ -129,8 +129,9 @@ def set_search_parameters(index: "Index", parameters: str) -> None:
 
     Raises ``UserError`` for a parameter that this index does not have, and a number that finds nothing.
     """
-    if wrong := re.search(r"(nprobe|efSearch)=(?!0*[1-9]\d{0,8}(,|$))[^,]*", parameters):
-        raise UserError(f"search_parameters has {wrong[0]}. Give a whole number from 1.")
+    for found in re.finditer(r"(?:nprobe|efSearch)=(-?\d*\.?\d+(?:e\d+)?)", parameters):
+        if not 1 <= float(found[1]) < 1 << 31:
+            raise UserError(f"search_parameters has {found[0]}. Give a whole number from 1.")
     with explaining(f"The search parameters '{parameters}' don't fit this index (null fits any)"):
         import_faiss().ParameterSpace().set_index_parameters(index, parameters)
 

@@ -94,7 +94,7 @@ class Embed(ModelStage[EmbedConfig]):
         super().__init__(config.model_copy(update=sizes))
         self._reading, self._turns = threading.Lock(), EncoderTurns(self.measured)
 
-    def fingerprint_of(self, key: str, path: str) -> str:
+    def fingerprint_of(self, key: str, path: str) -> str | None:
         """A run's may be a file's; a context has its own, whatever holds it."""
         if key == "context":
             return CorpusContext.of(path).description.fingerprint

@@ -113,7 +113,7 @@ class Evaluate(Stage[EvaluateConfig]):
         if there & {"collection", "qrels"}:
             self._judgments()
 
-    def fingerprint_of(self, key: str, path: str) -> str:
+    def fingerprint_of(self, key: str, path: str) -> str | None:
         """Rankings and judgments may be files."""
         if key == "qrels":
             return file_fingerprint(key, path, "not a qrels file")

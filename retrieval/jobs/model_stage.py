@@ -169,11 +169,11 @@ class ModelStage(Stage[Config], Generic[Config]):
         source: Any = getattr(self.config, self.model_setting)
         return locate_named(source)
 
-    def input_fingerprints(self) -> dict[str, str]:
+    def fingerprint_of(self, key: str, path: str) -> str | None:
         """The model's covers its base and its tokenizer."""
-        own, paths = f"{self.model_setting}.", input_paths(self.config).items()
-        others = {key: self.fingerprint_of(key, path) for key, path in paths if not key.startswith(own)}
-        return others | {f"{own}model": self.located.fingerprint}
+        if key.startswith(f"{self.model_setting}."):
+            return self.located.fingerprint if key.endswith(".model") else None
+        return super().fingerprint_of(key, path)
 
     def has_model(self, there: Set[str]) -> bool:
         """Whether the model is among the inputs that are ``there``."""

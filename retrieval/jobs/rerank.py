@@ -57,7 +57,7 @@ class Rerank(Stage[RerankConfig]):
     def _scoring(self) -> LocatedModel | None:
         return locate_model(self.config.scoring) if self.config.scoring else None
 
-    def fingerprint_of(self, key: str, path: str) -> str:
+    def fingerprint_of(self, key: str, path: str) -> str | None:
         """A run's may be a file's, and the scoring module's model may be any folder."""
         if key == "scoring":
             return locate_model(path).fingerprint

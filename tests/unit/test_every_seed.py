@@ -131,7 +131,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("group", "seed", {"collection": "$chunks", "grouping": {"batch_size": 8}}),
     ("group", "seed", {"collection": "$chunks", "grouping": {"batch_size": 8}, "batches_per_epoch": 3}),
     ("lists", "seed", {"collection": "$chunks", "candidates": "$candidates", "batch_size": 8}),
-    ("mine", "seed", {"run": "$ranking", "collection": "$chunks", "choose": "sample", "number": 2}),
     ("queries", "seed", {"collection": "$chunks", "queries": {"kind": "crops", "minimum_words": 2}}),
     ("queries", "seed", {"collection": "$chunks", "queries": {"kind": "title"}, "held_out": 0.5}),
     ("export", "seed", {"batches": "$batches", "format": "hugging_face"}),

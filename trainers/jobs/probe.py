@@ -30,7 +30,7 @@ from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import Table, counted
-from raytriever.settings.configuration import InputPath, Level, NamedInputs, input_paths
+from raytriever.settings.configuration import InputPath, Level, NamedInputs
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.stage import WHOLE, Phase, Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
@@ -118,7 +118,7 @@ class Probe(Stage[ProbeConfig]):
 
     command = "probe"
     kind = EVALUATION
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
@@ -135,11 +135,11 @@ class Probe(Stage[ProbeConfig]):
         settings = self.config.encoder.model_copy(update={"static": True})
         return load_encoder(settings, self._located.path, self._located.fingerprint)
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the artifacts, and of the encoder."""
-        paths = input_paths(self.config).items()
-        found = {key: self.fingerprint_of(key, path) for key, path in paths if not key.startswith("encoder.")}
-        return found | {"encoder.model": self._located.fingerprint}
+    def fingerprint_of(self, key: str, path: str) -> str | None:
+        """The encoder's covers its base and its tokenizer."""
+        if key.startswith("encoder."):
+            return self._located.fingerprint if key == "encoder.model" else None
+        return super().fingerprint_of(key, path)
 
     def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """A recipe that can't be read, and a measure of answers."""

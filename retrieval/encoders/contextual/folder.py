@@ -26,7 +26,6 @@ from retrieval.encoders.modules import (
     CONTEXTUAL_FILE,
     CONTEXTUAL_TRANSFORMER,
     FIRST_STAGE,
-    MODULES,
     read_json,
     reading,
     write_json,
@@ -127,7 +126,7 @@ def write_module_folder(encoder: ContextualEncoder, folder: Path, context: Corpu
     if context is not None:
         encoder.require_room(len(context.vectors), encoder.contract.max_length)
     encoder.save(folder)
-    listing = folder / MODULES
+    listing = folder / "modules.json"
     modules = [each for each in read_json(listing) if "Pooling" not in each["type"]]
     modules[0]["type"] = f"{_MODULE}.{CONTEXTUAL_TRANSFORMER}"  # which pools too
     for number, module in enumerate(modules):

@@ -64,7 +64,7 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
 
 def test_output_and_resources_are_the_recipes_own_and_the_command_lays_its_values_on_top(folder: Path) -> None:
     plain = load_recipe(write(folder, "based_on: base.yaml"), [])
-    assert (plain.name, plain.output) == ("mine.yaml", "runs/mine")
+    assert (plain.name, plain.output) == ("mine.yaml", f"runs/{folder.name}/mine")
     assert plain.stages["pairs"]["resources"] == {"workers": 2}  # the base's, where it has none
     other = load_recipe(write(folder, "{based_on: base.yaml, output: s3://b/run, resources: {workers: 8}, set: }"), [])
     assert other.folder("pairs") == "s3://b/run/pairs"

@@ -92,8 +92,8 @@ def test_order_and_repeats_are_the_callers_and_equal_texts_are_encoded_once(enco
 def test_the_next_texts_are_tokenized_while_these_are_computed(
     encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "_PIECE_ON_CPU", 3)
     """Each forward pass waits until the piece after the one in hand is tokenized: in turns, none would ever come."""
+    monkeypatch.setattr(embedding, "_PIECE_ON_CPU", 3)
     recorded, tokenized = Recorded(encoder), [Event() for _ in range(4)]
     pieces: list[Sequence[str]] = []
 

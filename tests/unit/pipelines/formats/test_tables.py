@@ -96,6 +96,9 @@ def test_names_with_dots_reach_into_structs_and_an_optional_column_may_be_absent
     assert read(tmp_path, "rows.jsonl", "id", "title") == [(1, None), (2, "z")]
     with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'tilte'\. Columns there: 'id', 'text'"):
         read(tmp_path, "rows.jsonl", "id", "tilte")
+    (tmp_path / "s.jsonl").write_text('{"id": 3, "heading": "z"}\n')
+    with pytest.raises(UserError, match=r"s\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'heading'"):
+        read(tmp_path, ["rows.jsonl", "s.jsonl"], "id", "title")
     (tmp_path / "other.jsonl").write_text('{"id": 1, "m": "abc", "n": {}}\n')
     for name in ("m.a", "n.a"):  # under a text, and not among what is there
         with pytest.raises(UserError, match=rf"has no column '{name}'\. Columns there: 'id', 'm', 'n'\."):

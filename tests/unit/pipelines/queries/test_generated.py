@@ -39,6 +39,8 @@ COPY = "its old shell and waits for the new"  # eight words
     ("query language\nquery 10:30", ["query language", "query 10:30"], {}),
     ("<think>\nThey want queries.\n</think>\nold shells", ["old shells"], {}),
     ("<think>\nThey want two queries, and", [], {"passages that got no query": 1}),
+    ("They want queries.\n</think>\nold shells", ["old shells"], {}),  # where the template opens the thoughts
+    ("tag <think> in html\nold shells", ["tag <think> in html", "old shells"], {}),
     ("ロブスターの殻\n殻は いつ", ["ロブスターの殻", "殻は いつ"], {}),
 ])  # fmt: skip
 def test_the_queries_of_an_answer(answer: str, queries: list[str], dropped: dict[str, int]) -> None:

@@ -178,7 +178,7 @@ def test_a_title_with_markup_is_taken_away_too(heading: str) -> None:
 
 
 def test_a_repeated_title_is_taken_away_and_what_lacks_one_counted() -> None:
-    for top in ("Lobster", "# lobster", "\n\nLOBSTER  ", "Lobster\r"):
+    for top in ("Lobster", "# lobster", "\n\nLOBSTER  ", "Lobster\r", "# Lobster\r"):
         made, _ = examples(TitleQueries(), source(f"{top}\nA clawed animal.", "Lobster"))
         assert made[0].documents[0].text.strip() == "A clawed animal."
     made, _ = examples(TitleQueries(), source("Lobster is an animal.", "Lobster"))

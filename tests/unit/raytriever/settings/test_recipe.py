@@ -55,7 +55,7 @@ def test_a_stages_resources_are_laid_over_the_recipes_key_by_key(recipe: str) ->
 
 def test_an_output_given_by_the_command_wins(recipe: str, tmp_path: Path) -> None:
     (tmp_path / "plain.yml").write_text("stages: {a: {job: collect}}")
-    assert load_recipe(str(tmp_path / "plain.yml"), []).output == "runs/plain"
+    assert load_recipe(str(tmp_path / "plain.yml"), []).output == f"runs/{tmp_path.name}/plain"
     assert load_recipe(recipe, [], "s3://bucket/run/").folder("pairs") == "s3://bucket/run/pairs"
     assert load_recipe(recipe, ["output=elsewhere"]).folder("pairs") == "elsewhere/pairs"
     assert load_recipe(recipe, ["output=elsewhere"], "here").output == "here"
@@ -71,7 +71,7 @@ def test_recipes_of_one_name_have_outputs_of_their_own(tmp_path: Path, monkeypat
             loaded = load_recipe(path, [])
             assert (loaded.name, loaded.output) == (file.name, f"runs/{name.removesuffix('.yaml')}")
     monkeypatch.chdir("one")
-    assert load_recipe("../other/recipe.yaml", []).output == "runs/recipe"
+    assert load_recipe("../other/recipe.yaml", []).output == "runs/other/recipe"
     assert load_recipe("finetune", []).name == "finetune"  # no file of one's own has this name
 
 
@@ -104,7 +104,7 @@ def test_bad_overrides_are_named(recipe: str, override: str, message: str) -> No
     ("stages: {}", "'stages' is missing or empty"),
     ("stages: {a: {job: collect}}\nsizes: {quick: }", "size is None, which is no size of this recipe"),
     ("stages: {a: [", "line 1 is not valid YAML"),
-    ("output: /\nstages: {a: {job: collect}}", "the output is '/'. Name a folder, such as runs/bad"),
+    ("output: /\nstages: {a: {job: collect}}", "the output is '/'. Name a folder, such as runs/"),
     ("output: [x]\nstages: {a: {job: collect}}", "the output is ['x']. Name a folder"),
     ("output: s3://\nstages: {a: {job: collect}}", "the output is 's3://'. Name a folder"),
 ])  # fmt: skip

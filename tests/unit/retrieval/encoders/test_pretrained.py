@@ -18,6 +18,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders import pretrained
+from retrieval.encoders.modules import read_modules, read_pooling
 from retrieval.encoders.pretrained import (
     PACKAGED_MODELS,
     PINNED_REVISIONS,
@@ -127,7 +128,6 @@ def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(tm
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_bytes(b"weights")
-    (tmp_path / "modules.json").write_text(MODULES)
     located = locate_model("org/model")
     assert located.path == tmp_path
     (tmp_path / file).write_bytes(b"other weights")
@@ -137,8 +137,8 @@ def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(tm
 def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(tiny_encoder, monkeypatch):
     asked, offline = [], False
 
-    def snapshot(model: str, *, revision: str | None, local_files_only: bool = False, **_: Any) -> str:
-        if offline or local_files_only:
+    def snapshot(model: str, *, revision: str | None, **_: Any) -> str:
+        if offline:
             raise OSError("offline")
         asked.append((model, revision))
         return str(tiny_encoder)
@@ -156,7 +156,6 @@ def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(tiny_en
     assert "commit" not in refused(lambda: locate_model(name, "main"))
 
 
-MODULES = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
 CODE = {
     "configuration_mine.py": "from transformers import BertConfig\n"
     "class MineConfig(BertConfig):\n model_type = 'mine'\n",
@@ -171,7 +170,6 @@ class Hub:
     def __init__(self, folder: Path) -> None:
         self.hub, self.cache = folder / "hub", folder / "cache"
         self.asked = 0
-        self.is_away = False
 
     def snapshot(
         self, model: str, *, allow_patterns: list[str], local_files_only: bool = False, revision: str | None = None
@@ -183,20 +181,11 @@ class Hub:
                 raise LocalEntryNotFoundError("no snapshot")
             return str(target)
         self.asked += 1
-        if self.is_away:
-            return str(target)
         names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
         for name in filter_repo_objects(names, allow_patterns=allow_patterns):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name)
         return str(target)
-
-    def file(self, model: str, name: str, *, revision: str | None) -> str:
-        assert (name, revision) == ("modules.json", None)
-        absent = self.cache.parent / ".no_exist" / model.replace("/", "--") / name
-        absent.parent.mkdir(parents=True, exist_ok=True)
-        absent.touch()
-        raise LocalEntryNotFoundError(f"{model} has no {name}")
 
 
 @pytest.fixture
@@ -204,7 +193,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the model org/mine, whose code is its own, and org/adapter over it."""
     hub = Hub(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.file)
     mine = Path(shutil.copytree(tiny_model("bert"), hub.hub / "org--mine"))
     for name, code in CODE.items():
         (mine / name).write_text(code)
@@ -244,34 +232,30 @@ def test_a_models_own_code_is_fetched_where_it_is_trusted_and_nowhere_else(hub: 
     assert hub.asked == 3
 
 
-def test_what_another_library_fetched_is_no_whole_encoder(hub: Hub) -> None:
+def test_a_shard_that_is_not_cached_is_fetched(hub: Hub) -> None:
     encoder, cached = hub.hub / "org--encoder", hub.cache / "org--encoder"
     shutil.copytree(tiny_model("bert"), encoder)
-    weights, tensors = encoder / "model.safetensors", load_file(encoder / "model.safetensors")
-    (encoder / "modules.json").write_text(MODULES)
-    cached.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):  # as transformers does
-        shutil.copyfile(encoder / name, cached / name)
-    assert (locate_model("org/encoder").path / "modules.json").exists()
-    locate_model("org/encoder")
-    assert hub.asked == 1
-    weights.unlink()
-    shards = {}
+    tensors, shards = load_file(encoder / "model.safetensors"), {}
+    (encoder / "model.safetensors").unlink()
     for number, name in enumerate(tensors):
         shards[name] = f"model-{number}.safetensors"
         save_file({name: tensors[name]}, encoder / shards[name], {"format": "pt"})
     (encoder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    shutil.rmtree(cached)
     shutil.copytree(encoder, cached)
     locate_model("org/encoder")
-    assert hub.asked == 1
+    assert hub.asked == 0
     (cached / "model-1.safetensors").unlink()
     assert (locate_model("org/encoder").path / "model-1.safetensors").exists()
-    assert hub.asked == 2
-    (cached / "modules.json").unlink()
-    hub.is_away = True  # huggingface_hub then gives what its cache holds
-    assert locate_model("org/encoder").path == cached
-    assert hub.asked == 3
+    assert hub.asked == 1
+
+
+def test_what_another_library_fetched_may_lack_the_modules(tmp_path: Path) -> None:
+    cached = tmp_path / "models--org--encoder" / "snapshots" / ("0" * 40)
+    shutil.copytree(tiny_model("bert"), cached)
+    with pytest.raises(UserError, match=r"plain transformer .* Or fetch the rest: hf download"):
+        read_pooling(read_modules(cached))
+    with pytest.raises(UserError, match=r"mean, cls or last_token\.$"):
+        read_pooling(read_modules(tiny_model("bert")))
 
 
 def test_code_of_another_model_is_not_looked_for(hub: Hub) -> None:
