@@ -82,8 +82,8 @@ class FileTable:
         named = [*required, *filter(None, optional)]
         wanted = set(filter(None, optional)) - self._may_lack
         unseen, is_empty, has_key = set(wanted), True, cache(self._has_key)
-        records = ((name, *record) for name in self._files for record in self._records(name, named))
-        for name, place, values in records:
+        records = ((name, record) for name in self._files for record in self._records(name, named))
+        for name, (place, values) in records:
             found = chosen(values, named)
             for column in required:
                 if column not in found:
