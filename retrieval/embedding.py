@@ -73,9 +73,9 @@ def encode_texts(
 ) -> NDArray[np.float32]:
     """Vectors float32 of ``texts`` in order: (n, dimension), or (n, m, dimension) where the encoder gives m a text.
 
-    Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. None: 2,048 on a GPU, 16,384 on a
-    CPU. While some are computed, two threads tokenize and pad the next, for a GPU in pinned memory. On
-    a CPU tokenizing takes a hundredth of the time and uses the same cores. ``prompt``: instead of the role's.
+    Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. While 2,048 texts are computed on
+    a GPU, 16,384 on a CPU, two threads tokenize and pad the next, for a GPU in pinned memory. On a CPU tokenizing takes
+    a hundredth of the time and uses the same cores. ``prompt``: instead of the role's.
     ``turns``: shared by the threads of one encoder. A turn begins when the first texts are tokenized.
     """
     import torch

@@ -31,6 +31,10 @@ QUERIES_FILE = "queries.jsonl"
 QRELS_FOLDER = "qrels"
 
 _DEFAULT_DOMAIN_KEY = "domain"
+_AS_TABLE = (
+    "A table of pairs is read with {{kind: columns, path: {}, pairs: {{table: {}, query: a column, document: a"
+    " column}}}}."
+)
 _ANSWERS = "metadata.answers"  # of a query, a list
 
 
@@ -89,8 +93,7 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
     """Each split to read and its file, sorted. Raises ``UserError`` where one of them or a file is missing."""
     if (path := Path(folder.uri)).is_file():
         raise UserError(
-            f"{path} is a file, where a BEIR folder was expected. A table of pairs is read with {{kind: columns, path:"
-            f" {path.parent}, pairs: {{table: {path.name}, query: a column, document: a column}}}}."
+            f"{path} is a file, where a BEIR folder was expected. {_AS_TABLE.format(path.parent, path.name)}"
         )
     missing = [name for name in (CORPUS_FILE, QUERIES_FILE) if not find_file(folder, name)]
     files = [name for name in (folder / QRELS_FOLDER).files() if "/" not in name and not name.startswith(".")]
@@ -104,8 +107,7 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
         raise UserError(
             f"{folder.uri} is no BEIR folder because it lacks {' and '.join(missing)}. A BEIR folder holds"
             f" {CORPUS_FILE}, {QUERIES_FILE} and one or more {_qrels_file('<split>')}, plain or with .gz or .zst"
-            " behind the name. Is the path right? A table of pairs is read with {kind: columns, path: its folder,"
-            " pairs: {table: its name, query: a column, document: a column}}."
+            f" behind the name. Is the path right? {_AS_TABLE.format('its folder', 'its name')}"
         )
     absent = sorted(set(wanted or ()) - set(present))
     if absent:

@@ -148,8 +148,8 @@ def _source_lines(lines: list[str | None], node: ast.FunctionDef | ast.AsyncFunc
     return "\n".join(line.removeprefix(indentation) for line in own).rstrip()
 
 
-# third-party packages are someone else's; tests and demonstrations are no library code
 _MINIMUM_QUERY_WORDS = 3
+# third-party packages are someone else's; tests and demonstrations are no library code
 _PACKAGES = {"site-packages", "dist-packages"}
 _LEFT_OUT_FOLDERS = _PACKAGES | {"__pycache__", "test", "tests", "idle_test", "turtledemo"}
 

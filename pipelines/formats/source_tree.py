@@ -85,6 +85,8 @@ class SourceTreeFormat(Format):
     def __init__(self, config: FileTree) -> None:
         super().__init__(Folder(config.path))
         self._config = config
+        excluded = [pattern.lower().rstrip("/") for pattern in config.exclude]
+        self._excluded = excluded + [f"{each}/**" for each in excluded if "*" not in each.rpartition("/")[2]]
         self.documents_name = self.folder.uri
         if self.folder.is_local and not Path(config.path).expanduser().is_dir():
             raise UserError(f"path: {config.path} is no folder. Give the folder that holds the files.")
@@ -160,9 +162,7 @@ class SourceTreeFormat(Format):
         return self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped)
 
     def _is_excluded(self, name: str) -> bool:
-        patterns = [pattern.lower().rstrip("/") for pattern in self._config.exclude]
-        patterns += [f"{pattern}/**" for pattern in patterns if "*" not in pattern.rpartition("/")[2]]
-        return any(matches(name.lower(), pattern) for pattern in patterns)
+        return any(matches(name.lower(), pattern) for pattern in self._excluded)
 
     def _is_wanted(self, name: str) -> bool:
         if include := self._config.include:

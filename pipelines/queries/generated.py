@@ -27,7 +27,7 @@ Queries:
 """
 _NAMES = ("number", "title", "text")
 _MARK = re.compile(r"\s*(?:(?:query\s+)?\d{1,2}[.):](?!\d)|[-*•](?=\s))?\s*", re.IGNORECASE)  # of an item in a list
-_THOUGHTS = re.compile(r".*</think>|\A\s*<think>.*", re.DOTALL)
+_THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*", re.DOTALL)
 _WITHOUT_THOUGHTS = {"enable_thinking": False}  # of chat templates; those that know no such name ignore it
 _QUOTES = "\"'“”\u2018\u2019`*"
 _COPIED_WORDS = 8  # a shorter stretch of a passage may well be typed

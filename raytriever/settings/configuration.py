@@ -207,30 +207,30 @@ def _laid_over(settings: dict[str, Any], key: str, value: Any, where: str, above
     return {**settings, name: _laid_over(below, rest, value, where, f"{above}{name}.")}
 
 
-def validate(model: type[Model], values: Mapping[str, Any], where: str, *stage: str) -> Model:
+def validate(model: type[Model], values: Mapping[str, Any], where: str, above: Sequence[str] = ()) -> Model:
     """Builds ``model`` from ``values``; raises ``UserError`` that names each wrong key, its value and the fix.
 
-    ``stage``: of a recipe, which stands before the keys that ``--set`` takes.
+    ``above``: what stands before the keys that ``--set`` takes, a recipe's stage.
     """
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        lines = dict.fromkeys(_explain(model, problem, stage) for problem in error.errors())
+        lines = dict.fromkeys(_explain(model, problem, above) for problem in error.errors())
         raise UserError(f"{where}: " + " ".join(lines)) from error
 
 
-def _explain(model: type[BaseModel], problem: Any, stage: Sequence[str]) -> str:
-    *above, last = [str(part) for part in problem["loc"]] or [""]
-    keys, holders = _follow(model, above)
+def _explain(model: type[BaseModel], problem: Any, above: Sequence[str]) -> str:
+    *before, last = [str(part) for part in problem["loc"]] or [""]
+    keys, holders = _follow(model, before)
     key = ".".join([*keys, last])
     if problem["type"] == "extra_forbidden":
         allowed = sorted({name for holder in holders for name in holder.model_fields})
         below = next(_places_below(holders, last), "")
-        hint = f" Did you mean '{'.'.join([*stage, *keys, below])}'?" if below else did_you_mean(last, allowed)
+        hint = f" Did you mean '{'.'.join([*above, *keys, below])}'?" if below else did_you_mean(last, allowed)
         return f"'{key}' is not a setting.{hint}"
     if problem["type"] == "missing":
         return f"'{key}' is missing and has no default."
-    keys, holders = _follow(model, [*above, last])
+    keys, holders = _follow(model, [*before, last])
     key = ".".join(keys)
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [str(kind_of(holder)) for holder in holders]

@@ -104,7 +104,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
-    file = Path(relpath(path)).with_suffix("")
+    file = Path(relpath(path)).with_suffix("")  # with folders: recipes of one name have outputs of their own
     default = f"runs/{file.parent.name}/{file.name}" if ".." in file.parts else f"runs/{file.as_posix()}"
     folder = values.get("output") or default if output is None else output
     if not isinstance(folder, str) or not folder.strip("/") or folder.endswith("://"):

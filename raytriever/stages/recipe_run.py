@@ -31,7 +31,7 @@ def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
         where = f"Recipe {recipe.name}, stage {name}"
         stage = stage_class(settings.get("job", "(none)"), where)
         values = {key: value for key, value in settings.items() if key != "job"} | {"output": recipe.folder(name)}
-        config = validate(stage.config_class, values, where, name)
+        config = validate(stage.config_class, values, where, [name])
 
         def resolve(key: str, value: str, stage_name: str = name) -> str:
             return recipe.resolve_input(stage_name, key, value)

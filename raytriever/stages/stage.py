@@ -168,8 +168,8 @@ class Stage(Generic[Config]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
-        found = {key: self.fingerprint_of(key, path) for key, path in input_paths(self.config).items()}
-        return {key: fingerprint for key, fingerprint in found.items() if fingerprint is not None}
+        paths = input_paths(self.config).items()
+        return {key: found for key, path in paths if (found := self.fingerprint_of(key, path))}
 
     def fingerprint_of(self, key: str, path: str) -> str | None:  # noqa: ARG002
         """That of the input at ``path``, which the setting ``key`` names: an artifact's, unless a job knows others.

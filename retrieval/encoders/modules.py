@@ -264,7 +264,7 @@ def read_pooling(modules: Modules) -> Pooling:
     folder = modules.pooling
     if folder is None:
         # what transformers alone has fetched lacks an encoder's modules
-        partly = " Or fetch the rest: hf download with its name, in case the hub has a modules.json for it."
+        partly = " Or fetch the rest of it (hf download NAME): the hub may have a modules.json."
         raise UserError(
             f"{modules.folder} is a plain transformer without pooling settings. Set the encoder's pooling to the"
             f" one it was trained with: mean, cls or last_token.{partly if 'snapshots' in modules.folder.parts else ''}"

@@ -27,8 +27,8 @@ _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantize
 def empty_index(dimension: int, factory: str) -> "Index":
     """The untrained, empty index of a factory string, comparing by inner product.
 
-    Raises ``UserError`` for a string that FAISS can't read, or one that can't compare by inner product (FAISS's PCA and
-    ITQ subtract a mean).
+    Raises ``UserError`` for a string that FAISS can't read, one that can't compare by inner product (FAISS's PCA and
+    ITQ subtract a mean), and one whose index can't be filled in parts, with rows as numbers.
     """
     faiss = import_faiss()
     if named := re.search(r"PCA|ITQ|L2norm|RFlat|Refine|IDMap|(?<![(_\w])NSG|(HNSW|IVF)0+(?!\d)", factory):

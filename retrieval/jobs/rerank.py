@@ -59,8 +59,8 @@ class Rerank(Stage[RerankConfig]):
 
     def fingerprint_of(self, key: str, path: str) -> str | None:
         """A run's may be a file's, and the scoring module's model may be any folder."""
-        if key == "scoring":
-            return locate_model(path).fingerprint
+        if key == "scoring" and self._scoring:
+            return self._scoring.fingerprint
         return ranking_fingerprint(key, path) if key == "run" else super().fingerprint_of(key, path)
 
     def cost(self, read: Size) -> Cost:

@@ -225,7 +225,7 @@ def test_what_is_no_text_is_shown_with_what_to_do(override: str, shown: str) -> 
 def test_a_key_of_settings_below_is_told_with_those_above_it() -> None:
     assert refusal({"learning_rate": 3}) == "'learning_rate' is not a setting. Did you mean 'optimizer.learning_rate'?"
     with pytest.raises(UserError, match=r"'bf16' is not a setting\. Did you mean 'model\.optimizer\.bf16'"):
-        validate(Job, {"bf16": True}, "Recipe mine.yaml, stage model", "model")
+        validate(Job, {"bf16": True}, "Recipe mine.yaml, stage model", ["model"])
     assert refusal({"kind": 1}) == "'kind' is not a setting. Did you mean 'source.kind'?"
 
 
