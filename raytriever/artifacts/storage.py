@@ -136,7 +136,9 @@ class Folder:
         root = Path(self._root)
         for path in (root, *root.parents) if self.is_local else ():
             if path.exists() and not path.is_dir():
-                raise StorageError(f"{path} is a file, where {self.uri} would be a folder. Choose another folder.")
+                raise StorageError(
+                    f"{path} is a file, where {self.uri} would be a folder. Name its folder, or another one."
+                )
 
     def refuse_links(self) -> None:
         """Raises ``UserError`` for a link anywhere below a local folder, because its target belongs to somebody else.

@@ -40,7 +40,7 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
     check_output("s3://bucket/working_dir_files/mine")
     (tmp_path / "mine").write_text("a file")
     for below in ("", "/run/vectors"):
-        message = rf"mine is a file, where .*mine{below} would be a folder\. Choose another folder"
+        message = rf"mine is a file, where .*mine{below} would be a folder\. Name its folder"
         with pytest.raises(UserError, match=message):
             check_output(f"{tmp_path}/mine{below}")
 
