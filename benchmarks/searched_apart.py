@@ -56,7 +56,7 @@ def measured_apart(
         own, places = np.flatnonzero(of_documents == domain), np.flatnonzero(of_queries == domain)
         best = exact_top_k(vectors[places], documents[own], min(_DEPTH, len(own)))
         asked = [queries[place] for place in places]
-        run = ranking_by_ids(collection, asked, Ranking(own[best.rows], best.scores))
+        run = ranking_by_ids(collection.rows_of("documents"), asked, Ranking(own[best.rows], best.scores))
         found[domain] = evaluate({query: judged[query] for query in asked}, run, [_MEASURE]).mean(_MEASURE)
     return found
 

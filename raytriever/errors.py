@@ -32,6 +32,11 @@ def storage_error(where: str, problem: object) -> StorageError:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type's name where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def require_list(name: str, values: Any) -> list[Any]:
     """The values of a list, an array, a column or an iterator. Raises ``UserError`` for anything else."""
     is_other = isinstance(values, str | bytes | Mapping | set) or hasattr(values, "columns")

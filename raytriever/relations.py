@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raytriever.artifacts.artifact import Artifact
-from raytriever.errors import UserError, storage_error
+from raytriever.errors import UserError, first_line, storage_error
 from raytriever.stages.ray_session import usable_cpus
 from raytriever.stages.stage import StageConfig
 
@@ -117,16 +117,12 @@ def open_relations(config: StageConfig, spill: Path) -> Iterator[Relations]:
             yield Relations(database)
     except duckdb.OutOfMemoryException as error:
         if "temp_directory" in str(error):  # the disk is full
-            raise storage_error(str(spill), _first_line(error)) from error
+            raise storage_error(str(spill), first_line(error)) from error
         raise UserError(
-            f"{output}: resources.memory ({settings['memory_limit']}) is too little for a join ({_first_line(error)})."
+            f"{output}: resources.memory ({settings['memory_limit']}) is too little for a join ({first_line(error)})."
             " Raise it, or lower resources.cpus_per_worker, because each thread takes a share."
         ) from error
     except duckdb.IOException as error:
-        raise storage_error(str(spill), _first_line(error)) from error
+        raise storage_error(str(spill), first_line(error)) from error
     except duckdb.InvalidInputException as error:
-        raise UserError(f"{output}: an input can't be read ({_first_line(error)}). Make it again.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+        raise UserError(f"{output}: an input can't be read ({first_line(error)}). Make it again.") from error

@@ -28,7 +28,7 @@ from raytriever.artifacts.artifact import (
 from raytriever.artifacts.long_columns import joined, take_texts
 from raytriever.artifacts.storage import folder_and_name
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.collections.text_lines import open_decompressed
 from retrieval.indexes.top_k import Ranking
 
@@ -39,21 +39,21 @@ TREC_COLUMNS = "query Q0 document rank score tag"
 
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
 _LINES_AT_ONCE = 1 << 20
+_QUERIES_AT_ONCE = 1024  # whose results are Python's numbers
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 
 
-def ranking_by_ids(
-    collection: StoredCollection, query_ids: Sequence[str], ranking: Ranking
-) -> dict[str, dict[str, float]]:
-    """For each line of ``ranking`` its query's document ids with their scores, the best first."""
+def ranking_by_ids(documents: ParquetRows, query_ids: Sequence[str], ranking: Ranking) -> dict[str, dict[str, float]]:
+    """For each line of ``ranking`` its query's ids of ``documents`` with their scores, the best first."""
     used = np.unique(ranking.rows[ranking.rows >= 0])
-    ids: list[str] = collection.rows_of("documents").take(used, ["id"])["id"].to_pylist()
-    names = dict(zip(used.tolist(), ids, strict=True))
-    lines = zip(query_ids, ranking.rows.tolist(), ranking.scores.tolist(), strict=True)
-    return {
-        query: {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
-        for query, rows, scores in lines
-    }
+    names = dict(zip(used.tolist(), documents.take(used, ["id"])["id"].to_pylist(), strict=True))
+    found: dict[str, dict[str, float]] = {}
+    for start in range(0, len(query_ids), _QUERIES_AT_ONCE):
+        block = slice(start, start + _QUERIES_AT_ONCE)
+        lines = zip(query_ids[block], ranking.rows[block].tolist(), ranking.scores[block].tolist(), strict=True)
+        for query, rows, scores in lines:
+            found[query] = {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
+    return found
 
 
 def write_trec(
@@ -186,13 +186,14 @@ def read_ranking(writer: ShardWriter, name: str) -> Ranking:
 
 
 def write_ranking_block(
-    writer: ShardWriter, name: str, query_ids: Sequence[str], document_ids: pa.ChunkedArray, ranking: Ranking, tag: str
+    writer: ShardWriter, query_ids: Sequence[str], document_ids: pa.ChunkedArray, ranking: Ranking, tag: str
 ) -> ShardRecord:
     """Commits what ``join_ranking_blocks`` joins: the ranking of some queries, its lines of ``run.trec`` beside it."""
-    write_ranking(writer, name, ranking)
-    with writer.path(f"{name}/run.trec").open("wb") as file:
+    write_ranking(writer, writer.name, ranking)
+    name = f"{writer.name}/run.trec"
+    with writer.path(name).open("wb") as file:
         write_trec(file, query_ids, document_ids, ranking, tag)
-    writer.add(f"{name}/run.trec")
+    writer.add(name)
     return writer.commit()
 
 

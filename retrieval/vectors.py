@@ -37,8 +37,7 @@ class StoredVectors(Artifact):
 
     def part(self, part: TextPart) -> "VectorRows":
         """The vectors of documents or of queries. Raises ``UserError`` where they were not embedded."""
-        files = [file for shard in self.shards for file in shard.files]
-        stored = [file for file in files if file.name.startswith(f"{part}/") and file.name.endswith(".npy")]
+        stored = [self.listed(name) for name in self.names(f"{part}/", ".npy")]
         if not stored:
             raise UserError(f"{self.uri} holds no vectors of {part}. Embed with parts including '{part}'.")
         return VectorRows(self, stored)

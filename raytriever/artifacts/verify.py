@@ -20,7 +20,7 @@ def verify(
     if not names:
         raise UserError(f"{folder} holds no artifact (no {MANIFEST} in it or below). Is the path right?")
     for name in names:
-        uri = f"{folder.rstrip('/')}/{name}".removesuffix(f"/{MANIFEST}").removesuffix(MANIFEST).rstrip("/")
+        uri = f"{folder.rstrip('/')}/{name}".removesuffix(f"/{MANIFEST}")
         try:
             artifact = Artifact(uri)
             artifact.verify()
@@ -28,7 +28,7 @@ def verify(
             whole = False
             rows.append(["FAIL", uri, str(error)])
         else:
-            size = sum(file.bytes for shard in artifact.shards for file in shard.files)
-            rows.append(["ok", uri, f"{artifact.kind}, {len(artifact.names()):,} files, {size / 1e6:,.1f} MB"])
+            size = f"{len(artifact.names()):,} files, {artifact.bytes / 1e6:,.1f} MB"
+            rows.append(["ok", uri, f"{artifact.kind}, {size}"])
     echo("\n".join(Table((), rows, text_columns=3).lines()))
     raise typer.Exit(0 if whole else 1)

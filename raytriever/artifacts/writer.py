@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -289,9 +290,8 @@ def _is_record(name: str) -> bool:
     return name.startswith(RECORDS) and name.endswith(".json")
 
 
-def _sum(counters: list[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for counter in counters:
-        for name, count in counter.items():
-            total[name] = total.get(name, 0) + count
-    return dict(sorted(total.items()))
+def _sum(counts: list[dict[str, int]]) -> Counter[str]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return total

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import typer
 
 from raytriever.artifacts.storage import Folder, absolute, cache_folder
 from raytriever.command_line import echo
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError, UserError, first_line
 from raytriever.reports.table import Table
 from raytriever.stages.ray_session import RaySession, check_output, is_private
 
@@ -137,8 +137,7 @@ def examine(session: RaySession, storage: str | None) -> list[Node]:
         if name in answering:
             nodes.append(Node(address, gpus, facts[name], storage_problem=problems.get(name)))
         else:
-            reason = (str(facts[name]).splitlines() or [""])[0]
-            nodes.append(Node(address, gpus, None, f"does not answer ({reason})"))
+            nodes.append(Node(address, gpus, None, f"does not answer ({first_line(facts[name])})"))
     return nodes
 
 
@@ -293,7 +292,7 @@ def _check(name: str, problems: Sequence[str], fine: str, remedy: str) -> Check:
 
 def _versions(nodes: Sequence[Facts]) -> Check:
     """Compares versions without their + suffix, because nodes without GPUs may have torch's build for CPUs."""
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for facts in nodes:
         found = {(_ONE_LIBRARY.get(name, name), version.partition("+")[0]) for name, version in facts.versions.items()}
         for package, version in found:
@@ -301,7 +300,7 @@ def _versions(nodes: Sequence[Facts]) -> Check:
     differing = [
         f"{package} {', '.join(f'{version} on {count}' for version, count in sorted(versions.items()))}"
         for package, versions in sorted(counts.items())
-        if len(versions) > 1 or sum(versions.values()) < len(nodes)
+        if len(versions) > 1 or versions.total() < len(nodes)
     ]
     remedy = "Install the same constraints.txt or the same image on all nodes, because other versions give other bytes."
     if differing:

@@ -18,9 +18,9 @@ class NodeRoom(NamedTuple):
     cpus: int
     gpus: float = 0
 
-    def workers(self, cpus: int, gpus: float) -> int:
+    def workers(self, cpus: float, gpus: float) -> int:
         """Number of workers with this many CPUs and GPUs that fit on it."""
-        held = self.cpus // cpus
+        held = int(self.cpus / cpus)
         return min(held, int(self.gpus / gpus + _ROUNDING)) if gpus > 0 else held
 
 
@@ -61,8 +61,7 @@ def workers_that_fit(cpus: float, gpus: float) -> int:
     import ray
 
     available = ray.cluster_resources()
-    by_cpu = int(available.get("CPU", 1) / cpus)
-    return min(by_cpu, int(available.get("GPU", 0) / gpus)) if gpus else by_cpu
+    return NodeRoom(available.get("CPU", 1), available.get("GPU", 0)).workers(cpus, gpus)
 
 
 def require_room(cpus: float, gpus: float, workers: int = 1) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, absolute
 from raytriever.command_line import echo
-from raytriever.errors import UserError
+from raytriever.errors import UserError, first_line
 from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
 
@@ -39,8 +39,16 @@ _QUIET_ENVIRONMENT = {
     # Threads that spin while they wait for one another slow a worker several times over as soon as anything else runs
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-# Ray would serve them on all of the machine's addresses, to anybody; no port has the number -1
-_NO_METRICS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
+_OWN_ENVIRONMENT = {  # of a Ray that is started here
+    # Ray would serve metrics on all of the machine's addresses, to anybody; no port has the number -1
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "DASHBOARD_METRIC_PORT": "-1",
+    # under `uv run`, Ray would start each worker by uv again; they find this one's environment without
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+}
 
 
 class RaySession:
@@ -72,7 +80,7 @@ class RaySession:
     @property
     def is_alone(self) -> bool:
         """Whether it has started a Ray of its own, which no other machine joins."""
-        return self._owned
+        return self._owned and not os.environ.get("RAY_ADDRESS")
 
     @property
     def cpus(self) -> int:
@@ -93,15 +101,11 @@ class RaySession:
 
     def start(self) -> None:
         """Makes sure that Ray runs."""
-        for name, value in _QUIET_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         address = os.environ.get("RAY_ADDRESS")
+        for name, value in (_QUIET_ENVIRONMENT | ({} if address else _OWN_ENVIRONMENT)).items():
+            os.environ.setdefault(name, value)
         if not address:
             _make_token()
-            for name, value in _NO_METRICS.items():
-                os.environ.setdefault(name, value)
-            # under `uv run`, Ray would start each worker by uv again; they find this one's environment without
-            os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
 
         if ray.is_initialized():
@@ -111,21 +115,16 @@ class RaySession:
             self._join(address)
             log.info(f"Ray: joined the cluster at {address}")
         else:
-            # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
-            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
             try:
                 with _native_stderr_closed():  # else it reports that it read the line above
                     ray.init(**_local_arguments(self.cpus))
             except Exception as error:  # Ray raises a plain one where its processes are too slow to come up
                 raise UserError(
-                    f"Ray can't be started on this machine: {(str(error).strip().splitlines() or [repr(error)])[0]} Is"
+                    f"Ray can't be started on this machine: {first_line(error)} Is"
                     " the machine overloaded, or out of memory or room in /tmp? Run the same command again; finished"
                     " work is kept."
                 ) from error
-            log.info(
-                f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
-                f" ({format_seconds(time.monotonic() - started)})"
-            )
+            log.info(f"Ray: local instance on {self.cpus} CPUs ({format_seconds(time.monotonic() - started)})")
             self._closing.clear()
             from ray._private.worker import global_worker
 
@@ -152,7 +151,7 @@ class RaySession:
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
+                f"No Ray cluster answers at RAY_ADDRESS={address} ({first_line(error)}). Start one with"
                 " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. If"
                 " lines above say InvalidAuthToken, the cluster answers and asks for its token: set"
                 " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it."

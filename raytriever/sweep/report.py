@@ -12,7 +12,7 @@ from raytriever.reports.progress import format_seconds
 from raytriever.reports.report import Block, Details, Plot, Section, render
 from raytriever.reports.table import Cell, Table, counted
 from raytriever.sweep.plan import short_keys
-from raytriever.sweep.results import Spread, SweepResult, best_row
+from raytriever.sweep.results import Spread, SweepResult
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
 _TEST_SPLIT = "Measured on the test split. Report the final figure of the setting that you choose on other queries."
@@ -108,13 +108,12 @@ def sweep_section(swept: SweepResult) -> Section:
 def _plots(swept: SweepResult) -> list[Plot]:
     """One for each measure. None for a single setting, or if nothing finished."""
     rows, keys = swept.rows, swept.keys
-    columns = [column for column in swept.columns if best_row(rows, column) is not None]
-    if len(rows) < 2:
+    if len(rows) < 2 or not any(row.finished for row in rows):
         return []
     bars = " Bars: ± one standard deviation over the seeds." if swept.seed_key else ""
     caption = f"Each dot is a setting; the large one is highest.{bars}"
     plots = []
-    for column in columns:
+    for column in swept.columns:
         spreads = [row.spread(column) for row in rows]
         means = np.array([spread.mean if spread else np.nan for spread in spreads])
         deviations = np.array([(spread and spread.deviation) or 0.0 for spread in spreads])

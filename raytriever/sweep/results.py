@@ -72,12 +72,6 @@ class Row:
         return float(np.mean(values)) if values else None
 
 
-def best_row(rows: Sequence[Row], column: Column) -> int | None:
-    """The number of the row with the highest mean (of equals the first); None where no trial finished."""
-    means = [(spread.mean, -place) for place, row in enumerate(rows) if (spread := row.spread(column))]
-    return -max(means)[1] if means else None
-
-
 @dataclass(frozen=True)
 class SweepResult:
     """A whole sweep: its ``settings`` (plain JSON), what is compared and the results.

@@ -257,6 +257,7 @@ def texts_of(table: pa.Table, part: TextPart, *, with_title: bool = True) -> lis
     texts: list[str] = table["text"].to_pylist()
     if part == "queries":
         return texts
-    if not with_title:
-        return [text.strip() or title.strip() for title, text in zip(table["title"].to_pylist(), texts, strict=True)]
-    return [passage_text(title, text) for title, text in zip(table["title"].to_pylist(), texts, strict=True)]
+    titled = zip(table["title"].to_pylist(), texts, strict=True)
+    if with_title:
+        return [passage_text(title, text) for title, text in titled]
+    return [text.strip() or title.strip() for title, text in titled]

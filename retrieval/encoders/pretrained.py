@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from raytriever.artifacts.artifact import BESIDE, MANIFEST, Artifact, is_artifact
 from raytriever.artifacts.object_store import mirrored
 from raytriever.artifacts.storage import sha256_of
-from raytriever.errors import UserError
+from raytriever.errors import UserError, first_line
 from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders.modules import (
     TOKENIZER_FILES,
@@ -277,7 +277,7 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
     try:
         found = Path(snapshot_download(model, **wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
     else:
         if tokenizer_only or _has_weights(found):
             return found

@@ -29,7 +29,8 @@ class Towers(nn.Module):
     def transformers(self) -> list[nn.Module]:
         """Every transformer in them, once; a contextual encoder's first stage among them."""
         found = [self.query.transformer, self.document.transformer]
-        found += [tower.first_stage.transformer for tower in (self.query,) if isinstance(tower, ContextualEncoder)]
+        if isinstance(self.query, ContextualEncoder):
+            found.append(self.query.first_stage.transformer)
         return list({id(transformer): transformer for transformer in found}.values())
 
     def of(self, role: Role) -> TextEncoder:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from raytriever.errors import UserError
+from raytriever.errors import UserError, first_line
 from retrieval.encoders.modules import read_json, require_safetensors, require_tokenizer, warn_once
 from retrieval.encoders.specification import EncoderSettings, require_positions
 from retrieval.encoders.structure import (
@@ -102,11 +102,6 @@ def set_dropout(config: Any, dropout: float) -> None:
     for name, value in config.to_dict().items():
         if re.search("dropout|pdrop", name) and isinstance(value, int | float) and not isinstance(value, bool):
             setattr(config, name, dropout)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def set_attention(transformer: nn.Module, settings: EncoderSettings) -> None:

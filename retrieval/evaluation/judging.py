@@ -8,19 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import is_artifact, require_own_queries, require_same_origin
-from raytriever.artifacts.long_columns import take_texts
 from raytriever.artifacts.storage import folder_and_name
 from raytriever.errors import UserError
-from retrieval.collections.collection import OWN_QUESTIONS, StoredCollection
+from retrieval.collections.collection import OWN_QUESTIONS, ParquetRows, StoredCollection
 from retrieval.collections.text_lines import read_qrels
 from retrieval.evaluation.answers import Match, answer_accuracy
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
-from retrieval.rankings import StoredRanking, read_ranking_file
+from retrieval.rankings import StoredRanking, ranking_by_ids, read_ranking_file
 
 Scores = dict[str, dict[str, float]]
-
-_QUERIES_AT_ONCE = 1024  # whose results are Python's numbers
 
 
 @dataclass(frozen=True)
@@ -95,15 +92,7 @@ def read_any_ranking(path: str) -> Scores:
     """
     if is_artifact(path):
         stored = StoredRanking(path)
-        ranking, queries, found = stored.ranking(), stored.query_ids(), Scores()
-        used = np.unique(ranking.rows[ranking.rows >= 0])
-        names = dict(zip(used.tolist(), take_texts(stored.document_ids(), used).to_pylist(), strict=True))
-        for start in range(0, len(queries), _QUERIES_AT_ONCE):
-            block = slice(start, start + _QUERIES_AT_ONCE)
-            lines = zip(queries[block], ranking.rows[block].tolist(), ranking.scores[block].tolist(), strict=True)
-            for query, rows, scores in lines:
-                found[query] = {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
-        return found
+        return ranking_by_ids(ParquetRows(stored, ["documents.parquet"]), stored.query_ids(), stored.ranking())
     return read_ranking_file(path)
 
 

@@ -84,7 +84,7 @@ def fewest_to_learn_from(index: "Index") -> int:
     refuses.
     """
     faiss = import_faiss()
-    transforms, inner = _parts(index)
+    transforms, inner = parts_of(index)
     needed = [0, *(_OPQ_CLUSTERS for each in transforms if isinstance(each, faiss.OPQMatrix))]
     if isinstance(inner, faiss.IndexHNSW):
         inner = faiss.downcast_index(inner.storage)
@@ -110,10 +110,10 @@ def link_by_inner_product(index: "Index") -> None:
 
 def innermost(index: "Index") -> Any:
     """The index behind rotations."""
-    return _parts(index)[1]
+    return parts_of(index)[1]
 
 
-def _parts(index: "Index") -> tuple[list[Any], Any]:
+def parts_of(index: "Index") -> tuple[list[Any], Any]:
     """Rotations, and the index behind them."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
@@ -146,7 +146,7 @@ def prepare_training(index: "Index", seed: int) -> None:
     search here uses.
     """
     faiss = import_faiss()
-    transforms, inner = _parts(index)
+    transforms, inner = parts_of(index)
     for rotation in transforms:
         if isinstance(rotation, faiss.OPQMatrix):
             rotation.pq = faiss.ProductQuantizer(rotation.d_out, rotation.M, 8)

@@ -21,6 +21,7 @@ from retrieval.indexes.faiss_factory import (
     explaining,
     import_faiss,
     link_by_inner_product,
+    parts_of,
     prepare_training,
     to_gpu,
 )
@@ -93,16 +94,13 @@ def _rotated(index: "Index", vectors: NDArray[np.float32]) -> tuple["Index", NDA
 
     They are multiplied in one thread: BLAS rounds differently with others, and equal input is to give equal bytes.
     """
-    faiss = import_faiss()
-    whole = faiss.downcast_index(index)
-    if not isinstance(whole, faiss.IndexPreTransform):
-        return index, vectors
+    faiss, (rotations, inner) = import_faiss(), parts_of(index)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
-    for number in range(whole.chain.size()):
-        vectors = faiss.downcast_VectorTransform(whole.chain.at(number)).apply(vectors)
+    for rotation in rotations:
+        vectors = rotation.apply(vectors)
     faiss.omp_set_num_threads(threads)
-    return faiss.downcast_index(whole.index), vectors
+    return inner, vectors
 
 
 def write_index(index: "Index", path: Path) -> None:

@@ -87,13 +87,8 @@ class Context(ModelStage[ContextConfig]):
 
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
-        from retrieval.encoders.structure import place_module
-        from retrieval.encoders.towers import load_towers
-
-        placement, located = self.placement(), self.located
-        towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
-        place_module(towers, *placement)
-        self._encoder = cast("ContextualEncoder", towers.document)  # others were refused before the run
+        document = self.load_placed_towers().document
+        self._encoder = cast("ContextualEncoder", document)  # others were refused before the run
 
     def _draw(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Draws the documents and reads them by the first stage."""

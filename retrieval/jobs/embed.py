@@ -195,13 +195,8 @@ class Embed(ModelStage[EmbedConfig]):
 
     def load(self) -> None:
         """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
-        from retrieval.encoders.structure import place_module
-        from retrieval.encoders.towers import load_towers
-
-        placement, located = self.placement(), self.located
-        self._towers = towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
-        place_module(towers, *placement)
-        set_context(towers.query, self._context(), self.config.without_context)
+        self._towers = self.load_placed_towers()
+        set_context(self._towers.query, self._context(), self.config.without_context)
         self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
 
     def _embed(self, stretch: Stretch, writer: ShardWriter) -> ShardRecord:

@@ -73,7 +73,7 @@ class Fuse(Stage[FuseConfig]):
         block = slice(start, start + config.queries_per_shard)
         rankings = [Ranking(of.rows[block], of.scores[block]) for of in (each.ranking() for each in stored)]
         fused = reciprocal_rank_fusion(rankings, config.rank_constant, config.depth)
-        return write_ranking_block(writer, writer.name, query_ids[block], document_ids, fused, config.tag)
+        return write_ranking_block(writer, query_ids[block], document_ids, fused, config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection of the ranking's row numbers, and that of its queries if it is another."""

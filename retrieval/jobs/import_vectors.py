@@ -67,10 +67,9 @@ class ImportVectors(Stage[ImportVectorsConfig]):
         for path in (path for part, path in self._given().items() if part in there):
             _file(path)
 
-    def input_fingerprints(self) -> dict[str, str]:
-        """The collection's, and the SHA-256 of each file."""
-        hashes = {str(part): Folder.sha256(*_file(path)) for part, path in self._given().items()}
-        return {"collection": StoredCollection(self.config.collection).fingerprint} | hashes
+    def fingerprint_of(self, key: str, path: str) -> str | None:
+        """Vectors are files."""
+        return StoredCollection(path).fingerprint if key == "collection" else Folder.sha256(*_file(path))
 
     def phases(self) -> list[Phase]:
         """One task."""

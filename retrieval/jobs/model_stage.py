@@ -48,6 +48,8 @@ from retrieval.encoders.specification import (
 if TYPE_CHECKING:
     import torch
 
+    from retrieval.encoders.towers import Towers
+
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT, DistilBERT, T5 and GPT-2 call them
 _COMPRESSED = 3  # times that texts are smaller in an artifact
 
@@ -163,11 +165,14 @@ class ModelStage(Stage[Config], Generic[Config]):
         dtype = resolve_dtype(source.dtype, gpu=config.resources.gpus_per_worker > 0)
         super().__init__(config.model_copy(update={self.model_setting: source.model_copy(update={"dtype": dtype})}))
 
+    @property
+    def _model(self) -> Any:
+        return getattr(self.config, self.model_setting)
+
     @cached_property
     def located(self) -> LocatedModel:
         """The model's files on this machine. Raises ``UserError`` where they can't be had."""
-        source: Any = getattr(self.config, self.model_setting)
-        return locate_named(source)
+        return locate_named(self._model)
 
     def fingerprint_of(self, key: str, path: str) -> str | None:
         """The model's covers its base and its tokenizer."""
@@ -177,21 +182,19 @@ class ModelStage(Stage[Config], Generic[Config]):
 
     def has_model(self, there: Set[str]) -> bool:
         """Whether the model is among the inputs that are ``there``."""
-        return is_there(self.model_setting, getattr(self.config, self.model_setting), there)
+        return is_there(self.model_setting, self._model, there)
 
     def check_inputs(self, there: Set[str]) -> None:
         """A model that can't be had; a tokenizer, layers and lengths that it doesn't have."""
-        source: Any = getattr(self.config, self.model_setting)
         if self.has_model(there):
-            check_model(source, folder_of(self.model_setting, source), self.model_setting, {})
+            check_model(self._model, folder_of(self.model_setting, self._model), self.model_setting, {})
 
     def seconds_here(self, pending: list[Shard]) -> float:  # noqa: ARG002
         """Seconds of a forward pass of the model over all texts of its inputs."""
         own = f"{self.model_setting}."
         paths = [path for key, path in input_paths(self.config).items() if not key.startswith(own)]
         texts = sum(Artifact(path).bytes for path in paths if is_artifact(path))
-        model: Any = getattr(self.config, self.model_setting)
-        return seconds_of_tokens(self.located, model, _COMPRESSED * texts / BYTES_OF_A_TOKEN)
+        return seconds_of_tokens(self.located, self._model, _COMPRESSED * texts / BYTES_OF_A_TOKEN)
 
     def placement(self) -> "tuple[torch.device, torch.dtype]":
         """The device and precision of this worker's model.
@@ -201,7 +204,7 @@ class ModelStage(Stage[Config], Generic[Config]):
         """
         import torch
 
-        dtype = resolve_dtype(getattr(self.config, self.model_setting).dtype)
+        dtype = resolve_dtype(self._model.dtype)
         host, gpus = socket.gethostname(), self.config.resources.gpus_per_worker
         if gpus and not torch.cuda.is_available():
             raise UserError(
@@ -210,3 +213,13 @@ class ModelStage(Stage[Config], Generic[Config]):
             )
         require_dtype(dtype, host, gpu=gpus > 0)
         return torch.device("cuda" if gpus else "cpu"), getattr(torch, dtype)
+
+    def load_placed_towers(self) -> "Towers":
+        """The encoders in the resolved precision, on a GPU where the worker has one."""
+        from retrieval.encoders.structure import place_module
+        from retrieval.encoders.towers import load_towers
+
+        placement, located = self.placement(), self.located
+        towers = load_towers(self._model, located.path, located.fingerprint).eval()
+        place_module(towers, *placement)
+        return towers

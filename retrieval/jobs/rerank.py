@@ -125,7 +125,7 @@ class Rerank(Stage[RerankConfig]):
             scorer = load_list_scorer(self._scoring.path)
             ranking = rerank_lists(candidates, queries, documents, scorer, width)
         ids = query_ids[block]
-        return write_ranking_block(writer, writer.name, ids, given.document_ids(), ranking, self.config.tag)
+        return write_ranking_block(writer, ids, given.document_ids(), ranking, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection of the ranking's row numbers, and what made it."""

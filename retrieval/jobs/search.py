@@ -162,13 +162,13 @@ class Search(Stage[SearchConfig]):
         index = Artifact(self.config.index, INDEX)
         found = [read_ranking(writer, _partial(block, shard)) for shard in range(len(index.shards))]
         merged, ids = merge_rankings(found, self.config.top_k), _ids_of(self._asked(), self._block(block)).to_pylist()
-        return write_ranking_block(writer, _merged(block), ids, joined(id_blocks(index)), merged, self.config.tag)
+        return write_ranking_block(writer, ids, joined(id_blocks(index)), merged, self.config.tag)
 
     def _join(self, _: None, writer: ShardWriter) -> ShardRecord:
         """All blocks."""
-        ids, names = joined(id_blocks(Artifact(self.config.index, INDEX))), self._phases["merged"].tasks
+        ids, blocks = joined(id_blocks(Artifact(self.config.index, INDEX))), self._phases["merged"].shards
         queries = _ids_of(self._asked(), self._searched()).to_pylist()
-        return join_ranking_blocks(writer, map(_merged, names), queries, ids, self.config.top_k)
+        return join_ranking_blocks(writer, blocks, queries, ids, self.config.top_k)
 
     def _found(self, index: Artifact, number: int, rows: NDArray[np.int64]) -> Ranking:
         asked = self._asked()
@@ -214,7 +214,3 @@ def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.Chunked
 
 def _partial(block: int, shard: int) -> str:
     return f"partial-{shard:05d}-{block:05d}"
-
-
-def _merged(block: int) -> str:
-    return f"merged-{block:05d}"

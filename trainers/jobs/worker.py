@@ -11,7 +11,7 @@ import ray
 import torch
 
 from raytriever.artifacts.artifact import ShardRecord
-from raytriever.errors import UserError
+from raytriever.errors import UserError, first_line
 from raytriever.reports.log import log, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.stages.metrics import (
@@ -102,7 +102,7 @@ def fit_alone(arguments: Mapping[str, Any], spread: Spread) -> str:
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
         raise UserError(
             f"The worker was killed more often than failures_survived ({spread.failures_survived}), mostly because"
-            f" memory ran out ({str(error).splitlines()[0]}). Checkpoints are kept. Run the same command again to"
+            f" memory ran out ({first_line(error)}). Checkpoints are kept. Run the same command again to"
             " resume from the last one; objective.chunk_tokens makes a step smaller."
         ) from error
 

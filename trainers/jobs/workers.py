@@ -14,7 +14,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group, _TorchBackend
 
 from raytriever.artifacts.artifact import ShardRecord
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError, UserError, first_line
 from raytriever.stages.ray_session import session_folder
 from trainers.engine.callback import Callback
 from trainers.jobs.worker import Spread, returned_to_driver, run_on_worker, size_of_worker
@@ -94,7 +94,7 @@ def fit_on_workers(arguments: Mapping[str, Any], spread: Spread) -> str:
         return str(trainer_of(train_on_worker, arguments, spread).fit().return_value)
     except ray.exceptions.RayActorError as error:
         raise UserError(
-            f"Ray Train's controller, a process on this machine, has died ({str(error).splitlines()[0]})."
+            f"Ray Train's controller, a process on this machine, has died ({first_line(error)})."
             " Checkpoints are kept. Run the same command again to resume from the last one."
         ) from error
     except (ControllerError, WorkerGroupError) as error:

@@ -149,4 +149,4 @@ def search(
     rows = collection.require("queries", queries)
     documents = encode(table, tokens[1])
     found = exact_top_k(encode(table, tokens[0].take(rows)), documents, min(depth, len(documents)))
-    return ranking_by_ids(collection, queries, found)
+    return ranking_by_ids(collection.rows_of("documents"), queries, found)

@@ -280,7 +280,7 @@ class RetrievalValidation:
         return dict(zip(measures, collectives.sum_across_ranks(values).tolist(), strict=True))
 
     def _means(self, ranking: Ranking) -> dict[str, float]:
-        run = ranking_by_ids(self._collection, self._selected.query_ids, ranking)
+        run = ranking_by_ids(self._collection.rows_of("documents"), self._selected.query_ids, ranking)
         parsed = [parse_measure(name) for name in self._settings.measures]
         conventions = CONVENTIONS[self._settings.like]
         means: dict[str, float] = {}

@@ -21,9 +21,7 @@ from raytriever.settings.configuration import did_you_mean
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 
 CONTEXT = "context"
-_DESCRIPTION, _VECTORS, _DOCUMENTS = (
-    f"context/{name}" for name in ("context.json", "vectors.npy", "documents.parquet")
-)
+_DESCRIPTION, _VECTORS, _DOCUMENTS = "context/context.json", "context/vectors.npy", "context/documents.parquet"
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def test_a_node_that_does_not_answer_is_told_with_the_first_line_of_why(monkeypa
     found = examine(SimpleNamespace(start=lambda: started.append(True)), "runs")  # type: ignore[arg-type]
     assert started == [True]
     assert [node.storage_problem for node in found] == ["denied", None, None]
-    assert [node.problem for node in found] == [None, "does not answer (lost)", "does not answer ()"]
+    assert [node.problem for node in found] == [None, "does not answer (lost)", "does not answer (ValueError)"]
     assert [node.facts for node in found] == [FACTS, None, None]
     assert [(node.address, node.gpus) for node in found] == [("a", 0), ("b", 2), ("c", 2)]
 

@@ -86,12 +86,11 @@ def test_what_ray_is_started_with_and_who_watches_it(monkeypatch, logged: list[s
     monkeypatch.setattr(ray, "init", lambda **how: (asked.append(how), signal.signal(signal.SIGTERM, signal.SIG_IGN)))
     monkeypatch.setattr(cluster, "_make_token", lambda: asked.append("token"))
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shut down"))
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
     monkeypatch.setattr(cluster, "_local_arguments", lambda cpus: {"num_cpus": cpus})
     thread = SimpleNamespace(start=lambda: asked.append("watched"))
     monkeypatch.setattr(cluster.threading, "Thread", lambda **how: threads.append(how) or thread)
     monkeypatch.setattr(cluster, "_quiet_ray_data", lambda: asked.append("quiet"))
-    here = {**cluster._NO_METRICS, "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    here = cluster._OWN_ENVIRONMENT
     for name in (*cluster._QUIET_ENVIRONMENT, *here):
         cluster.os.environ.pop(name, None)
     cluster.os.environ |= {"OMP_WAIT_POLICY": "mine"} | ({"RAY_ADDRESS": address} if address else {})
@@ -101,6 +100,7 @@ def test_what_ray_is_started_with_and_who_watches_it(monkeypatch, logged: list[s
     with session:
         session.start()
         assert session._closing.is_set() is bool(address)
+        assert session.is_alone is not bool(address)  # on a cluster, machines may still come
     assert cluster.os.environ.items() >= {**cluster._QUIET_ENVIRONMENT, "OMP_WAIT_POLICY": "mine"}.items()
     assert {name: cluster.os.environ.get(name) for name in here} == (dict.fromkeys(here) if address else here)
     joined = {"address": address, "logging_level": logging.WARNING, "log_to_driver": False}

@@ -10,7 +10,7 @@ import pytest
 from raytriever.artifacts.storage import Folder
 from raytriever.sweep.plan import folder_name, grid, parse_axis
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
-from raytriever.sweep.results import Column, Result, SweepResult, _changed_system, best_row, choose_columns, read_result
+from raytriever.sweep.results import Column, Result, SweepResult, _changed_system, choose_columns, read_result
 from tests.unit.small_run import make_artifact
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
@@ -50,9 +50,6 @@ def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
     assert rows[1].spread(NDCG).deviation is None
     assert rows[2].spread(NDCG) is None
     assert (rows[0].seconds, rows[2].seconds) == (30.0, None)
-    assert best_row(rows, NDCG) == 1
-    assert best_row(rows, RECALL) == 0
-    assert best_row(rows[2:], NDCG) is None
     assert swept(columns=[NDCG, Column("other", "trained", "R@100")]).title(NDCG) == "evaluation: nDCG@10"
     assert len(swept(seed_key=None).rows) == 6  # without seeds every trial is one
 
