@@ -22,10 +22,11 @@ from raytriever.artifacts.writer import ArtifactWriter
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
+from retrieval.encoders.towers import Towers
 from trainers.engine.callback import Callback
 from trainers.engine.loop import train
 from trainers.engine.settings import TrainingSettings
-from trainers.objectives.coder.objective import load_coder
+from trainers.objectives.coder.objective import Coder
 from trainers.objectives.coder.settings import CoderSettings
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -83,7 +84,8 @@ def points_of(vectors: str, documents: int, steps: int) -> list[Mapping[str, Any
     """The steps of one short run."""
     located = locate_model(MODEL)
     encoder = load_encoder(EncoderSettings(model=MODEL), located.path, located.fingerprint)
-    objective = load_coder(encoder, CoderSettings(documents=vectors, other_encoder=True, temperature=0.05))
+    settings = CoderSettings(documents=vectors, other_encoder=True, temperature=0.05)
+    objective = Coder.build(settings, Towers(encoder, encoder))
     points = Points()
     train(objective, Lists(documents, steps), TrainingSettings(bf16=False), callbacks=[points])
     return points.found[1:]

@@ -171,7 +171,7 @@ class BatchFiles:
             self._names.setdefault(epoch, []).append(shard.files[0].name)
             self._firsts.setdefault(epoch, []).append(self._counts.get(epoch, 0))
             self._counts[epoch] = self._firsts[epoch][-1] + batches
-            self._batch_size = int(shard.facts["batch_size"])
+            self.batch_size = int(shard.facts["batch_size"])  # of every batch
         self._file = lru_cache(_OPEN_FILES)(self._open)
         self._reading = Lock()  # threads share the open files
         self._bytes: dict[str, list[int]] = {}
@@ -191,11 +191,6 @@ class BatchFiles:
     def epochs(self) -> int:
         """Number of epochs stored."""
         return len(self._counts)
-
-    @property
-    def batch_size(self) -> int:
-        """Examples of every batch."""
-        return self._batch_size
 
     def number_of_batches(self, epoch: int) -> int:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""

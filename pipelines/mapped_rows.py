@@ -16,24 +16,16 @@ _ROWS_OF_A_PIECE = 1 << 14
 _BYTES_OF_A_PIECE = 32 << 20
 
 
-def write_mapped_rows(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-    """Writes the rows of all tables to one file, in order; their number."""
-    written, waiting = 0, schema.empty_table()
+def write_mapped_rows(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Writes the rows of all tables to one file, in order."""
+    waiting = schema.empty_table()
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
         for table in tables:
             waiting = pa.concat_tables([waiting, table.select(schema.names).cast(schema)])
             if len(waiting) >= _ROWS_OF_A_PIECE or waiting.nbytes >= _BYTES_OF_A_PIECE:
-                written += _write(file, waiting)
+                file.write_table(waiting.combine_chunks())
                 waiting = schema.empty_table()
-        if len(waiting):
-            written += _write(file, waiting)
-    return written
-
-
-def _write(file: pa.RecordBatchFileWriter, rows: pa.Table) -> int:
-    for piece in rows.combine_chunks().to_batches():  # a column that is too long for one piece stays in several
-        file.write_batch(piece)
-    return len(rows)
+        file.write_table(waiting.combine_chunks())
 
 
 class MappedRows:

@@ -89,7 +89,6 @@ class Clustering:
     assignments: NDArray[np.int32]
     centroids: NDArray[np.float32]
     objective: tuple[float, ...]
-    iterations: int
     refilled: int
     left_out: int
     zeros: int
@@ -125,7 +124,7 @@ def cluster_pairs(
     kind = KINDS[settings.pairs]
     oriented = both_orientations(pairs) if settings.pairs == "concat" else pairs
     two_levels = k > settings.two_level_above
-    size = min(len(oriented), max(SMALLEST_SAMPLE, cell_sample(k) if two_levels else SEEDING_SAMPLE * k))
+    size = min(len(oriented), max(SMALLEST_SAMPLE, SAMPLE_PER_CELL * isqrt(k) if two_levels else SEEDING_SAMPLE * k))
     chosen = np.sort(np.random.default_rng(seed).choice(len(oriented), size, replace=False))
     raw = kind(oriented.subset(chosen)).take(slice(None))
     centre = None if kind.spherical else raw.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -144,13 +143,7 @@ def cluster_pairs(
     # of concatenated pairs the unswapped come first
     used, clusters = np.unique(np.concatenate(best.clusters)[: len(pairs)], return_inverse=True)
     centroids = best.centroids[used] if centre is None else best.centroids[used] + centre
-    steps = len(best.objective) - 1
-    return Clustering(clusters.astype(np.int32), centroids, best.objective, steps, best.refilled, k - len(used), zeros)
-
-
-def cell_sample(k: int) -> int:
-    """Number of points to search the √K cells among."""
-    return SAMPLE_PER_CELL * isqrt(k)
+    return Clustering(clusters.astype(np.int32), centroids, best.objective, best.refilled, k - len(used), zeros)
 
 
 def lloyd_in_two_levels(
@@ -176,9 +169,8 @@ def lloyd_in_two_levels(
 
     in_cells = split([points.subset(places) for places in members])
     each = [(share, (*seed, number)) for number, share in enumerate(shares.tolist())]
-    fine = [(np.empty(0, dtype=np.float32), 0)] * len(members)
-    for number, found in in_cells.map(cluster_cell, settings, each=each):
-        fine[number] = found
+    by_cell = dict(in_cells.map(cluster_cell, settings, each=each))
+    fine = [by_cell[number] for number in range(len(members))]
     near = _clusters_nearby(coarse_centroids[used], [len(centroids) for centroids, _ in fine])
     centroids = np.concatenate([centroids for centroids, _ in fine])
     refined = lloyd(in_cells, centroids, min(settings.iterations, REFINEMENTS), settings.tolerance, near)
@@ -267,18 +259,17 @@ def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:
 def _examine_all(pairs: PairVectors, split: Split, name_of: Callable[[int], str]) -> tuple[float, int]:
     """Raises ``UserError`` that names the first pair with vectors that can't be clustered."""
     parts = split(cut(MidPoints(pairs)))
-    found: list[tuple[float, int, tuple[int, str] | None]] = [(0.0, 0, None)] * len(parts.points)
-    for number, values in parts.map(examine):
-        found[number] = values
+    found = dict(parts.map(examine))
     begin = 0
-    for part, (_, _, bad) in zip(parts.points, found, strict=True):
+    for number, part in enumerate(parts.points):
+        bad = found[number][2]
         if bad is not None:
             raise UserError(
                 f"The {bad[1]} vector of {name_of(begin + bad[0])} holds a NaN, an infinity or a number beyond"
                 f" {LARGEST_COORDINATE:g}. Embed that text again, or leave the pair out."
             )
         begin += len(part)
-    return max(largest for largest, _, _ in found), sum(zeros for _, zeros, _ in found)
+    return max(largest for largest, _, _ in found.values()), sum(zeros for _, zeros, _ in found.values())
 
 
 CLUSTERS = "clusters"
@@ -286,12 +277,11 @@ CLUSTERS = "clusters"
 
 @dataclass(frozen=True)
 class DomainPairs:
-    """Pairs of a ``domain`` that are packed together.
+    """Pairs of a domain that are packed together.
 
     ``pairs`` int64 (n,): numbers in the pairs artifact. ``clusters`` int32 (n,): of each pair. ``centroids`` (K, d).
     """
 
-    domain: str
     pairs: NDArray[np.int64]
     clusters: NDArray[np.int32]
     centroids: NDArray[np.float32]
@@ -299,14 +289,8 @@ class DomainPairs:
 
 def read_domain(artifact: Artifact, number: int) -> DomainPairs:
     """One domain of a clusters artifact."""
-    shard = artifact.shards[number]
-    table = pq.read_table(artifact.path(shard.files[0].name))
-    return DomainPairs(
-        str(shard.facts["domain"]),
-        table["pair"].to_numpy(),
-        table["cluster"].to_numpy(),
-        read_centroids(artifact, number),
-    )
+    table = pq.read_table(artifact.path(artifact.shards[number].files[0].name))
+    return DomainPairs(table["pair"].to_numpy(), table["cluster"].to_numpy(), read_centroids(artifact, number))
 
 
 def read_centroids(artifact: Artifact, number: int) -> NDArray[np.float32]:

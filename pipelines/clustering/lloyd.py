@@ -67,7 +67,7 @@ def cluster_sums(points: NDArray[np.floating], clusters: NDArray[np.integer], k:
         part = slice(begin, begin + max(SUMMED_ROWS, k))
         chosen = clusters[part]
         order = np.argsort(chosen, kind="stable")
-        offsets = np.concatenate(([0], np.cumsum(np.bincount(chosen, minlength=k))))
+        offsets = np.append(0, np.cumsum(np.bincount(chosen, minlength=k)))
         members = csr_array((np.ones(len(order)), order, offsets), shape=(k, len(order)))
         sums += members @ points[part].astype(np.float64)
     return sums
@@ -167,15 +167,13 @@ def lloyd(
     Stops after ``iterations`` or once the objective falls by no more than ``tolerance`` of itself.
     """
     spherical = parts.points[0].spherical
-    squares = [0.0] * len(parts.points)
-    for number, value in parts.map(Points.squares):
-        squares[number] = value
+    squares = fsum(value for _, value in parts.map(Points.squares))
     costs: list[float] = []
     refilled = 0
     assignment = None
     while True:
         assignment = assign(parts, centroids, near, assignment)
-        cost = objective(assignment, centroids, fsum(squares), spherical=spherical)
+        cost = objective(assignment, centroids, squares, spherical=spherical)
         moves = refill_empty(parts, assignment, centroids)
         costs.append(cost - fsum(moved.cost for moved in moves.values()))
         refilled += len(moves)
@@ -280,15 +278,16 @@ def costliest_of_part(
     points: Points, centroids: NDArray[np.float32], wanted: dict[int, int], clusters: NDArray[np.int32]
 ) -> list[tuple[int, float, int, NDArray[np.float32]]]:
     """(cluster, cost, place, point) of the costliest points of one part, at most so many of each cluster."""
-    members = np.flatnonzero(np.isin(clusters, np.array(list(wanted))))
+    donors = list(wanted)
+    members = np.flatnonzero(np.isin(clusters, donors))
     costs = np.empty(len(members), dtype=np.float64)
     for begin in range(0, len(members), BLOCK_ROWS):
         block = members[begin : begin + BLOCK_ROWS]
         costs[begin : begin + BLOCK_ROWS] = points.costs(points.take(block), centroids[clusters[block]])
     costly = np.flatnonzero(costs > points.converged_cost)
     costly = costly[np.lexsort((-costs[costly], clusters[members[costly]]))]  # of equal costs the first comes first
-    first = np.searchsorted(clusters[members[costly]], np.array([*wanted]))
-    last = np.searchsorted(clusters[members[costly]], np.array([*wanted]), side="right")
+    first = np.searchsorted(clusters[members[costly]], donors)
+    last = np.searchsorted(clusters[members[costly]], donors, side="right")
     found = []
     for (donor, number), begin, end in zip(wanted.items(), first.tolist(), last.tolist(), strict=True):
         for row in costly[begin : min(end, begin + number)].tolist():

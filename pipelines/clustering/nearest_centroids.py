@@ -48,7 +48,7 @@ class CentroidSearch:
         squares = inner_products(centroids, centroids)
         halves = squares / 2 if euclidean else np.zeros(len(centroids))
         # -|c|²/2 as the products of three more columns with ones: added before the result is rounded
-        columns = _split(-halves, self._dtype)
+        columns = split(-halves, self._dtype)
         self._right = torch.cat((rounded, columns), dim=1).T.to(device)
         self._longest = float(np.sqrt(squares.max()))
         self._rounding = _LONGER * float(torch.linalg.vector_norm(exact - rounded.float(), dim=1).max())
@@ -183,7 +183,7 @@ def _best_two(scores: "torch.Tensor") -> tuple[NDArray[np.int64], NDArray[np.flo
     return best, scores.amax(dim=1).cpu().numpy(), highest[:, 0].cpu().numpy()
 
 
-def _split(numbers: NDArray[np.float64], dtype: "torch.dtype") -> "torch.Tensor":
+def split(numbers: NDArray[np.float64], dtype: "torch.dtype") -> "torch.Tensor":
     """``numbers`` (n,) as sums of numbers of a coarser type, (n, 3): exact to the 24 bits of float32."""
     import torch
 

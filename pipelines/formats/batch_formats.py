@@ -177,7 +177,6 @@ class HuggingFace(BatchFormat):
     """``data/epoch-<n>/batches-<n>.parquet`` with the columns of the batches, and ``epoch`` and ``batch``."""
 
     layouts = ("pairs", "chunks", "candidates")
-    ending = "parquet"
 
     def __init__(self, layout: Layout, schema: pa.Schema) -> None:
         self._layout: Layout = layout

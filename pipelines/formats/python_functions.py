@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -95,14 +96,9 @@ def documented_functions(source: str, module: str, definitions: Counter[str]) ->
 
 def first_paragraph(docstring: str) -> str:
     """The text up to the first blank line, with white space collapsed."""
-    words: list[str] = []
     # an escape may spell half a surrogate pair, which no file can hold
     text = docstring.encode(errors="replace").decode()
-    for line in text.strip().splitlines():
-        if not line.strip():
-            break
-        words += line.split()
-    return " ".join(words)
+    return " ".join(" ".join(takewhile(str.strip, text.strip().splitlines())).split())
 
 
 def _definitions(

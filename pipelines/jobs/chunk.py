@@ -34,9 +34,6 @@ from retrieval.collections.records import PART_END
 _OF_CHUNKS = schema_of(source_id=pa.string(), number=pa.int32(), start=pa.int64(), end=pa.int64())
 CHUNKS = pa.schema([*DOCUMENTS, *_OF_CHUNKS])
 
-_ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
-_WITHOUT_TEXT = "documents without a text"
-
 
 class ChunkConfig(StageConfig):
     """Which collection is cut, and how."""
@@ -84,19 +81,15 @@ class Chunk(Stage[ChunkConfig]):
         documents = ParquetRows(collection, stretch.files)
         tables = documents.tables(DOCUMENTS.names, slice(stretch.begin, stretch.end))
         tally = _Tally(self.config.chunking)
-        name = f"documents/{stretch.number:05d}.parquet"
-        options = {"compression": "zstd", "use_dictionary": ["title", "domain", "source_id"]}
-        with pq.ParquetWriter(writer.path(name), CHUNKS, **options) as file:
-            for batch in record_batches(tally.rows(tables), CHUNKS):
-                file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
-        writer.add(name)
+        rows = record_batches(tally.rows(tables), CHUNKS)
+        chunks = write_part(writer, "documents", CHUNKS, rows, stretch.number, ["title", "domain", "source_id"])
         if stretch.number == 0:
             for part in ("queries", "judgments"):
                 write_part(writer, part, SCHEMAS[part], [], 0)
                 if left_behind := collection.count(part):
                     tally.dropped[f"{part}, which chunks don't have"] = left_behind
-        counts = tally.counts | {"documents": tally.chunks, "queries": 0, "judgments": 0}
-        return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped)
+        counts = tally.counts | {"documents": chunks, "queries": 0, "judgments": 0}
+        return writer.commit(chunks, counts=counts, dropped=tally.dropped)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """None. Raises ``Unfinishable`` where there is no chunk."""
@@ -139,18 +132,16 @@ class _Tally:
 
     def __init__(self, settings: ChunkingSettings) -> None:
         self._settings = settings
-        self.chunks = 0
         self.counts: Counter[str] = Counter(source_documents=0, words=0)
-        self.dropped: dict[str, int] = {}
+        self.dropped = Counter[str]()
 
     def rows(self, tables: Iterator[pa.Table]) -> Iterator[tuple[Any, ...]]:
         """Rows of ``CHUNKS``."""
         for source, title, text, domain in (row.values() for table in tables for row in table.to_pylist()):
             chunks = chunk_text(text, self._settings, source)
             if not chunks.ends:
-                self.dropped[_WITHOUT_TEXT] = self.dropped.get(_WITHOUT_TEXT, 0) + 1
+                self.dropped["documents without a text"] += 1
                 continue
-            self.chunks += len(chunks.ends)
             self.counts.update(chunks.counts)
             short = sum(words < self._settings.min_words for words in chunks.words)
             self.counts.update(source_documents=1, words=sum(chunks.words), chunks_shorter_than_min_words=short)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, PositiveInt
 
-from pipelines.clustering.kmeans import CLUSTERS, Clustering, KMeansSettings, cluster_pairs, number_of_clusters
+from pipelines.clustering.kmeans import CLUSTERS, KMeansSettings, cluster_pairs, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs.lookups import earlier_file
@@ -76,10 +76,6 @@ class Cluster(Stage[ClusterConfig]):
     algorithm_version = 4
     config_class = ClusterConfig
     unit = "pairs"
-
-    @property
-    def _device(self) -> str:
-        return "cuda" if self.config.resources.gpus_per_worker else "cpu"
 
     def _groups(self) -> DomainGroups:
         artifact = Artifact(self.config.pairs, PAIRS)
@@ -175,7 +171,7 @@ class Cluster(Stage[ClusterConfig]):
             self.config.kmeans,
             seed,
             split=self._split,
-            device=self._device,
+            device="cuda" if self.config.resources.gpus_per_worker else "cpu",
             name_of=lambda place: self._name(int(pairs[place])),
         )
         base = f"domains/{number:05d}"
@@ -185,7 +181,14 @@ class Cluster(Stage[ClusterConfig]):
             len(pairs),
             counts={"clusters": len(clustering.centroids)},
             dropped={"pairs of small domains": left_out} if left_out else {},
-            facts={"domain": name, **_facts(clustering, k)},
+            facts={
+                "domain": name,
+                "iterations": len(clustering.objective) - 1,
+                "objective": [float(f"{cost:.{_DIGITS}g}") for cost in clustering.objective],
+                "clusters_asked_for": k,
+                "refilled": clustering.refilled,
+                "pairs_with_zero_vectors": clustering.zeros,
+            },
         )
 
     def _name(self, pair: int) -> str:
@@ -194,12 +197,9 @@ class Cluster(Stage[ClusterConfig]):
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """The clustered input, and the number of clusters asked for over all domains."""
-        return {
-            "sides": self.config.kmeans.sides,
-            "clusters_asked_for": sum(record.facts["clusters_asked_for"] for record in records),
-            "refilled": sum(record.facts["refilled"] for record in records),
-            "pairs_with_zero_vectors": sum(record.facts["pairs_with_zero_vectors"] for record in records),
-        }
+        summed = ("clusters_asked_for", "refilled", "pairs_with_zero_vectors")
+        sums = {name: sum(record.facts[name] for record in records) for name in summed}
+        return {"sides": self.config.kmeans.sides, **sums}
 
     def summary(self, artifact: Artifact) -> str:
         """Pairs, clusters, domains."""
@@ -207,13 +207,3 @@ class Cluster(Stage[ClusterConfig]):
         domains, left_out = counted(len(artifact.shards), "domain"), sum(artifact.manifest["dropped"].values())
         beside = f" (left out: {counted(left_out, 'pair')} of small domains)" if left_out else ""
         return f"{counted(artifact.rows, 'pair')} in {clusters} of {domains}{beside}"
-
-
-def _facts(clustering: Clustering, k: int) -> dict[str, Any]:
-    return {
-        "iterations": clustering.iterations,
-        "objective": [float(f"{cost:.{_DIGITS}g}") for cost in clustering.objective],
-        "clusters_asked_for": k,
-        "refilled": clustering.refilled,
-        "pairs_with_zero_vectors": clustering.zeros,
-    }

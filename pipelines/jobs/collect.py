@@ -350,10 +350,14 @@ def _named(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBa
 
 
 def write_part(
-    writer: ShardWriter, part: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], number: int
+    writer: ShardWriter,
+    part: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    number: int,
+    coded: Any = ("domain", "split"),  # pyarrow's signature knows only True and False
 ) -> int:
     """Writes ``<part>/<number>.parquet``, without a row only the first; returns the number of rows."""
-    coded: Any = ["domain", "split"]  # pyarrow's signature knows only True and False
     name, rows = f"{part}/{number:05d}.parquet", 0
     with pq.ParquetWriter(writer.path(name), schema, compression="zstd", use_dictionary=coded) as file:
         for batch in filter(len, batches):

@@ -177,8 +177,7 @@ class Export(Stage[ExportConfig]):
         """Examples of all epochs of batches."""
         if self.config.exported != "batches":
             return None
-        batches = sum(self._reader.number_of_batches(epoch) for epoch in range(self._reader.epochs))
-        return batches * self._reader.batch_size
+        return len(self._reader) * self._reader.batch_size
 
     def _write_files(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Has the format's files written and adds them."""

@@ -192,7 +192,7 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
         found = (pa.table(list(block), schema=_SCORED) for block in pairs)
         db.load("CREATE TABLE scored AS FROM stream", _SCORED, found)
     for query, document in db.rows(SCORED_TWICE):
-        names = [_id(collection, "queries", query), _id(collection, "documents", document)]
+        names = [collection.id_of("queries", query), collection.id_of("documents", document)]
         raise UserError(f"{path} gives query {names[0]!r} and document {names[1]!r} two different scores. Keep one.")
     keys, scores = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
     for table in db.tables(SCORES):
@@ -211,10 +211,6 @@ def make_scores(writer: ShardWriter, db: Relations, path: str, collection: Store
 def open_scores(output: str) -> TeacherScores:
     """Opens what ``make_scores`` wrote."""
     return TeacherScores(*(map_array(output, SCORES_SHARD, name) for name in (_SCORED_FILE, _SCORES_FILE)))
-
-
-def _id(collection: StoredCollection, part: TextPart, row: int) -> str:
-    return str(collection.rows_of(part).take(np.array([row]), ["id"])["id"][0].as_py())
 
 
 def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[ScoredPairs]:

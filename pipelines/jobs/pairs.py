@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Set
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.lookups import earlier_file
+from pipelines.jobs.lookups import earlier_file, map_array
 from pipelines.mining.rules import folded_text_keys, sampling_keys
 from pipelines.pairs.pairs import PAIRS, POSITIVES, SCHEMA, ChooseDocuments
 from raytriever.artifacts.artifact import (
@@ -47,14 +46,6 @@ class Stretch(NamedTuple):
     part: TextPart
     begin: int
     end: int
-
-
-@dataclass
-class Tally:
-    """Words for repeated pairs and for left-out ones."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
 
 
 class PairsConfig(StageConfig):
@@ -198,13 +189,10 @@ class Pairs(Stage[PairsConfig]):
             for begin in range(0, count, size)
         ]
 
-    def _open(self, writer: ShardWriter) -> AbstractContextManager[Relations]:
-        return open_relations(self.config, writer.path("spill"))
-
     def _find_rows(self, _: None, writer: ShardWriter) -> ShardRecord:
         """Finds all positive judgments by row, in order, and the rows of the texts that pairs have."""
         collection, minimum = StoredCollection(self.config.collection), self.config.minimum_relevance
-        with self._open(writer) as db:
+        with open_relations(self.config, writer.path("spill")) as db:
             splits, count = list(self.config.splits), collection.count("judgments")
             stream = numbered_rows(collection, "judgments/")
             db.load(JUDGMENTS, *stream, splits=splits, minimum=minimum, judgments=count)
@@ -251,36 +239,34 @@ class Pairs(Stage[PairsConfig]):
 
     def _own_rows(self, stretch: Stretch) -> NDArray[np.int64]:
         """The rows of a stretch's texts that pairs have, ascending."""
-        rows = np.load(self._earlier("judged", _rows_of(stretch.part)), mmap_mode="r")
+        rows = map_array(self.config.output, "judged", _rows_of(stretch.part))
         return np.array(rows[slice(*np.searchsorted(rows, [stretch.begin, stretch.end]))])
 
-    def _leave_out_repeats(self, db: Relations, tally: Tally) -> None:
+    def _leave_out_repeats(self, db: Relations, dropped: Counter[str]) -> None:
         """Of pairs with equal texts the first stays."""
         db.run(EQUAL_TEXTS, **{part: self._tables_of(part) for part in _SIDES})
-        ((count,),) = db.rows("SELECT count(*) FROM equal_texts")
-        tally.dropped["exact duplicates"] = count
-        db.run(NOT_REPEATED)
+        ((repeated,),) = db.rows(NOT_REPEATED)
+        dropped["exact duplicates"] = repeated
 
     def _write_pairs(self, _: None, writer: ShardWriter) -> ShardRecord:
         """``pairs/00000.parquet`` and on, and ``pair_keys`` of all that is known to be relevant, ascending."""
-        config, tally, rows = self.config, Tally(), 0
-        with self._open(writer) as db:
-            db.run(ALL_PAIRS, judged=str(self._earlier("judged", _JUDGED)))
+        config, dropped, rows = self.config, Counter[str](), 0
+        with open_relations(config, writer.path("spill")) as db:
+            db.run(ALL_PAIRS, judged=str(self._judged()))
             if config.duplicates == "drop":
-                self._leave_out_repeats(db, tally)
+                self._leave_out_repeats(db, dropped)
             if config.run is not None:
-                self._leave_out_not_found(db, config.run, tally)
+                self._leave_out_not_found(db, config.run, dropped)
             if config.documents_per_query is not None:
-                leave_out_beyond(db, "query", config.documents_per_query, config.choose_documents, tally)
+                leave_out_beyond(db, "query", config.documents_per_query, config.choose_documents, dropped)
             if config.queries_per_document is not None:
-                leave_out_beyond(db, "document", config.queries_per_document, "drawn", tally)
+                leave_out_beyond(db, "document", config.queries_per_document, "drawn", dropped)
             for number, table in enumerate(db.tables(IN_ORDER, config.rows_per_file)):
                 writer.add_table(f"pairs/{number:05d}.parquet", table.cast(SCHEMA).combine_chunks())
                 rows += len(table)
-            for part, found in self._rows_with_pairs(db, "pairs").items():
-                tally.counts[part] = len(found)
+            counts: dict[str, int] = {part: len(found) for part, found in self._rows_with_pairs(db, "pairs").items()}
         self._write_positives(writer)
-        return writer.commit(rows, counts=tally.counts, dropped=+tally.dropped)
+        return writer.commit(rows, counts=counts, dropped=+dropped)
 
     def _open_run(self, path: str) -> StoredRanking:
         run, collection = StoredRanking(path), StoredCollection(self.config.collection)
@@ -288,7 +274,7 @@ class Pairs(Stage[PairsConfig]):
         require_own_queries(collection, run)
         return run
 
-    def _leave_out_not_found(self, db: Relations, path: str, tally: Tally) -> None:
+    def _leave_out_not_found(self, db: Relations, path: str, dropped: Counter[str]) -> None:
         """Pairs whose document the run doesn't rank high. Raises ``UserError`` where that leaves none."""
         ranked = self._open_run(path)
         ranking, query_ids, most = ranked.ranking(), ranked.query_ids(), self.config.found_within
@@ -304,20 +290,19 @@ class Pairs(Stage[PairsConfig]):
                 f"No pair's document is among the first {most} that {path} ranks for its query. Search with the queries"
                 f" of split {', '.join(self.config.splits)}, or raise found_within."
             )
-        tally.dropped[f"pairs not found within {most}"] = lost
+        dropped[f"pairs not found within {most}"] = lost
 
     def _write_positives(self, writer: ShardWriter) -> None:
         keys = [np.empty(0, np.int64)]
-        judged = pq.ParquetFile(self._earlier("judged", _JUDGED))  # in order
+        judged = pq.ParquetFile(self._judged())  # in order
         for batch in judged.iter_batches(columns=["query_row", "document_row"]):
             keys.append(pair_keys(query_rows=batch[0].to_numpy(), document_rows=batch[1].to_numpy()))
         repeated = np.concatenate(keys)
         writer.add_array(POSITIVES, repeated[np.diff(repeated, prepend=-1) != 0])
 
-    def _earlier(self, phase: str, name: str) -> Path:
-        """A file that a phase of one task has made."""
-        (shard,) = self._phases[phase].shards
-        return earlier_file(self.config.output, shard, name)
+    def _judged(self) -> Path:
+        """All judgments that ``_find_rows`` found."""
+        return earlier_file(self.config.output, "judged", _JUDGED)
 
     def _tables_of(self, part: TextPart) -> list[str]:
         """Paths of the keys of a part's stretches."""
@@ -332,7 +317,7 @@ class Pairs(Stage[PairsConfig]):
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
 
 
-def leave_out_beyond(db: Relations, side: Side, number: int, choose: ChooseDocuments, tally: Tally) -> None:
+def leave_out_beyond(db: Relations, side: Side, number: int, choose: ChooseDocuments, dropped: Counter[str]) -> None:
     """Keeps at most ``number`` pairs of each query, or document: drawn by a hash of both ids, or listed first."""
     db.run("CREATE OR REPLACE TABLE drawn (listed BIGINT, key UBIGINT)")
     for table in db.tables(CROWDED.format(side=side), number=number):
@@ -343,7 +328,7 @@ def leave_out_beyond(db: Relations, side: Side, number: int, choose: ChooseDocum
         db.load("INSERT INTO drawn FROM stream", own.schema, [own])
     setting = "documents_per_query" if side == "query" else "queries_per_document"
     ((beyond,),) = db.rows(BEYOND.format(side=side), number=number)
-    tally.dropped[f"pairs beyond {setting}"] = beyond
+    dropped[f"pairs beyond {setting}"] = beyond
 
 
 def _table_of(shard: str) -> str:

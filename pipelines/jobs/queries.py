@@ -17,7 +17,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipelines.jobs.collect import write_part
 from pipelines.queries.documents import (
     CHUNKED,
-    COLUMNS,
     QUERY,
     CropQueries,
     Example,
@@ -36,6 +35,7 @@ from raytriever.stages.cost import Cost, Size
 from raytriever.stages.stage import Phase, Stage, StageConfig
 from retrieval.collections.collection import (
     COLLECTION,
+    DOCUMENTS,
     JUDGMENTS,
     OWN_QUESTIONS,
     QUERIES,
@@ -207,7 +207,7 @@ class ExamplesStage(Stage[Config], Generic[Config]):
     def _tables(self, start: int, stop: int) -> Iterator[pa.Table]:
         collection = StoredCollection(self.config.collection)
         rows = collection.rows_of("documents")
-        columns = [*COLUMNS, *(CHUNKED if is_chunked(collection) else ())]
+        columns = [*DOCUMENTS.names, *(CHUNKED if is_chunked(collection) else ())]
         for first in range(start, stop, _ROWS_AT_ONCE):
             yield rows.take(np.arange(first, min(first + _ROWS_AT_ONCE, stop)), columns)
 

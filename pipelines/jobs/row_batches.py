@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
+from pipelines.batches import BATCHES, LAYOUTS, BatchReader, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
 from pipelines.jobs.lookups import earlier_record, earlier_shards, groups_of_files, map_array, open_parts, write_part
 from pipelines.mining.candidates import StoredCandidates
@@ -225,11 +225,7 @@ class RowBatches(Stage[Config]):
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""
         batches = counted(artifact.manifest["counts"]["batches"], "batch", "batches")
-        return f"{batches} of {_batch_size(artifact)} in {counted(artifact.config['epochs'], 'epoch')}"
-
-
-def _batch_size(batches: Artifact) -> int:
-    return next(int(shard.facts["batch_size"]) for shard in batches.shards if "batch_size" in shard.facts)
+        return f"{batches} of {BatchReader(artifact.uri).batch_size} in {counted(artifact.config['epochs'], 'epoch')}"
 
 
 def _order_name(shard: str) -> str:
@@ -311,7 +307,8 @@ class Group(RowBatches[GroupConfig]):
     def summary(self, artifact: Artifact) -> str:
         """Batches, and of how many sources they are."""
         counts = artifact.manifest["counts"]
-        sources = sum(number * counts.get(_of_sources(number), 0) for number in range(_batch_size(artifact) + 1))
+        numbers = range(BatchReader(artifact.uri).batch_size + 1)
+        sources = sum(number * counts.get(_of_sources(number), 0) for number in numbers)
         return f"{super().summary(artifact)}, of {sources / counts['batches']:.2f} sources on average"
 
 

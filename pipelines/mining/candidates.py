@@ -7,7 +7,7 @@ some ten thousand candidates, so rows can be read in any order in little memory.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -75,7 +75,7 @@ def labelled_lists(negatives: CandidateLists, positives: Positives) -> Candidate
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)])
+    return np.append(0, np.cumsum(lengths))
 
 
 def write_lists(
@@ -114,11 +114,6 @@ class StoredCandidates(Artifact):
     def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         """Row group after row group, in order."""
         return self._rows.tables(columns)
-
-    def audit(self) -> dict[str, Any]:
-        """Candidates dropped by each rule, with examples: ``audit.json``, as ``pipelines.mining.audit`` describes."""
-        found: dict[str, Any] = self.read_json("audit.json")
-        return found
 
 
 # query rows and document rows (n,) of some pairs

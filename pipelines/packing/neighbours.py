@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.clustering.nearest_centroids import product_dtype
+from pipelines.clustering.nearest_centroids import product_dtype, split
 
 LIST_LENGTH = 96  # what a list holds at most
 
@@ -15,7 +15,6 @@ SAMPLE_STRIDE = 16  # a threshold is read off the products with every 16th clust
 MOST_FOUND = 8 * LIST_LENGTH  # entries above a threshold that are kept until then
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 PRODUCT_ROWS = 2048
-PIECES = 3  # coarse numbers that sum to |x|²/2
 NORMS, ONES, THRESHOLD = slice(-7, -4), slice(-4, -1), -1  # columns behind a point's own
 STORED = torch.bfloat16
 UNIT_ROUNDOFF = torch.finfo(STORED).eps / 2
@@ -94,10 +93,7 @@ def _round(centroids: NDArray[np.floating]) -> _Rounded:
     unit = float(2.0 ** np.ceil(np.log2(norms.max()))) if norms.max() > 0 else 1.0
     rows[:, :dimension] /= unit  # exact
     norms, residues = norms / unit, residues / unit
-    rest = torch.from_numpy(-np.square(norms) / 2)
-    for column in range(-7, -7 + PIECES):
-        rows[:, column] = rest.to(dtype)
-        rest = rest - rows[:, column]
+    rows[:, NORMS] = split(-np.square(norms) / 2, dtype)
     return _Rounded(rows, norms, residues)
 
 

@@ -23,7 +23,6 @@ from raytriever.settings.configuration import PartialShare, PositiveShare, Setti
 from retrieval.words import Offsets, TextWords, count_words, words_of
 
 CHUNKED = ("source_id", "number")  # what a chunked collection's documents have beside the usual columns
-COLUMNS = ("id", "title", "text", "domain")
 # what ids of queries begin with, and no id of a document: BEIR and others take a result that has its query's id for the
 # query itself, and leave it out
 QUERY = "query:"

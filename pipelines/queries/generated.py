@@ -25,7 +25,6 @@ Passage: {text}
 
 Queries:
 """
-_NAMES = ("number", "title", "text")
 _MARK = re.compile(r"\s*(?:(?:query\s+)?\d{1,2}[.):](?!\d)|[-*•](?=\s))?\s*", re.IGNORECASE)  # of an item in a list
 _THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*", re.DOTALL)
 _WITHOUT_THOUGHTS = {"enable_thinking": False}  # of chat templates; those that know no such name ignore it
@@ -64,10 +63,9 @@ class GenerationSettings(Settings):
 
     def prompt_for(self, template: str, source: SourceDocument, passage: Passage) -> str:
         """The template with a passage in it. Other braces stay as they are."""
-        values: dict[str, Any] = dict(
-            zip(_NAMES, (self.number, source.title, source.text_of(passage)[: self.characters]), strict=True)
-        )
-        return re.sub(rf"\{{({'|'.join(_NAMES)})\}}", lambda name: str(values[name[1]]), template)
+        text = source.text_of(passage)[: self.characters]
+        values = {"number": str(self.number), "title": source.title, "text": text}
+        return re.sub(r"\{(number|title|text)\}", lambda name: values[name[1]], template)
 
     def queries_in(self, answer: str, passage: str, dropped: Counter[str]) -> Iterator[str]:
         """The queries of an answer, a line each; ``dropped`` counts lines that are none."""

@@ -16,7 +16,7 @@ from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.filtering.false_negatives import batch_hardness
 from pipelines.filtering.hard_negatives import FILLED
 from pipelines.filtering.mask_audit import example_table, mask_table
-from pipelines.pairs.pairs import read_pairs
+from pipelines.pairs.pairs import numbered_domains, read_pairs
 from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.reports.plots import heat_map
@@ -155,8 +155,7 @@ def _packed(packing: Artifact, epoch: int, column: str) -> pa.ChunkedArray:
 
 def random_packing(packed: Batches, packing: Artifact, epoch: int, seed: int) -> Batches:
     """The same pairs in random batches within their domains: where the packing has a domain, so has this one."""
-    encoded = _packed(packing, epoch, "domain").dictionary_encode()
-    domains = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    domains, _ = numbered_domains(_packed(packing, epoch, "domain"))
     shuffled = np.random.default_rng([seed, 0]).permutation(packed.size)
     found = np.empty(packed.size, dtype=np.int64)
     found[np.argsort(domains, kind="stable")] = packed.ravel()[shuffled[np.argsort(domains[shuffled], kind="stable")]]

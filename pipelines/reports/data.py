@@ -56,10 +56,8 @@ def _pairs_rows(pairs: Artifact) -> list[list[str]]:
     ]
 
 
-def chunks_section(chunks: StoredCollection) -> Section | None:
-    """The number of chunks and their sources. None if `raytriever chunk` did not make the collection."""
-    if chunks.manifest["stage"] != "chunk":
-        return None
+def chunks_section(chunks: Artifact) -> Section:
+    """The number of chunks and their sources, of a collection that `raytriever chunk` made."""
     counts = chunks.manifest["counts"]
     rows = [
         ["chunks", f"{chunks.rows:,}"],
@@ -72,7 +70,7 @@ def chunks_section(chunks: StoredCollection) -> Section | None:
 
 
 def mining_section(audit: Audit) -> Section:
-    """The section on one candidates artifact; ``audit`` as ``StoredCandidates.audit`` gives it."""
+    """The section on one candidates artifact; ``audit`` as its audit.json has it."""
     remarks = remark_table(audit)
     blocks: list[Block] = [rule_table(audit), *([remarks] if remarks.rows else [])]
     return Section("Mined candidates", "What became of the documents that a run ranks.", blocks)

@@ -151,6 +151,10 @@ class StoredCollection(Artifact):
         """Number of rows, from the manifest alone."""
         return int(self.manifest["counts"].get(part, 0))
 
+    def id_of(self, part: TextPart, row: int) -> str:
+        """The id of a row."""
+        return str(self.rows_of(part).take(np.array([row]), ["id"])["id"][0].as_py())
+
     def texts(self, part: TextPart, rows: NDArray[np.int64], *, with_title: bool = True) -> list[str]:
         """Texts for an encoder: a query's text, or a document's title and text, or its text alone."""
         return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)

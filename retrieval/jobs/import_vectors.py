@@ -91,8 +91,9 @@ class ImportVectors(Stage[ImportVectorsConfig]):
                 if not (finite := np.isfinite(half).all(axis=1)).all():
                     row = int(rows[np.argmin(finite)])
                     raise UserError(
-                        f"{path}: the vector of {_id(collection, part, row)}, row {row} of the {part}, holds a NaN, an"
-                        " infinity or a number beyond half precision (65,504). Embed that text again, or leave it out."
+                        f"{path}: the vector of {collection.id_of(part, row)!r}, row {row} of the {part}, holds a NaN,"
+                        " an infinity or a number beyond half precision (65,504). Embed that text again, or leave it"
+                        " out."
                     )
         if len({vectors.shape[1] for vectors in stored.values()}) > 1:
             shapes = {str(part): vectors.shape for part, vectors in stored.items()}
@@ -137,7 +138,7 @@ def _blocks(path: str, collection: StoredCollection, part: TextPart) -> Iterator
         times = np.bincount(rows, minlength=count)
         if (times != 1).any():
             row = int(np.argmax(times != 1))
-            raise ValueError(f"of its {len(rows):,} vectors {times[row]} are of {_id(collection, part, row)}")
+            raise ValueError(f"of its {len(rows):,} vectors {times[row]} are of {collection.id_of(part, row)!r}")
         dimension = len(next(file.iter_batches(1, columns=["vector"]))["vector"][0])
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=["vector"]):
             vectors = batch["vector"].cast(pa.list_(pa.float32(), dimension)).flatten().to_numpy(zero_copy_only=False)
@@ -149,10 +150,6 @@ def _blocks(path: str, collection: StoredCollection, part: TextPart) -> Iterator
             " numbers of shape (texts, dimension) in the texts' order. Or give parquet with columns id and vector"
             " (lists of equal length), one row for each text in any order."
         ) from error
-
-
-def _id(collection: StoredCollection, part: TextPart, row: int) -> str:
-    return repr(collection.rows_of(part).take(np.array([row]), ["id"])["id"][0].as_py())
 
 
 def _require_order(collection: StoredCollection, stored: Mapping[TextPart, NDArray[np.float16]]) -> None:

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.towers import Towers
 from tests.distributed.processes import assert_close, run_each, summed
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
 from trainers.engine.sharding import is_sharded, shard
 from trainers.objectives.chunk_settings import RevelaSettings
-from trainers.objectives.revela.objective import load_revela
+from trainers.objectives.revela.objective import Revela
 
+LANGUAGE_MODEL = "objective.language_model"
 CASES: list[dict[str, Any]] = [
     {},
     {"chunk_size": 2, "gradient_cache": True, "language_model": {"activation_checkpointing": True}},
@@ -26,9 +28,8 @@ def gradients(folders: tuple[Path, Path], batches: list[int], case: dict[str, An
     retriever, language_model = folders
     model = {"model": str(language_model)} | case.get("language_model", {})
     values = {"similarity_temperature": 0.1, **case, "language_model": model}
-    objective = load_revela(
-        load_tiny(retriever, pooling="mean"), RevelaSettings(**values), locate_model(str(language_model)), seed=0
-    )
+    encoder, located = load_tiny(retriever, pooling="mean"), locate_model(str(language_model))
+    objective = Revela.build(RevelaSettings(**values), Towers(encoder, encoder), {LANGUAGE_MODEL: located}, 0)
     objective = objective.double().train()
     for module in objective.modules():
         if isinstance(module, torch.nn.Dropout):

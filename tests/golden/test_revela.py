@@ -40,7 +40,7 @@ def test_language_model(normalization: str, settings: dict[str, bool]) -> None:
     for layer in model.layers:
         layer.register_forward_hook(lambda _, __, output: states.append(output))
     similarity = SIMILARITY.clone().requires_grad_()
-    logits = model.lm_head(model.last_states(IDS, MASK, similarity))
+    logits = model.lm_head(model.last_states(IDS, similarity, find_readers(MASK, similarity)))
     near(logits[REAL], CASE[f"lm.{normalization}.h_logits"][REAL], 2e-5)
     for number, (e_states, h_states) in enumerate(states[:-1], start=1):
         near(e_states[REAL], CASE["lm.e_hidden"][number][REAL], 2e-5)
@@ -63,7 +63,7 @@ def test_language_model(normalization: str, settings: dict[str, bool]) -> None:
 def test_language_model_in_float64(normalization: str) -> None:
     model = in_float64(InBatchLanguageModel(causal_model(), value_normalization=normalization == "vnorm"))
     similarity = SIMILARITY.double().requires_grad_()
-    logits = model.lm_head(model.last_states(IDS, MASK, similarity))
+    logits = model.lm_head(model.last_states(IDS, similarity, find_readers(MASK, similarity)))
     near(logits[REAL], CASE[f"lm.{normalization}.h_logits_f64"][REAL], 1e-9)
     loss, _ = model(IDS, MASK, similarity)
     near(loss, CASE[f"lm.{normalization}.h_loss_f64"], 1e-10)

@@ -34,10 +34,10 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
 
     Raises ``UserError`` for settings that don't work with a token table, because its gradient is sparse.
     """
-    if trains_table(module):
-        return _lazy_adam(module, settings)
-    groups = _groups(module, settings.weight_decay)
     options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    if trains_table(module):
+        return _lazy_adam(module, settings, options)
+    groups = _groups(module, settings.weight_decay)
     in_8_bits = require_package(settings)
     if in_8_bits is not None:
         if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
@@ -53,7 +53,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
     return torch.optim.RAdam(groups, **options, decoupled_weight_decay=True)
 
 
-def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+def _lazy_adam(module: nn.Module, settings: OptimizerSettings, options: dict[str, Any]) -> torch.optim.Optimizer:
     """Adam on the rows of a batch's tokens alone: other rows keep their vectors and moments."""
     require_sparse(settings)
     named = trainable_parameters(module)
@@ -63,7 +63,6 @@ def _lazy_adam(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Op
             f" {', '.join(list(named)[:3])}. Choose an objective without weights of its own, such as contrastive,"
             " and an encoder without dense layers."
         )
-    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     return torch.optim.SparseAdam(list(named.values()), **options)
 
 

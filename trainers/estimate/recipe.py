@@ -38,7 +38,7 @@ from trainers.estimate.made_up import Shape, outlined_objective
 from trainers.estimate.outlines import make_fake, outline, text_of, without_weights
 from trainers.estimate.step import StepCost, step_cost
 from trainers.jobs.train_checks import check_slices
-from trainers.rehearsal.collections import single_sources
+from trainers.rehearsal.collections import named_splits, single_sources
 from trainers.rehearsal.models import published
 from trainers.run_settings import RunSettings
 
@@ -305,7 +305,6 @@ def count_forward(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Countin
     return counting, counting.peak - weights / 2
 
 
-_SPLITS = ("qrels", "triples", "examples", "questions", "splits")  # settings of sources that name some
 _OF_COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("query_bytes", "query", pc.binary_length),
     ("document_bytes", "document", pc.binary_length),
@@ -330,7 +329,7 @@ def published_size(config: Any) -> Size:
         known = published()["collections"].get(name)
         if known is None:
             continue
-        named = {split for key in _SPLITS for split in getattr(source, key, None) or ()}
+        named = named_splits(source)
         splits = {split: (of[0], of[-1]) for split, of in known["splits"].items() if not named or split in named}
         lengths = known["document_words"] * BYTES_OF_A_WORD, known["query_words"] * BYTES_OF_A_WORD
         sizes.append(Size(known["documents"], *lengths, splits, domains=tuple(known.get("domains", ()))))

@@ -202,7 +202,7 @@ class Probe(Stage[ProbeConfig]):
             for what in ("tokens", "offsets")
         )
         lengths = np.concatenate([np.diff(each) for each in offsets])
-        return TokenLists(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]))
+        return TokenLists(np.concatenate(tokens), np.append(0, np.cumsum(lengths)))
 
     def _make_trial(self, trial: Trial, writer: ShardWriter) -> ShardRecord:
         from trainers.probe.trial import search, train
@@ -260,9 +260,10 @@ class Probe(Stage[ProbeConfig]):
             ways[name] = summary_of(name, [record.facts for record in records])
         comparisons = compare_systems(systems, measures, 0, 0.01, comparable_pairs(systems, measures))
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {})
-        chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
+        p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
+        chosen, level = recommend(ways, config.packings or config.batches, p_values, config.significance_level)
         metrics = how | metrics_of(systems, measures)
-        compare_with_first(ways, next(iter(config.batches)), comparisons)
+        compare_with_first(ways, next(iter(config.batches)), p_values)
         write_evaluation(writer, metrics, systems, comparisons)
         writer.add_json(TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.add_bytes(RECOMMENDED, self._fragment(chosen).encode())
@@ -321,7 +322,7 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequence[Mapping[str, Any]]) -> None:
+def compare_with_first(ways: Mapping[str, Any], first: str, p_values: Mapping[frozenset[str], float]) -> None:
     """Compares every other way with the ``first`` way of batches: differences over seeds and over queries.
 
     ``mean``, ``low``, ``high``: of the differences between encoders of one seed, with a 95 % interval of Student's t.
@@ -329,7 +330,6 @@ def compare_with_first(ways: Mapping[str, Any], first: str, comparisons: Sequenc
     """
     from scipy.special import stdtrit
 
-    p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
     for name, way in ways.items():
         if name in (UNTRAINED, first):
             continue
@@ -365,11 +365,10 @@ def _difference(over: Mapping[str, float]) -> str:
 
 
 def recommend(
-    ways: Mapping[str, Any], candidates: Iterable[str], comparisons: Sequence[Mapping[str, Any]], level: float
+    ways: Mapping[str, Any], candidates: Iterable[str], p_values: Mapping[frozenset[str], float], level: float
 ) -> tuple[str, list[str]]:
     """The candidate with the highest mean, and the ways that don't differ from it significantly, by queries."""
     best = max(candidates, key=lambda name: float(ways[name]["mean"]))
-    p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
     others = [name for name in ways if name not in (UNTRAINED, best)]
     return best, [name for name in others if p_values.get(frozenset((best, name)), 1.0) >= level]
 

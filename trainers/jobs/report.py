@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipelines.batches import BATCHES, BatchReader
 from pipelines.clustering.kmeans import CLUSTERS
 from pipelines.jobs.pack import PACKING
-from pipelines.mining.candidates import CANDIDATES, StoredCandidates
+from pipelines.mining.candidates import CANDIDATES
 from pipelines.pairs.pairs import PAIRS
 from pipelines.reports.batches import batches_section, clusters_section
 from pipelines.reports.data import chunks_section, data_section, left_out_section, mining_section
@@ -166,11 +166,11 @@ class Report(Stage[ReportConfig]):
             if rankings and evaluation and collection
             else None,
             data_section(collection, pairs),
-            chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
+            chunks_section(found["chunks"]) if "chunks" in found else None,
             clusters_section(clusters) if clusters else None,
             batches_section(packing, pairs, vectors, batches, self.config.sampled_batches, self.config.seed),
             left_out_section(found.values()),
-            mining_section(StoredCandidates(paths["candidates"]).audit()) if "candidates" in paths else None,
+            mining_section(found["candidates"].read_json("audit.json")) if "candidates" in found else None,
             training_section_of(found["model"]) if "model" in found else None,
             provenance_section(found),
         ]

@@ -91,7 +91,7 @@ class Score(ModelStage[ScoreConfig]):
     def total_rows(self) -> int:
         """Chunks of all batches."""
         batches = BatchReader(self.config.batches)
-        return sum(map(batches.number_of_batches, range(batches.epochs))) * batches.batch_size
+        return len(batches) * batches.batch_size
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
@@ -100,8 +100,7 @@ class Score(ModelStage[ScoreConfig]):
 
         model, tokenizer = load_language_model(self.located.path)
         self._require_positions(model)
-        model = model.eval().requires_grad_(False)
-        place_module(model, *self.placement())
+        place_module(model.eval(), *self.placement())
         self._loaded = (model, tokenizer)
         self._batches = BatchReader(self.config.batches)
 

@@ -26,7 +26,7 @@ class TokenLists:
     def take(self, rows: NDArray[np.int64]) -> "TokenLists":
         """Some texts, in this order."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        offsets = np.append(0, np.cumsum(lengths))
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return TokenLists(self.tokens[places], offsets)
 

@@ -62,7 +62,7 @@ def read_epoch(
     queries = collection.require("queries", table["query_id"]).reshape(count, size)
     positives = collection.require("documents", table["document_id"]).reshape(count, size)
     hard = collection.require("documents", pc.list_flatten(table["hard_negative_ids"])).reshape(count, -1)
-    offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(table["masked"]).to_numpy())])
+    offsets = np.append(0, np.cumsum(pc.list_value_length(table["masked"])))
     masked = TokenLists(pc.list_flatten(table["masked"]).to_numpy(), offsets)
     return EpochRows(queries, np.concatenate([positives, hard], axis=1), masked)
 

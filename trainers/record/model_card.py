@@ -49,7 +49,7 @@ def model_card(
     contract: EncoderContract,
     points: Sequence[Mapping[str, Any]],
     *,
-    paper: Paper | None = None,
+    paper: Paper,
     best_step: int | None = None,
     measured: Measured | None = None,
 ) -> str:
@@ -58,7 +58,7 @@ def model_card(
     ``paper``: the objective's. ``best_step``: the step of the weights if validation chose them. None: the last step.
     ``measured``: by validation, None without validation.
     """
-    kind = config.get("objective", {}).get("kind", "")
+    kind = config["objective"]["kind"]
     parts = [
         f"---\n{_header(base_model, kind).to_yaml().strip()}\n---",
         "# A text encoder for retrieval",
@@ -67,8 +67,7 @@ def model_card(
     ]
     if measured is not None:
         parts.append(_measures(measured))
-    if kind:
-        parts.append(f"## Objective\n\n`{kind}`" + (f", from {paper.cited()}" if paper else ""))
+    parts.append(f"## Objective\n\n`{kind}`, from {paper.cited()}")
     settings = yaml.safe_dump(dict(config), allow_unicode=True).strip()
     parts.append(f"## Settings of the training run\n\n```yaml\n{settings}\n```")
     return "\n\n".join(parts) + "\n"
@@ -84,12 +83,11 @@ def _training(points: Sequence[Mapping[str, Any]], best_step: int | None) -> str
 
 
 def _header(base_model: str, kind: str) -> ModelCardData:
-    tags = ["sentence-transformers", "feature-extraction", "retrieval", "raytriever"]
     return ModelCardData(
         base_model=base_model if is_hub_name(base_model) else None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        tags=[*tags, *([kind] if kind else [])],
+        tags=["sentence-transformers", "feature-extraction", "retrieval", "raytriever", kind],
     )
 
 

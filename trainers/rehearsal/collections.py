@@ -162,8 +162,12 @@ def splits_of(source: SingleSource) -> list[str]:
     judged = source.judgments or source.pairs if isinstance(source, ColumnFiles) else source
     if judged is None or isinstance(source, FileTree):
         return []
-    named = [split for key in _NAMING_SPLITS for split in getattr(judged, key, None) or ()]
-    return list(dict.fromkeys(named)) or list(_SPLITS)
+    return named_splits(judged) or list(_SPLITS)
+
+
+def named_splits(settings: Any) -> list[str]:
+    """Those that settings of a source name, each once."""
+    return list(dict.fromkeys(split for key in _NAMING_SPLITS for split in getattr(settings, key, None) or ()))
 
 
 def _is_in_parts(source: SingleSource) -> bool:

@@ -360,8 +360,7 @@ def search_block(queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, k:
             best = exact_top_k(queries[block], flat, wanted, device=str(device))
         if per_document > 1:
             best = best_of_documents(best, per_document, k)
-        found.rows[block] = np.where(best.rows < 0, -1, rows[best.rows])
-        found.scores[block] = best.scores
+        found.put(block, Ranking(np.where(best.rows < 0, -1, rows[best.rows]), best.scores))
     return found
 
 
@@ -375,8 +374,7 @@ def rerank_block(
     here = Ranking(place[asked], np.zeros(place[asked].shape, dtype=np.float32))
     best = rerank(here, queries[asked].astype(np.float32), lambda wanted: vectors[wanted].astype(np.float32), k)
     found = Ranking.empty(len(queries), k)
-    found.rows[asked] = np.where(best.rows < 0, -1, rows[best.rows])
-    found.scores[asked] = best.scores
+    found.put(asked, Ranking(np.where(best.rows < 0, -1, rows[best.rows]), best.scores))
     return found
 
 

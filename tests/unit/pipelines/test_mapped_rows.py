@@ -25,8 +25,7 @@ def test_any_rows_in_any_order(tmp_path_factory, files, random, piece) -> None:
         patch.setattr(mapped_rows, "_ROWS_OF_A_PIECE", piece)
         for number, tables in enumerate(files):
             made = [pa.Table.from_pylist(table, SCHEMA).select(["score", "id", "numbers"]) for table in tables]
-            written = write_mapped_rows(folder / f"{number}", SCHEMA, made)
-            assert written == sum(map(len, tables))
+            write_mapped_rows(folder / f"{number}", SCHEMA, made)
     everything = [row for tables in files for table in tables for row in table]
     found = MappedRows([folder / f"{number}" for number in range(len(files))])
     assert len(found) == len(everything)

@@ -100,8 +100,8 @@ def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights:
 
 def jaccard(probes: Tensor, rows: Tensor) -> Tensor:
     """Weighted Jaccard similarities (p, m) of ``probes`` (p, n) and ``rows`` (m, n); 0 of two rows of zeros."""
-    common = torch.stack([torch.minimum(row, rows).sum(dim=1) for row in probes])
-    return _quotients(common, torch.stack([torch.maximum(row, rows).sum(dim=1) for row in probes]))
+    extremes = torch.minimum, torch.maximum
+    return _quotients(*(torch.stack([extreme(row, rows).sum(dim=1) for row in probes]) for extreme in extremes))
 
 
 def _quotients(values: Tensor, totals: Tensor) -> Tensor:

@@ -95,8 +95,20 @@ class Coder(Objective[CoderBatch]):
 
     @classmethod
     def build(cls, settings: CoderSettings, towers: Towers, *_: Any) -> "Coder":
-        """Around the one encoder, as one of queries."""
-        return load_coder(towers.query, settings)
+        """Around the one encoder, as one of queries. Raises ``UserError`` where the vectors don't fit it."""
+        encoder, vectors = towers.query, StoredVectors(settings.documents)
+        fresh = any(".lora_" in name for name, _ in encoder.named_parameters())
+        if settings.scoring.query_encoder == "frozen" and fresh:
+            raise UserError(
+                "objective.scoring.query_encoder is 'frozen', but lora adds weights to it, which would never be"
+                " trained. Set it to 'trained', or leave lora out."
+            )
+        fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder)
+        objective = cls(encoder, settings, vectors)
+        scorer = objective.list_scorer
+        update = {"list_scorer": None if scorer is None else str(scorer.form)}
+        encoder.contract = encoder.contract.model_copy(update=update)
+        return objective
 
     @property
     def document_vectors(self) -> StoredVectors:
@@ -210,23 +222,6 @@ class Coder(Objective[CoderBatch]):
         self.query_encoder.save(folder)
         if self._list_scorer is not None:
             save_list_scorer(self._list_scorer, folder)
-
-
-def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
-    """The objective over the vectors that ``settings`` name. Raises ``UserError`` where they don't fit ``encoder``."""
-    vectors = StoredVectors(settings.documents)
-    fresh = any(".lora_" in name for name, _ in encoder.named_parameters())
-    if settings.scoring.query_encoder == "frozen" and fresh:
-        raise UserError(
-            "objective.scoring.query_encoder is 'frozen', but lora adds weights to it, which would never be trained."
-            " Set it to 'trained', or leave lora out."
-        )
-    fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder)
-    objective = Coder(encoder, settings, vectors)
-    scorer = objective.list_scorer
-    update = {"list_scorer": None if scorer is None else str(scorer.form)}
-    encoder.contract = encoder.contract.model_copy(update=update)
-    return objective
 
 
 def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_encoder: bool) -> None:

@@ -270,14 +270,11 @@ class InBatchLanguageModel(ShardedUnit):
         none has two, and ``ValueError`` for another padding.
         """
         readers = self.find_readers(attention_mask, similarity)
-        states = self._states(input_ids, similarity, readers)
+        states = self.last_states(input_ids, similarity, readers)
         return next_token_loss(states, self.lm_head, input_ids, readers.lengths)
 
-    def last_states(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
+    def last_states(self, input_ids: Tensor, similarity: Tensor, readers: Readers) -> Tensor:
         """The states for the logits, (B, L, d). Places of padding have arbitrary values."""
-        return self._states(input_ids, similarity, self.find_readers(attention_mask, similarity))
-
-    def _states(self, input_ids: Tensor, similarity: Tensor, readers: Readers) -> Tensor:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
         e_states: Tensor | None = self.embeddings(input_ids)
         h_states: Tensor | None = None

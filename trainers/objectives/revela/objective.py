@@ -16,7 +16,7 @@ from raytriever.errors import UserError
 from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.language_model import load_language_model
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.pretrained import LocatedModel, LocatedModels
+from retrieval.encoders.pretrained import LocatedModels
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Outcome
@@ -90,8 +90,19 @@ class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
 
     @classmethod
     def build(cls, settings: RevelaSettings, towers: Towers, models: LocatedModels, seed: int, /) -> "Revela":
-        """Around the one encoder and the language model."""
-        return load_revela(towers.query, settings, models["objective.language_model"], seed)
+        """Around the one encoder and the language model. Raises ``UserError`` for one without what it needs."""
+        wanted = settings.language_model
+        model, tokenizer = load_language_model(models["objective.language_model"].path, wanted.dropout)
+        if wanted.lora is not None:
+            add_adapter(model, wanted.lora, seed)
+        language_model = InBatchLanguageModel(
+            model,
+            value_normalization=settings.value_normalization,
+            frozen=wanted.frozen,
+            activation_checkpointing=wanted.activation_checkpointing,
+            recompute_reading=not wanted.activation_checkpointing,  # else a third time
+        )
+        return cls(towers.query, language_model, tokenizer, settings)
 
     def collate(self, rows: pa.Table) -> RevelaBatch:
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""
@@ -115,22 +126,3 @@ class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
             "same_source_share": same_source_share(weights, batch.chunks.sources),
         }
         return Outcome(loss, metrics, len(weights), batch.chunks.tokens + tokens)
-
-
-def load_revela(retriever: TextEncoder, settings: RevelaSettings, located: LocatedModel, seed: int) -> Revela:
-    """The objective around ``retriever`` and the language model at ``located``; ``seed``: of its LoRA weights.
-
-    Raises ``UserError`` for a language model without what in-batch attention needs.
-    """
-    wanted = settings.language_model
-    model, tokenizer = load_language_model(located.path, wanted.dropout)
-    if wanted.lora is not None:
-        add_adapter(model, wanted.lora, seed)
-    language_model = InBatchLanguageModel(
-        model,
-        value_normalization=settings.value_normalization,
-        frozen=wanted.frozen,
-        activation_checkpointing=wanted.activation_checkpointing,
-        recompute_reading=not wanted.activation_checkpointing,  # else a third time
-    )
-    return Revela(retriever, language_model, tokenizer, settings)

@@ -92,7 +92,6 @@ def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float
     assert found.centroids.shape[1] == (5 if pairs == "midpoint" else 10)
     assert (found.assignments.dtype, found.centroids.dtype) == (np.int32, np.float32)
     assert np.all(np.diff(found.objective) <= 1e-5)
-    assert found.iterations == len(found.objective) - 1
     if pairs == "concat":
         np.testing.assert_allclose(np.linalg.norm(found.centroids, axis=1), 1, rtol=1e-6)
     else:

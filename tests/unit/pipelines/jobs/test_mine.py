@@ -188,7 +188,10 @@ def test_what_is_mined_is_what_a_literal_miner_finds(world: World, tmp_path: Pat
 
 
 def check_audit(world: World, stored: StoredCandidates, config: MineConfig, dropped: dict[str, list[Any]]) -> None:
-    audit, texts = stored.audit(), {document["_id"]: text_of(document, True) for document in world.documents}
+    audit, texts = (
+        stored.read_json("audit.json"),
+        {document["_id"]: text_of(document, True) for document in world.documents},
+    )
     query_texts = {query["_id"]: query["text"] for query in world.queries}
     assert set(audit["rules"]) == set(config.rules.active())
     for name, group in audit["rules"].items():

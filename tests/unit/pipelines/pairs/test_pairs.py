@@ -1,5 +1,6 @@
 """Pairs: judgments of a relevance, in order, or some of each text; of pairs whose texts repeat the first stays."""
 
+from collections import Counter
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.filtering.false_negatives import pair_keys
-from pipelines.jobs.pairs import Pairs, PairsConfig, Side, Tally, leave_out_beyond
+from pipelines.jobs.pairs import Pairs, PairsConfig, Side, leave_out_beyond
 from pipelines.pairs.pairs import SCHEMA, ChooseDocuments, read_pairs, read_positives
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -148,10 +149,10 @@ def kept(folder: Path, rows: list[Row], side: Side, number: int, choose: ChooseD
     with open_relations(StageConfig(output="out"), folder) as db:
         pairs = pa.table([*columns, range(len(rows))], names)
         db.load("CREATE TABLE pairs AS FROM stream", pairs.schema, [pairs])
-        tally = Tally()
-        leave_out_beyond(db, side, number, choose, tally)
+        dropped = Counter[str]()
+        leave_out_beyond(db, side, number, choose, dropped)
         found = db.rows("SELECT query_row, document_row FROM pairs ORDER BY listed")
-    assert sum(tally.dropped.values()) == len(rows) - len(found)
+    assert sum(dropped.values()) == len(rows) - len(found)
     return found
 
 

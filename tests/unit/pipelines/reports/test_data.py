@@ -66,7 +66,6 @@ def test_chunks_section(tmp_path: Path) -> None:
     documents = [{"id": f"d{n}", "title": "", "text": text, "domain": f"domain {n % 2}"} for n in range(10)]
     documents.append({"id": "empty", "title": "nothing", "text": " ", "domain": "domain 0"})
     source = store(tmp_path / "collection", [pa.Table.from_pylist(documents)], [], [])
-    assert chunks_section(StoredCollection(source)) is None  # of whole documents
     chunking = ChunkingSettings(max_words=6, min_words=0)
     chunks = make(Chunk(ChunkConfig(collection=source, chunking=chunking, output=str(tmp_path / "chunks"))))
     section = chunks_section(StoredCollection(chunks))

@@ -183,10 +183,7 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
 
 def test_the_best_is_recommended_and_what_is_level_with_it_named() -> None:
     ways = {"before training": {"mean": 0.9}, "a": {"mean": 0.3}, "b": {"mean": 0.5}, "c": {"mean": 0.49}}
-    comparisons = [
-        {"a": "b", "b": "a", "holm": {"t_test": 0.001}},
-        {"a": "c", "b": "b", "holm": {"t_test": 0.4}},
-    ]
+    comparisons = {frozenset("ab"): 0.001, frozenset("bc"): 0.4}
     assert recommend(ways, ["a", "b", "c"], comparisons, 0.05) == ("b", ["c"])
     assert recommend(ways, ["a", "b", "c"], comparisons, 0.4) == ("b", ["c"])  # what is significant is below the level
     assert recommend(ways, ["a", "c"], comparisons, 0.05)[0] == "c"  # b is a baseline

@@ -21,6 +21,7 @@ MEASURED = Measured(
     measures={"nDCG@10": 0.41234567, "RR@10": 0.35, "average rank": float("nan")},
 )  # fmt: skip
 INPUTS = {"batches": "b" * 64, "encoder.model": "e" * 64}
+CONFIG, PAPER = {"objective": {"kind": "contrastive"}}, ContrastiveSettings.paper
 POINTS = [{"examples": 8}, {"examples": 8}]
 LAYERS = {"kind": "layers", "layers": (4, 6)}
 TOKENS = {"kind": "first_tokens", "tokens": 8}
@@ -28,7 +29,7 @@ TOKENS = {"kind": "first_tokens", "tokens": 8}
 
 def card(base: str = "sentence-transformers/all-MiniLM-L6-v2", kind: str = "contrastive", **named: Any) -> str:
     config = {"objective": {"kind": kind}, "training": {"seed": 0}}
-    return model_card(base, config, INPUTS, CONTRACT, POINTS, paper=ContrastiveSettings.paper, **named)
+    return model_card(base, config, INPUTS, CONTRACT, POINTS, paper=PAPER, **named)
 
 
 def test_the_hub_reads_the_header_and_the_text_says_data_measures_and_how_to_load() -> None:
@@ -54,7 +55,7 @@ def test_the_hub_reads_the_header_and_the_text_says_data_measures_and_how_to_loa
 
 def test_prompts_are_told_by_name() -> None:
     named = CONTRACT.model_copy(update={"prompts": {"classification": "classification: "}})
-    text = model_card("any", {"prompt": "für"}, INPUTS, named, POINTS)
+    text = model_card("any", CONFIG | {"prompt": "für"}, INPUTS, named, POINTS, paper=PAPER)
     assert "prompt: für" in text
     assert "| prompt `classification` | `'classification: '` |" in text
     assert "prompt_name='classification'" in text
@@ -67,20 +68,21 @@ def test_prompts_are_told_by_name() -> None:
         (own, "the lines above load a fallback"),
         (own, "| architecture | contextual, 64 vectors |"),
     ):
-        assert said in model_card("any", {}, INPUTS, CONTRACT.model_copy(update=changes), POINTS)
+        assert said in model_card("any", CONFIG, INPUTS, CONTRACT.model_copy(update=changes), POINTS, paper=PAPER)
         assert said not in text
     both = "`encode_query` and `encode_document` put the prompts before the texts"
     for of_queries, of_documents in (("q: ", ""), ("", "d: "), ("", "")):
         own = CONTRACT.model_copy(update={"query_prompt": of_queries, "document_prompt": of_documents})
-        assert (both in model_card("any", {}, INPUTS, own, POINTS)) == bool(of_queries or of_documents)
+        assert (both in model_card("any", CONFIG, INPUTS, own, POINTS, paper=PAPER)) == bool(of_queries or of_documents)
 
 
 def test_training_is_counted_up_to_the_weights_that_validation_chose() -> None:
     points = [{"step": step, "examples": 8 if step > 1 else 4} for step in range(1, 1001)]
-    config = {"objective": {"kind": "contrastive"}}
-    text = model_card("mine", config, INPUTS, CONTRACT, points, best_step=200)
+    text = model_card("mine", CONFIG, INPUTS, CONTRACT, points, paper=PAPER, best_step=200)
     assert "| training | 200 steps, 1,596 examples: the weights after step 200 of 1,000, chosen by validation |" in text
-    assert "| training | 1,000 steps, 7,996 examples |" in model_card("mine", config, INPUTS, CONTRACT, points)
+    assert "| training | 1,000 steps, 7,996 examples |" in model_card(
+        "mine", CONFIG, INPUTS, CONTRACT, points, paper=PAPER
+    )
 
 
 @pytest.mark.parametrize(("values", "alone"), [
@@ -101,7 +103,7 @@ def test_a_fallback_is_called_one(values: dict[str, Any], alone: str | None) -> 
     """What sentence-transformers gives of each form is what tests/unit/retrieval/encoders/test_towers.py compares."""
     form = VectorForm(**values)
     contract = CONTRACT.model_copy(update={"form": str(form)})
-    text = model_card("mine", {"objective": {"kind": "multi_layer"}}, INPUTS, contract, POINTS)
+    text = model_card("mine", CONFIG, INPUTS, contract, POINTS, paper=PAPER)
     assert ("fallback" in text) == (alone is not None)
     if alone is not None:
         assert f"vectors here are: {form}, and the lines above load a fallback" in text

@@ -18,6 +18,7 @@ from retrieval.encoders.adapter import add_adapter
 from retrieval.encoders.list_scorer import load_list_scorer
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import LoraSettings
+from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from tests.unit.small_run import make
 from tests.unit.trainers.tiny import assert_same, tiny_settings, weights_of, with_columns
@@ -25,7 +26,7 @@ from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, 
 from tests.unit.trainers.validation.stages import embedded, evaluated, indexed, reranked, searched, searched_by_words
 from trainers.engine.loop import train
 from trainers.engine.settings import OptimizerSettings
-from trainers.objectives.coder.objective import fit_to_documents, load_coder
+from trainers.objectives.coder.objective import Coder, fit_to_documents
 from trainers.objectives.coder.settings import CoderSettings, SmoothingSettings
 from trainers.run_settings import RunSettings
 from trainers.training_run import run_training
@@ -73,7 +74,8 @@ def batches(tmp_path_factory, collection, index, vectors):
 
 
 def coder(base, vectors, **settings):
-    return load_coder(load(encoder_settings(base)), CoderSettings(documents=vectors, temperature=0.1, **settings))
+    encoder = load(encoder_settings(base))
+    return Coder.build(CoderSettings(documents=vectors, temperature=0.1, **settings), Towers(encoder, encoder))
 
 
 def dev(collection, **settings: Any) -> dict[str, Any]:
@@ -174,8 +176,9 @@ def test_queries_of_a_module_search_no_index_and_are_not_ranked_by_inner_product
 
 
 def test_what_does_not_fit_the_encoder_is_refused(base, tiny_encoder, collection, vectors, words, tmp_path):
+    other = load(encoder_settings(base, normalize=False))
     with pytest.raises(UserError, match=r"not the one behind the documents' vectors .*normalize False against True"):
-        load_coder(load(encoder_settings(base, normalize=False)), CoderSettings(documents=vectors))
+        Coder.build(CoderSettings(documents=vectors), Towers(other, other))
     objective = coder(tiny_encoder, vectors, other_encoder=True)
     assert objective.encoder("query").contract.document_model == StoredVectors(vectors).contract.fingerprint
     stored = StoredVectors(vectors)
@@ -186,7 +189,7 @@ def test_what_does_not_fit_the_encoder_is_refused(base, tiny_encoder, collection
     add_adapter(adapted.transformer, LoraSettings(rank=2), 0)
     frozen = CoderSettings(documents=vectors, other_encoder=True, scoring=TRANSFORMER | {"query_encoder": "frozen"})
     with pytest.raises(UserError, match="lora adds weights to it, which would never be trained"):
-        load_coder(adapted, frozen)
+        Coder.build(frozen, Towers(adapted, adapted))
     of_train = embedded(collection, encoder_settings(base), tmp_path, splits=("train",))  # of all documents
     with pytest.raises(UserError, match="vectors of a ranking's texts, or of some splits' queries"):
         coder(base, of_train, smoothing=SmoothingSettings())

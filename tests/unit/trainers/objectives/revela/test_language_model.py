@@ -14,6 +14,7 @@ from tests.unit.trainers.objectives.revela.equations import InBatchLlama, Llama
 from tests.unit.trainers.objectives.revela.models import SIZES, batch, causal_model, in_float64
 from tests.unit.trainers.tiny import kept_bytes
 from trainers.objectives.revela import language_model
+from trainers.objectives.revela.cross_attention import find_readers
 from trainers.objectives.revela.language_model import FAMILIES, InBatchLanguageModel, next_token_loss, require_decoder
 from trainers.objectives.revela.objective import in_batch_similarity
 
@@ -163,7 +164,7 @@ def test_without_similarity_it_is_the_plain_model_and_what_is_read_counts(kind: 
     expected = plain(input_ids, mask, labels=labels, output_hidden_states=True)
     model = InBatchLanguageModel(plain, frozen=frozen)
     nothing = torch.zeros_like(similarity)
-    logits = model.lm_head(model.last_states(input_ids, mask, nothing))
+    logits = model.lm_head(model.last_states(input_ids, nothing, find_readers(mask, nothing)))
     assert_close(logits[real], expected.logits[real], rtol=1e-5, atol=1e-5)
     loss, tokens = model(input_ids, mask, nothing)
     assert_close(loss, expected.loss, rtol=1e-6, atol=1e-6)
@@ -173,7 +174,7 @@ def test_without_similarity_it_is_the_plain_model_and_what_is_read_counts(kind: 
     states: list[Tensor] = []
     for layer in model.layers:
         layer.register_forward_hook(lambda _, __, output: states.append(output[0]))
-    read = model.last_states(input_ids, mask, similarity)
+    read = model.last_states(input_ids, similarity, find_readers(mask, similarity))
     for number in (1, 2):
         assert_close(states[number - 1][real], expected.hidden_states[number][real], rtol=1e-5, atol=1e-5)
     assert states[-1] is None
@@ -184,7 +185,8 @@ def test_without_similarity_it_is_the_plain_model_and_what_is_read_counts(kind: 
 def test_a_single_layer_on_as_many_tokens_as_it_has_heads(lengths: tuple[int, ...]) -> None:
     plain: Any = causal_model(num_hidden_layers=1)
     input_ids, mask, similarity = batch(lengths)
-    found = InBatchLanguageModel(plain).last_states(input_ids, mask, torch.zeros_like(similarity))
+    nothing = torch.zeros_like(similarity)
+    found = InBatchLanguageModel(plain).last_states(input_ids, nothing, find_readers(mask, nothing))
     real = mask.bool()
     assert_close(found[real], plain.model(input_ids, mask).last_hidden_state[real], rtol=1e-5, atol=1e-5)
 
