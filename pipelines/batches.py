@@ -196,8 +196,8 @@ class BatchFiles:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
             raise UserError(
-                f"{self.artifact.uri} holds {self.epochs} epochs of batches, but epoch {epoch} was asked for. Pack"
-                " more epochs, or train for fewer."
+                f"{self.artifact.uri} holds epochs 0 to {self.epochs - 1}, but epoch {epoch} was asked for. Pack more"
+                " epochs, or train for fewer."
             )
         return self._counts[epoch]
 

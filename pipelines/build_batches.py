@@ -372,7 +372,8 @@ def _by_role(columns: _Columns) -> dict[str, _Columns]:
             if not _is_missing(value) and str(value) not in ("1", "1.0", "True"):
                 raise UserError(
                     f"{_place(row, name)} is {value!r:.60}, but every row is taken for a query with a document that"
-                    " answers it. Keep only such rows, then drop that column."
+                    " answers it. Keep only such rows, then drop that column; if all are such, and these are scores of"
+                    " a teacher, drop it at once."
                 )
     if unused := [name for name, _ in found["label"] + found[""]]:
         log.warning(f"Warning: unused columns: {', '.join(unused)}.")

@@ -112,11 +112,12 @@ class Searcher:
         for row, score in zip(table.to_pylist(), scores.tolist(), strict=False):
             yield Passage(score=score, **row)
 
-    def _rank(self, index: Artifact) -> tuple[bool, bool, bool]:
-        """Whether an encoder made the vectors behind it, whether the run has that, and whether it is of words."""
+    def _rank(self, index: Artifact) -> tuple[bool, bool, bool, bool]:
+        """Whether an encoder made the vectors behind it, the run has that, it is of words, it is exact."""
         vectors = self._made_of(index, "index.vectors")
         made = bool(vectors and "encoder.model" in vectors.manifest["inputs"])
-        return made, bool(vectors and self._made_of(vectors, "encoder.model")), not vectors
+        own = bool(vectors and self._made_of(vectors, "encoder.model"))
+        return made, own, not vectors, index.config["index"].get("factory") == "Flat"
 
     def _made_of(self, artifact: Artifact, name: str) -> Artifact | None:
         return self._by_fingerprint.get(artifact.manifest["inputs"].get(name, ""))

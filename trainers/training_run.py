@@ -286,9 +286,10 @@ class ShownProgress(Callback):
         self._started = False
 
     def on_step(self, point: Mapping[str, Any]) -> None:
-        """The whole point."""
+        """The whole point. Before the first step were loading and an evaluation, and that step warmed up."""
+        examples = point["examples"]
         if not self._started:
-            self._progress.start_at((point["step"] - 1) * point["examples"])
-            self._started = True
+            self._progress.start_at(point["step"] * examples)
+            self._started, examples = True, 0
         said = f"loss {point['loss']:.3f}, learning rate {point['learning_rate']:.1e}"
-        self._progress.advance(point["examples"], said)
+        self._progress.advance(examples, said)

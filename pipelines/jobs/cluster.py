@@ -46,7 +46,8 @@ class ClusterConfig(StageConfig):
     smallest_domain: PositiveInt = 64
     """Domains with fewer pairs are small. Use the batch size, because a domain must fill a batch."""
     small_domains: SmallDomains = "refuse"
-    """What to do with small domains. 'merge_all' treats all domains as one."""
+    """What to do with small domains. refuse: stop. merge: cluster and batch them together. merge_all: treat all domains
+    as one. drop: leave their pairs out."""
     kmeans: KMeansSettings = KMeansSettings()
     """Settings of the clustering."""
     seed: NonNegativeInt = 0

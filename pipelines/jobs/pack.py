@@ -57,7 +57,7 @@ class PackConfig(StageConfig):
     packing: PackingSettings
     """Size and order of batches."""
     small_domains: SmallDomains = "refuse"
-    """Without ``clusters``: what to do with domains that have fewer pairs than a batch."""
+    """Without ``clusters``: what to do with domains that have fewer pairs than a batch, as in cluster."""
     epochs: PositiveInt = 1
     """Number of epochs. Each is packed anew."""
     seed: NonNegativeInt = 0

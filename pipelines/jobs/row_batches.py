@@ -40,7 +40,8 @@ class RowBatchesConfig(StageConfig):
     """The number of epochs and batches, and how domains are handled that can't fill a batch."""
 
     small_domains: SmallDomains = "refuse"
-    """What to do with domains that can't fill a batch."""
+    """What to do with domains that can't fill a batch. refuse: stop. merge: batch them together. merge_all: treat all
+    domains as one. drop: leave them out."""
     epochs: PositiveInt = 1
     """Number of epochs. Each is made anew."""
     batches_per_epoch: PositiveInt | None = None

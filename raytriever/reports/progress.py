@@ -47,9 +47,9 @@ class ProgressLine:
             self._live.stop()
 
     def start_at(self, done: int) -> None:
-        """Units that an earlier run finished; they don't count for the rate."""
+        """Units that are finished; neither they nor the time until now count for the rate."""
         self._progress.reset(self._task, completed=done)
-        self._before = done
+        self._before, self._started = done, time.monotonic()
 
     def advance(self, units: int, note: str = "") -> None:
         """Counts ``units`` more; ``note`` is shown behind the rate (the loss, say)."""

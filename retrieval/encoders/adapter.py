@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from warnings import catch_warnings
 
 import torch
 from safetensors import SafetensorError
@@ -116,7 +117,8 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
     try:
         config = PeftConfig.from_pretrained(str(folder))
         weights = load_file(folder / _WEIGHTS)
-        model = PeftModel(base, config)
+        with catch_warnings(action="ignore", category=FutureWarning):  # PEFT asks by a name of earlier transformers
+            model = PeftModel(base, config)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The LoRA adapter in {folder} can't be loaded: {' '.join(str(error).split())}") from error
     expected = get_peft_model_state_dict(model, save_embedding_layers=False)

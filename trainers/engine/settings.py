@@ -200,11 +200,10 @@ def require_package(settings: OptimizerSettings) -> Any:
 def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> None:
     """Raises ``UserError`` where the run ends before its warm-up does."""
     warmup = settings.steps_of_warmup(total_steps)
-    if warmup and warmup >= total_steps:
-        given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
+    if warmup > total_steps:
         raise UserError(
-            f"training.schedule.{given} {warmup}, but the run ends after step {total_steps}, before the learning rate"
-            " reaches its peak. Lower it, or train longer (epochs, max_steps)."
+            f"training.schedule.warmup_steps is {warmup}, but the run ends after step {total_steps}, before the"
+            " learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
         )
 
 

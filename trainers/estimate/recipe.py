@@ -86,6 +86,8 @@ class Estimating:
         self.found: dict[str, Estimate] = {}
         self.stored: dict[str, bool] = {}
         """Folders with an artifact, and whether it is what the recipe makes: of other settings it says nothing."""
+        self.unseen: list[str] = []
+        """Folders with a collection that counts, whatever its source was."""
         self._encoders: dict[str, EncoderCost] = {}
 
     def add(self, name: str) -> None:
@@ -120,7 +122,11 @@ class Estimating:
             return artifact.config == stage.resolved() and (
                 stage.command != "collect" or artifact.manifest["inputs"] == stage.input_fingerprints()
             )
-        except UserError:  # the source is not at hand, so what was made of it counts
+        except UserError:  # the source is not at hand: what is there counts, where nothing is known of the source
+            if stage.command == "collect":
+                if published_size(stage.config).documents:
+                    return False
+                self.unseen.append(stage.config.output)
             return True
 
     def _own_size(self, stage: Stage[Any], size: Size) -> Size:

@@ -223,7 +223,8 @@ class Train(Stage[TrainConfig]):
         if "best" in facts:
             best = facts["best"]
             start = f"{best['start']:.4f} to " if best["start"] is not None else ""
-            said += f", {best['measure']} {start}{best['value']:.4f} (best, after {best['step']} steps)"
+            said += f", {best['measure']} {start}{best['value']:.4f} (best, after {best['step']} steps"
+            said += "; patience ended the run)" if facts["stopped_early"] else ")"
         return said
 
     def announce(self, artifact: Artifact) -> list[str]:

@@ -130,10 +130,16 @@ class _WeightsAndBiases:
             dir=str(training.folder),
             id=file.read_text() if file.exists() else None,
             resume="allow" if file.exists() else None,
-            # numbers and settings only: neither the code nor what is printed nor the machine
+            # numbers and settings only: neither the code nor what is printed, nor the machine and its packages
             save_code=False,
             settings=module.Settings(
-                console="off", silent=True, disable_git=True, disable_job_creation=True, x_disable_meta=True
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_job_creation=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
             ),
         )
         file.write_text(self._run.id)

@@ -114,6 +114,7 @@ def test_an_index_is_searched_as_the_run_searches_it(run: Path, tmp_path: Path) 
     wide = Searcher(str(tmp_path), ["ivf"]).search(texts, K)
     assert ids(wide) == ids(Searcher(str(tmp_path), ["dense"]).search(texts, K))
     assert ids(wide) != ids(narrow)
+    assert Searcher(str(tmp_path)).indexes == ("dense",)  # the exact one
 
 
 def ids(found: list[list[Passage]]) -> list[list[str]]:

@@ -104,7 +104,7 @@ def test_a_column_may_be_absent_from_a_piece_and_not_from_all(tmp_path: Path, mo
     titled = [*DOCUMENTS[:-1], DOCUMENTS[-1] | {"title": "a"}]
     given: dict[str, Any] = {"documents": {"table": "d.jsonl", "title": "title"}}
     assert contents(columns(written(tmp_path, lines(titled)), **given), bytes_per_shard=most).documents[-1][1] == "a"
-    message = r"d\.jsonl has no column 'title'\. Columns there: 'id', 'text'\. Name one of them, or rename it"
+    message = r"d\.jsonl has no column 'title'\. Columns there: 'id', 'text'\. Rename the one that you mean"
     with pytest.raises(UserError, match=message):
         contents(columns(written(tmp_path, lines(DOCUMENTS)), **given), bytes_per_shard=most)
 

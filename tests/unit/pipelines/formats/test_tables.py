@@ -128,14 +128,14 @@ def test_what_the_first_line_of_a_csv_has_most_separates(tmp_path: Path, content
 
 def test_a_text_in_place_of_a_header_is_shown_by_its_beginning(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.csv": f"how?,{'x' * 500}\n"})
-    with pytest.raises(UserError, match=r"Columns there: 'how\?', 'x{59}\. Name one .*CSV's first line names"):
+    with pytest.raises(UserError, match=r"Columns there: 'how\?', 'x{59}\. Rename the one .*CSV's first line names"):
         read(tmp_path, "a.csv")
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
 def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"rows{ending}").write_bytes(encoded(ROWS, ending))
-    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Name one of them, or rename it"
+    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Rename the one that you mean"
     with pytest.raises(UserError, match=message):
         read(tmp_path, f"rows{ending}", "id", "body")
 
@@ -153,7 +153,7 @@ def test_a_column_that_a_table_may_lack_is_read_where_it_is_there(tmp_path: Path
     if ending != ".parquet":  # whose files have the same columns
         assert values(f"a{ending}", f"b{ending}") == [("1", None, "x"), ("2", "z", "y")]
     (tmp_path / f"c{ending}").write_bytes(encoded([{"id": "3"}], ending))
-    with pytest.raises(UserError, match=r"has no column 'text'\. Columns there: 'id'\. Name"):
+    with pytest.raises(UserError, match=r"has no column 'text'\. Columns there: 'id'\. Rename"):
         values(f"c{ending}")
 
 

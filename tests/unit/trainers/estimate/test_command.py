@@ -104,6 +104,13 @@ def test_a_collection_that_nobody_has_counted_yet_is_to_be_made_first(recipe: st
         code, found = said(recipe, "--set", other)
         assert "because other settings or inputs made them: runs/recipe/corpus, runs/recipe/pairs." in found
         assert f"raytriever run recipe.yaml '--set={other}' --until corpus\n" in found
+    shutil.rmtree(tmp_path / "data/source")
+    found = said(recipe, "--set", source, "--set", "packing.packing.batch_size=8")[1]
+    assert " 6 steps." in found
+    assert "Sizes are those of runs/recipe/corpus, because its source isn't at hand." in found
+    found = said(recipe)[1]  # of a collection whose sizes are known, which isn't at hand either
+    assert "made them: runs/recipe/corpus, runs/recipe/pairs." in found
+    assert " 6 steps." not in found
 
 
 RANKED = """

@@ -179,8 +179,8 @@ def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_pat
     check_inputs()
     with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
         check_inputs(resources={"workers": 3})
-    with pytest.raises(UserError, match="warmup_steps is 1, but the run ends after step 1"):
-        check_inputs(training={"bf16": False, "schedule": {"warmup_steps": 1}})
+    with pytest.raises(UserError, match="warmup_steps is 2, but the run ends after step 1"):
+        check_inputs(training={"bf16": False, "schedule": {"warmup_steps": 2}})
     with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
         check_inputs(training={"bf16": False, "epochs": 2})
 

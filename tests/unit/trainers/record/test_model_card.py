@@ -122,4 +122,6 @@ def test_every_objective_has_its_paper() -> None:
     settings = AnyObjectiveSettings.__args__[0].__args__
     assert len(settings) >= 4
     for kind in settings:
-        assert re.fullmatch("https://(arxiv.org/abs/[0-9]{4}[.][0-9]{5}|aclanthology.org/.*/)", kind.paper.url)
+        assert re.fullmatch(
+            "https://(arxiv.org/abs/[0-9]{4}[.][0-9]{5}|aclanthology.org/.*/|doi.org/.+)", kind.paper.url
+        )

@@ -166,6 +166,8 @@ def test_weights_and_biases_by_a_stub(
     assert given["save_code"] is False
     assert given["settings"]["disable_git"]
     assert given["settings"]["x_disable_meta"]
+    assert given["settings"]["x_disable_stats"]
+    assert given["settings"]["x_save_requirements"] is False
     sent = stub.named("log")
     assert [named["step"] for _, named in sent] == [0, 4]  # of the steps, every fourth
     assert sent[0][0] == ({"dev/nDCG@10": 0.3},)
